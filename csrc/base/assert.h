@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Assertions of what must hold if penstock itself is right. They stay on in release builds: a batch that is wrong is
+// worse than a training run that stops.
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace penstock {
+
+// A fault of penstock's own. Python sees it as RuntimeError.
+class AssertionFailure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+[[noreturn]] void fail_assertion(const char* condition, const char* file, int line, const Parts&... parts) {
+  std::ostringstream text;
+  text << "penstock internal assertion failed: " << condition << " at " << file << ":" << line << ". ";
+  ((text << parts), ...);
+  text << " This is a fault of penstock, not of your program; please report it to the penstock issue tracker.";
+  throw AssertionFailure(text.str());
+}
+
+}  // namespace penstock
+
+#define PENSTOCK_ASSERT(condition, ...)                                                      \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
+      ::penstock::fail_assertion(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__); \
+  } while (false)

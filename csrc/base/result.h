@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a call gives back when it can fail in a healthy system: a value, or an error with a code and a sentence.
+// Below the bindings nobody throws for an expected event; the bindings turn the code into a Python exception.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "base/assert.h"
+
+namespace penstock {
+
+enum class Errc : uint8_t {
+  kMalformed,    // bytes or text that do not follow their grammar
+  kTooLarge,     // a length above its cap
+  kTimeout,      // the deadline passed
+  kClosed,       // the peer or the queue is closed
+  kNoMemory,     // the system has no room for an arena, a mapping or a descriptor
+  kUnsupported,  // well formed, but not something this build can do
+  kMismatch,     // a value does not have the dtype, shape or version that was agreed
+  kFailed,       // the work itself failed; the message has the cause
+};
+
+// The name of a code as it appears in messages, such as "malformed".
+constexpr std::string_view errc_name(Errc code) {
+  switch (code) {
+    case Errc::kMalformed: return "malformed";
+    case Errc::kTooLarge: return "too large";
+    case Errc::kTimeout: return "timeout";
+    case Errc::kClosed: return "closed";
+    case Errc::kNoMemory: return "no memory";
+    case Errc::kUnsupported: return "unsupported";
+    case Errc::kMismatch: return "mismatch";
+    case Errc::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+struct Error {
+  Errc code;
+  std::string message;  // what failed, what was seen, what was expected, what to do
+
+  friend bool operator==(const Error&, const Error&) = default;
+};
+
+// A value of type T, or an Error. Reading the side that is not there is our own bug and asserts.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+
+  explicit operator bool() const { return state_.index() == 0; }
+
+  T& value() & {
+    PENSTOCK_ASSERT(state_.index() == 0, "value() of a failed result: ", error().message);
+    return std::get<0>(state_);
+  }
+  const T& value() const& {
+    PENSTOCK_ASSERT(state_.index() == 0, "value() of a failed result: ", error().message);
+    return std::get<0>(state_);
+  }
+  T&& value() && {
+    PENSTOCK_ASSERT(state_.index() == 0, "value() of a failed result: ", error().message);
+    return std::get<0>(std::move(state_));
+  }
+
+  const Error& error() const {
+    PENSTOCK_ASSERT(state_.index() == 1, "error() of a result that succeeded");
+    return std::get<1>(state_);
+  }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}
+
+  explicit operator bool() const { return !error_.has_value(); }
+
+  const Error& error() const {
+    PENSTOCK_ASSERT(error_.has_value(), "error() of a result that succeeded");
+    return *error_;
+  }
+
+ private:
+  std::optional<Error> error_;
+};
+
+}  // namespace penstock
