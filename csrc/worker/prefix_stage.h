@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Runs the prefixes that the trainer has shipped on every batch that fits them, and adds what they compute to the batch
+// as boundary tensors. A batch that fits no prefix, or whose prefix fails, travels without: the trainer then runs the
+// whole graph on the raw batch, and an error of the model's code appears where the user expects it.
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/executor.h"
+#include "worker/slab_writer.h"
+
+namespace penstock::worker {
+
+// Confined to the thread that serves requests.
+class PrefixStage {
+ public:
+  // `message` is the body of a prefix request (PROTOCOL.md). One that cannot be read or run here is left out.
+  void install(std::span<const std::byte> message);
+  void clear() { prefixes_.clear(); }
+
+  // Appends boundary tensors and their keys to `content`.
+  void run(BatchContent& content);
+
+ private:
+  struct Prefix {
+    std::vector<std::string> keys;
+    runtime::Executor executor;
+  };
+  std::vector<Prefix> prefixes_;
+};
+
+}  // namespace penstock::worker

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/server.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace penstock::worker {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using transport::Descriptor;
+using transport::DescriptorKind;
+using transport::Request;
+using transport::RequestKind;
+
+namespace {
+
+constexpr auto kParentCheckInterval = milliseconds(200);
+constexpr auto kGrace = milliseconds(500);  // for the main thread to see that the trainer is dead and leave by itself
+
+}  // namespace
+
+Server::Watchdog::Watchdog(int connection_fd, std::atomic<bool>& is_closing)
+    : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this, connection_fd, &is_closing](const std::stop_token& stop) {
+        ::pthread_setname_np(::pthread_self(), "pk_watchdog");
+        run(connection_fd, is_closing, stop);
+      }) {}
+
+Server::Watchdog::~Watchdog() {
+  thread_.request_stop();
+  const uint64_t one = 1;
+  static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
+}
+
+void Server::Watchdog::run(int connection_fd, std::atomic<bool>& is_closing, const std::stop_token& stop) const {
+  const pid_t parent_pid = ::getppid();
+  std::optional<steady_clock::time_point> orphaned_at;
+  bool has_hung_up = false;
+  while (!stop.stop_requested()) {
+    // Once the peer has hung up its descriptor is readable for ever, and only the parent's life is of interest.
+    pollfd items[] = {{.fd = wake_fd_.get(), .events = POLLIN, .revents = 0},
+                      {.fd = has_hung_up ? -1 : connection_fd, .events = POLLRDHUP, .revents = 0}};
+    ::poll(items, std::size(items), static_cast<int>(kParentCheckInterval.count()));
+    has_hung_up = has_hung_up || items[1].revents != 0;
+    const bool is_orphan = ::getppid() != parent_pid;
+    if (has_hung_up || is_orphan) is_closing.store(true);
+    if (is_orphan && !orphaned_at) orphaned_at = steady_clock::now();
+    if (orphaned_at && steady_clock::now() - *orphaned_at > kGrace) ::_exit(EXIT_FAILURE);
+  }
+}
+
+Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, steady_clock::time_point deadline) {
+  auto connection = transport::FdConnection::connect(options.endpoint);
+  if (!connection) return connection.error();
+  if (auto sent = connection.value().send({.kind = transport::kFdHello, .worker_id = options.worker_id}); !sent) {
+    return sent.error();
+  }
+  auto server = std::make_unique<Server>(options, std::move(connection).value());
+  auto start = server->connection_.receive(deadline);
+  if (!start) return start.error();
+  const auto& message = start.value().message;
+  if (message.kind != transport::kFdStart) return Error{Errc::kMalformed, "the trainer did not answer with a start"};
+  const std::string name(message.text, strnlen(message.text, sizeof message.text));
+  if (auto opened = server->open_socket(name); !opened) return opened.error();
+  return server;
+}
+
+Server::Server(const ServerOptions& options, transport::FdConnection connection)
+    : options_(options),
+      pool_({.arena_bytes = options.arena_bytes, .prefetch_factor = options.prefetch_factor}, is_closing_),
+      writer_(pool_),
+      connection_(std::move(connection)),
+      context_(std::make_unique<transport::SocketContext>()),
+      watchdog_(std::make_unique<Watchdog>(connection_.fd(), is_closing_)) {}
+
+Result<void> Server::open_socket(const std::string& name) {
+  auto socket = transport::Socket::connect(*context_, name);
+  if (!socket) return socket.error();
+  socket_.emplace(std::move(socket).value());
+  // The socket becomes writable when the connection is up; the trainer has bound it already.
+  const auto deadline = steady_clock::now() + milliseconds(5000);
+  for (;;) {
+    auto sent = send_descriptor({.kind = DescriptorKind::kHello, .worker_id = options_.worker_id});
+    if (sent || sent.error().code != Errc::kClosed || steady_clock::now() > deadline) return sent;
+    if (is_closing_.load()) return Error{Errc::kClosed, "the trainer hung up while this worker connected"};
+    if (auto waited = (*socket_)->wait_writable(milliseconds(20)); !waited) return waited;
+  }
+}
+
+Result<Server::Received> Server::next(steady_clock::time_point deadline) {
+  for (;;) {
+    if (is_closing_.load()) return Error{Errc::kClosed, "the trainer hung up"};
+    auto received = (*socket_)->try_receive(parts_);
+    if (!received) return received.error();
+    if (received.value()) {
+      auto request = transport::parse_request(parts_.front());
+      if (!request) return request.error();
+      if (request.value().kind == RequestKind::kPrefix) {
+        prefixes_.install(std::span(parts_.front()).subspan(sizeof(Request)));
+        continue;
+      }
+      if (request.value().kind == RequestKind::kRemovePrefixes) {
+        prefixes_.clear();
+        continue;
+      }
+      const auto body = std::span(parts_.front()).subspan(sizeof(Request));
+      return Received{
+          .request = request.value(), .body = {body.begin(), body.end()}, .arrived_at = steady_clock::now()};
+    }
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    if (left.count() <= 0) return Error{Errc::kTimeout, "no request came before the deadline"};
+    transport::Socket* const sockets[] = {&**socket_};
+    const int fds[] = {connection_.fd()};
+    bool is_readable[] = {false};
+    if (auto waited = transport::Socket::wait(sockets, fds, is_readable, left); !waited) return waited.error();
+    if (is_readable[0]) is_closing_.store(true);  // the trainer sends nothing there after the start
+  }
+}
+
+Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
+  if ((flags & transport::kDescriptorRaises) == 0) prefixes_.run(content);
+  auto sealed = writer_.seal(content);
+  if (!sealed) return sealed.error();
+  const SealedBatch& batch = sealed.value();
+  Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
+  descriptor.record_bytes = batch.record_bytes;
+  if (!batch.region) {
+    const auto head = transport::write_message(descriptor, batch.record);
+    const std::span<const std::byte> parts[] = {head, batch.payload};
+    return (*socket_)->send(parts);
+  }
+  const SlabRegion& region = *batch.region;
+  if (region.is_transient) descriptor.flags |= transport::kDescriptorTransient;
+  descriptor.arena_id = region.arena->id();
+  descriptor.slab_index = region.slab_index;
+  descriptor.slab_generation = region.arena->generation(region.slab_index);
+  descriptor.record_offset = batch.record_offset;
+  descriptor.slab_bytes = region.arena->backed_bytes(region.slab_index);
+  if (pool_.take_unannounced(region)) {
+    const auto passed =
+        connection_.send({.kind = transport::kFdArena, .worker_id = options_.worker_id, .arena_id = region.arena->id()},
+                         region.arena->fd());
+    if (!passed) return passed.error();
+  }
+  return send_descriptor(descriptor);
+}
+
+Result<void> Server::answer_end(const Received& request) {
+  return send_descriptor(describe(request, DescriptorKind::kEnd, 0));
+}
+
+Descriptor Server::describe(const Received& request, DescriptorKind kind, uint8_t flags) const {
+  const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - request.arrived_at);
+  return {.kind = kind,
+          .flags = flags,
+          .sequence = request.request.sequence,
+          .epoch = request.request.epoch,
+          .worker_id = options_.worker_id,
+          .fetch_ns = static_cast<uint64_t>(spent.count())};
+}
+
+Result<void> Server::send_descriptor(const Descriptor& descriptor) {
+  return (*socket_)->send(std::as_bytes(std::span(&descriptor, 1)));
+}
+
+}  // namespace penstock::worker

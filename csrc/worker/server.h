@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The worker's end of a local pool: takes requests, gives out memory for batches, names finished ones to the trainer.
+// A watchdog thread sees the trainer die while the dataset is busy and ends the process, so that no worker is left
+// behind.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "base/process_bound.h"
+#include "base/result.h"
+#include "transport/fd_channel.h"
+#include "transport/message.h"
+#include "transport/socket.h"
+#include "worker/prefix_stage.h"
+#include "worker/slab_pool.h"
+#include "worker/slab_writer.h"
+
+namespace penstock::worker {
+
+struct ServerOptions {
+  std::string endpoint;  // the trainer's name, from its Client
+  uint32_t worker_id = 0;
+  uint32_t prefetch_factor = 2;
+  uint64_t arena_bytes = 0;
+};
+
+// Confined to the thread that serves requests, but for writer()'s thread-safe calls.
+class Server {
+ public:
+  // Connects to the trainer and says hello. Blocks until the trainer has started its client or `deadline` passes.
+  static Result<std::unique_ptr<Server>> connect(const ServerOptions& options,
+                                                 std::chrono::steady_clock::time_point deadline);
+
+  Server(const ServerOptions& options, transport::FdConnection connection);
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  struct Received {
+    transport::Request request;
+    std::vector<std::byte> body;
+    std::chrono::steady_clock::time_point arrived_at;
+  };
+  // The next request, in the order they were sent. kTimeout at the deadline, kClosed when the trainer hung up. Blocks.
+  // Prefix requests are carried out here and not returned.
+  Result<Received> next(std::chrono::steady_clock::time_point deadline);
+
+  SlabWriter& writer() { return writer_; }
+
+  // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of transport::Descriptor.
+  Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
+  // Tells the trainer that this worker's share of an iterable dataset is exhausted.
+  Result<void> answer_end(const Received& request);
+
+ private:
+  // Ends this process when the trainer is dead and the main thread does not come back to see it.
+  class Watchdog {
+   public:
+    Watchdog(int connection_fd, std::atomic<bool>& is_closing);
+    Watchdog(const Watchdog&) = delete;
+    Watchdog& operator=(const Watchdog&) = delete;
+    ~Watchdog();
+
+   private:
+    void run(int connection_fd, std::atomic<bool>& is_closing, const std::stop_token& stop) const;
+
+    FileDescriptor wake_fd_;  // readable when the thread is to end
+    std::jthread thread_;     // named pk_watchdog
+  };
+
+  Result<void> open_socket(const std::string& name);
+  Result<void> send_descriptor(const transport::Descriptor& descriptor);
+  transport::Descriptor describe(const Received& request, transport::DescriptorKind kind, uint8_t flags) const;
+
+  ServerOptions options_;
+  std::atomic<bool> is_closing_{false};
+  SlabPool pool_;
+  SlabWriter writer_;
+  PrefixStage prefixes_;
+  transport::FdConnection connection_;
+  transport::MessageParts parts_;
+  ProcessBound<transport::SocketContext> context_;
+  std::optional<ProcessBound<transport::Socket>> socket_;
+  ProcessBound<Watchdog> watchdog_;
+};
+
+}  // namespace penstock::worker

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/slab_writer.h"
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace penstock::worker {
+
+using transport::kPayloadAlignment;
+using transport::TensorEntry;
+
+namespace {
+
+// What a tensor in a slab holds while it lives.
+struct SlabPin {
+  std::shared_ptr<transport::Arena> arena;  // shared with the pool; the last pin of an old arena unmaps it
+  uint32_t slab_index;
+};
+
+void drop_pin(void* context) {
+  const std::unique_ptr<SlabPin> pin(static_cast<SlabPin*>(context));
+  pin->arena->unpin(pin->slab_index);
+}
+
+uint64_t end_of(const transport::Frame& frame) {
+  uint64_t end = 0;
+  for (const TensorEntry& entry : frame.tensors) end = std::max(end, entry.offset + entry.bytes);
+  return align_up(end, kPayloadAlignment);
+}
+
+}  // namespace
+
+bool is_plain_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) return false;
+  if (tensor.is_quantized() || tensor.is_nested() || tensor.requires_grad() || tensor.has_names() || tensor.is_conj() ||
+      tensor.is_neg() || tensor._is_zerotensor()) {
+    return false;
+  }
+  if (!tensor.has_storage() || tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_sparse()) return false;
+  return transport::dtype_bytes(static_cast<transport::DTypeCode>(tensor.scalar_type())) > 0 &&
+         tensor.dim() <= static_cast<int64_t>(transport::kDimCountMax);
+}
+
+TensorEntry describe_tensor(const at::Tensor& tensor) {
+  TensorEntry entry{.dtype = static_cast<transport::DTypeCode>(tensor.scalar_type()),
+                    .shape = tensor.sizes().vec(),
+                    .strides = tensor.strides().vec()};
+  const auto bytes = transport::span_bytes(entry.dtype, entry.shape, entry.strides);
+  PENSTOCK_ASSERT(bytes, "a tensor that is not plain was put in the table");
+  entry.bytes = bytes.value();
+  return entry;
+}
+
+void SlabWriter::begin() {
+  MutexLock lock(mutex_);
+  if (region_)
+    region_->arena->cancel(region_->slab_index);  // its tensors, if any still live, hold it back by their pins
+  region_.reset();
+  used_bytes_ = 0;
+  has_no_memory_ = false;
+}
+
+Result<void> SlabWriter::take_slab() {
+  if (region_) return {};
+  auto region = pool_.acquire(0);
+  if (!region) return region.error();
+  region_ = std::move(region).value();
+  used_bytes_ = 0;
+  return {};
+}
+
+std::byte* SlabWriter::allocate(uint64_t bytes) {
+  if (!take_slab()) return nullptr;
+  const uint64_t start = align_up(used_bytes_, kPayloadAlignment);
+  if (start > region_->capacity() || bytes > region_->capacity() - start) return nullptr;
+  if (!region_->arena->reserve(region_->slab_index, start + bytes)) return nullptr;
+  used_bytes_ = start + bytes;
+  return region_->data() + start;
+}
+
+at::Tensor SlabWriter::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const uint64_t bytes = c10::multiply_integers(sizes) * c10::elementSize(dtype);
+  MutexLock lock(mutex_);
+  if (has_no_memory_) return {};
+  if (used_bytes_ == 0 && region_ && bytes > region_->capacity()) {  // nothing is in it yet: take a larger one
+    region_->arena->cancel(region_->slab_index);
+    region_.reset();
+  }
+  if (!region_) {
+    auto region = pool_.acquire(bytes);
+    if (!region) {
+      has_no_memory_ = true;
+      return {};
+    }
+    region_ = std::move(region).value();
+    used_bytes_ = 0;
+  }
+  std::byte* data = allocate(bytes);
+  if (data == nullptr) return {};
+  region_->arena->pin(region_->slab_index);
+  auto pin = std::make_unique<SlabPin>(SlabPin{.arena = region_->arena, .slab_index = region_->slab_index});
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       at::DataPtr(data, pin.release(), &drop_pin, at::kCPU),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                         caffe2::TypeMeta::fromScalarType(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
+  Placement placement;
+  placement.frame.nest = content.nest;
+  placement.frame.boundary_keys.assign(content.boundary_keys.begin(), content.boundary_keys.end());
+  for (const at::Tensor& tensor : content.tensors) {
+    TensorEntry entry = describe_tensor(tensor);
+    const auto* source = static_cast<const std::byte*>(entry.bytes > 0 ? tensor.const_data_ptr() : nullptr);
+    const std::byte* base = region_ ? region_->data() : nullptr;
+    const bool is_in_place = base != nullptr && source >= base && source + entry.bytes <= base + used_bytes_ &&
+                             static_cast<uint64_t>(source - base) % kPayloadAlignment == 0;
+    if (is_in_place) entry.offset = static_cast<uint64_t>(source - base);
+    placement.frame.tensors.push_back(std::move(entry));
+    placement.sources.push_back(source);
+    placement.is_in_place.push_back(is_in_place);
+  }
+  return placement;
+}
+
+Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
+  MutexLock lock(mutex_);
+  if (!has_no_memory_) {
+    if (auto taken = take_slab(); !taken) {
+      if (taken.error().code != Errc::kNoMemory) return taken.error();
+      has_no_memory_ = true;
+    }
+  }
+  Placement placement = place(content);
+  for (size_t index = 0; index < placement.sources.size(); ++index) {
+    TensorEntry& entry = placement.frame.tensors[index];
+    if (placement.is_in_place[index] || entry.bytes == 0) continue;
+    std::byte* target = has_no_memory_ ? nullptr : allocate(entry.bytes);
+    if (target == nullptr) return seal_elsewhere(std::move(placement));
+    std::memcpy(target, placement.sources[index], entry.bytes);
+    entry.offset = static_cast<uint64_t>(target - region_->data());
+  }
+  placement.frame.payload_bytes = end_of(placement.frame);
+  const std::vector<std::byte> record = transport::write_frame(placement.frame);
+  std::byte* target = has_no_memory_ ? nullptr : allocate(record.size());
+  if (target == nullptr) return seal_elsewhere(std::move(placement));
+  std::memcpy(target, record.data(), record.size());
+  SealedBatch sealed{.region = *region_,
+                     .record_offset = static_cast<uint64_t>(target - region_->data()),
+                     .record_bytes = static_cast<uint32_t>(record.size()),
+                     .record = {},
+                     .payload = {}};
+  region_.reset();
+  used_bytes_ = 0;
+  return sealed;
+}
+
+// The batch does not fit the slab it was begun in: everything is copied to one that is large enough.
+Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
+  uint64_t offset = 0;
+  for (TensorEntry& entry : placement.frame.tensors) {
+    entry.offset = offset;
+    offset = align_up(offset + entry.bytes, kPayloadAlignment);
+  }
+  placement.frame.payload_bytes = offset;
+  const std::vector<std::byte> record = transport::write_frame(placement.frame);
+  auto acquired = pool_.acquire_now(offset + record.size());
+  if (!acquired) {
+    if (acquired.error().code == Errc::kClosed) return acquired.error();
+    return seal_inline(placement);
+  }
+  SlabRegion region = std::move(acquired).value();
+  for (size_t index = 0; index < placement.sources.size(); ++index) {
+    const TensorEntry& entry = placement.frame.tensors[index];
+    if (entry.bytes > 0) std::memcpy(region.data() + entry.offset, placement.sources[index], entry.bytes);
+  }
+  std::memcpy(region.data() + offset, record.data(), record.size());
+  if (region_) region_->arena->cancel(region_->slab_index);
+  region_.reset();
+  used_bytes_ = 0;
+  return SealedBatch{.region = std::move(region),
+                     .record_offset = offset,
+                     .record_bytes = static_cast<uint32_t>(record.size()),
+                     .record = {},
+                     .payload = {}};
+}
+
+SealedBatch SlabWriter::seal_inline(const Placement& placement) {
+  SealedBatch sealed;
+  sealed.record = transport::write_frame(placement.frame);
+  sealed.payload.resize(placement.frame.payload_bytes);
+  for (size_t index = 0; index < placement.sources.size(); ++index) {
+    const TensorEntry& entry = placement.frame.tensors[index];
+    if (entry.bytes > 0) std::memcpy(sealed.payload.data() + entry.offset, placement.sources[index], entry.bytes);
+  }
+  sealed.record_bytes = static_cast<uint32_t>(sealed.record.size());
+  return sealed;
+}
+
+}  // namespace penstock::worker

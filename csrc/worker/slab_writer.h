@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
+// that a collate function writes its result where the trainer will read it. seal() then places what is elsewhere
+// (copying it in), adds boundary tensors and the record, and the batch is ready to be named to the trainer.
+//
+// A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
+// again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "transport/frame.h"
+#include "worker/slab_pool.h"
+
+namespace penstock::worker {
+
+struct BatchContent {
+  std::vector<at::Tensor> tensors;  // boundary tensors last
+  std::vector<std::string> boundary_keys;
+  std::span<const std::byte> nest;
+};
+
+// A batch in its slab, or, when no shared memory could be had, in buffers of its own.
+struct SealedBatch {
+  std::optional<SlabRegion> region;
+  uint64_t record_offset = 0;
+  uint32_t record_bytes = 0;
+  std::vector<std::byte> record;  // these two only without a region
+  std::vector<std::byte> payload;
+};
+
+// Whether a tensor can stand in the tensor table: dense or strided CPU memory of a plain dtype, no gradient, no lazy
+// conjugate.
+bool is_plain_tensor(const at::Tensor& tensor);
+
+// The table entry of a plain tensor, its offset still zero.
+transport::TensorEntry describe_tensor(const at::Tensor& tensor);
+
+// empty() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
+class SlabWriter {
+ public:
+  explicit SlabWriter(SlabPool& pool) : pool_(pool) {}
+
+  // Forgets what an abandoned batch had taken.
+  void begin();
+
+  // A contiguous tensor in the slab of the current batch; undefined when it does not fit there or there is no memory.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
+
+  // A storage of `bytes` in the slab, in a uint8 tensor; undefined as above.
+  at::Tensor new_bytes(int64_t bytes) { return empty({bytes}, at::kByte); }
+
+  // Places every tensor and the record. kClosed when the trainer is gone.
+  Result<SealedBatch> seal(const BatchContent& content);
+
+ private:
+  struct Placement {
+    transport::Frame frame;
+    std::vector<const std::byte*> sources;
+    std::vector<bool> is_in_place;
+  };
+
+  Result<void> take_slab() PENSTOCK_REQUIRES(mutex_);
+  std::byte* allocate(uint64_t bytes) PENSTOCK_REQUIRES(mutex_);
+  Placement place(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
+  Result<SealedBatch> seal_elsewhere(Placement placement) PENSTOCK_REQUIRES(mutex_);
+  static SealedBatch seal_inline(const Placement& placement);
+
+  SlabPool& pool_;
+  Mutex mutex_;
+  std::optional<SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
+  uint64_t used_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  bool has_no_memory_ PENSTOCK_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace penstock::worker

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/stack.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <vector>
+
+namespace penstock::worker {
+namespace {
+
+// A tensor of [count, *sizes] in the slab, or on the heap when the slab has no room for it.
+at::Tensor empty_batch(SlabWriter& writer, size_t count, at::IntArrayRef sizes, at::ScalarType dtype) {
+  std::vector<int64_t> shape{static_cast<int64_t>(count)};
+  shape.insert(shape.end(), sizes.begin(), sizes.end());
+  at::Tensor batch = writer.empty(shape, dtype);
+  return batch.defined() ? batch : at::empty(shape, at::TensorOptions().dtype(dtype));
+}
+
+template <typename T>
+at::Tensor copy_numbers(SlabWriter& writer, std::span<const T> numbers, at::ScalarType dtype) {
+  at::Tensor batch = empty_batch(writer, numbers.size(), {}, dtype);
+  if (!numbers.empty()) std::memcpy(batch.mutable_data_ptr(), numbers.data(), numbers.size_bytes());
+  return batch;
+}
+
+}  // namespace
+
+at::Tensor stack_samples(SlabWriter& writer, std::span<const at::Tensor> samples) {
+  if (samples.empty() || !is_plain_tensor(samples.front())) return {};
+  const at::Tensor& first = samples.front();
+  for (const at::Tensor& sample : samples.subspan(1)) {
+    if (!is_plain_tensor(sample) || sample.scalar_type() != first.scalar_type() || sample.sizes() != first.sizes()) {
+      return {};
+    }
+  }
+  at::Tensor batch = empty_batch(writer, samples.size(), first.sizes(), first.scalar_type());
+  const auto sample_bytes = static_cast<size_t>(first.numel()) * first.element_size();
+  if (sample_bytes == 0) return batch;
+  auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
+  for (size_t index = 0; index < samples.size(); ++index, target += sample_bytes) {
+    if (samples[index].is_contiguous()) {
+      std::memcpy(target, samples[index].const_data_ptr(), sample_bytes);
+    } else {
+      batch.select(0, static_cast<int64_t>(index)).copy_(samples[index]);
+    }
+  }
+  return batch;
+}
+
+at::Tensor stack_numbers(SlabWriter& writer, std::span<const double> numbers) {
+  return copy_numbers(writer, numbers, at::kDouble);
+}
+
+at::Tensor stack_numbers(SlabWriter& writer, std::span<const int64_t> numbers) {
+  return copy_numbers(writer, numbers, at::kLong);
+}
+
+at::Tensor stack_booleans(SlabWriter& writer, std::span<const uint8_t> booleans) {
+  return copy_numbers(writer, booleans, at::kBool);
+}
+
+at::Tensor gather_rows(SlabWriter& writer, const at::Tensor& source, std::span<const int64_t> indices) {
+  if (!is_plain_tensor(source) || source.dim() == 0 || indices.empty()) return {};
+  const int64_t row_count = source.size(0);
+  for (int64_t index : indices) {
+    if (index < 0 || index >= row_count) return {};
+  }
+  at::Tensor batch = empty_batch(writer, indices.size(), source.sizes().slice(1), source.scalar_type());
+  if (batch.numel() == 0) return batch;
+  const auto row_bytes = static_cast<size_t>(batch.numel()) / indices.size() * source.element_size();
+  auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
+  if (source.is_contiguous()) {
+    const auto* rows = static_cast<const std::byte*>(source.const_data_ptr());
+    for (int64_t index : indices) {
+      std::memcpy(target, rows + static_cast<size_t>(index) * row_bytes, row_bytes);
+      target += row_bytes;
+    }
+    return batch;
+  }
+  for (size_t place = 0; place < indices.size(); ++place) {
+    batch.select(0, static_cast<int64_t>(place)).copy_(source.select(0, indices[place]));
+  }
+  return batch;
+}
+
+}  // namespace penstock::worker

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops that fill the slab, against torch's own operators.
+#include "worker/stack.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "../transport/child_process.h"
+#include "batch_fixture.h"
+
+namespace penstock::worker {
+namespace {
+
+class StackTest : public BatchTest {
+ protected:
+  StackTest() { open({.arena_bytes = 8 << 20, .prefetch_factor = 2}); }
+
+  // Random bytes of one type and shape, each in a layout of its own.
+  std::vector<at::Tensor> draw_samples() {
+    const auto type = kPlainTypes[draw<size_t>(0, 19)];
+    const auto sizes = draw_sizes();
+    std::vector<at::Tensor> samples(draw<size_t>(1, 9));
+    for (at::Tensor& sample : samples) {
+      auto stored = sizes;
+      const bool is_turned = sizes.size() >= 2 && toss();
+      if (is_turned) std::swap(stored.front(), stored.back());
+      sample = at::empty(stored, at::TensorOptions().dtype(type));
+      fill(sample);
+      if (is_turned) sample = sample.transpose(0, sample.dim() - 1);
+    }
+    return samples;
+  }
+
+  // In a worker torch stacks into contiguous memory that it made before.
+  static at::Tensor stack_as_torch_does_in_a_worker(const std::vector<at::Tensor>& samples) {
+    auto sizes = samples.front().sizes().vec();
+    sizes.insert(sizes.begin(), static_cast<int64_t>(samples.size()));
+    at::Tensor out = at::empty(sizes, samples.front().options());
+    return at::stack_out(out, samples);
+  }
+
+  void expect_in_slab(const at::Tensor& batch) {
+    const auto sealed = seal({batch});
+    if (batch.numel() > 0) {
+      EXPECT_EQ(sealed.region->data() + sealed_offset(sealed, 0), batch.const_data_ptr()) << "it was copied";
+    }
+    release(sealed);
+  }
+};
+
+TEST_F(StackTest, StackedSamplesAreTorchsStackToTheBitAndLieInTheSlab) {
+  for (int round = 0; round < 300; ++round) {
+    writer_->begin();
+    const auto samples = draw_samples();
+    const auto batch = stack_samples(*writer_, samples);
+    ASSERT_TRUE(batch.defined());
+    const auto expected = stack_as_torch_does_in_a_worker(samples);
+    ASSERT_TRUE(is_same(batch, expected));
+    ASSERT_EQ(batch.strides(), expected.strides());
+    expect_in_slab(batch);
+  }
+}
+
+TEST_F(StackTest, SamplesThatTorchWouldRefuseOrPromoteAreLeftToTorch) {
+  const std::vector<std::vector<at::Tensor>> others = {
+      {},
+      {at::ones({2}), at::ones({3})},
+      {at::ones({2}), at::ones({2, 1})},
+      {at::ones({2}), at::arange(2)},
+      {at::ones({2}), at::ones({2}).requires_grad_()},
+      {at::ones({2}).to_sparse(), at::ones({2}).to_sparse()},
+  };
+  for (const auto& samples : others) EXPECT_FALSE(stack_samples(*writer_, samples).defined());
+}
+
+TEST_F(StackTest, GatheredRowsAreTorchsIndexSelectToTheBitAndLieInTheSlab) {
+  for (int round = 0; round < 300; ++round) {
+    writer_->begin();
+    at::Tensor source = draw_tensor();
+    if (source.dim() == 0 || source.size(0) == 0) continue;
+    std::vector<int64_t> indices(draw<size_t>(1, 20));
+    for (int64_t& index : indices) index = draw<int64_t>(0, source.size(0) - 1);
+    const auto batch = gather_rows(*writer_, source, indices);
+    ASSERT_TRUE(batch.defined());
+    // Elements of the same width stand for types that index_select does not know.
+    std::vector<at::Tensor> rows;
+    for (const int64_t index : indices) rows.push_back(source.select(0, index));
+    ASSERT_TRUE(is_same(batch, stack_as_torch_does_in_a_worker(rows)));
+    if (source.scalar_type() == at::kFloat || source.scalar_type() == at::kLong) {
+      ASSERT_TRUE(is_same(batch, at::index_select(source, 0, at::tensor(indices))));
+    }
+    ASSERT_TRUE(batch.is_contiguous());
+    expect_in_slab(batch);
+  }
+}
+
+TEST_F(StackTest, RowsThatAreNotThereAreLeftToTorch) {
+  const auto source = at::arange(10);
+  for (const int64_t index : {int64_t{-1}, int64_t{10}, std::numeric_limits<int64_t>::max()}) {
+    const std::vector<int64_t> indices = {0, index};
+    EXPECT_FALSE(gather_rows(*writer_, source, indices).defined()) << index;
+  }
+  EXPECT_FALSE(gather_rows(*writer_, source, {}).defined());
+  const std::vector<int64_t> first = {0};
+  EXPECT_FALSE(gather_rows(*writer_, at::ones({}), first).defined());
+}
+
+TEST_F(StackTest, NumbersAreTorchsTensorsOfThem) {
+  const std::vector<double> floats = {0.5, -0.0, std::nan(""), std::numeric_limits<double>::infinity(), 5e-324};
+  const std::vector<int64_t> integers = {0, -1, std::numeric_limits<int64_t>::min()};
+  const std::vector<uint8_t> booleans = {1, 0, 1};
+  EXPECT_TRUE(is_same(stack_numbers(*writer_, floats), at::tensor(floats, at::kDouble)));
+  EXPECT_TRUE(is_same(stack_numbers(*writer_, integers), at::tensor(integers)));
+  EXPECT_TRUE(is_same(stack_booleans(*writer_, booleans), at::tensor({1, 0, 1}).to(at::kBool)));
+}
+
+TEST_F(StackTest, WhatDoesNotFitTheSlabComesFromTheHeapWithTheSameContent) {
+  const std::vector<at::Tensor> small = {at::ones({10})};
+  const std::vector<at::Tensor> large(4, at::arange(1 << 18));
+  const auto first = stack_samples(*writer_, small);
+  const auto second = stack_samples(*writer_, large);
+  EXPECT_TRUE(is_same(second, at::stack(large)));
+  const auto tensors = read(seal({first, second}));
+  EXPECT_TRUE(is_same(tensors[0], at::stack(small)));
+  EXPECT_TRUE(is_same(tensors[1], at::stack(large)));
+}
+
+TEST_F(StackTest, WithoutSharedMemoryEverythingComesFromTheHeap) {
+  EXPECT_EQ(test::in_child([&]() -> std::string {
+              test::limit_file_size(4096);
+              const std::vector<at::Tensor> samples = {at::arange(5), at::arange(5)};
+              const std::vector<int64_t> indices = {3, 1};
+              if (!is_same(stack_samples(*writer_, samples), at::stack(samples))) return "stack_samples";
+              if (!is_same(gather_rows(*writer_, at::arange(5), indices), at::tensor(indices))) return "gather_rows";
+              if (!is_same(stack_numbers(*writer_, indices), at::tensor(indices))) return "stack_numbers";
+              return "";
+            }),
+            "");
+}
+
+}  // namespace
+}  // namespace penstock::worker
