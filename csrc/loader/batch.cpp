@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/batch.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+#include <string>
+
+#include "transport/nest.h"
+
+namespace penstock::loader {
+namespace {
+
+using transport::dtype_bytes;
+using transport::TensorEntry;
+
+constexpr bool has_size(c10::ScalarType type, uint32_t bytes) {
+  return dtype_bytes(static_cast<transport::DTypeCode>(type)) == bytes;
+}
+static_assert(has_size(c10::ScalarType::Byte, 1) && has_size(c10::ScalarType::Long, 8) &&
+              has_size(c10::ScalarType::Float, 4) && has_size(c10::ScalarType::Bool, 1) &&
+              has_size(c10::ScalarType::BFloat16, 2) && has_size(c10::ScalarType::ComplexDouble, 16) &&
+              has_size(c10::ScalarType::Float8_e4m3fnuz, 1) && has_size(c10::ScalarType::UInt16, 2) &&
+              has_size(c10::ScalarType::UInt64, 8));
+
+void drop_lease(void* context) { c10::intrusive_ptr<SlabLease>::reclaim(static_cast<SlabLease*>(context)); }
+
+at::Tensor make_tensor(const TensorEntry& entry, at::DataPtr data) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), entry.bytes,
+                                                       std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      caffe2::TypeMeta::fromScalarType(static_cast<c10::ScalarType>(entry.dtype)));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.shape, entry.strides);
+  return tensor;
+}
+
+at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes) {
+  at::DataPtr data = c10::GetCPUAllocator()->allocate(entry.bytes);
+  if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
+  return make_tensor(entry, std::move(data));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Batch>> Batch::from_slab(const transport::Descriptor& descriptor,
+                                                c10::intrusive_ptr<SlabLease> lease, bool allow_pickle) {
+  const uint64_t slab_bytes = lease->view().slab_bytes();
+  if (descriptor.record_offset > slab_bytes || descriptor.record_bytes > slab_bytes - descriptor.record_offset) {
+    return Error{Errc::kMalformed,
+                 "a descriptor names a record outside its slab; trainer and workers must run the "
+                 "same version of penstock"};
+  }
+  auto batch = std::make_unique<Batch>(descriptor);
+  // Copied before it is checked: the worker can still write to the slab.
+  const std::byte* record = lease->data() + descriptor.record_offset;
+  batch->record_.assign(record, record + descriptor.record_bytes);
+  batch->lease_ = std::move(lease);
+  if (auto read = batch->read_record(batch->record_, descriptor.record_offset, allow_pickle); !read) {
+    return read.error();
+  }
+  return batch;
+}
+
+Result<std::unique_ptr<Batch>> Batch::from_parts(const transport::Descriptor& descriptor, std::vector<std::byte> record,
+                                                 std::vector<std::byte> payload, bool allow_pickle) {
+  auto batch = std::make_unique<Batch>(descriptor);
+  batch->record_ = std::move(record);
+  batch->payload_ = std::move(payload);
+  if (auto read = batch->read_record(batch->record_, batch->payload_.size(), allow_pickle); !read) {
+    return read.error();
+  }
+  return batch;
+}
+
+Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle) {
+  auto frame = transport::parse_frame(record);
+  if (!frame) return frame.error();
+  frame_ = std::move(frame).value();
+  if (frame_.payload_bytes > payload_bytes_max) {
+    return Error{Errc::kMalformed, "a batch record claims " + std::to_string(frame_.payload_bytes) +
+                                       " payload bytes where " + std::to_string(payload_bytes_max) +
+                                       " came; trainer and workers must run the same version of penstock"};
+  }
+  return transport::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
+}
+
+std::span<const std::byte> Batch::bytes_of(const TensorEntry& entry) const {
+  const std::byte* payload = lease_ ? lease_->data() : payload_.data();
+  return {payload + entry.offset, entry.bytes};
+}
+
+const std::vector<at::Tensor>& Batch::tensors() {
+  if (!tensors_.empty() || frame_.tensors.empty()) return tensors_;
+  tensors_.reserve(frame_.tensors.size());
+  for (const TensorEntry& entry : frame_.tensors) {
+    const auto bytes = bytes_of(entry);
+    if (!lease_ || bytes.empty()) {
+      tensors_.push_back(copy_to_own_memory(entry, bytes));
+      continue;
+    }
+    auto* data = const_cast<std::byte*>(bytes.data());
+    auto share = lease_;
+    tensors_.push_back(make_tensor(entry, at::DataPtr(data, share.release(), &drop_lease, at::kCPU)));
+  }
+  return tensors_;
+}
+
+void Batch::copy_out() {
+  if (!lease_) return;
+  PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
+  for (const TensorEntry& entry : frame_.tensors) tensors_.push_back(copy_to_own_memory(entry, bytes_of(entry)));
+  lease_.reset();
+}
+
+void Batch::replace_tensors(std::vector<at::Tensor> tensors) {
+  PENSTOCK_ASSERT(tensors.size() == frame_.tensors.size());
+  tensors_ = std::move(tensors);
+  lease_.reset();
+}
+
+}  // namespace penstock::loader

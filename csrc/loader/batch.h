@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One batch at the trainer: its record, and where its bytes are. Tensors are made when the batch is delivered; each has
+// a storage of its own of exactly its bytes, not resizable, so that saving one never saves the slab.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "loader/slab_lease.h"
+#include "transport/frame.h"
+#include "transport/message.h"
+
+namespace penstock::loader {
+
+// Confined to the thread that holds it; it is handed from the I/O thread to the trainer's.
+class Batch {
+ public:
+  // A batch in a slab. `lease` is this process's right to read it.
+  static Result<std::unique_ptr<Batch>> from_slab(const transport::Descriptor& descriptor,
+                                                  c10::intrusive_ptr<SlabLease> lease, bool allow_pickle);
+
+  // A batch that came through the socket.
+  static Result<std::unique_ptr<Batch>> from_parts(const transport::Descriptor& descriptor,
+                                                   std::vector<std::byte> record, std::vector<std::byte> payload,
+                                                   bool allow_pickle);
+
+  explicit Batch(const transport::Descriptor& descriptor) : descriptor_(descriptor) {}
+
+  const transport::Descriptor& descriptor() const { return descriptor_; }
+  const transport::Frame& frame() const { return frame_; }
+  bool raises() const { return (descriptor_.flags & transport::kDescriptorRaises) != 0; }
+
+  // Null for a batch that came through the socket or was copied out.
+  const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
+
+  // The batch's tensors, boundary tensors last. They view the slab, or memory of their own after copy_out().
+  const std::vector<at::Tensor>& tensors();
+
+  // Copies every tensor to memory of its own and gives the slab back.
+  void copy_out();
+
+  // Replaces the tensors by copies that a stage has made or begun, and drops this batch's lease: a stage whose copy is
+  // still under way holds the tensors that it reads.
+  void replace_tensors(std::vector<at::Tensor> tensors);
+
+  // What finish() of a stage needs to find again; shared with the stage, which waits for it too.
+  void set_ready_event(std::shared_ptr<void> event) { ready_event_ = std::move(event); }
+  const std::shared_ptr<void>& ready_event() const { return ready_event_; }
+
+ private:
+  Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
+  std::span<const std::byte> bytes_of(const transport::TensorEntry& entry) const;
+
+  transport::Descriptor descriptor_;
+  c10::intrusive_ptr<SlabLease> lease_;
+  std::vector<std::byte> record_;  // the frame's views point here
+  std::vector<std::byte> payload_;
+  transport::Frame frame_;
+  std::vector<at::Tensor> tensors_;
+  std::shared_ptr<void> ready_event_;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/client.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "loader/client_io.h"
+
+namespace penstock::loader {
+
+using std::chrono::steady_clock;
+using transport::Request;
+using transport::RequestKind;
+
+// The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
+class Client::Impl {
+ public:
+  explicit Impl(const ClientOptions& wanted)
+      : options(wanted),
+        order(order_options(wanted)),
+        io(ClientIoOptions{.worker_count = wanted.worker_count,
+                           .arrival_count_max = 2 * wanted.worker_count * (wanted.prefetch_factor + 4)}) {}
+
+  static cluster::RequestOrderOptions order_options(const ClientOptions& options) {
+    return {
+        .worker_count = options.worker_count, .prefetch_factor = options.prefetch_factor, .in_order = options.in_order};
+  }
+
+  Result<void> start() {
+    std::unique_ptr<BatchStage> stage;
+    if (options.device_index >= 0) {
+      auto made = make_cuda_stage(options.device_index);
+      if (!made) return made.error();
+      stage = std::move(made).value();
+    } else if (options.pin_memory) {
+      stage = make_pin_stage();
+    }
+    return io.start(std::move(stage));
+  }
+
+  void begin_epoch() {
+    order = cluster::RequestOrder(order_options(options));
+    ready.clear();
+    if (stream) index_buffer = stream->take_buffer();
+    stream.reset();
+    ++epoch;
+    io.set_epoch(epoch);
+    if (epoch > 1) broadcast(RequestKind::kEpoch, {});
+  }
+
+  void broadcast(RequestKind kind, std::span<const std::byte> body) {
+    const Request request{.kind = kind, .body_bytes = body.size(), .epoch = epoch};
+    for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
+      io.send(worker_id, transport::write_message(request, body));
+    }
+  }
+
+  bool submit(transport::IndexKind kind, std::span<const std::byte> body) {
+    const auto assignment = order.assign();
+    if (!assignment) return false;
+    const Request request{.kind = RequestKind::kFetch,
+                          .index_kind = kind,
+                          .sequence = assignment->sequence,
+                          .body_bytes = body.size(),
+                          .epoch = epoch};
+    io.send(assignment->worker_id, transport::write_message(request, body));
+    return true;
+  }
+
+  bool submit_from_stream() {
+    const auto indices = stream->next();
+    return indices && submit(transport::IndexKind::kIntegers, std::as_bytes(*indices));
+  }
+
+  Event try_next() {
+    for (;;) {
+      switch (order.next()) {
+        case cluster::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .message = {}};
+        case cluster::RequestOrder::Next::kReady: {
+          const uint64_t sequence = order.ready_sequence();
+          auto stored = ready.extract(sequence);
+          PENSTOCK_ASSERT(!stored.empty(), "batch ", sequence, " arrived and is not stored");
+          return deliver(std::move(stored.mapped()));
+        }
+        case cluster::RequestOrder::Next::kWait: break;
+      }
+      auto arrival = io.try_pop();
+      if (!arrival) return {.kind = Event::Kind::kNothing, .batch = {}, .message = {}};
+      if (auto event = take(*arrival)) return std::move(*event);
+    }
+  }
+
+  bool wait_until(steady_clock::time_point deadline) {
+    const auto begin = steady_clock::now();
+    const bool has_arrived = io.wait_until(deadline);
+    const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - begin);
+    io.counters().wait_ns.add(static_cast<uint64_t>(waited.count()));
+    io.counters().waits.add(1);
+    return has_arrived;
+  }
+
+  ClientOptions options;
+  cluster::RequestOrder order;
+  ClientIo io;
+  std::optional<IndexStream> stream;
+  at::Tensor index_buffer;  // of the last epoch's stream
+  uint32_t epoch = 0;
+  std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
+
+ private:
+  // What an arrival means to the trainer now, or nothing when it only had to be noted.
+  std::optional<Event> take(Arrival& arrival) {
+    switch (arrival.kind) {
+      case Arrival::Kind::kLost:
+        return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .message = {}};
+      case Arrival::Kind::kFailed:
+        return Event{.kind = Event::Kind::kFailed,
+                     .worker_id = arrival.worker_id,
+                     .batch = {},
+                     .message = std::move(arrival.message)};
+      case Arrival::Kind::kEnd: {
+        if (arrival.epoch != epoch) return std::nullopt;
+        order.worker_ended(arrival.worker_id, arrival.sequence);
+        if (!options.keep_workers) io.dismiss(arrival.worker_id);
+        return Event{.kind = Event::Kind::kWorkerEnded, .worker_id = arrival.worker_id, .batch = {}, .message = {}};
+      }
+      case Arrival::Kind::kBatch: break;
+    }
+    if (arrival.epoch != epoch) {
+      io.counters().stale_batches.add(1);
+      return std::nullopt;
+    }
+    if (order.arrived(arrival.sequence)) return deliver(std::move(arrival.batch));
+    ready.emplace(arrival.sequence, std::move(arrival.batch));
+    return std::nullopt;
+  }
+
+  Event deliver(std::unique_ptr<Batch> batch) {
+    order.delivered(batch->descriptor().sequence);
+    io.finish(*batch);
+    settle_memory(*batch);
+    auto& counters = io.counters();
+    counters.batches.add(1);
+    counters.batch_bytes.add(batch->frame().payload_bytes);
+    counters.fetch_ns.add(batch->descriptor().fetch_ns);
+    if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    const uint32_t worker_id = batch->descriptor().worker_id;
+    return {.kind = Event::Kind::kBatch, .worker_id = worker_id, .batch = std::move(batch), .message = {}};
+  }
+
+  // A worker needs prefetch_factor slabs to answer what is asked of it. What an arena has beyond them the user may
+  // hold; from there on batches are copied, so that a user who keeps every batch never stalls the stream.
+  void settle_memory(Batch& batch) {
+    if (!batch.lease()) return;
+    if ((batch.descriptor().flags & transport::kDescriptorTransient) != 0) return;
+    auto& view = batch.lease()->view();
+    if (view.held_count() >= transport::spare_slab_count(view.alive_count(), options.prefetch_factor)) {
+      batch.copy_out();
+      io.counters().copied_batches.add(1);
+      return;
+    }
+    batch.lease()->mark_held();
+  }
+};
+
+Client::Client(const ClientOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Client::~Client() = default;
+
+const std::string& Client::endpoint() const { return impl_->io.endpoint(); }
+Result<void> Client::start() { return impl_->start(); }
+void Client::begin_epoch() { impl_->begin_epoch(); }
+
+bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
+
+void Client::use_index_stream(IndexStreamOptions options) {
+  impl_->stream.emplace(std::move(options), std::move(impl_->index_buffer));
+}
+bool Client::submit_from_stream() { return impl_->submit_from_stream(); }
+
+Client::Event Client::try_next() {
+  Event event = impl_->try_next();
+  if (event.kind == Event::Kind::kBatch && impl_->stream) impl_->submit_from_stream();
+  return event;
+}
+
+bool Client::wait_until(steady_clock::time_point deadline) { return impl_->wait_until(deadline); }
+
+void Client::broadcast(RequestKind kind, std::span<const std::byte> body) { impl_->broadcast(kind, body); }
+
+void Client::stop() {
+  if (!impl_.is_owner()) return;
+  impl_->ready.clear();
+  impl_->io.stop();
+}
+
+void Client::retire_held() { impl_->io.retire_held(); }
+const telemetry::LoaderCounters& Client::counters() const { return impl_->io.counters(); }
+uint32_t Client::outstanding_count() const { return impl_->order.outstanding_count(); }
+uint32_t Client::ready_count() const { return static_cast<uint32_t>(impl_->ready.size() + impl_->io.arrival_count()); }
+
+}  // namespace penstock::loader

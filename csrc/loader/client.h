@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The trainer's end of a local pool. One I/O thread owns every socket: it greets workers, sends requests, maps arenas
+// and turns descriptors into batches. The trainer's thread submits requests, takes batches in torch's order, and sleeps
+// only when nothing has arrived. A C++ training loop uses it the same way as the Python loader.
+//
+// The thread starts in start(), after the workers were forked. In a forked child a client is inert: its destructor
+// leaves everything as it is, because the thread that owns it exists only in the parent.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/process_bound.h"
+#include "base/result.h"
+#include "cluster/request_order.h"
+#include "loader/batch.h"
+#include "loader/device_stage.h"
+#include "loader/index_stream.h"
+#include "telemetry/counters.h"
+#include "transport/message.h"
+
+namespace penstock::loader {
+
+struct ClientOptions {
+  uint32_t worker_count = 1;
+  uint32_t prefetch_factor = 2;
+  bool in_order = true;
+  bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
+  bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
+  int device_index = -1;      // a CUDA device that batches are copied to ahead of use, or -1
+};
+
+// Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
+class Client {
+ public:
+  explicit Client(const ClientOptions& options);
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+  ~Client();
+
+  // The name that workers are given; it listens from the constructor on.
+  const std::string& endpoint() const;
+
+  // Starts the I/O thread. Call it after the last worker was forked.
+  Result<void> start();
+
+  // Forgets the requests of the epoch before and tells the workers that a new one begins.
+  void begin_epoch();
+
+  // Sends one request to the worker whose turn it is. Returns false, sending nothing, when no worker has data left.
+  bool submit(transport::IndexKind kind, std::span<const std::byte> body);
+
+  // From now on next() itself submits the next batch of `stream` whenever it hands one out.
+  void use_index_stream(IndexStreamOptions options);
+  // Submits the next batch of the stream; false at its end or when no worker has data left.
+  bool submit_from_stream();
+
+  struct Event {
+    enum class Kind : uint8_t {
+      kBatch,
+      kWorkerEnded,  // an iterable dataset's share is exhausted; submit one request in its place and call next() again
+      kWorkerLost,   // the worker closed its connection without being told to
+      kEnd,          // nothing more will come in this epoch
+      kNothing,      // nothing came before the deadline
+      kFailed,       // `message` says what went wrong between the processes
+    };
+    Kind kind = Kind::kNothing;
+    uint32_t worker_id = 0;
+    std::unique_ptr<Batch> batch;
+    std::string message;
+  };
+
+  // What comes next, if it is here already. Never blocks.
+  Event try_next();
+  // Waits for something to arrive until `deadline`; then call try_next(). Blocks; needs no lock of the caller's.
+  bool wait_until(std::chrono::steady_clock::time_point deadline);
+
+  // Ships a message to every worker, now and in the order of the requests around it.
+  void broadcast(transport::RequestKind kind, std::span<const std::byte> body);
+
+  // Hangs up on every worker and joins the I/O thread. Batches that were delivered stay valid.
+  void stop();
+
+  // Called before this process forks: slabs that the user holds will not be written again, so that the child may read
+  // them.
+  void retire_held();
+
+  const telemetry::LoaderCounters& counters() const;
+  uint32_t outstanding_count() const;
+  uint32_t ready_count() const;
+
+ private:
+  class Impl;
+  ProcessBound<Impl> impl_;
+};
+
+}  // namespace penstock::loader

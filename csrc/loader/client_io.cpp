@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/client_io.h"
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+namespace penstock::loader {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using transport::Descriptor;
+using transport::DescriptorKind;
+using transport::FdMessage;
+using transport::Socket;
+
+namespace {
+
+constexpr size_t kOutgoingCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
+constexpr auto kHandshakeTimeout = milliseconds(5000);
+constexpr auto kArenaTimeout = milliseconds(5000);  // the descriptor was sent before the message that names it
+constexpr auto kReclaimInterval = milliseconds(1);  // while a device copy or the end of a lost worker is under way
+constexpr auto kLossGrace = milliseconds(500);      // for ZeroMQ to see the end of a worker that hung up
+
+}  // namespace
+
+ClientIo::ClientIo(const ClientIoOptions& options)
+    : options_(options),
+      endpoint_(transport::make_endpoint_name()),
+      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      outgoing_(kOutgoingCountMax),
+      arrivals_(options.arrival_count_max),
+      channels_(options.worker_count) {
+  auto listener = transport::FdListener::bind(endpoint_);
+  if (listener) {
+    listener_.emplace(std::move(listener).value());
+  } else {
+    listen_error_ = listener.error().message;
+  }
+}
+
+ClientIo::~ClientIo() { stop(); }
+
+Result<void> ClientIo::start(std::unique_ptr<BatchStage> stage) {
+  PENSTOCK_ASSERT(!thread_.joinable(), "the I/O thread runs already");
+  if (!listener_) return Error{Errc::kNoMemory, listen_error_};
+  if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
+  stage_ = std::move(stage);
+  context_ = std::make_unique<transport::SocketContext>();
+  thread_ = std::jthread([this](const std::stop_token& stop) {
+    ::pthread_setname_np(::pthread_self(), "pk_client_io");
+    try {
+      run(stop);
+    } catch (const std::exception& error) {
+      fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
+    }
+    for (Channel& channel : channels_) {
+      if (channel.connection) channel.connection->shut_down();
+    }
+    channels_.clear();  // sockets die on the thread that made them
+  });
+  return {};
+}
+
+void ClientIo::stop() {
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    arrivals_.close();
+    outgoing_.close();
+    wake();
+    thread_.join();
+  }
+  while (arrivals_.try_pop()) {
+  }
+  stage_.reset();
+  context_.reset();
+  if (listener_) listener_->shut_down();
+  listener_.reset();
+}
+
+void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
+  if (outgoing_.push({.worker_id = worker_id, .is_dismissal = false, .message = std::move(message)})) wake();
+}
+
+void ClientIo::dismiss(uint32_t worker_id) {
+  if (outgoing_.push({.worker_id = worker_id, .is_dismissal = true, .message = {}})) wake();
+}
+
+void ClientIo::wake() {
+  // The store in run() comes before its last look at the queue, so a sleeper is always woken and a busy thread seldom.
+  if (is_awake_.exchange(true)) return;
+  const uint64_t one = 1;
+  static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
+}
+
+void ClientIo::set_epoch(uint32_t epoch) {
+  epoch_.store(epoch);
+  std::vector<Arrival> kept;  // news of workers matter in every epoch
+  while (auto arrival = arrivals_.try_pop()) {
+    if (arrival->kind == Arrival::Kind::kLost || arrival->kind == Arrival::Kind::kFailed) {
+      kept.push_back(std::move(*arrival));
+    } else if (arrival->kind == Arrival::Kind::kBatch) {
+      counters_.stale_batches.add(1);
+    }
+  }
+  for (Arrival& arrival : kept) arrive(std::move(arrival));
+}
+
+void ClientIo::finish(Batch& batch) {
+  if (stage_) stage_->finish(batch);
+}
+
+void ClientIo::retire_held() {
+  MutexLock lock(views_mutex_);
+  std::erase_if(views_, [](const auto& view) { return view.expired(); });
+  for (const auto& weak : views_) {
+    if (const auto view = weak.lock()) view->retire_held();
+  }
+}
+
+void ClientIo::run(const std::stop_token& stop) {
+  std::vector<Socket*> sockets;
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+    Channel& channel = channels_[worker_id];
+    channel.name = transport::make_endpoint_name();
+    auto socket = Socket::bind(*context_, channel.name);
+    if (!socket) {
+      fail(worker_id, socket.error());
+      return;
+    }
+    channel.socket = std::move(socket).value();
+    sockets.push_back(channel.socket.get());
+  }
+  std::vector<int> fds;
+  const auto is_readable = std::make_unique<bool[]>(2 + options_.worker_count);
+  while (!stop.stop_requested()) {
+    send_outgoing();
+    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
+    const size_t pending_count = (stage_ ? stage_->reclaim() : 0) + settle_losses();
+    is_awake_.store(false);
+    if (outgoing_.size() > 0 || stop.stop_requested()) {
+      is_awake_.store(true);
+      continue;
+    }
+    fds.assign({wake_fd_.get(), listener_->fd()});
+    for (const Channel& channel : channels_) {
+      fds.push_back(is_watched(channel) ? channel.connection->fd() : -1);
+    }
+    const std::span<bool> readable(is_readable.get(), fds.size());
+    const auto timeout = pending_count > 0 ? kReclaimInterval : milliseconds(-1);
+    const auto waited = Socket::wait(sockets, fds, readable, timeout);
+    is_awake_.store(true);
+    if (!waited) {
+      fail(0, waited.error());
+      return;
+    }
+    if (readable[0]) {
+      uint64_t count = 0;
+      static_cast<void>(::read(wake_fd_.get(), &count, sizeof count));
+    }
+    if (readable[1]) accept_workers();
+    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+      if (readable[2 + worker_id]) check_connection(worker_id);
+    }
+  }
+}
+
+void ClientIo::accept_workers() {
+  for (;;) {
+    auto connection = listener_->accept();
+    if (!connection) {
+      if (connection.error().code != Errc::kTimeout) fail(0, connection.error());
+      return;
+    }
+    auto hello = connection.value().receive(steady_clock::now() + kHandshakeTimeout);
+    if (!hello || hello.value().message.kind != transport::kFdHello) continue;  // not one of our workers
+    const uint32_t worker_id = hello.value().message.worker_id;
+    if (worker_id >= options_.worker_count || channels_[worker_id].connection) continue;
+    Channel& channel = channels_[worker_id];
+    channel.connection.emplace(std::move(connection).value());
+    FdMessage start{.kind = transport::kFdStart, .worker_id = worker_id};
+    channel.name.copy(start.text, sizeof start.text - 1);
+    if (auto sent = channel.connection->send(start); !sent) fail(worker_id, sent.error());
+  }
+}
+
+void ClientIo::send_outgoing() {
+  while (auto item = outgoing_.try_pop()) {
+    Channel& channel = channels_[item->worker_id];
+    if (item->is_dismissal) {
+      channel.is_dismissed = true;
+      if (channel.connection) channel.connection->shut_down();
+      continue;
+    }
+    if (channel.is_dismissed || channel.is_lost) continue;
+    if (!channel.is_ready) {
+      channel.waiting.push_back(std::move(item->message));
+      continue;
+    }
+    // A peer that is gone shows on its connection; what it still owed is reported there.
+    static_cast<void>(channel.socket->send(item->message));
+  }
+}
+
+void ClientIo::receive_from(uint32_t worker_id) {
+  transport::MessageParts parts;
+  for (;;) {
+    auto received = channels_[worker_id].socket->try_receive(parts);
+    if (!received) return fail(worker_id, received.error());
+    if (!received.value()) return;
+    receive_descriptor(worker_id, parts);
+  }
+}
+
+void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& parts) {
+  Channel& channel = channels_[worker_id];
+  auto parsed = transport::parse_descriptor(parts.front());
+  if (!parsed) return fail(worker_id, parsed.error());
+  const Descriptor& descriptor = parsed.value();
+  const bool is_stale = descriptor.kind != DescriptorKind::kHello && descriptor.epoch != epoch_.load();
+  if (descriptor.worker_id != worker_id) {
+    return fail(worker_id,
+                {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
+                                       std::to_string(descriptor.worker_id)});
+  }
+  switch (descriptor.kind) {
+    case DescriptorKind::kHello:
+      channel.is_ready = true;
+      for (const auto& message : channel.waiting) static_cast<void>(channel.socket->send(message));
+      channel.waiting.clear();
+      return;
+    case DescriptorKind::kEnd:
+      if (is_stale) return;
+      return arrive({.kind = Arrival::Kind::kEnd,
+                     .worker_id = worker_id,
+                     .epoch = descriptor.epoch,
+                     .sequence = descriptor.sequence,
+                     .batch = {},
+                     .message = {}});
+    case DescriptorKind::kSlab:
+    case DescriptorKind::kInline: break;
+  }
+  auto batch = make_batch(channel, descriptor, parts);
+  if (!batch) return fail(worker_id, batch.error());
+  if (is_stale) {  // its slab goes back as the batch dies here
+    counters_.stale_batches.add(1);
+    return;
+  }
+  if (stage_) {
+    if (auto begun = stage_->begin(*batch.value()); !begun) return fail(worker_id, begun.error());
+  }
+  arrive({.kind = Arrival::Kind::kBatch,
+          .worker_id = worker_id,
+          .epoch = descriptor.epoch,
+          .sequence = descriptor.sequence,
+          .batch = std::move(batch).value(),
+          .message = {}});
+}
+
+Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
+                                                    transport::MessageParts& parts) {
+  constexpr bool kAllowPickle = true;  // local workers are this process's own children
+  if (descriptor.kind == DescriptorKind::kInline) {
+    if (parts.size() != 2) return Error{Errc::kMalformed, "an inline batch did not come in two parts"};
+    counters_.inline_batches.add(1);
+    std::vector<std::byte> record(parts[0].begin() + sizeof descriptor, parts[0].end());
+    return Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
+  }
+  auto view = find_arena(channel, descriptor);
+  if (!view) return view.error();
+  if (descriptor.slab_index >= view.value()->slab_count()) {
+    return Error{Errc::kMalformed, "a descriptor names slab " + std::to_string(descriptor.slab_index) + " of " +
+                                       std::to_string(view.value()->slab_count())};
+  }
+  view.value()->populate(descriptor.slab_index, descriptor.slab_bytes);
+  auto lease = c10::make_intrusive<SlabLease>(view.value(), descriptor.slab_index, descriptor.slab_generation);
+  if ((descriptor.flags & transport::kDescriptorTransient) != 0) channel.arenas.erase(descriptor.arena_id);
+  return Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
+}
+
+Result<std::shared_ptr<transport::ArenaView>> ClientIo::find_arena(Channel& channel, const Descriptor& descriptor) {
+  if (const auto found = channel.arenas.find(descriptor.arena_id); found != channel.arenas.end()) {
+    return found->second;
+  }
+  // It was sent before the descriptor that names it, on another socket.
+  while (!channel.arenas.contains(descriptor.arena_id)) {
+    if (auto received = receive_arena(channel, steady_clock::now() + kArenaTimeout); !received) {
+      return received.error();
+    }
+  }
+  auto view = channel.arenas.at(descriptor.arena_id);
+  // Lasting arenas are numbered upwards and used one at a time, so an older one is not named again.
+  if ((descriptor.flags & transport::kDescriptorTransient) == 0) {
+    channel.arenas.erase(channel.arenas.begin(), channel.arenas.find(descriptor.arena_id));
+  }
+  return view;
+}
+
+Result<void> ClientIo::receive_arena(Channel& channel, steady_clock::time_point deadline) {
+  if (!channel.connection) return Error{Errc::kMalformed, "a worker named an arena before it connected"};
+  auto received = channel.connection->receive(deadline);
+  if (!received) return received.error();
+  const FdMessage& message = received.value().message;
+  if (message.kind != transport::kFdArena || !received.value().fd) {
+    return Error{Errc::kMalformed, "a worker sent something other than an arena on its descriptor socket"};
+  }
+  auto view = transport::ArenaView::map(received.value().fd);
+  if (!view) return view.error();
+  counters_.arenas.add(1);
+  channel.arenas.emplace(message.arena_id, view.value());
+  MutexLock lock(views_mutex_);
+  std::erase_if(views_, [](const auto& old) { return old.expired(); });
+  views_.emplace_back(view.value());
+  return {};
+}
+
+void ClientIo::check_connection(uint32_t worker_id) {
+  Channel& channel = channels_[worker_id];
+  if (!is_watched(channel)) return;
+  const auto received = receive_arena(channel, steady_clock::now());
+  if (received || received.error().code == Errc::kTimeout) return;
+  if (received.error().code != Errc::kClosed) return fail(worker_id, received.error());
+  channel.hung_up_at = steady_clock::now();
+}
+
+bool ClientIo::is_watched(const Channel& channel) {
+  return channel.connection && !channel.hung_up_at && !channel.is_dismissed;
+}
+
+// The batches of a worker that died travel on another socket than the news of its death, and are worth having: it
+// counts as lost when ZeroMQ has seen the end of it too. Returns how many workers are still between the two.
+size_t ClientIo::settle_losses() {
+  size_t pending_count = 0;
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+    Channel& channel = channels_[worker_id];
+    if (!channel.hung_up_at || channel.is_lost || channel.is_dismissed) continue;
+    const bool may_send = channel.socket->has_peer() || !channel.is_ready;  // or ZeroMQ has not seen it arrive yet
+    if (may_send && steady_clock::now() - *channel.hung_up_at < kLossGrace) {
+      ++pending_count;
+      continue;
+    }
+    receive_from(worker_id);
+    channel.is_lost = true;
+    arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .message = {}});
+  }
+  return pending_count;
+}
+
+void ClientIo::arrive(Arrival arrival) { static_cast<void>(arrivals_.push(std::move(arrival))); }
+
+void ClientIo::fail(uint32_t worker_id, const Error& error) {
+  arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .message = error.message});
+}
+
+}  // namespace penstock::loader

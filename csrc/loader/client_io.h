@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The I/O thread of a client: it alone uses the sockets. Requests come to it through a queue, arrivals leave it through
+// another; it maps the arenas that workers pass and runs the batch stage as batches come in.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/file_descriptor.h"
+#include "base/result.h"
+#include "loader/batch.h"
+#include "loader/device_stage.h"
+#include "telemetry/counters.h"
+#include "transport/fd_channel.h"
+#include "transport/socket.h"
+
+namespace penstock::loader {
+
+struct ClientIoOptions {
+  uint32_t worker_count = 1;
+  size_t arrival_count_max = 64;
+};
+
+struct Arrival {
+  enum class Kind : uint8_t { kBatch, kEnd, kLost, kFailed };
+  Kind kind = Kind::kBatch;
+  uint32_t worker_id = 0;
+  uint32_t epoch = 0;
+  uint64_t sequence = 0;
+  std::unique_ptr<Batch> batch;
+  std::string message;
+};
+
+// start() and stop() are for the owner's thread; send(), try_pop(), wait_until() and finish() for the trainer's.
+class ClientIo {
+ public:
+  explicit ClientIo(const ClientIoOptions& options);
+  ClientIo(const ClientIo&) = delete;
+  ClientIo& operator=(const ClientIo&) = delete;
+  ~ClientIo();
+
+  const std::string& endpoint() const { return endpoint_; }
+  Result<void> start(std::unique_ptr<BatchStage> stage);
+  void stop();
+
+  void send(uint32_t worker_id, std::vector<std::byte> message);
+  // Hangs up on one worker, whose silence is then no loss.
+  void dismiss(uint32_t worker_id);
+
+  std::optional<Arrival> try_pop() { return arrivals_.try_pop(); }
+  // Waits until an arrival is there; true when one is. Blocks.
+  bool wait_until(std::chrono::steady_clock::time_point deadline) { return arrivals_.wait_until(deadline); }
+  size_t arrival_count() const { return arrivals_.size(); }
+
+  // Answers to requests of other epochs are dropped from now on, those that have arrived included.
+  void set_epoch(uint32_t epoch);
+
+  void finish(Batch& batch);
+  void retire_held();
+  telemetry::LoaderCounters& counters() { return counters_; }
+
+ private:
+  struct Outgoing {
+    uint32_t worker_id;
+    bool is_dismissal;
+    std::vector<std::byte> message;
+  };
+  // A worker as the I/O thread sees it.
+  struct Channel {
+    std::string name;
+    std::unique_ptr<transport::Socket> socket;
+    std::optional<transport::FdConnection> connection;
+    bool is_ready = false;      // its ZeroMQ hello has come
+    bool is_dismissed = false;  // we hung up
+    bool is_lost = false;
+    std::optional<std::chrono::steady_clock::time_point> hung_up_at;   // lost once what it had sent has come
+    std::vector<std::vector<std::byte>> waiting;                       // requests made before it was ready
+    std::map<uint32_t, std::shared_ptr<transport::ArenaView>> arenas;  // shared with the leases on their slabs
+  };
+
+  void run(const std::stop_token& stop);
+  void accept_workers();
+  void send_outgoing();
+  void receive_from(uint32_t worker_id);
+  void receive_descriptor(uint32_t worker_id, transport::MessageParts& parts);
+  Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const transport::Descriptor& descriptor,
+                                            transport::MessageParts& parts);
+  Result<std::shared_ptr<transport::ArenaView>> find_arena(Channel& channel, const transport::Descriptor& descriptor);
+  Result<void> receive_arena(Channel& channel, std::chrono::steady_clock::time_point deadline);
+  void check_connection(uint32_t worker_id);
+  static bool is_watched(const Channel& channel);
+  size_t settle_losses();
+  void arrive(Arrival arrival);
+  void fail(uint32_t worker_id, const Error& error);
+  void wake();
+
+  ClientIoOptions options_;
+  std::string endpoint_;
+  std::optional<transport::FdListener> listener_;
+  std::string listen_error_;
+  FileDescriptor wake_fd_;
+  std::atomic<bool> is_awake_{true};
+  std::atomic<uint32_t> epoch_{0};
+  std::unique_ptr<BatchStage> stage_;
+  telemetry::LoaderCounters counters_;
+  BoundedQueue<Outgoing> outgoing_;
+  BoundedQueue<Arrival> arrivals_;
+  Mutex views_mutex_;
+  std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+  std::unique_ptr<transport::SocketContext> context_;
+  std::vector<Channel> channels_;  // used by the I/O thread alone once it runs
+  std::jthread thread_;            // named pk_client_io
+};
+
+}  // namespace penstock::loader

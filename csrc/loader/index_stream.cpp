@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/index_stream.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randperm.h>
+
+#include <algorithm>
+
+#include "base/assert.h"
+
+namespace penstock::loader {
+
+IndexStream::IndexStream(IndexStreamOptions options, at::Tensor buffer)
+    : options_(std::move(options)), indices_(std::move(buffer)) {
+  if (!indices_.defined()) indices_ = at::empty({0}, at::TensorOptions().dtype(at::kLong));
+}
+
+void IndexStream::start() {
+  has_started_ = true;
+  if (!options_.shuffle) {
+    at::arange_out(indices_, options_.sample_count);
+    return;
+  }
+  if (!options_.generator) {
+    const auto seed = at::empty({}, at::TensorOptions().dtype(at::kLong)).random_().item<int64_t>();
+    options_.generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+    has_own_generator_ = true;
+  }
+  at::randperm_out(indices_, options_.sample_count, options_.generator);
+}
+
+void IndexStream::exhaust() {
+  if (is_exhausted_) return;
+  is_exhausted_ = true;
+  // Torch draws a last permutation here and takes none of it: the generator moves on, which its owner can see.
+  if (options_.shuffle && !has_own_generator_) {
+    at::randperm(options_.sample_count, options_.generator, at::TensorOptions().dtype(at::kLong));
+  }
+}
+
+std::optional<std::span<const int64_t>> IndexStream::next() {
+  PENSTOCK_ASSERT(options_.batch_size > 0 && options_.sample_count >= 0);
+  if (!has_started_) start();
+  const int64_t left = options_.sample_count - position_;
+  const int64_t count = std::min(left, options_.batch_size);
+  if (count < options_.batch_size) exhaust();
+  if (count == 0 || (options_.drop_last && count < options_.batch_size)) return std::nullopt;
+  const int64_t* first = indices_.const_data_ptr<int64_t>() + position_;
+  position_ += count;
+  return std::span<const int64_t>(first, static_cast<size_t>(count));
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The indices of torch's own BatchSampler over RandomSampler or SequentialSampler, without a Python integer per sample.
+// Draws from the same generators, the same numbers, at the same moments as torch's Python code: a seed (only when no
+// generator was given) and one permutation at the first pull, and one more permutation at the pull that finds the
+// sampler exhausted, which torch makes and throws away.
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace penstock::loader {
+
+struct IndexStreamOptions {
+  int64_t sample_count = 0;
+  int64_t batch_size = 1;
+  bool drop_last = false;
+  bool shuffle = false;
+  std::optional<at::Generator> generator;  // of the sampler; torch's default generator gives the seed without one
+};
+
+// Confined to the trainer's thread.
+class IndexStream {
+ public:
+  // `buffer` is what take_buffer() of an earlier stream gave, or undefined: a permutation of a large dataset is
+  // megabytes, whose pages are better faulted in once than at every epoch.
+  explicit IndexStream(IndexStreamOptions options, at::Tensor buffer = {});
+
+  // The indices of the next batch, valid until the next call, or nothing at the end.
+  std::optional<std::span<const int64_t>> next();
+
+  at::Tensor take_buffer() { return std::move(indices_); }
+
+ private:
+  void start();
+  void exhaust();
+
+  IndexStreamOptions options_;
+  at::Tensor indices_;
+  int64_t position_ = 0;
+  bool has_started_ = false;
+  bool is_exhausted_ = false;
+  bool has_own_generator_ = false;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The right to read one slab. Every tensor on the slab shares the lease; when the last of them dies the slab goes back
+// to its worker. A child that was forked while tensors were alive inherits copies of them, and must not give the
+// parent's slab away when it drops its own: a lease releases only in the process that took it.
+
+#include <c10/util/intrusive_ptr.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "transport/arena.h"
+
+namespace penstock::loader {
+
+// Thread-safe: the reference count is atomic and the destructor runs once.
+class SlabLease : public c10::intrusive_ptr_target {
+ public:
+  // The view is shared by the client, which looks slabs up in it, and by every lease on it.
+  SlabLease(std::shared_ptr<transport::ArenaView> view, uint32_t slab_index, uint32_t generation)
+      : view_(std::move(view)), slab_index_(slab_index), generation_(generation), owner_pid_(::getpid()) {}
+  SlabLease(const SlabLease&) = delete;
+  SlabLease& operator=(const SlabLease&) = delete;
+
+  ~SlabLease() override {
+    if (::getpid() == owner_pid_) view_->release(slab_index_, generation_);
+  }
+
+  std::byte* data() const { return view_->slab(slab_index_); }
+  transport::ArenaView& view() const { return *view_; }
+  const std::shared_ptr<transport::ArenaView>& shared_view() const { return view_; }
+  uint32_t slab_index() const { return slab_index_; }
+
+  // From now on the user may hold tensors on this slab.
+  void mark_held() { view_->set_held(slab_index_, true); }
+
+ private:
+  std::shared_ptr<transport::ArenaView> view_;
+  uint32_t slab_index_;
+  uint32_t generation_;
+  pid_t owner_pid_;
+};
+
+}  // namespace penstock::loader

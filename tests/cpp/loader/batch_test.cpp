@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/batch.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../transport/record_samples.h"
+#include "../transport/seeded_test.h"
+#include "transport/arena.h"
+#include "transport/nest.h"
+
+namespace penstock::loader {
+namespace {
+
+using transport::Descriptor;
+using transport::DescriptorKind;
+using transport::make_entry;
+using transport::TensorEntry;
+
+class BatchTest : public test::SeededTest {
+ protected:
+  BatchTest() : arena_(transport::Arena::create({.slab_bytes = 1 << 16, .slab_count = 1}, 0).value()) {
+    view_ = transport::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
+    EXPECT_EQ(arena_->try_acquire(), 0u);
+    EXPECT_TRUE(arena_->reserve(0, arena_->slab_bytes()));
+  }
+
+  // Puts a record behind `payload_bytes` bytes of payload and reads it as the trainer does.
+  Result<std::unique_ptr<Batch>> read_from_slab(const std::vector<std::byte>& record, uint64_t payload_bytes = 4096) {
+    for (uint64_t place = 0; place < payload_bytes; ++place) arena_->slab(0)[place] = byte_at(place);
+    std::memcpy(arena_->slab(0) + payload_bytes, record.data(), record.size());
+    return Batch::from_slab({.kind = DescriptorKind::kSlab,
+                             .record_bytes = static_cast<uint32_t>(record.size()),
+                             .record_offset = payload_bytes},
+                            c10::make_intrusive<SlabLease>(view_, 0, arena_->generation(0)), /*allow_pickle=*/true);
+  }
+  Result<std::unique_ptr<Batch>> read_from_parts(std::vector<std::byte> record, uint64_t payload_bytes = 4096,
+                                                 bool allow_pickle = true) {
+    std::vector<std::byte> payload(payload_bytes);
+    for (uint64_t place = 0; place < payload_bytes; ++place) payload[place] = byte_at(place);
+    return Batch::from_parts({.kind = DescriptorKind::kInline}, std::move(record), std::move(payload), allow_pickle);
+  }
+  static std::byte byte_at(uint64_t place) { return static_cast<std::byte>(place % 2 == 0 ? place % 251 : 1); }
+
+  // A record of tensors of every kind of layout.
+  static std::vector<TensorEntry> some_entries() {
+    return {make_entry(0, {3, 5}), make_entry(6, {4, 2}, {1, 4}), make_entry(4, {}), make_entry(7, {0, 3}),
+            make_entry(2, {2, 3}, {0, 7})};
+  }
+  static std::vector<std::byte> some_record() {
+    return transport::make_record(some_entries(), transport::nest_of_tensors(5));
+  }
+
+  static void expect_content(Batch& batch) {
+    const auto& tensors = batch.tensors();
+    const auto& entries = batch.frame().tensors;
+    ASSERT_EQ(tensors.size(), entries.size());
+    for (size_t index = 0; index < tensors.size(); ++index) {
+      const auto& entry = entries[index];
+      EXPECT_EQ(static_cast<int>(tensors[index].scalar_type()), entry.dtype);
+      EXPECT_EQ(tensors[index].sizes(), at::IntArrayRef(entry.shape));
+      EXPECT_EQ(tensors[index].strides(), at::IntArrayRef(entry.strides));
+      EXPECT_EQ(tensors[index].storage().nbytes(), entry.bytes);
+      EXPECT_FALSE(tensors[index].storage().resizable());
+      const auto* bytes = static_cast<const std::byte*>(tensors[index].storage().data());
+      for (uint64_t place = 0; place < entry.bytes; ++place) ASSERT_EQ(bytes[place], byte_at(entry.offset + place));
+    }
+  }
+  bool is_slab_free() {
+    const bool is_free = arena_->try_acquire().has_value();
+    if (is_free) arena_->cancel(0);
+    return is_free;
+  }
+
+  std::shared_ptr<transport::Arena> arena_;
+  std::shared_ptr<transport::ArenaView> view_;
+};
+
+TEST_F(BatchTest, TensorsOfASlabViewItWithoutACopy) {
+  const auto batch = read_from_slab(some_record()).value();
+  expect_content(*batch);
+  EXPECT_EQ(batch->tensors()[0].const_data_ptr(), view_->slab(0));
+}
+
+TEST_F(BatchTest, TensorsOfPartsHaveTheSameContent) { expect_content(*read_from_parts(some_record()).value()); }
+
+TEST_F(BatchTest, TheSlabGoesBackWhenTheLastTensorDies) {
+  auto batch = read_from_slab(some_record()).value();
+  auto tensors = batch->tensors();
+  batch.reset();
+  while (tensors.size() > 1) {
+    tensors.pop_back();
+    EXPECT_FALSE(is_slab_free());
+  }
+  const at::Tensor view = tensors.front().select(0, 1);
+  tensors.clear();
+  EXPECT_FALSE(is_slab_free()) << "a view of a tensor still lies there";
+  const_cast<at::Tensor&>(view).reset();
+  EXPECT_TRUE(is_slab_free());
+}
+
+TEST_F(BatchTest, ABatchThatNobodyLooksAtGivesItsSlabBack) {
+  { const auto batch = read_from_slab(some_record()).value(); }
+  EXPECT_TRUE(is_slab_free());
+}
+
+TEST_F(BatchTest, CopyingOutGivesTheSlabBackAtOnceAndKeepsTheContent) {
+  const auto batch = read_from_slab(some_record()).value();
+  batch->copy_out();
+  EXPECT_TRUE(is_slab_free());
+  std::memset(arena_->slab(0), 0xee, arena_->slab_bytes());
+  expect_content(*batch);
+  batch->copy_out();
+  expect_content(*batch);
+}
+
+TEST_F(BatchTest, CopyingOutAfterTensorsWereHandedOutAsserts) {
+  const auto batch = read_from_slab(some_record()).value();
+  static_cast<void>(batch->tensors());
+  EXPECT_THROW(batch->copy_out(), AssertionFailure);
+}
+
+TEST_F(BatchTest, WritingToOneTensorLeavesTheOthersAsTheyAre) {
+  const auto batch = read_from_slab(some_record()).value();
+  const auto before = batch->tensors()[1].clone();
+  batch->tensors()[0].fill_(9);
+  EXPECT_TRUE(before.equal(batch->tensors()[1]));
+}
+
+TEST_F(BatchTest, ABatchWithoutTensorsHasNone) {
+  const auto batch = read_from_slab(transport::sample_records().front(), 0).value();
+  EXPECT_TRUE(batch->tensors().empty());
+  batch->copy_out();
+  EXPECT_TRUE(is_slab_free());
+}
+
+TEST_F(BatchTest, BoundaryTensorsAreTheLastAndTheNestCannotReachThem) {
+  const std::vector<TensorEntry> entries = {make_entry(6, {2}), make_entry(6, {3})};
+  const auto good = transport::make_record(entries, transport::nest_of_tensors(1), {transport::kSomeKey});
+  EXPECT_EQ(read_from_parts(good).value()->frame().leaf_count(), 1u);
+  const auto bad = transport::make_record(entries, transport::nest_of_tensors(2), {transport::kSomeKey});
+  EXPECT_EQ(read_from_parts(bad).error().code, Errc::kMalformed);
+}
+
+TEST_F(BatchTest, APickleIsRefusedUnlessItIsAllowed) {
+  transport::NestWriter nest;
+  nest.pickle("\x80\x05N.");
+  const auto record = transport::make_record({}, nest.view());
+  EXPECT_TRUE(read_from_parts(record, 0, /*allow_pickle=*/true));
+  EXPECT_EQ(read_from_parts(record, 0, /*allow_pickle=*/false).error().code, Errc::kUnsupported);
+}
+
+TEST_F(BatchTest, APayloadShorterThanTheRecordClaimsIsMalformed) {
+  EXPECT_EQ(read_from_parts(some_record(), 64).error().code, Errc::kMalformed);
+  EXPECT_EQ(read_from_slab(some_record(), 64).error().code, Errc::kMalformed);
+  EXPECT_TRUE(is_slab_free());
+}
+
+TEST_F(BatchTest, EveryBitFlipOfARecordIsRefusedOrGivesTensorsInsideTheSlab) {
+  const auto whole = some_record();
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    auto record = whole;
+    record[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    const auto batch = read_from_slab(record);
+    if (!batch) continue;
+    for (const at::Tensor& tensor : batch.value()->tensors()) {
+      if (tensor.storage().nbytes() == 0) continue;
+      const auto* data = static_cast<const std::byte*>(tensor.storage().data());
+      const auto* end = data + tensor.storage().nbytes();
+      const bool is_inside = data >= view_->slab(0) && end <= view_->slab(0) + view_->slab_bytes();
+      EXPECT_TRUE(is_inside) << "bit " << bit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock::loader

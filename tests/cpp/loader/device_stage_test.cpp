@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/device_stage.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "loader/client.h"
+
+#ifdef PENSTOCK_WITH_CUDA
+#include <ATen/Functions.h>
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../transport/record_samples.h"
+#include "stream_fixture.h"
+#include "transport/arena.h"
+#endif
+
+namespace penstock::loader {
+namespace {
+
+TEST(DeviceStage, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
+  for (const int device_index : {-1, 1000, std::numeric_limits<int>::max()}) {
+    const auto stage = make_cuda_stage(device_index);
+    ASSERT_FALSE(stage);
+    EXPECT_EQ(stage.error().code, Errc::kUnsupported);
+    EXPECT_NE(stage.error().message.find("cuda:" + std::to_string(device_index)), std::string::npos);
+    EXPECT_NE(stage.error().message.find("device=None"), std::string::npos) << stage.error().message;
+  }
+}
+
+TEST(DeviceStage, AClientForADeviceThatIsNotThereDoesNotStart) {
+  Client client({.worker_count = 1, .device_index = 1000});
+  const auto started = client.start();
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code, Errc::kUnsupported);
+}
+
+#ifdef PENSTOCK_WITH_CUDA
+
+// Why the tests below cannot run here; empty where they can.
+std::string missing_device() { return c10::cuda::device_count() > 0 ? "" : "this machine has no CUDA device"; }
+
+#define PENSTOCK_NEEDS_CUDA() \
+  if (const auto reason = missing_device(); !reason.empty()) GTEST_SKIP() << reason
+
+class CudaStreamTest : public StreamTest {
+ protected:
+  // Holds tensors on the device against the batch that they must be.
+  void expect_right_on_device(const std::vector<at::Tensor>& tensors, uint64_t sequence) {
+    std::vector<at::Tensor> hosts;
+    for (const at::Tensor& tensor : tensors) {
+      ASSERT_TRUE(tensor.is_cuda());
+      hosts.push_back(tensor.cpu());
+    }
+    expect_right(hosts, sequence);
+  }
+};
+
+TEST_F(CudaStreamTest, BatchesArriveOnTheDeviceEqualToTheHosts) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 2, .device_index = 0});
+  begin_epoch(draw_batches(200));
+  for (uint64_t sequence = 0; sequence < 200 && !HasFatalFailure(); ++sequence) {
+    expect_right_on_device(next_batch()->tensors(), sequence);
+  }
+}
+
+TEST_F(CudaStreamTest, LargeBatchesArriveOnTheDeviceAndTheirArenasAreGivenUp) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 1, .device_index = 0});
+  begin_epoch(std::vector<Indices>(50, Indices{test::kLarge, 1}));
+  for (uint64_t sequence = 0; sequence < 50 && !HasFatalFailure(); ++sequence) {
+    expect_right_on_device(next_batch()->tensors(), sequence);
+  }
+}
+
+TEST_F(CudaStreamTest, AUserWhoKeepsEveryBatchOnTheDeviceHasThemAll) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 2, .device_index = 0});
+  begin_epoch(draw_batches(100));
+  std::vector<std::vector<at::Tensor>> kept;
+  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors());
+  for (size_t sequence = 0; sequence < kept.size(); ++sequence) expect_right_on_device(kept[sequence], sequence);
+}
+
+TEST_F(CudaStreamTest, BatchesComeInPinnedMemoryWhenItIsAskedFor) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 2, .pin_memory = true});
+  begin_epoch(draw_batches(50));
+  for (uint64_t sequence = 0; sequence < 50 && !HasFatalFailure(); ++sequence) {
+    const auto tensors = next_batch()->tensors();
+    for (const at::Tensor& tensor : tensors) EXPECT_TRUE(tensor.is_pinned());
+    expect_right(tensors, sequence);
+  }
+}
+
+// One arena in this process and a stage on it, without a client.
+class CudaStageTest : public testing::Test {
+ protected:
+  static constexpr int64_t kElementCount = 1 << 24;
+
+  void open(uint32_t slab_count, uint8_t flags = 0) {
+    flags_ = flags;
+    arena_ = transport::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
+    view_ = transport::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
+    if (!stage_) stage_ = make_cuda_stage(0).value();
+  }
+
+  // A batch of one tensor of 128 MB that holds `value` everywhere.
+  std::unique_ptr<Batch> make_batch(int64_t value) {
+    const uint32_t slab_index = arena_->try_acquire().value();
+    EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
+    auto* numbers = reinterpret_cast<int64_t*>(arena_->slab(slab_index));
+    std::fill_n(numbers, kElementCount, value);
+    const auto record =
+        transport::make_record({transport::make_entry(4, {kElementCount})}, transport::nest_of_tensors(1));
+    constexpr uint64_t kRecordOffset = kElementCount * 8;
+    std::memcpy(arena_->slab(slab_index) + kRecordOffset, record.data(), record.size());
+    return Batch::from_slab({.kind = transport::DescriptorKind::kSlab,
+                             .flags = flags_,
+                             .record_bytes = static_cast<uint32_t>(record.size()),
+                             .record_offset = kRecordOffset,
+                             .slab_bytes = arena_->backed_bytes(slab_index)},
+                            c10::make_intrusive<SlabLease>(view_, slab_index, arena_->generation(slab_index)),
+                            /*allow_pickle=*/true)
+        .value();
+  }
+
+  uint8_t flags_ = 0;
+  std::shared_ptr<transport::Arena> arena_;
+  std::shared_ptr<transport::ArenaView> view_;
+  std::unique_ptr<BatchStage> stage_;
+};
+
+TEST_F(CudaStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  for (int64_t round = 1; round <= 20; ++round) {
+    auto batch = make_batch(round);
+    const auto begun = stage_->begin(*batch);
+    ASSERT_TRUE(begun) << begun.error().message;
+    EXPECT_EQ(batch->lease(), nullptr);
+    EXPECT_EQ(arena_->try_acquire(), std::nullopt) << "nobody has reclaimed yet";
+    stage_->finish(*batch);
+    const at::Tensor tensor = batch->tensors().at(0);
+    batch.reset();
+    c10::cuda::getCurrentCUDAStream(0).synchronize();
+    EXPECT_EQ(stage_->reclaim(), 0u);
+    EXPECT_TRUE(tensor.eq(round).all().item<bool>());
+  }
+}
+
+TEST_F(CudaStageTest, TheCurrentStreamOfTheTrainerWaitsForTheCopy) {
+  PENSTOCK_NEEDS_CUDA();
+  open(3);
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, 0));
+  for (int64_t round = 1; round <= 20; ++round) {
+    auto batch = make_batch(round);
+    ASSERT_TRUE(stage_->begin(*batch));
+    stage_->finish(*batch);
+    const at::Tensor is_right = batch->tensors().at(0).eq(round).all();  // enqueued right behind the copy
+    batch.reset();
+    EXPECT_TRUE(is_right.item<bool>());
+    stage_->reclaim();
+  }
+}
+
+TEST_F(CudaStageTest, AStageThatGoesAwayWaitsForItsCopies) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  auto batch = make_batch(5);
+  ASSERT_TRUE(stage_->begin(*batch));
+  stage_.reset();
+  EXPECT_EQ(arena_->try_acquire(), 0u);
+}
+
+TEST_F(CudaStageTest, ArenasThatAreUsedOnceAreNotKeptByTheStage) {
+  PENSTOCK_NEEDS_CUDA();
+  // Batches above half the arena's cap stayed mapped and pinned for the life of the loader.
+  open(1, transport::kDescriptorTransient);
+  auto batch = make_batch(1);
+  ASSERT_TRUE(stage_->begin(*batch));
+  stage_->finish(*batch);
+  c10::cuda::getCurrentCUDAStream(0).synchronize();
+  stage_->reclaim();
+  batch.reset();
+  const std::weak_ptr<transport::ArenaView> view = view_;
+  view_.reset();
+  EXPECT_TRUE(view.expired());
+}
+
+TEST_F(CudaStageTest, AnArenaThatWasReplacedIsGivenUpWithTheNextBatch) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  const std::weak_ptr<transport::ArenaView> replaced = view_;
+  for (int64_t round = 1; round <= 2; ++round) {
+    auto batch = make_batch(round);
+    ASSERT_TRUE(stage_->begin(*batch));
+    stage_->finish(*batch);
+    c10::cuda::getCurrentCUDAStream(0).synchronize();
+    stage_->reclaim();
+    batch.reset();
+    if (round == 1) open(1);
+  }
+  EXPECT_TRUE(replaced.expired());
+}
+
+#else
+
+TEST(DeviceStage, CopiesToADevice) { GTEST_SKIP() << "this build has no CUDA"; }
+
+#endif
+
+}  // namespace
+}  // namespace penstock::loader

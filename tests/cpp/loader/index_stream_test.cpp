@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// IndexStream against torch's BatchSampler over RandomSampler or SequentialSampler, said again here.
+#include "loader/index_stream.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randperm.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "../transport/seeded_test.h"
+
+namespace penstock::loader {
+namespace {
+
+using Indices = std::vector<int64_t>;
+
+// torch's samplers as generators of Python are: nothing happens before the first pull, and what follows the last index
+// happens at the pull that finds none.
+class TorchSamplers {
+ public:
+  explicit TorchSamplers(IndexStreamOptions options) : options_(std::move(options)) {}
+
+  std::optional<Indices> next_batch() {
+    Indices batch;
+    while (batch.size() < static_cast<size_t>(options_.batch_size)) {
+      const auto index = next_index();
+      if (!index) break;
+      batch.push_back(*index);
+    }
+    const bool is_partial = batch.size() < static_cast<size_t>(options_.batch_size);
+    if (batch.empty() || (options_.drop_last && is_partial)) return std::nullopt;
+    return batch;
+  }
+
+ private:
+  std::optional<int64_t> next_index() {
+    if (!options_.shuffle) return position_ < options_.sample_count ? std::optional(position_++) : std::nullopt;
+    if (is_done_) return std::nullopt;
+    if (permutation_.empty()) {
+      if (!options_.generator) {
+        const auto seed = at::empty({}, at::kLong).random_().item<int64_t>();
+        options_.generator = at::detail::createCPUGenerator();
+        options_.generator->set_current_seed(static_cast<uint64_t>(seed));
+      }
+      permutation_ = draw_permutation();
+    }
+    if (position_ < options_.sample_count) return permutation_[static_cast<size_t>(position_++)];
+    draw_permutation();  // the slice of no elements that torch takes of a fresh permutation
+    is_done_ = true;
+    return std::nullopt;
+  }
+  Indices draw_permutation() {
+    const auto drawn = at::randperm(options_.sample_count, options_.generator, at::kLong);
+    const auto* first = drawn.const_data_ptr<int64_t>();
+    return {first, first + drawn.numel()};
+  }
+
+  IndexStreamOptions options_;
+  Indices permutation_;
+  int64_t position_ = 0;
+  bool is_done_ = false;
+};
+
+class IndexStreamTest : public test::SeededTest {
+ protected:
+  static bool is_same_state(const at::Generator& left, const at::Generator& right) {
+    return left.get_state().equal(right.get_state());
+  }
+  static at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
+
+  // Pulls both in step and compares what they give, and after every pull where the generators stand.
+  static void expect_as_torch(const IndexStreamOptions& options, uint64_t seed) {
+    default_generator().set_current_seed(seed);
+    auto ours = options;
+    auto torchs = options;
+    if (options.generator) {
+      ours.generator = options.generator->clone();
+      torchs.generator = options.generator->clone();
+    }
+    IndexStream stream(ours);
+    TorchSamplers samplers(torchs);
+    // The default generator is one for both, so each is given its turn from the same state.
+    auto torchs_default = default_generator().clone();
+    const auto in_torchs_turn = [&](const std::function<std::optional<Indices>()>& pull) {
+      const auto saved = default_generator().get_state();
+      default_generator().set_state(torchs_default.get_state());
+      auto batch = pull();
+      torchs_default.set_state(default_generator().get_state());
+      default_generator().set_state(saved);
+      return batch;
+    };
+    for (;;) {
+      const auto expected = in_torchs_turn([&] { return samplers.next_batch(); });
+      const auto given = stream.next();
+      ASSERT_EQ(given.has_value(), expected.has_value());
+      ASSERT_TRUE(is_same_state(default_generator(), torchs_default));
+      if (options.generator) {
+        ASSERT_TRUE(is_same_state(*ours.generator, *torchs.generator));
+      }
+      if (!given) break;
+      ASSERT_EQ(Indices(given->begin(), given->end()), *expected);
+    }
+    EXPECT_FALSE(stream.next()) << "after its end";
+    ASSERT_TRUE(is_same_state(default_generator(), torchs_default)) << "a pull after the end drew a number";
+  }
+};
+
+TEST_F(IndexStreamTest, RandomSettingsGiveTorchsIndicesAndLeaveTheGeneratorsWhereTorchDoes) {
+  for (int round = 0; round < 400 && !HasFatalFailure(); ++round) {
+    IndexStreamOptions options{.sample_count = draw<int64_t>(1, 200),
+                               .batch_size = draw<int64_t>(1, 40),
+                               .drop_last = toss(),
+                               .shuffle = toss(),
+                               .generator = std::nullopt};
+    if (toss()) options.generator = at::detail::createCPUGenerator(random()());
+    expect_as_torch(options, random()());
+  }
+}
+
+TEST_F(IndexStreamTest, BatchesThatDivideTheSamplesEvenlyEndOnePullLater) {
+  for (const bool drop_last : {false, true}) {
+    expect_as_torch({.sample_count = 40,
+                     .batch_size = 10,
+                     .drop_last = drop_last,
+                     .shuffle = true,
+                     .generator = at::detail::createCPUGenerator(seed())},
+                    seed());
+  }
+}
+
+TEST_F(IndexStreamTest, ABatchLargerThanTheSamplesIsOnePartialBatchOrNone) {
+  for (const bool drop_last : {false, true}) {
+    expect_as_torch({.sample_count = 5, .batch_size = 8, .drop_last = drop_last, .shuffle = true, .generator = {}},
+                    seed());
+  }
+}
+
+TEST_F(IndexStreamTest, NoSamplesAreNoBatches) {
+  expect_as_torch({.sample_count = 0, .batch_size = 8, .drop_last = false, .shuffle = false, .generator = {}}, seed());
+}
+
+TEST_F(IndexStreamTest, NothingIsDrawnBeforeTheFirstPull) {
+  const auto before = default_generator().clone();
+  const IndexStream stream({.sample_count = 10, .batch_size = 2, .shuffle = true, .generator = {}});
+  EXPECT_TRUE(is_same_state(default_generator(), before));
+}
+
+TEST_F(IndexStreamTest, AMillionShuffledSamplesComeOnceEach) {
+  IndexStream stream({.sample_count = 1'000'000, .batch_size = 4096, .shuffle = true, .generator = {}});
+  std::vector<bool> has_come(1'000'000, false);
+  size_t count = 0;
+  while (const auto batch = stream.next()) {
+    for (const int64_t index : *batch) {
+      ASSERT_FALSE(has_come[static_cast<size_t>(index)]);
+      has_come[static_cast<size_t>(index)] = true;
+    }
+    count += batch->size();
+  }
+  EXPECT_EQ(count, 1'000'000u);
+}
+
+}  // namespace
+}  // namespace penstock::loader

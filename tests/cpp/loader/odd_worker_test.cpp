@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the client makes of a worker that does not keep to the protocol. The worker is played by the test, on real
+// sockets.
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../transport/record_samples.h"
+#include "loader/client.h"
+#include "transport/arena.h"
+#include "transport/fd_channel.h"
+#include "transport/message.h"
+#include "transport/socket.h"
+
+namespace penstock::loader {
+namespace {
+
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using transport::Descriptor;
+using transport::DescriptorKind;
+using Event = Client::Event;
+
+// A worker that says whatever it is told to.
+class OddWorker {
+ public:
+  explicit OddWorker(const std::string& endpoint, uint32_t worker_id = 0)
+      : worker_id_(worker_id), connection_(transport::FdConnection::connect(endpoint).value()) {
+    EXPECT_TRUE(connection_.send({.kind = transport::kFdHello, .worker_id = worker_id}));
+  }
+
+  // Takes the trainer's answer and opens the ZeroMQ side. False when the trainer hung up instead.
+  bool open() {
+    const auto start = connection_.receive(steady_clock::now() + seconds(30));
+    if (!start) return false;
+    socket_ = transport::Socket::connect(context_, start.value().message.text).value();
+    EXPECT_TRUE(socket_->wait_writable(seconds(30)));
+    send({.kind = DescriptorKind::kHello, .worker_id = worker_id_});
+    return true;
+  }
+
+  void send(const Descriptor& descriptor) { send_bytes(transport::write_message(descriptor)); }
+  void send_bytes(std::span<const std::byte> bytes) { EXPECT_TRUE(socket_->send(bytes)); }
+  void send_parts(std::span<const std::span<const std::byte>> parts) { EXPECT_TRUE(socket_->send(parts)); }
+
+  // Makes an arena of two slabs and passes it.
+  void pass_arena(uint32_t arena_id = 0) {
+    arena_ = transport::Arena::create({.slab_bytes = 1 << 16, .slab_count = 2}, arena_id).value();
+    EXPECT_TRUE(connection_.send({.kind = transport::kFdArena, .arena_id = arena_id}, arena_->fd()));
+  }
+
+  // Writes a batch of one tensor of eight bytes into a free slab and returns the descriptor that names it.
+  Descriptor write_batch(uint64_t sequence, uint32_t epoch = 1) {
+    const uint32_t slab_index = arena_->try_acquire().value();
+    EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
+    const auto record = transport::make_record({transport::make_entry(4, {1})}, transport::nest_of_tensors(1));
+    std::memcpy(arena_->slab(slab_index), &sequence, sizeof sequence);
+    std::memcpy(arena_->slab(slab_index) + 64, record.data(), record.size());
+    return {.kind = DescriptorKind::kSlab,
+            .sequence = sequence,
+            .epoch = epoch,
+            .worker_id = worker_id_,
+            .arena_id = arena_->id(),
+            .slab_index = slab_index,
+            .slab_generation = arena_->generation(slab_index),
+            .record_bytes = static_cast<uint32_t>(record.size()),
+            .record_offset = 64,
+            .slab_bytes = arena_->slab_bytes()};
+  }
+
+  transport::Arena& arena() { return *arena_; }
+  transport::FdConnection& connection() { return connection_; }
+
+ private:
+  uint32_t worker_id_;
+  transport::FdConnection connection_;
+  transport::SocketContext context_;
+  std::unique_ptr<transport::Socket> socket_;
+  std::shared_ptr<transport::Arena> arena_;
+};
+
+class OddWorkerTest : public testing::Test {
+ protected:
+  OddWorkerTest() : client_(ClientOptions{.worker_count = 1, .prefetch_factor = 4}) {
+    EXPECT_TRUE(client_.start());
+    client_.begin_epoch();
+    worker_ = std::make_unique<OddWorker>(client_.endpoint());
+    EXPECT_TRUE(worker_->open());
+    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit(transport::IndexKind::kNone, {}));
+  }
+
+  Event next() {
+    const auto deadline = steady_clock::now() + seconds(30);
+    for (;;) {
+      Event event = client_.try_next();
+      if (event.kind != Event::Kind::kNothing || steady_clock::now() > deadline) return event;
+      client_.wait_until(deadline);
+    }
+  }
+  void expect_failure(const std::string& words) {
+    const Event event = next();
+    EXPECT_EQ(event.kind, Event::Kind::kFailed);
+    EXPECT_NE(event.message.find(words), std::string::npos) << event.message;
+  }
+  void expect_batch(uint64_t sequence) {
+    const Event event = next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message;
+    EXPECT_EQ(event.batch->descriptor().sequence, sequence);
+    EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), static_cast<int64_t>(sequence));
+  }
+  // Whether the slab is back with the worker. A descriptor that follows on the same socket has been read by then.
+  void expect_released(uint32_t slab_index) {
+    worker_->arena().wait_for_release(seconds(30));
+    EXPECT_EQ(worker_->arena().try_acquire(), slab_index);
+  }
+
+  Client client_;
+  std::unique_ptr<OddWorker> worker_;
+};
+
+TEST_F(OddWorkerTest, OneThatKeepsToTheProtocolIsServed) {
+  worker_->pass_arena();
+  worker_->send(worker_->write_batch(0));
+  worker_->send(worker_->write_batch(1));
+  expect_batch(0);
+  expect_batch(1);
+}
+
+TEST_F(OddWorkerTest, BytesThatAreNoDescriptorAreAFailureWithAReason) {
+  worker_->send_bytes(std::vector<std::byte>(10));
+  expect_failure("10 bytes long");
+  worker_->send_bytes(std::vector<std::byte>(64));
+  expect_failure("PND1");
+}
+
+TEST_F(OddWorkerTest, AnAnswerInAnothersNameIsAFailure) {
+  worker_->send({.kind = DescriptorKind::kEnd, .epoch = 1, .worker_id = 7});
+  expect_failure("in the name of worker 7");
+}
+
+TEST_F(OddWorkerTest, ASlabThatIsNotThereIsAFailure) {
+  worker_->pass_arena();
+  auto descriptor = worker_->write_batch(0);
+  descriptor.slab_index = 2;
+  worker_->send(descriptor);
+  expect_failure("slab 2 of 2");
+}
+
+TEST_F(OddWorkerTest, ARecordOutsideItsSlabIsAFailureAndTheSlabGoesBack) {
+  worker_->pass_arena();
+  auto descriptor = worker_->write_batch(0);
+  for (const uint64_t offset : {uint64_t{1 << 16}, ~uint64_t{0}, uint64_t{1 << 16} - 8}) {
+    descriptor.record_offset = offset;
+    worker_->send(descriptor);
+    expect_failure("outside its slab");
+  }
+  expect_released(0);
+}
+
+TEST_F(OddWorkerTest, APayloadThatReachesIntoTheRecordIsAFailure) {
+  worker_->pass_arena();
+  auto descriptor = worker_->write_batch(0);
+  std::memmove(worker_->arena().slab(0), worker_->arena().slab(0) + 64, descriptor.record_bytes);
+  descriptor.record_offset = 0;
+  worker_->send(descriptor);
+  expect_failure("64 payload bytes where 0 came");
+}
+
+TEST_F(OddWorkerTest, ARecordThatIsDamagedIsAFailureAndTheSlabGoesBack) {
+  worker_->pass_arena();
+  const auto descriptor = worker_->write_batch(0);
+  worker_->arena().slab(0)[64] ^= std::byte{1};
+  worker_->send(descriptor);
+  expect_failure("PNF1");
+  expect_released(0);
+}
+
+TEST_F(OddWorkerTest, AnInlineBatchInOnePartIsAFailure) {
+  const auto record = transport::sample_records().front();
+  const Descriptor descriptor{
+      .kind = DescriptorKind::kInline, .epoch = 1, .record_bytes = static_cast<uint32_t>(record.size())};
+  const auto head = transport::write_message(descriptor, record);
+  worker_->send_bytes(head);
+  expect_failure("two parts");
+  const std::vector<std::byte> payload;
+  const std::span<const std::byte> parts[] = {head, payload};
+  worker_->send_parts(parts);
+  EXPECT_EQ(next().kind, Event::Kind::kBatch);
+}
+
+TEST_F(OddWorkerTest, AnArenaThatIsNotSealedIsAFailure) {
+  const FileDescriptor file(::dup(STDOUT_FILENO));
+  EXPECT_TRUE(worker_->connection().send({.kind = transport::kFdArena}, file.get()));
+  expect_failure("not sealed");
+}
+
+TEST_F(OddWorkerTest, SomethingElseThanAnArenaOnItsSocketIsAFailure) {
+  EXPECT_TRUE(worker_->connection().send({.kind = transport::kFdHello}));
+  expect_failure("other than an arena");
+}
+
+TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
+  worker_->pass_arena();
+  client_.begin_epoch();
+  EXPECT_TRUE(client_.submit(transport::IndexKind::kNone, {}));
+  const auto stale = worker_->write_batch(0, /*epoch=*/1);
+  const auto fresh = worker_->write_batch(0, /*epoch=*/2);
+  worker_->send(stale);
+  worker_->send(fresh);
+  const Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message;
+  EXPECT_EQ(event.batch->descriptor().epoch, 2u);
+  EXPECT_EQ(client_.counters().stale_batches.value(), 1u);
+  EXPECT_EQ(worker_->arena().try_acquire(), 0u) << "the slab of the dropped batch";
+}
+
+TEST_F(OddWorkerTest, ASecondWorkerOfTheSameIdIsTurnedAwayAndTheFirstServesOn) {
+  OddWorker second(client_.endpoint());
+  EXPECT_FALSE(second.open());
+  OddWorker unknown(client_.endpoint(), /*worker_id=*/9);
+  EXPECT_FALSE(unknown.open());
+  worker_->pass_arena();
+  worker_->send(worker_->write_batch(0));
+  expect_batch(0);
+}
+
+TEST_F(OddWorkerTest, WhatALostWorkerHadSentComesBeforeTheNewsOfItsLoss) {
+  worker_->pass_arena();
+  worker_->send(worker_->write_batch(0));
+  worker_->send(worker_->write_batch(1));
+  worker_->connection().shut_down();
+  expect_batch(0);
+  expect_batch(1);
+  EXPECT_EQ(next().kind, Event::Kind::kWorkerLost);
+}
+
+}  // namespace
+}  // namespace penstock::loader

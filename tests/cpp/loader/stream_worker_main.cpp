@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker process without Python: serves the batches of stream_batches.h until its trainer hangs up.
+//
+// usage: stream_worker_main ENDPOINT WORKER_ID PREFETCH_FACTOR ARENA_BYTES FILE_BYTES_MAX
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <poll.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "../transport/child_process.h"
+#include "stream_batches.h"
+#include "transport/nest.h"
+#include "worker/malloc_tuning.h"
+#include "worker/server.h"
+
+namespace penstock::test {
+namespace {
+
+using transport::RequestKind;
+using worker::Server;
+
+std::vector<int64_t> indices_of(const Server::Received& received) {
+  std::vector<int64_t> indices(received.body.size() / sizeof(int64_t));
+  if (!indices.empty()) std::memcpy(indices.data(), received.body.data(), indices.size() * sizeof(int64_t));
+  return indices;
+}
+
+// Half of the tensors are made in the slab and half elsewhere, as with a dataset that collates some parts itself.
+std::vector<at::Tensor> make_batch_at(Server& server, const Server::Received& received,
+                                      const std::vector<int64_t>& indices) {
+  int made_count = 0;
+  return make_batch(received.request.epoch, received.request.sequence, indices,
+                    [&](const std::vector<int64_t>& sizes, at::ScalarType type) {
+                      at::Tensor tensor;
+                      if (made_count++ % 2 == 0) tensor = server.writer().empty(sizes, type);
+                      return tensor.defined() ? tensor : at::empty(sizes, at::TensorOptions().dtype(type));
+                    });
+}
+
+Result<void> answer(Server& server, const Server::Received& received, const std::vector<int64_t>& indices) {
+  server.writer().begin();
+  transport::NestWriter nest;
+  nest.tuple(4), nest.tensor(0), nest.tensor(1), nest.tensor(2), nest.text("batch");
+  const bool raises = !indices.empty() && indices.front() == kRaise;
+  return server.answer(received,
+                       {.tensors = make_batch_at(server, received, raises ? std::vector<int64_t>{} : indices),
+                        .boundary_keys = {},
+                        .nest = nest.view()},
+                       raises ? transport::kDescriptorRaises : uint8_t{0});
+}
+
+// Returns the process's exit status.
+int serve(Server& server) {
+  bool has_ended = false;
+  for (;;) {
+    const auto received = server.next(std::chrono::steady_clock::now() + std::chrono::hours(1));
+    if (!received) return received.error().code == Errc::kClosed ? EXIT_SUCCESS : 3;
+    if (received.value().request.kind == RequestKind::kEpoch) {
+      has_ended = false;
+      continue;
+    }
+    if (has_ended) continue;
+    const auto indices = indices_of(received.value());
+    const int64_t first = indices.empty() ? 0 : indices.front();
+    if (first == kDie) ::raise(SIGKILL);
+    has_ended = first == kEnd;
+    const auto answered = has_ended ? server.answer_end(received.value()) : answer(server, received.value(), indices);
+    if (!answered) return answered.error().code == Errc::kClosed ? EXIT_SUCCESS : 4;
+    while (first == kStall) ::poll(nullptr, 0, -1);
+  }
+}
+
+int run(char** arguments) {
+  worker::tune_malloc();
+  at::set_num_threads(1);
+  const auto file_bytes_max = std::strtoull(arguments[5], nullptr, 10);
+  if (file_bytes_max > 0) limit_file_size(file_bytes_max);
+  auto server = Server::connect({.endpoint = arguments[1],
+                                 .worker_id = static_cast<uint32_t>(std::strtoul(arguments[2], nullptr, 10)),
+                                 .prefetch_factor = static_cast<uint32_t>(std::strtoul(arguments[3], nullptr, 10)),
+                                 .arena_bytes = std::strtoull(arguments[4], nullptr, 10)},
+                                std::chrono::steady_clock::now() + std::chrono::minutes(1));
+  if (!server && server.error().code == Errc::kClosed) return EXIT_SUCCESS;
+  if (!server) {
+    std::cerr << "stream_worker_main: " << server.error().message << '\n';
+    return 2;
+  }
+  return serve(*server.value());
+}
+
+}  // namespace
+}  // namespace penstock::test
+
+int main(int argument_count, char** arguments) {
+  if (argument_count != 6) return 64;
+  return penstock::test::run(arguments);
+}
