@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Builds the graph of a TorchScript program: its inputs as they are met, its nodes as they are read.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/capture.h"
+#include "graph/capture_bound.h"
+
+namespace penstock::graph {
+
+// Thread-compatible. Throws Refusal.
+class CaptureBuilder {
+ public:
+  explicit CaptureBuilder(std::span<const at::Tensor> leaves) : leaves_(leaves) {}
+
+  // The next leaf, or a tuple of the next leaves, for an argument of forward.
+  Bound leaf(const c10::TypePtr& type, const std::string& name);
+
+  // A value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
+  Bound known(const c10::IValue& value, const std::string& path);
+
+  // The leaf that a value is, or null.
+  const Input* find_leaf(const Bound& bound) const;
+
+  // Appends a node that is a group of its own, and returns its results. `place` is its label.
+  std::vector<Bound> append(Node node, size_t result_count, const std::string& place);
+
+  // The same for a call with positional arguments and one result.
+  Bound emit(std::string op, std::vector<Argument> arguments, const std::string& place);
+
+  // Every value in it becomes an output. What is known now is left out.
+  void add_output(const Bound& bound);
+
+  // The graph, annotated; tensors that it writes are state. All leaves must have been taken.
+  Captured finish();
+
+ private:
+  ValueId new_value();
+  Input tensor_input(const at::Tensor& tensor, const std::string& source);
+  Bound constant(const at::Tensor& tensor, const std::string& source);
+  void turn_written_into_state();
+
+  std::span<const at::Tensor> leaves_;
+  size_t leaf_count_ = 0;
+  Captured captured_;
+  std::unordered_map<const c10::TensorImpl*, ValueId> tensors_;
+};
+
+}  // namespace penstock::graph

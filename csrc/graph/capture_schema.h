@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Finds a node's operator in torch's dispatcher and lays its arguments out as the operator's schema does.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "graph/ir.h"
+
+namespace penstock::graph {
+
+struct MatchedCall {
+  c10::OperatorHandle op;
+  std::vector<const Argument*> arguments;  // by argument of the schema; null where its default stands
+};
+
+// "aten::sub.Tensor"; none when the dispatcher has no such operator.
+std::optional<c10::OperatorHandle> find_operator(std::string_view name);
+
+// kUnsupported when the operator is not aten's or not there; kMalformed when its schema has no room for an argument,
+// lacks one, or has another number of results. Types are not looked at. Points into `node`.
+Result<MatchedCall> match_schema(const Node& node);
+
+// The argument of that name, or null when the schema has none or its default stands.
+const Argument* argument_named(const MatchedCall& call, std::string_view name);
+
+}  // namespace penstock::graph

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/cut_model.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "base/assert.h"
+
+namespace penstock::graph {
+
+CutModel::CutModel(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                   const Prices& prices)
+    : graph_(graph), calibration_(calibration), prices_(prices) {
+  PENSTOCK_ASSERT(verdicts.size() == graph.nodes.size(), verdicts.size(), " verdicts");
+  PENSTOCK_ASSERT(calibration.node_s.size() == graph.nodes.size(), calibration.node_s.size(), " node times");
+  PENSTOCK_ASSERT(calibration.values.size() == graph.value_names.size(), calibration.values.size(), " value sizes");
+  make_units(verdicts);
+  place_values();
+}
+
+void CutModel::make_units(std::span<const Verdict> verdicts) {
+  std::unordered_map<uint32_t, uint32_t> unit_of_group;
+  for (uint32_t node = 0; node < graph_.nodes.size(); ++node) {
+    const auto& group = graph_.nodes[node].group;
+    auto unit = static_cast<uint32_t>(units_.size());
+    if (group) unit = unit_of_group.try_emplace(*group, unit).first->second;
+    if (unit == units_.size()) units_.push_back({UnitKind::kReplicable, group, {}, node});
+    units_[unit].nodes.push_back(node);
+    unit_of_.push_back(unit);
+    replicable_nodes_.push_back(is_replicable(verdicts[node]));
+    // The first node of the most binding kind decides.
+    const UnitKind kind = !verdicts[node].movable    ? UnitKind::kFixed
+                          : replicable_nodes_.back() ? UnitKind::kReplicable
+                                                     : UnitKind::kFree;
+    const auto binding = [](UnitKind k) { return k == UnitKind::kFixed ? 2 : k == UnitKind::kFree ? 1 : 0; };
+    if (binding(kind) > binding(units_[unit].kind)) {
+      units_[unit].kind = kind;
+      units_[unit].deciding_node = node;
+    }
+  }
+}
+
+void CutModel::place_values() {
+  places_.resize(graph_.value_names.size());
+  reads_.resize(graph_.value_names.size());
+  for (const Input& input : graph_.inputs) {
+    places_[input.value].is_leaf = input.kind == InputKind::kLeaf;
+    places_[input.value].is_tensor = input.kind != InputKind::kInt;
+  }
+  for (uint32_t node = 0; node < graph_.nodes.size(); ++node) {
+    const Traits* traits = node < graph_.traits.size() ? &graph_.traits[node] : nullptr;
+    const bool reads_sizes_only = traits != nullptr && traits->purity == Purity::kMetadata;
+    for_each_operand(graph_.nodes[node], [&](ValueId operand) {
+      reads_[operand].push_back({unit_of_[node], node, reads_sizes_only});
+    });
+    for (size_t i = 0; i < graph_.nodes[node].results.size(); ++i) {
+      Place& place = places_[graph_.nodes[node].results[i]];
+      place.is_made = true;
+      place.is_tensor =
+          traits != nullptr && i < traits->result_kinds.size() && traits->result_kinds[i] == ValueKind::kTensor;
+      place.unit = unit_of_[node];
+      place.node = node;
+    }
+  }
+  for (const Output& output : graph_.outputs) reads_[output.value].push_back({kOutside, kOutside, false});
+}
+
+uint32_t CutModel::storage_of(ValueId value) const {
+  // A value that was not measured, or is no tensor, shares with nobody.
+  const uint32_t storage = calibration_.values[value].storage;
+  return storage != ValueSize::kNoStorage ? storage : ValueSize::kNoStorage - 1 - value;
+}
+
+Choice CutModel::everything() const {
+  Choice choice = nothing();
+  for (size_t unit = 0; unit < units_.size(); ++unit) choice[unit] = units_[unit].kind == UnitKind::kFree;
+  return choice;
+}
+
+int64_t CutModel::raw_bytes() const {
+  std::map<uint32_t, int64_t> bytes;
+  for (const Input& input : graph_.inputs) {
+    if (input.kind != InputKind::kLeaf) continue;
+    int64_t& most = bytes[storage_of(input.value)];
+    most = std::max(most, calibration_.values[input.value].bytes);
+  }
+  int64_t sum = 0;
+  for (const auto& [storage, size] : bytes) sum += size;
+  return sum;
+}
+
+Cut CutModel::cut(const Choice& choice) const {
+  Cut cut;
+  // What the trainer runs: all that did not move, and the replicable units that those read.
+  cut.runs_in_trainer.resize(units_.size());
+  std::vector<uint32_t> pending_units;
+  const auto run_in_trainer = [&](uint32_t unit) {
+    if (cut.runs_in_trainer[unit]) return;
+    cut.runs_in_trainer[unit] = true;
+    pending_units.push_back(unit);
+  };
+  const auto read_in_trainer = [&](ValueId value) {
+    const Place& place = places_[value];
+    if (place.is_made && units_[place.unit].kind == UnitKind::kReplicable) run_in_trainer(place.unit);
+  };
+  for (uint32_t unit = 0; unit < units_.size(); ++unit)
+    if (units_[unit].kind == UnitKind::kFixed || (units_[unit].kind == UnitKind::kFree && !choice[unit]))
+      run_in_trainer(unit);
+  for (const Output& output : graph_.outputs) read_in_trainer(output.value);
+  while (!pending_units.empty()) {
+    const uint32_t unit = pending_units.back();
+    pending_units.pop_back();
+    for (const uint32_t node : units_[unit].nodes) for_each_operand(graph_.nodes[node], read_in_trainer);
+  }
+  // What workers run: all that moved, and the replicable nodes that those read.
+  cut.runs_in_worker.resize(graph_.nodes.size());
+  std::vector<uint32_t> pending_nodes;
+  const auto run_in_worker = [&](uint32_t node) {
+    if (cut.runs_in_worker[node]) return;
+    cut.runs_in_worker[node] = true;
+    pending_nodes.push_back(node);
+  };
+  for (uint32_t unit = 0; unit < units_.size(); ++unit)
+    if (choice[unit])
+      for (const uint32_t node : units_[unit].nodes) run_in_worker(node);
+  while (!pending_nodes.empty()) {
+    const uint32_t node = pending_nodes.back();
+    pending_nodes.pop_back();
+    for_each_operand(graph_.nodes[node], [&](ValueId operand) {
+      const Place& place = places_[operand];
+      if (place.is_made && replicable_nodes_[place.node]) run_in_worker(place.node);
+    });
+  }
+  // What crosses.
+  std::map<uint32_t, std::pair<int64_t, bool>> storages;  // bytes, and whether they cost something
+  for (ValueId value = 0; value < places_.size(); ++value) {
+    const Place& place = places_[value];
+    const bool is_moved = place.is_made && choice[place.unit];
+    if (!place.is_leaf && !is_moved) continue;
+    bool is_read = false;
+    for (const Read& read : reads_[value]) {
+      const bool reads_contents = !(place.is_leaf && read.sizes_only);
+      is_read = is_read || (reads_contents && (read.unit == kOutside || cut.runs_in_trainer[read.unit]));
+    }
+    if (!is_read) continue;
+    (place.is_leaf ? cut.raw : cut.boundary).push_back(value);
+    auto& [bytes, is_priced] = storages[storage_of(value)];
+    bytes = std::max(bytes, calibration_.values[value].bytes);
+    is_priced = is_priced || !(place.is_leaf && prices_.raw_stays);
+  }
+  for (const auto& [storage, size] : storages) {
+    cut.boundary_bytes += size.first;
+    if (size.second) cut.price += link_price(prices_, size.first);
+  }
+  for (uint32_t unit = 0; unit < units_.size(); ++unit)
+    if (cut.runs_in_trainer[unit] && units_[unit].kind != UnitKind::kFixed)
+      for (const uint32_t node : units_[unit].nodes) cut.price += trainer_ticks(node);
+  for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
+    if (cut.runs_in_worker[node]) cut.price += worker_price(prices_, calibration_.node_s[node]);
+  return cut;
+}
+
+double CutModel::trainer_node_s(uint32_t node) const {
+  // Arithmetic on sizes is not dispatched to a kernel, so it costs the trainer next to nothing.
+  for (const ValueId result : graph_.nodes[node].results)
+    if (places_[result].is_tensor) return trainer_seconds(prices_, calibration_.node_s[node]);
+  return calibration_.node_s[node] * prices_.trainer_scale;
+}
+
+// Calls on_violation(reader unit, maker unit, is_missing) for each read that the choice makes impossible: is_missing
+// when a moved reader needs what the trainer makes, else the trainer needs a value from a moved maker that is no
+// tensor.
+template <typename OnViolation>
+void CutModel::each_violation(const Choice& choice, const OnViolation& on_violation) const {
+  const std::vector<bool> runs_in_trainer = cut(choice).runs_in_trainer;
+  for (ValueId value = 0; value < places_.size(); ++value) {
+    const Place& place = places_[value];
+    if (!place.is_made) continue;
+    for (const Read& read : reads_[value]) {
+      if (read.unit == place.unit) continue;
+      const bool is_reader_moved = read.unit != kOutside && choice[read.unit];
+      if (is_reader_moved && !choice[place.unit] && !replicable_nodes_[place.node])
+        on_violation(read.unit, place.unit, true);
+      if (choice[place.unit] && !place.is_tensor && (read.unit == kOutside || runs_in_trainer[read.unit]))
+        on_violation(read.unit, place.unit, false);
+    }
+  }
+}
+
+bool CutModel::is_valid(const Choice& choice) const {
+  bool is_valid = true;
+  for (size_t unit = 0; unit < units_.size(); ++unit)
+    is_valid = is_valid && (!choice[unit] || units_[unit].kind == UnitKind::kFree);
+  each_violation(choice, [&](uint32_t, uint32_t, bool) { is_valid = false; });
+  return is_valid;
+}
+
+Choice CutModel::shrink_to_valid(Choice choice) const {
+  for (bool changed = true; changed;) {
+    changed = false;
+    const Choice before = choice;
+    each_violation(before, [&](uint32_t reader, uint32_t maker, bool is_missing) {
+      choice[is_missing ? reader : maker] = false;
+      changed = true;
+    });
+  }
+  return choice;
+}
+
+std::optional<Choice> CutModel::grow_to_valid(Choice choice) const {
+  bool is_possible = true;
+  for (bool changed = true; changed && is_possible;) {
+    changed = false;
+    const Choice before = choice;
+    std::vector<uint32_t> pending;
+    each_violation(before, [&](uint32_t reader, uint32_t maker, bool is_missing) {
+      pending.push_back(is_missing ? maker : reader);
+    });
+    std::vector<bool> seen(units_.size());
+    while (!pending.empty() && is_possible) {
+      const uint32_t unit = pending.back();
+      pending.pop_back();
+      if (unit == kOutside || units_[unit].kind == UnitKind::kFixed) {
+        is_possible = false;
+      } else if (units_[unit].kind == UnitKind::kFree) {
+        changed = changed || !choice[unit];
+        choice[unit] = true;
+      } else if (!seen[unit]) {
+        // A replicable unit leaves the trainer when all that read it there do.
+        seen[unit] = true;
+        for (const uint32_t node : units_[unit].nodes)
+          for (const ValueId result : graph_.nodes[node].results)
+            for (const Read& read : reads_[result]) pending.push_back(read.unit);
+      }
+    }
+  }
+  if (!is_possible) return std::nullopt;
+  return choice;
+}
+
+}  // namespace penstock::graph

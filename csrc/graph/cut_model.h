@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The choice that a plan makes, without the choosing: which units there are, what moving a set of them implies, what
+// that costs, and the network whose minimum cut is the cheapest choice.
+//
+// A *unit* is what moves as one: a group of nodes, or a node without a group. Three kinds:
+//   fixed       some node must not move, so the unit stays
+//   replicable  every node reads constants and sizes alone: trainer and workers compute it, each only when it needs it
+//   free        the choice
+// Within a fixed or free unit a worker may still compute single replicable nodes for itself (the prefix is cut by
+// nodes, the trainer's program by units).
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graph/effects.h"
+#include "graph/ir.h"
+#include "graph/price.h"
+
+namespace penstock::graph {
+
+enum class UnitKind : uint8_t { kFixed, kReplicable, kFree };
+
+struct Unit {
+  UnitKind kind = UnitKind::kFixed;
+  std::optional<uint32_t> group;
+  std::vector<uint32_t> nodes;  // in program order
+  uint32_t deciding_node = 0;   // the one whose verdict speaks for the unit
+};
+
+// By unit, whether it moves. Only free units can.
+using Choice = std::vector<bool>;
+
+// What a choice implies.
+struct Cut {
+  std::vector<bool> runs_in_worker;   // by node
+  std::vector<bool> runs_in_trainer;  // by unit
+  std::vector<ValueId> boundary;      // computed in workers, read by the trainer; ascending
+  std::vector<ValueId> raw;           // leaves that the trainer reads; ascending
+  int64_t boundary_bytes = 0;         // of both, each storage once
+  Ticks price = 0;
+};
+
+// Thread-compatible. Keeps references to all it is given.
+class CutModel {
+ public:
+  CutModel(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration, const Prices& prices);
+
+  const std::vector<Unit>& units() const { return units_; }
+
+  // Whether the choice can be run: what moved units read is there, and only tensors cross.
+  bool is_valid(const Choice& choice) const;
+
+  // The largest valid choice within `choice`.
+  Choice shrink_to_valid(Choice choice) const;
+
+  // The smallest valid choice that holds `choice`, or none when that would move a fixed unit.
+  std::optional<Choice> grow_to_valid(Choice choice) const;
+
+  // What a valid choice implies.
+  Cut cut(const Choice& choice) const;
+
+  // The cheapest valid choice; of several, the one that moves least.
+  Choice cheapest() const;
+
+  Choice nothing() const { return Choice(units_.size(), false); }
+  Choice everything() const;
+
+  // Bytes of all leaves, each storage once.
+  int64_t raw_bytes() const;
+
+  // What the trainer spends on a node that it runs.
+  double trainer_node_s(uint32_t node) const;
+
+ private:
+  struct Read {
+    uint32_t unit;  // the reader, or kOutside for the graph's outputs
+    uint32_t node;
+    bool sizes_only;  // of a leaf: the trainer needs no contents for it
+  };
+  struct Place {
+    bool is_leaf = false;
+    bool is_made = false;  // by a node
+    bool is_tensor = false;
+    uint32_t unit = 0;  // of the node that makes it
+    uint32_t node = 0;
+  };
+  static constexpr uint32_t kOutside = 0xffffffff;
+
+  void make_units(std::span<const Verdict> verdicts);
+  void place_values();
+  Ticks trainer_ticks(uint32_t node) const { return to_ticks(trainer_node_s(node)); }
+  uint32_t storage_of(ValueId value) const;
+  template <typename OnViolation>
+  void each_violation(const Choice& choice, const OnViolation& on_violation) const;
+  class Network;
+
+  const Graph& graph_;
+  const Calibration& calibration_;
+  const Prices& prices_;
+  std::vector<Unit> units_;
+  std::vector<uint32_t> unit_of_;  // by node
+  std::vector<bool> replicable_nodes_;
+  std::vector<Place> places_;             // by value
+  std::vector<std::vector<Read>> reads_;  // by value
+};
+
+}  // namespace penstock::graph

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/effects.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "graph/alias_sets.h"
+
+namespace penstock::graph {
+namespace {
+
+// Why a value is RANDOM or STATE, as a clause; shared down the dataflow so that every reason names the first cause.
+using Cause = std::string;
+
+std::string describe(const Node& node) { return node.label.empty() ? node.op : node.op + " (" + node.label + ")"; }
+
+struct Fact {
+  Level level = Level::kConst;
+  Cause cause;
+  bool is_input = false;  // the cause is an input's own name, not yet a clause
+};
+
+class EffectAnalysis {
+ public:
+  EffectAnalysis(const Graph& graph, const EffectOptions& options)
+      : graph_(graph),
+        options_(options),
+        facts_(graph.value_names.size()),
+        from_leaf_(graph.value_names.size(), false),
+        aliases_(graph.value_names.size()),
+        origins_(graph.value_names.size()),
+        pins_(graph.value_names.size()),
+        spoils_(graph.value_names.size()) {}
+
+  std::vector<Verdict> run() {
+    for (const Input& input : graph_.inputs) set_input(input);
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) collect_aliases(traits_of(i));
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) collect_origins(graph_.nodes[i], traits_of(i));
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      for (const ValueId written : traits_of(i).writes) pin(written, describe(graph_.nodes[i]) + " writes it in place");
+    for (int round = 0;; ++round) {
+      std::vector<Verdict> verdicts = judge_all();
+      if (!pin_split_sets(/*all=*/round == kRoundsMax)) return verdicts;
+    }
+  }
+
+ private:
+  // Pins found while judging ask for another round; past this many, every set in doubt is pinned at once.
+  static constexpr int kRoundsMax = 3;
+
+  struct Spoil {
+    Cause cause;          // the unknown operator met so far that may have written the set
+    ValueId operand = 0;  // by this value
+    bool is_split = false;
+  };
+
+  const Traits& traits_of(size_t node) const {
+    return node < graph_.traits.size() ? graph_.traits[node] : nothing_known_;
+  }
+
+  void set_input(const Input& input) {
+    Fact& fact = facts_[input.value];
+    switch (input.kind) {
+      case InputKind::kLeaf:
+        fact.level = Level::kStateless;
+        from_leaf_[input.value] = true;
+        break;
+      case InputKind::kConst: break;
+      case InputKind::kState: fact = {Level::kState, input.source + ", a parameter or state of the model", true}; break;
+      case InputKind::kInt:
+        if (input.size_of)
+          fact.level = Level::kShape;
+        else
+          fact = {Level::kState, input.source + ", a number from outside the batch", true};
+        break;
+    }
+  }
+
+  void collect_aliases(const Traits& traits) {
+    for (const auto& [result, operand] : traits.aliases) aliases_.unite(result, operand);
+  }
+
+  // A result of an unknown operator may be any of its operands; the operands do not thereby share memory with each
+  // other, so this is a list of origins beside the sets and not a union of them.
+  void collect_origins(const Node& node, const Traits& traits) {
+    if (traits.purity != Purity::kUnknown) return;
+    for (const ValueId result : node.results)
+      for_each_operand(node, [&](ValueId operand) { origins_[aliases_.find(result)].push_back(operand); });
+  }
+
+  // A write to a set may reach the sets that it may come from.
+  void pin(ValueId value, const Cause& cause) {
+    std::vector<ValueId> pending{value};
+    while (!pending.empty()) {
+      const ValueId set = aliases_.find(pending.back());
+      pending.pop_back();
+      if (!pins_[set].empty()) continue;
+      pins_[set] = cause;
+      pending.insert(pending.end(), origins_[set].begin(), origins_[set].end());
+    }
+  }
+
+  void spoil(ValueId value, const Cause& cause) {
+    std::vector<ValueId> pending{value};
+    while (!pending.empty()) {
+      const ValueId operand = pending.back();
+      const ValueId set = aliases_.find(operand);
+      pending.pop_back();
+      note_read(operand);
+      if (!spoils_[set].cause.empty()) continue;
+      spoils_[set] = {cause, operand, false};
+      pending.insert(pending.end(), origins_[set].begin(), origins_[set].end());
+    }
+  }
+
+  std::vector<Verdict> judge_all() {
+    std::fill(spoils_.begin(), spoils_.end(), Spoil{});
+    std::vector<Verdict> verdicts;
+    verdicts.reserve(graph_.nodes.size());
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) verdicts.push_back(judge(graph_.nodes[i], traits_of(i)));
+    for (const Output& output : graph_.outputs) note_read(output.value);
+    return verdicts;
+  }
+
+  // A value that an unknown operator may have written by another name of the same memory: if both were shipped they
+  // would be two tensors, and the write would be lost on one of them. So the whole set stays.
+  void note_read(ValueId value) {
+    Spoil& spoil = spoils_[aliases_.find(value)];
+    if (!spoil.cause.empty() && spoil.operand != value && is_movable(facts_[value].level)) spoil.is_split = true;
+  }
+
+  bool pin_split_sets(bool all) {
+    bool pinned = false;
+    for (size_t set = 0; set < spoils_.size(); ++set) {
+      const Spoil& spoil = spoils_[set];
+      if (spoil.cause.empty() || !pins_[set].empty() || !(spoil.is_split || all)) continue;
+      pin(static_cast<ValueId>(set), spoil.cause);
+      pinned = true;
+    }
+    return pinned;
+  }
+
+  Verdict judge(const Node& node, const Traits& traits) {
+    Fact fact = own_fact(node, traits);
+    bool is_inherited = false;
+    for_each_operand(node, [&](ValueId operand) {
+      note_read(operand);
+      const std::optional<Fact> change = change_of_memory(operand);
+      const Fact read = change ? *change : fact_of_read(operand, traits);
+      if (read.level <= fact.level) return;
+      fact = {read.level, read.is_input ? describe(node) + " reads " + read.cause : read.cause};
+      is_inherited = !change && !read.is_input;
+    });
+    for (const ValueId result : node.results) {
+      const Cause& pin = pins_[aliases_.find(result)];
+      if (pin.empty() || fact.level == Level::kState) continue;
+      fact = {Level::kState, "%" + graph_.value_names[result] + " is memory that changes: " + pin};
+      is_inherited = false;
+    }
+    for (const ValueId result : node.results) facts_[result] = fact;
+    if (traits.purity == Purity::kUnknown)
+      for_each_operand(node, [&](ValueId operand) {
+        spoil(operand, describe(node) + ", whose effect is not known, may have written it");
+      });
+    return {fact.level, is_movable(fact.level), reason(fact, is_inherited)};
+  }
+
+  bool is_movable(Level level) const {
+    return level <= Level::kStateless || (level == Level::kRandom && options_.allow_random);
+  }
+
+  Fact own_fact(const Node& node, const Traits& traits) const {
+    if (!traits.writes.empty()) return {Level::kState, describe(node) + " writes its operand in place"};
+    switch (traits.purity) {
+      case Purity::kPure:
+      case Purity::kMetadata: return {};
+      case Purity::kRandom: return {Level::kRandom, describe(node) + " draws random numbers"};
+      case Purity::kUnknown:
+      case Purity::kOpaque:
+      case Purity::kState: break;
+    }
+    return {Level::kState, describe(node) + " " + traits.reason};
+  }
+
+  // Why the memory of `operand` is not what it was when it was made, if so.
+  std::optional<Fact> change_of_memory(ValueId operand) const {
+    const ValueId set = aliases_.find(operand);
+    const std::string name = "%" + graph_.value_names[operand];
+    if (!pins_[set].empty()) return Fact{Level::kState, name + " is memory that changes: " + pins_[set]};
+    if (!spoils_[set].cause.empty()) return Fact{Level::kState, name + " is read after " + spoils_[set].cause};
+    return std::nullopt;
+  }
+
+  // The level that reading `operand` brings. Sizes of a leaf are known without its contents.
+  Fact fact_of_read(ValueId operand, const Traits& traits) const {
+    if (traits.purity == Purity::kMetadata && from_leaf_[operand]) return {Level::kShape, {}};
+    return facts_[operand];
+  }
+
+  std::string reason(const Fact& fact, bool is_inherited) const {
+    switch (fact.level) {
+      case Level::kConst: return "it depends on constants alone";
+      case Level::kShape: return "it depends on sizes and constants alone";
+      case Level::kStateless: return "it depends on the batch and constants alone";
+      case Level::kRandom:
+        if (options_.allow_random) return fact.cause + ", which allow_random lets move";
+        [[fallthrough]];
+      case Level::kState: break;
+    }
+    return is_inherited ? "it depends on a value that stays: " + fact.cause : fact.cause;
+  }
+
+  const Graph& graph_;
+  const EffectOptions options_;
+  std::vector<Fact> facts_;      // by value
+  std::vector<bool> from_leaf_;  // by value: it is a leaf itself
+  AliasSets aliases_;
+  std::vector<std::vector<ValueId>> origins_;  // by alias set: values that it may be, through an unknown operator
+  std::vector<Cause> pins_;                    // by alias set: who writes it
+  std::vector<Spoil> spoils_;                  // by alias set
+  const Traits nothing_known_;
+};
+
+}  // namespace
+
+std::string_view name_of(Level level) {
+  switch (level) {
+    case Level::kConst: return "CONST";
+    case Level::kShape: return "SHAPE";
+    case Level::kStateless: return "STATELESS";
+    case Level::kRandom: return "RANDOM";
+    case Level::kState: return "STATE";
+  }
+  return "unknown";
+}
+
+std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options) {
+  return EffectAnalysis(graph, options).run();
+}
+
+}  // namespace penstock::graph

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which nodes could run in a worker: forward dataflow of effect levels over the graph. A node has the join of its own
+// level and those of its operands. What is not known stays: an operator without traits is as good as STATE.
+//
+// Memory is followed by alias sets. A value whose set is written in place anywhere, also later, is STATE ("pinned"):
+// the worker would see it before the write or after, and only program order in the trainer says which is right. An
+// unknown operator may write its operands too, but pinning those would keep whatever precedes a kept operator, so it
+// spoils their sets for the nodes that come after it only.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graph/ir.h"
+
+namespace penstock::graph {
+
+enum class Level : uint8_t {
+  kConst,      // depends on constants alone
+  kShape,      // ... and on sizes of the batch
+  kStateless,  // ... and on the batch's contents
+  kRandom,     // ... and on random draws
+  kState,      // depends on what training changes, or is not known
+};
+
+// "CONST", "SHAPE", ...
+std::string_view name_of(Level level);
+
+struct EffectOptions {
+  bool allow_random = false;  // random draws may move to the workers, and then come from the workers' generators
+};
+
+struct Verdict {
+  Level level = Level::kState;
+  bool movable = false;
+  std::string reason;  // one sentence without its full stop
+
+  friend bool operator==(const Verdict&, const Verdict&) = default;
+};
+
+// One verdict per node of an annotated graph.
+std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options);
+
+// Whether trainer and workers can both compute the node, so that its results need not cross: it reads constants and
+// sizes alone.
+inline bool is_replicable(const Verdict& verdict) { return verdict.movable && verdict.level <= Level::kShape; }
+
+}  // namespace penstock::graph

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The neutral graph that both front ends end in: straight-line SSA over ATen operators, with symbolic sizes as scalar
+// values. Value types only; nothing here knows torch. The text form is in ir_text.h, what the words mean in README.md.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "graph/ir_names.h"
+#include "graph/traits.h"
+
+namespace penstock::graph {
+
+struct None {
+  friend bool operator==(const None&, const None&) = default;
+};
+
+// A float literal. Two are equal when their bits are, so that a graph with a nan in it still equals its copy, and 0.0
+// and -0.0, which divide differently, are two literals. Every nan is the same quiet nan.
+struct Real {
+  double value = 0;
+
+  Real() = default;
+  explicit Real(double number) : value(number == number ? number : std::numeric_limits<double>::quiet_NaN()) {}
+
+  friend bool operator==(const Real& a, const Real& b) {
+    return std::bit_cast<uint64_t>(a.value) == std::bit_cast<uint64_t>(b.value);
+  }
+};
+
+struct Device {
+  std::string type;  // "cpu", "cuda", ...
+  std::optional<uint32_t> index;
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+struct ValueRef {
+  ValueId id = 0;
+
+  friend bool operator==(const ValueRef&, const ValueRef&) = default;
+};
+
+// What a node is called with: a literal, a value, or a list of arguments (`aten::cat([%a, %b], 1)`).
+struct Argument {
+  using List = std::vector<Argument>;
+  std::variant<None, bool, int64_t, Real, std::string, Dtype, Layout, MemoryFormat, Device, ValueRef, List> data;
+
+  friend bool operator==(const Argument&, const Argument&) = default;
+
+  template <typename T>
+  const T* get() const {
+    return std::get_if<T>(&data);
+  }
+};
+
+struct Keyword {
+  std::string name;
+  Argument value;
+
+  friend bool operator==(const Keyword&, const Keyword&) = default;
+};
+
+// A size that is known (an integer) or the name of a symbol.
+using Dim = std::variant<int64_t, std::string>;
+
+enum class InputKind : uint8_t {
+  kLeaf,   // a tensor of the batch
+  kConst,  // a tensor that stays the same; travels to the workers once
+  kState,  // a tensor that training changes; never leaves the trainer
+  kInt,    // an integer of the captured program, as a rule a size of a leaf
+};
+
+struct SizeOf {
+  ValueId tensor = 0;
+  uint32_t dim = 0;
+
+  friend bool operator==(const SizeOf&, const SizeOf&) = default;
+};
+
+struct Input {
+  ValueId value = 0;
+  InputKind kind = InputKind::kLeaf;
+  uint32_t leaf_index = 0;        // kLeaf: which tensor of the flattened batch
+  std::string source;             // the others: what the program calls it
+  Dtype dtype = Dtype::kFloat32;  // all but kInt
+  std::vector<Dim> sizes;         // all but kInt
+  std::string digest;             // kConst: hash of the content, 32 hex digits, or empty
+  std::optional<SizeOf> size_of;  // kInt: the leaf's size it is; none means a number from outside the batch
+
+  friend bool operator==(const Input&, const Input&) = default;
+};
+
+struct Node {
+  std::vector<ValueId> results;
+  std::string op;  // "aten::sub.Tensor"
+  std::vector<Argument> args;
+  std::vector<Keyword> kwargs;
+  std::optional<uint32_t> group;  // nodes of one group are one call of the user's program and move together
+  std::string label;              // of the group, for people
+
+  friend bool operator==(const Node&, const Node&) = default;
+};
+
+struct Output {
+  ValueId value = 0;
+  std::string key;  // 32 hex digits in a prefix, else empty
+
+  friend bool operator==(const Output&, const Output&) = default;
+};
+
+// Invariant (checked by the parser): a value is made by exactly one input or node, before its first use.
+struct Graph {
+  std::vector<std::string> value_names;  // by ValueId, without the '%'
+  std::vector<Input> inputs;
+  std::vector<Node> nodes;
+  std::vector<Output> outputs;
+  std::vector<Traits> traits;  // by node; empty until annotate() filled it. Not part of the text.
+
+  friend bool operator==(const Graph&, const Graph&) = default;
+
+  // Adds a value of that name and returns its id.
+  ValueId add_value(std::string name) {
+    value_names.push_back(std::move(name));
+    return static_cast<ValueId>(value_names.size() - 1);
+  }
+};
+
+// Calls visit(ValueId) for each value in the argument, in order, inside lists too.
+template <typename Visit>
+void for_each_value(const Argument& argument, const Visit& visit) {
+  if (const auto* ref = argument.get<ValueRef>()) {
+    visit(ref->id);
+  } else if (const auto* list = argument.get<Argument::List>()) {
+    for (const Argument& item : *list) for_each_value(item, visit);
+  }
+}
+
+// The same for everything that a node is called with.
+template <typename Visit>
+void for_each_operand(const Node& node, const Visit& visit) {
+  for (const Argument& argument : node.args) for_each_value(argument, visit);
+  for (const Keyword& keyword : node.kwargs) for_each_value(keyword.value, visit);
+}
+
+}  // namespace penstock::graph

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The text form of a graph. It is what workers receive from the network, so the parser takes any bytes: what is not a
+// graph gives an error with its line and column, and every length has a cap. The grammar, one statement a line, blanks
+// and empty lines free:
+//
+//   penstock-ir 1
+//   input %x0 leaf 0 uint8 [s0, 3, 256, 256]
+//   input %c0 const "L['self'].mean" float32 [1, 3, 1, 1] digest "5feceb66ffc86f38d952786c6d696c79"   (digest optional)
+//   input %p0 state "L['self'].conv.weight" float32 [64, 3, 7, 7]
+//   input %s0 int "size of %x0" = %x0.size(0)                      (without '=': a number from outside the batch)
+//   %v1 = aten::to.dtype(%x0, dtype:float32, false, copy=false) group 0 "x.float() at model.py:12"  (group optional)
+//   %v2, %v3 = aten::max.dim(%v1, 1)
+//   output %v2 key "9fa2..."                                                                         (key optional)
+//
+// Inputs come first, then nodes, then outputs. Leaves name symbols freely; constants and state have plain sizes.
+// Arguments: integers, floats (1.5, 1e-05, inf, -inf, nan), true, false, none, "text", dtype:float32, layout:strided,
+// memory_format:channels_last, device:cuda:0, %values and [lists] of them; name=argument after the positional ones.
+// In quoted text \" \\ \n \r \t \xHH are the escapes.
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "graph/ir.h"
+
+namespace penstock::graph {
+
+inline constexpr size_t kTextBytesMax = size_t{8} << 20;
+inline constexpr size_t kNodesMax = 100'000;
+inline constexpr size_t kInputsMax = 65'536;
+inline constexpr size_t kValuesMax = 400'000;
+inline constexpr size_t kNameBytesMax = 160;
+inline constexpr size_t kQuotedBytesMax = 4'096;
+inline constexpr size_t kListItemsMax = 65'536;
+inline constexpr size_t kListDepthMax = 4;
+inline constexpr size_t kArgumentsMax = 256;
+inline constexpr size_t kDimsMax = 64;
+
+Result<Graph> parse_graph(std::string_view text);
+
+// parse_graph(print_graph(g)) equals g, traits aside, when g's names and texts are within the caps.
+std::string print_graph(const Graph& graph);
+
+// Appends one argument as it stands in the text; `print_value` spells the values in it.
+void print_argument(std::string& text, const Argument& argument,
+                    const std::function<void(std::string&, ValueId)>& print_value);
+
+// The statement of one node, for messages.
+std::string print_node(const Graph& graph, const Node& node);
+
+}  // namespace penstock::graph

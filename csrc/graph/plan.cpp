@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "graph/cut_model.h"
+
+namespace penstock::graph {
+namespace {
+
+// Explaining a group prices another cut. For a program of more groups than this the explanation is left general.
+constexpr size_t kExplainedMax = 256;
+
+std::string milliseconds(Ticks ticks) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.3g ms", static_cast<double>(ticks) * 1e-9);
+  return text.data();
+}
+
+class Planner {
+ public:
+  Planner(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration, const Prices& prices,
+          CutMode mode)
+      : graph_(graph),
+        verdicts_(verdicts),
+        calibration_(calibration),
+        mode_(mode),
+        model_(graph, verdicts, calibration, prices),
+        maximal_(model_.shrink_to_valid(model_.everything())),
+        choice_(choose()),
+        cut_(model_.cut(choice_)) {}
+
+  Plan plan() {
+    Plan plan;
+    for (uint32_t unit = 0; unit < model_.units().size(); ++unit) {
+      const bool is_moved = !cut_.runs_in_trainer[unit];
+      (is_moved ? plan.moved : plan.kept).push_back(describe(unit, is_moved));
+    }
+    plan.boundary = cut_.boundary;
+    for (const ValueId value : cut_.boundary) plan.boundary_names.push_back(graph_.value_names[value]);
+    for (const Input& input : graph_.inputs)
+      if (std::binary_search(cut_.raw.begin(), cut_.raw.end(), input.value))
+        plan.raw_leaves.push_back(input.leaf_index);
+    std::sort(plan.raw_leaves.begin(), plan.raw_leaves.end());
+    plan.raw_bytes = model_.raw_bytes();
+    plan.boundary_bytes = cut_.boundary_bytes;
+    plan.maximal_bytes = model_.cut(maximal_).boundary_bytes;
+    for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
+      if (cut_.runs_in_worker[node]) plan.worker_s += calibration_.node_s[node];
+    for (const PlanGroup& group : plan.kept) plan.trainer_s += group.trainer_s;
+    return plan;
+  }
+
+ private:
+  Choice choose() const {
+    switch (mode_) {
+      case CutMode::kAuto: return model_.cheapest();
+      case CutMode::kMaximal: return maximal_;
+      case CutMode::kNone: break;
+    }
+    return model_.nothing();
+  }
+
+  PlanGroup describe(uint32_t unit_index, bool is_moved) {
+    const Unit& unit = model_.units()[unit_index];
+    PlanGroup group;
+    group.group = unit.group;
+    group.label = graph_.nodes[unit.nodes.front()].label;
+    group.nodes = unit.nodes;
+    group.replicated = unit.kind == UnitKind::kReplicable;
+    group.level = Level::kConst;
+    for (const uint32_t node : unit.nodes) {
+      group.operators.push_back(graph_.nodes[node].op);
+      group.level = std::max(group.level, verdicts_[node].level);
+      group.worker_s += calibration_.node_s[node];
+      if (unit.kind != UnitKind::kFixed) group.trainer_s += model_.trainer_node_s(node);
+    }
+    group.reason = reason(unit_index, is_moved);
+    return group;
+  }
+
+  std::string reason(uint32_t unit_index, bool is_moved) {
+    const Unit& unit = model_.units()[unit_index];
+    const std::string& effect = verdicts_[unit.deciding_node].reason;
+    switch (unit.kind) {
+      case UnitKind::kFixed: {
+        const bool is_mixed =
+            std::any_of(unit.nodes.begin(), unit.nodes.end(), [&](uint32_t node) { return verdicts_[node].movable; });
+        return is_mixed ? "part of it must stay: " + effect : effect;
+      }
+      case UnitKind::kReplicable:
+        return effect + (is_moved ? ", and the trainer no longer needs it" : ", so each side computes its own");
+      case UnitKind::kFree: break;
+    }
+    if (is_moved) return effect;
+    if (mode_ == CutMode::kNone) return "cut=\"none\" was asked for";
+    return reason_to_keep(unit_index);
+  }
+
+  // A free unit that stays: something forces it, or it is cheaper so.
+  std::string reason_to_keep(uint32_t unit_index) {
+    if (!maximal_[unit_index])
+      return "it could move, but then a number or list would have to cross, or a value made in the trainer be there";
+    std::string general = "it could move, but is cheaper where it is";
+    if (++explained_count_ > kExplainedMax) return general;
+    Choice choice = choice_;
+    choice[unit_index] = true;
+    const auto grown = model_.grow_to_valid(std::move(choice));
+    if (!grown) return general;
+    const Cut other = model_.cut(*grown);
+    if (other.price == cut_.price) return "it could move, at the same price; " + bytes_change(other);
+    return general + ": moving it would cost " + milliseconds(other.price - cut_.price) + " more per batch; " +
+           bytes_change(other);
+  }
+
+  std::string bytes_change(const Cut& other) const {
+    return std::to_string(other.boundary_bytes) + " bytes would cross instead of " +
+           std::to_string(cut_.boundary_bytes);
+  }
+
+  const Graph& graph_;
+  std::span<const Verdict> verdicts_;
+  const Calibration& calibration_;
+  const CutMode mode_;
+  const CutModel model_;
+  const Choice maximal_;
+  const Choice choice_;
+  const Cut cut_;
+  size_t explained_count_ = 0;
+};
+
+}  // namespace
+
+Result<CutMode> cut_mode_from_name(std::string_view name) {
+  if (name == "auto") return CutMode::kAuto;
+  if (name == "maximal") return CutMode::kMaximal;
+  if (name == "none") return CutMode::kNone;
+  return Error{Errc::kMismatch, "cut is \"" + std::string(name) + "\", expected \"auto\", \"maximal\" or \"none\""};
+}
+
+Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                       const Prices& prices, CutMode mode) {
+  if (const auto checked = check_prices(prices); !checked) return checked.error();
+  const auto differs = [](const char* what, size_t seen, size_t expected) {
+    return Error{Errc::kMismatch, "the plan was given " + std::to_string(seen) + " " + what + " for a graph with " +
+                                      std::to_string(expected) + "; pass those of this very graph"};
+  };
+  if (verdicts.size() != graph.nodes.size()) return differs("verdicts", verdicts.size(), graph.nodes.size());
+  if (calibration.node_s.size() != graph.nodes.size())
+    return differs("operator times", calibration.node_s.size(), graph.nodes.size());
+  if (calibration.values.size() != graph.value_names.size())
+    return differs("value sizes", calibration.values.size(), graph.value_names.size());
+  return Planner(graph, verdicts, calibration, prices, mode).plan();
+}
+
+}  // namespace penstock::graph

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Chooses the cut and says why: which groups of the user's program move to the workers, which stay and for what reason,
+// what crosses and what it costs. Pure: the same graph, verdicts, calibration and prices give the same plan.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "graph/effects.h"
+#include "graph/ir.h"
+#include "graph/price.h"
+
+namespace penstock::graph {
+
+enum class CutMode : uint8_t {
+  kAuto,     // the cheapest by price
+  kMaximal,  // all that can move
+  kNone,     // nothing
+};
+
+// "auto", "maximal" or "none".
+Result<CutMode> cut_mode_from_name(std::string_view name);
+
+struct PlanGroup {
+  std::optional<uint32_t> group;  // none for a node that belongs to no group
+  std::string label;
+  std::vector<std::string> operators;  // in program order
+  std::vector<uint32_t> nodes;         // the same, as indices into the graph
+  Level level = Level::kState;         // the highest of its nodes
+  bool replicated = false;             // reads sizes and constants alone, so either side may compute it
+  std::string reason;                  // why it is where it is: one sentence without its full stop
+  double worker_s = 0;                 // seconds per batch where it ran in a worker
+  double trainer_s = 0;                // seconds per batch where it ran in the trainer; 0 for what cannot move
+
+  friend bool operator==(const PlanGroup&, const PlanGroup&) = default;
+};
+
+struct Plan {
+  std::vector<PlanGroup> moved;  // the trainer's program is what is left without these
+  std::vector<PlanGroup> kept;
+  std::vector<ValueId> boundary;            // computed by workers and read by the trainer
+  std::vector<std::string> boundary_names;  // the same, by name
+  std::vector<uint32_t> raw_leaves;         // leaves that the trainer still reads
+  int64_t raw_bytes = 0;                    // per batch: of all leaves, each storage once
+  int64_t maximal_bytes = 0;                // what would cross if all that can move did
+  int64_t boundary_bytes = 0;               // what crosses: boundary values and raw leaves, each storage once
+  double worker_s = 0;                      // a worker's seconds per batch
+  double trainer_s = 0;                     // the trainer's seconds per batch on kept operators that could have moved
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+// `verdicts` and `calibration` are of this graph; kMismatch when they are not, or when a price makes no sense.
+Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                       const Prices& prices, CutMode mode);
+
+}  // namespace penstock::graph
