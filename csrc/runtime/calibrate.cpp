@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calibrate.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "runtime/execution_guard.h"
+#include "runtime/executor.h"
+#include "runtime/last_uses.h"
+
+namespace penstock::runtime {
+namespace {
+
+using graph::ValueId;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Puts the CPU's default generator back as it was.
+class GeneratorGuard {
+ public:
+  GeneratorGuard() : generator_(at::detail::getDefaultCPUGenerator()), state_(read_state(generator_)) {}
+  ~GeneratorGuard() {
+    const std::scoped_lock lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
+
+ private:
+  static at::Tensor read_state(at::Generator& generator) {
+    const std::scoped_lock lock(generator.mutex());
+    return generator.get_state();
+  }
+
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+// Numbers tensors by the bytes they cover: a reshape has its base's number, a slice another.
+class StorageNumbers {
+ public:
+  graph::ValueSize size_of(const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return {};
+    const at::Tensor& tensor = value.toTensor();
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    if (bytes == 0) return {};
+    int64_t reach = 1;  // elements from the first to the last
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    const auto key = std::tuple(begin, reach * static_cast<int64_t>(tensor.element_size()), bytes);
+    const auto number = static_cast<uint32_t>(numbers_.size());
+    return {bytes, numbers_.try_emplace(key, number).first->second};
+  }
+
+ private:
+  std::map<std::tuple<uintptr_t, int64_t, int64_t>, uint32_t> numbers_;
+};
+
+// The nodes that could move and the inputs they may read, as a graph of their own with the same value ids.
+graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verdict> verdicts) {
+  graph::Graph part = graph;
+  part.nodes.clear();
+  part.outputs.clear();
+  part.traits.clear();
+  for (size_t i = 0; i < graph.nodes.size(); ++i)
+    if (verdicts[i].movable) part.nodes.push_back(graph.nodes[i]);
+  std::erase_if(part.inputs, [](const graph::Input& input) {
+    return input.kind == graph::InputKind::kState || (input.kind == graph::InputKind::kInt && !input.size_of);
+  });
+  return part;
+}
+
+class Calibrator {
+ public:
+  Calibrator(const graph::Graph& graph, std::span<const graph::Verdict> verdicts)
+      : graph_(graph), part_(movable_part(graph, verdicts)), last_uses_(last_uses(part_)), times_(part_.nodes.size()) {}
+
+  // Resolves the operators and fills the frame that every round starts from.
+  Result<void> prepare(std::span<const at::Tensor> leaves, std::span<const std::optional<at::Tensor>> constants) {
+    start_.resize(graph_.value_names.size());
+    std::vector<at::Tensor> const_tensors;
+    size_t constant_index = 0;
+    for (const graph::Input& input : graph_.inputs) {
+      if (input.kind != graph::InputKind::kConst && input.kind != graph::InputKind::kState) continue;
+      if (constant_index >= constants.size()) break;  // the executor will say so
+      at::Tensor tensor = constants[constant_index++].value_or(at::Tensor());
+      if (input.kind == graph::InputKind::kState) continue;
+      const_tensors.push_back(tensor);
+      start_[input.value] = tensor;
+    }
+    // The executor has all the checks; what it accepts is run here node by node.
+    const auto executor =
+        Executor::create(part_, std::move(const_tensors), {.allow_random = true, .allow_state = false});
+    if (!executor) return executor.error();
+    if (auto accepted = executor.value().accepts(leaves); !accepted) return accepted;
+    for (const graph::Input& input : part_.inputs) {
+      if (input.kind == graph::InputKind::kLeaf) start_[input.value] = leaves[input.leaf_index];
+      if (input.size_of) start_[input.value] = start_[input.size_of->tensor].toTensor().size(input.size_of->dim);
+    }
+    for (const graph::Node& node : part_.nodes) {
+      auto call = OperatorCall::prepare(node);
+      if (!call) return call.error();
+      calls_.push_back(std::move(call).value());
+    }
+    return {};
+  }
+
+  // Keeps every value until the end, so that no two share an address by accident.
+  Result<void> measure_sizes(graph::Calibration& calibration) {
+    Frame frame = start_;
+    c10::Stack stack;
+    for (const OperatorCall& call : calls_)
+      if (auto ran = call.run(frame, stack); !ran) return ran;
+    StorageNumbers numbers;
+    calibration.values.reserve(frame.size());
+    for (const c10::IValue& value : frame) calibration.values.push_back(numbers.size_of(value));
+    return {};
+  }
+
+  // Frees values at their last use, as the executor does: what the allocator hands out again is faster memory.
+  Result<void> measure_round() {
+    Frame frame = start_;
+    c10::Stack stack;
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      const auto start = Clock::now();
+      if (auto ran = calls_[i].run(frame, stack); !ran) return ran;
+      times_[i].push_back(seconds_since(start));
+      for (const ValueId value : last_uses_[i]) frame[value] = c10::IValue();
+    }
+    return {};
+  }
+
+  void write_medians(std::span<const graph::Verdict> verdicts, graph::Calibration& calibration) {
+    calibration.node_s.assign(graph_.nodes.size(), 0.0);
+    size_t place = 0;
+    for (size_t node = 0; node < verdicts.size(); ++node) {
+      if (!verdicts[node].movable) continue;
+      auto& times = times_[place++];
+      const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
+      std::nth_element(times.begin(), middle, times.end());
+      calibration.node_s[node] = *middle;
+    }
+  }
+
+ private:
+  const graph::Graph& graph_;
+  const graph::Graph part_;
+  Frame start_;
+  std::vector<OperatorCall> calls_;                    // by node of part_
+  const std::vector<std::vector<ValueId>> last_uses_;  // the same
+  std::vector<std::vector<double>> times_;             // the same, by round
+};
+
+}  // namespace
+
+Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const graph::Verdict> verdicts,
+                                     std::span<const at::Tensor> leaves,
+                                     std::span<const std::optional<at::Tensor>> constants,
+                                     const CalibrateOptions& options) {
+  if (verdicts.size() != graph.nodes.size())
+    return Error{Errc::kMismatch, "calibration was given " + std::to_string(verdicts.size()) + " verdicts for " +
+                                      std::to_string(graph.nodes.size()) + " nodes; pass those of this very graph"};
+  Calibrator calibrator(graph, verdicts);
+  if (auto prepared = calibrator.prepare(leaves, constants); !prepared) return prepared.error();
+  const ExecutionGuard execution;
+  const GeneratorGuard generator;
+  const auto start = Clock::now();
+  graph::Calibration calibration;
+  if (auto measured = calibrator.measure_sizes(calibration); !measured) return measured.error();
+  for (int round = 0; round < std::max(1, options.round_count); ++round) {
+    if (round > 0 && seconds_since(start) > options.seconds_max) break;
+    if (auto measured = calibrator.measure_round(); !measured) return measured.error();
+  }
+  calibrator.write_medians(verdicts, calibration);
+  return calibration;
+}
+
+}  // namespace penstock::runtime

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Measures what a plan's prices need on one batch: the seconds of each node that could move, the bytes of each value
+// and which values are the same memory.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "graph/effects.h"
+#include "graph/ir.h"
+#include "graph/price.h"
+
+namespace penstock::runtime {
+
+struct CalibrateOptions {
+  int round_count = 5;       // medians are taken over these, after one round that does not count
+  double seconds_max = 2.0;  // no further round is started after this long
+};
+
+// `constants` are the tensors of the graph's const and state inputs, in order; those of state may be left out, since
+// what reads them is not run. Leaves the caller's generators, grad mode and thread count as they were; operators run
+// with the caller's thread count. May take round_count times the prefix's time.
+Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const graph::Verdict> verdicts,
+                                     std::span<const at::Tensor> leaves,
+                                     std::span<const std::optional<at::Tensor>> constants,
+                                     const CalibrateOptions& options = {});
+
+}  // namespace penstock::runtime

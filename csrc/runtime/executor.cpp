@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/executor.h"
+
+#include <c10/core/DefaultDtype.h>
+
+#include <unordered_map>
+
+#include "base/assert.h"
+#include "graph/capture.h"
+#include "graph/capture_types.h"
+#include "graph/effects.h"
+#include "runtime/execution_guard.h"
+#include "runtime/last_uses.h"
+
+namespace penstock::runtime {
+namespace {
+
+using graph::Input;
+using graph::InputKind;
+using graph::ValueId;
+
+Error refusal(const std::string& what, const std::string& seen, const std::string& expected) {
+  return {Errc::kMismatch, what + " is " + seen + ", the graph was captured with " + expected + "; capture again"};
+}
+
+std::string describe_input(const Input& input) {
+  std::string text = std::string(name_of(input.dtype)) + " [";
+  for (size_t i = 0; i < input.sizes.size(); ++i) {
+    if (i > 0) text += ", ";
+    if (const auto* size = std::get_if<int64_t>(&input.sizes[i]))
+      text += std::to_string(*size);
+    else
+      text += std::get<std::string>(input.sizes[i]);
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+Result<void> check_constant(const Input& input, const at::Tensor& tensor) {
+  const std::string what = "the constant " + input.source;
+  if (!tensor.defined()) return refusal(what, "not there", describe_input(input));
+  bool fits = tensor.scalar_type() == graph::to_torch(input.dtype) &&
+              static_cast<size_t>(tensor.dim()) == input.sizes.size() && tensor.layout() == c10::Layout::Strided;
+  for (size_t dim = 0; fits && dim < input.sizes.size(); ++dim)
+    fits = tensor.size(static_cast<int64_t>(dim)) == std::get<int64_t>(input.sizes[dim]);
+  if (!fits) return refusal(what, describe_value(tensor), describe_input(input));
+  if (input.kind == InputKind::kState) return {};
+  if (!tensor.is_cpu()) return refusal(what, "on " + tensor.device().str(), "it on the CPU");
+  if (!input.digest.empty() && graph::content_digest(tensor) != input.digest)
+    return refusal(what, "of other content", "the digest " + input.digest);
+  return {};
+}
+
+Result<Executor> Executor::create(graph::Graph graph, std::vector<at::Tensor> constants,
+                                  const ExecutorOptions& options) {
+  Executor executor;
+  executor.graph_ = std::move(graph);
+  if (auto prepared = executor.prepare(std::move(constants), options); !prepared) return prepared.error();
+  return executor;
+}
+
+Result<void> Executor::prepare(std::vector<at::Tensor> constants, const ExecutorOptions& options) {
+  // Factories and divisions of integers take it where the program gives none.
+  if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
+    return Error{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
+                                         ", graphs run under float32; leave torch.set_default_dtype alone here"};
+  graph::annotate(graph_);
+  if (auto checked = check_effects(options); !checked) return checked;
+
+  start_.resize(graph_.value_names.size());
+  size_t constant_index = 0;
+  std::unordered_map<std::string, int64_t> symbols;
+  for (size_t i = 0; i < graph_.inputs.size(); ++i) {
+    const Input& input = graph_.inputs[i];
+    if (input.kind == InputKind::kInt) continue;
+    if (input.kind == InputKind::kLeaf) {
+      LeafShape leaf{i, {}};
+      for (const graph::Dim& dim : input.sizes) {
+        const auto* symbol = std::get_if<std::string>(&dim);
+        const auto next = static_cast<int64_t>(symbols.size());
+        leaf.symbols.push_back(symbol == nullptr ? -1 : symbols.try_emplace(*symbol, next).first->second);
+      }
+      leaves_.push_back(std::move(leaf));
+      continue;
+    }
+    if (constant_index >= constants.size())
+      return refusal("the number of constants", std::to_string(constants.size()), "more of them");
+    if (auto checked = check_constant(input, constants[constant_index]); !checked) return checked;
+    start_[input.value] = std::move(constants[constant_index++]);
+  }
+  symbol_count_ = symbols.size();
+  if (constant_index != constants.size())
+    return refusal("the number of constants", std::to_string(constants.size()), std::to_string(constant_index));
+
+  for (const graph::Node& node : graph_.nodes) {
+    auto call = OperatorCall::prepare(node);
+    if (!call) return call.error();
+    calls_.push_back(std::move(call).value());
+  }
+  last_uses_ = last_uses(graph_);
+  return {};
+}
+
+Result<void> Executor::check_effects(const ExecutorOptions& options) const {
+  for (const Input& input : graph_.inputs) {
+    if (input.kind == InputKind::kInt && !input.size_of)
+      return Error{Errc::kUnsupported, "the graph reads " + input.source + ", a number from outside the batch"};
+    if (input.kind == InputKind::kState && !options.allow_state)
+      return Error{Errc::kUnsupported, "the graph reads " + input.source + ", which is state; a prefix has none"};
+  }
+  if (options.allow_state) return {};
+  const auto verdicts = graph::analyse_effects(graph_, {options.allow_random});
+  for (size_t i = 0; i < verdicts.size(); ++i)
+    if (!verdicts[i].movable)
+      return Error{Errc::kUnsupported, "a worker does not run " + graph_.nodes[i].op + ": " + verdicts[i].reason};
+  return {};
+}
+
+Result<void> Executor::check_leaf(const LeafShape& leaf, const at::Tensor& tensor, std::span<int64_t> symbols) const {
+  const Input& input = graph_.inputs[leaf.input_index];
+  const auto refuse = [&](const std::string& seen) {
+    return refusal("leaf " + std::to_string(input.leaf_index) + " of the batch", seen, describe_input(input));
+  };
+  if (!tensor.defined()) return refuse("not there");
+  if (!tensor.is_cpu() || tensor.layout() != c10::Layout::Strided || tensor.is_quantized())
+    return refuse("a " + tensor.toString() + " tensor");
+  if (tensor.key_set().has(c10::DispatchKey::Python)) return refuse("an object that replaces torch's operators");
+  if (tensor.requires_grad()) return refuse("a tensor that requires grad");
+  if (tensor.scalar_type() != graph::to_torch(input.dtype) || static_cast<size_t>(tensor.dim()) != leaf.symbols.size())
+    return refuse(describe_value(tensor));
+  for (size_t dim = 0; dim < leaf.symbols.size(); ++dim) {
+    const int64_t size = tensor.size(static_cast<int64_t>(dim));
+    if (leaf.symbols[dim] < 0) {
+      if (size != std::get<int64_t>(input.sizes[dim])) return refuse(describe_value(tensor));
+      continue;
+    }
+    int64_t& bound = symbols[static_cast<size_t>(leaf.symbols[dim])];
+    if (bound >= 0 && bound != size)
+      return refuse(describe_value(tensor) + " with " + std::get<std::string>(input.sizes[dim]) + " already " +
+                    std::to_string(bound));
+    bound = size;
+  }
+  return {};
+}
+
+Result<void> Executor::accepts(std::span<const at::Tensor> leaves) const {
+  std::vector<int64_t> symbols(symbol_count_, -1);
+  for (const LeafShape& leaf : leaves_) {
+    const uint32_t index = graph_.inputs[leaf.input_index].leaf_index;
+    const at::Tensor missing;
+    if (auto checked = check_leaf(leaf, index < leaves.size() ? leaves[index] : missing, symbols); !checked)
+      return checked;
+  }
+  return {};
+}
+
+Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves) const {
+  if (auto accepted = accepts(leaves); !accepted) return accepted.error();
+  const ExecutionGuard guard;
+  Frame frame = start_;
+  for (const Input& input : graph_.inputs)
+    if (input.kind == InputKind::kLeaf) frame[input.value] = leaves[input.leaf_index];
+  for (const Input& input : graph_.inputs)
+    if (input.size_of) frame[input.value] = frame[input.size_of->tensor].toTensor().size(input.size_of->dim);
+  c10::Stack stack;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    if (auto ran = calls_[i].run(frame, stack); !ran) return ran.error();
+    for (const ValueId value : last_uses_[i]) frame[value] = c10::IValue();
+  }
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(graph_.outputs.size());
+  for (const graph::Output& output : graph_.outputs) {
+    const c10::IValue& value = frame[output.value];
+    if (!value.isTensor())
+      return Error{Errc::kUnsupported, "the output %" + graph_.value_names[output.value] + " is a " + value.tagKind() +
+                                           "; only tensors are given out"};
+    outputs.push_back(value.toTensor());
+  }
+  return outputs;
+}
+
+}  // namespace penstock::runtime

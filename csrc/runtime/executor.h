@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use. The
+// results are those of eager torch, bit for bit, under the same number of threads.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "graph/ir.h"
+#include "runtime/operator_call.h"
+
+namespace penstock::runtime {
+
+struct ExecutorOptions {
+  bool allow_random = false;  // run operators that draw; they use this process's generators
+  bool allow_state = false;   // run any operator, writing and unknown-effect ones too: for whole graphs, not prefixes
+};
+
+// Thread-compatible: runs may overlap, each on its own thread. A graph that writes its constants (allow_state) must
+// not overlap with itself. How many threads an operator uses is for the caller to set (at::set_num_threads).
+class Executor {
+ public:
+  // `constants` are the graph's const inputs, and with allow_state its state inputs, in the order of its inputs.
+  // kUnsupported for a graph that a worker must not or cannot run, kMismatch for constants that are not the graph's.
+  static Result<Executor> create(graph::Graph graph, std::vector<at::Tensor> constants,
+                                 const ExecutorOptions& options = {});
+
+  // Whether run() can take these leaves: tensors of the flattened batch, by leaf index. kMismatch with the first
+  // difference in presence, device, dtype or shape.
+  Result<void> accepts(std::span<const at::Tensor> leaves) const;
+
+  // The graph's outputs in order. Outputs may be views of the leaves or of each other.
+  Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves) const;
+
+  const graph::Graph& graph() const { return graph_; }
+
+ private:
+  struct LeafShape {
+    size_t input_index;
+    std::vector<int64_t> symbols;  // by dim: index of its symbol, or -1 for a known size
+  };
+
+  Executor() = default;
+  Result<void> prepare(std::vector<at::Tensor> constants, const ExecutorOptions& options);
+  Result<void> check_effects(const ExecutorOptions& options) const;
+  Result<void> check_leaf(const LeafShape& leaf, const at::Tensor& tensor, std::span<int64_t> symbols) const;
+
+  graph::Graph graph_;
+  std::vector<LeafShape> leaves_;
+  size_t symbol_count_ = 0;
+  Frame start_;                                         // constants in place, the rest empty
+  std::vector<OperatorCall> calls_;                     // by node
+  std::vector<std::vector<graph::ValueId>> last_uses_;  // by node: values that nothing later reads
+};
+
+// Checks that `tensor` is the constant that `input` describes: dtype, sizes and, where there is one, digest.
+Result<void> check_constant(const graph::Input& input, const at::Tensor& tensor);
+
+}  // namespace penstock::runtime

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One node made ready to run: its operator resolved in the dispatcher, or a size operator of ours, and its arguments
+// laid out as the operator's schema wants them.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "graph/ir.h"
+#include "graph/size_ops.h"
+#include "runtime/call_slot.h"
+
+namespace penstock::runtime {
+
+// By ValueId.
+using Frame = std::vector<c10::IValue>;
+
+// Thread-compatible.
+class OperatorCall {
+ public:
+  // kUnsupported when there is no such operator, kMalformed or kMismatch when the arguments do not fit it.
+  static Result<OperatorCall> prepare(const graph::Node& node);
+
+  // Runs it over the frame and puts its results there. `stack` is scratch that keeps its memory between calls. An
+  // exception of torch's becomes kFailed with the operator, its label and the operands' shapes. The caller holds an
+  // ExecutionGuard.
+  Result<void> run(Frame& frame, c10::Stack& stack) const;
+
+ private:
+  void call_operator(Frame& frame, c10::Stack& stack) const;
+  Result<void> call_size_op(Frame& frame) const;
+  Error failure(const Frame& frame, const std::string& why) const;
+
+  std::string name_;  // of the operator and the label, for messages
+  std::optional<c10::OperatorHandle> operator_;
+  const graph::SizeOp* size_op_ = nullptr;
+  std::vector<CallSlot> arguments_;
+  std::vector<graph::ValueId> operands_;
+  std::vector<graph::ValueId> results_;
+};
+
+// "float32 [2, 3]", for messages.
+std::string describe_value(const c10::IValue& value);
+
+}  // namespace penstock::runtime

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/calibrate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "graph/capture.h"
+#include "graph/ir_text.h"
+
+namespace penstock::runtime {
+namespace {
+
+class Calibrated : public testing::Test {
+ protected:
+  void load(std::string_view statements, bool allow_random = false) {
+    auto parsed = graph::parse_graph("penstock-ir 1\n" + std::string(statements));
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    graph_ = std::move(parsed).value();
+    graph::annotate(graph_);
+    verdicts_ = graph::analyse_effects(graph_, {allow_random});
+  }
+
+  Result<graph::Calibration> run(std::vector<at::Tensor> leaves,
+                                 std::vector<std::optional<at::Tensor>> constants = {}) {
+    return calibrate(graph_, verdicts_, leaves, constants, {.round_count = 3, .seconds_max = 1});
+  }
+
+  const graph::ValueSize& of(const graph::Calibration& calibration, std::string_view name) {
+    const auto found = std::find(graph_.value_names.begin(), graph_.value_names.end(), name);
+    return calibration.values[static_cast<size_t>(found - graph_.value_names.begin())];
+  }
+
+  graph::Graph graph_;
+  std::vector<graph::Verdict> verdicts_;
+};
+
+TEST_F(Calibrated, BytesAreThoseOfTheElementsAndViewsShareStorage) {
+  load(R"(
+input %x leaf 0 float32 [n, 4]
+input %z leaf 1 float32 [n, 4]
+%a = aten::neg(%x)
+%v = aten::view(%a, [-1])
+%w = aten::slice.Tensor(%a, 1, 0, 2)
+%u = aten::slice.Tensor(%a, 1, 2, 4)
+%u2 = aten::slice.Tensor(%a, 1, 2, 4)
+%e = aten::expand(%x, [3, -1, -1])
+%n = aten::sym_size.int(%x, 0)
+%h = aten::to.dtype(%x, dtype:float16)
+%t = aten::transpose.int(%a, 0, 1)
+)");
+  const at::Tensor x = at::zeros({8, 4});
+  const auto calibration = run({x, x.view({8, 4})});
+  ASSERT_TRUE(calibration) << calibration.error().message;
+  const auto& c = calibration.value();
+  EXPECT_EQ(of(c, "a").bytes, 128);
+  EXPECT_EQ(of(c, "w").bytes, 64);
+  EXPECT_EQ(of(c, "e").bytes, 384);
+  EXPECT_EQ(of(c, "h").bytes, 64);
+  EXPECT_EQ(of(c, "n"), graph::ValueSize{});
+  EXPECT_EQ(of(c, "v").storage, of(c, "a").storage);
+  EXPECT_EQ(of(c, "t").storage, of(c, "a").storage);
+  EXPECT_EQ(of(c, "z").storage, of(c, "x").storage);
+  EXPECT_EQ(of(c, "u").storage, of(c, "u2").storage);
+  EXPECT_NE(of(c, "w").storage, of(c, "a").storage);
+  EXPECT_NE(of(c, "w").storage, of(c, "u").storage);  // the two halves
+  EXPECT_NE(of(c, "a").storage, of(c, "x").storage);
+}
+
+TEST_F(Calibrated, NodesThatStayAreNotRun) {
+  load(R"(
+input %x leaf 0 float32 [n]
+input %p state "p" float32 [7]
+%a = aten::neg(%x)
+%b = aten::add.Tensor(%a, %p)
+%u = mylib::unknown(%x)
+%d = aten::mul_.Scalar(%p, 2)
+)");
+  const at::Tensor state = at::ones({7});
+  for (const auto& constant : {std::optional<at::Tensor>(), std::optional<at::Tensor>(state)}) {
+    const auto calibration = run({at::zeros({3})}, {constant});
+    ASSERT_TRUE(calibration) << calibration.error().message;
+    EXPECT_GT(calibration.value().node_s[0], 0);
+    for (size_t node : {1, 2, 3}) EXPECT_EQ(calibration.value().node_s[node], 0) << node;
+  }
+  EXPECT_TRUE(at::equal(state, at::ones({7})));
+}
+
+TEST_F(Calibrated, SlowerOperatorsTakeMoreSeconds) {
+  load(R"(
+input %x leaf 0 float32 [n, n]
+%a = aten::neg(%x)
+%b = aten::mm(%x, %x)
+)");
+  const auto calibration = run({at::rand({400, 400})});
+  ASSERT_TRUE(calibration) << calibration.error().message;
+  EXPECT_GT(calibration.value().node_s[1], calibration.value().node_s[0]);
+}
+
+TEST_F(Calibrated, GeneratorGradModeAndThreadCountAreAsTheyWere) {
+  load("input %x leaf 0 float32 [n]\n%a = aten::bernoulli(%x)\n%b = aten::dropout(%x, 0.5, true)\n",
+       /*allow_random=*/true);
+  at::manual_seed(11);
+  const at::Tensor expected = at::rand({4});
+  at::manual_seed(11);
+  const int thread_count = at::get_num_threads();
+  const auto calibration = run({at::zeros({100})});
+  ASSERT_TRUE(calibration) << calibration.error().message;
+  EXPECT_GT(calibration.value().node_s[0], 0);
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+  EXPECT_TRUE(c10::GradMode::is_enabled());
+  EXPECT_EQ(at::get_num_threads(), thread_count);
+}
+
+TEST_F(Calibrated, GeneratorIsPutBackWhenAnOperatorFails) {
+  load("input %x leaf 0 float32 [n]\n%a = aten::bernoulli(%x)\n%b = aten::view(%x, [7])\n", /*allow_random=*/true);
+  at::manual_seed(11);
+  const at::Tensor expected = at::rand({4});
+  at::manual_seed(11);
+  const auto calibration = run({at::zeros({100})});
+  ASSERT_FALSE(calibration);
+  EXPECT_EQ(calibration.error().code, Errc::kFailed);
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+}
+
+TEST_F(Calibrated, LeavesAndConstantsThatDoNotFitAreRefused) {
+  load(R"(
+input %x leaf 0 float32 [n]
+input %c const "c" float32 [3]
+%a = aten::add.Tensor(%x, %c)
+)");
+  EXPECT_TRUE(run({at::zeros({3})}, {at::zeros({3})}));
+  EXPECT_EQ(run({at::zeros({3}, at::kLong)}, {at::zeros({3})}).error().code, Errc::kMismatch);
+  EXPECT_EQ(run({at::zeros({3})}, {at::zeros({4})}).error().code, Errc::kMismatch);
+  EXPECT_EQ(run({at::zeros({3})}, {std::nullopt}).error().code, Errc::kMismatch);
+  EXPECT_EQ(run({at::zeros({3})}, {}).error().code, Errc::kMismatch);
+  EXPECT_EQ(run({}, {at::zeros({3})}).error().code, Errc::kMismatch);
+  verdicts_.clear();
+  EXPECT_EQ(run({at::zeros({3})}, {at::zeros({3})}).error().code, Errc::kMismatch);
+}
+
+}  // namespace
+}  // namespace penstock::runtime
