@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runtime room in Python: running prefixes and measuring them, both without the GIL.
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/raise.h"
+#include "runtime/calibrate.h"
+#include "runtime/executor.h"
+
+namespace penstock::bindings {
+namespace {
+
+namespace py = pybind11;
+using runtime::Executor;
+
+std::optional<std::string> refusal(const Executor& executor, const std::vector<at::Tensor>& leaves) {
+  const auto accepted = executor.accepts(leaves);
+  return accepted ? std::nullopt : std::optional(accepted.error().message);
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& module) {
+  py::class_<Executor>(module, "Executor")
+      .def(py::init(
+               [](const graph::Graph& graph, std::vector<at::Tensor> constants, bool allow_random, bool allow_state) {
+                 return unwrap(Executor::create(graph, std::move(constants), {allow_random, allow_state}));
+               }),
+           py::arg("graph"), py::arg("constants"), py::kw_only(), py::arg("allow_random") = false,
+           py::arg("allow_state") = false)
+      .def("refusal", &refusal, py::arg("leaves"))
+      .def(
+          "run",
+          [](const Executor& executor, const std::vector<at::Tensor>& leaves) {
+            return unwrap(without_gil([&] { return executor.run(leaves); }));
+          },
+          py::arg("leaves"))
+      .def_property_readonly("graph", &Executor::graph);
+
+  const runtime::CalibrateOptions defaults;
+  module.def(
+      "calibrate",
+      [](const graph::Graph& graph, const std::vector<graph::Verdict>& verdicts, const std::vector<at::Tensor>& leaves,
+         const std::vector<std::optional<at::Tensor>>& constants, int round_count, double seconds_max) {
+        return unwrap(without_gil([&] {
+          return runtime::calibrate(graph, verdicts, leaves, constants, {round_count, seconds_max});
+        }));
+      },
+      py::arg("graph"), py::arg("verdicts"), py::arg("leaves"), py::arg("constants"), py::kw_only(),
+      py::arg("round_count") = defaults.round_count, py::arg("seconds_max") = defaults.seconds_max);
+}
+
+}  // namespace penstock::bindings

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "bindings/python_collate.h"
+#include "bindings/python_nest.h"
+#include "bindings/raise.h"
+#include "worker/malloc_tuning.h"
+#include "worker/prefix_message.h"
+#include "worker/server.h"
+#include "worker/stack.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using std::chrono::steady_clock;
+using worker::Server;
+
+namespace {
+
+constexpr auto kSignalInterval = std::chrono::milliseconds(100);
+
+steady_clock::time_point in_seconds(double seconds) {
+  return steady_clock::now() +
+         std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+std::span<const int64_t> integers(const Server::Received& request) {
+  return {reinterpret_cast<const int64_t*>(request.body.data()), request.body.size() / sizeof(int64_t)};
+}
+
+// The indices as Python has them: an int, a list of int, or bytes to be unpickled.
+py::object indices_of(const Server::Received& request) {
+  switch (request.request.index_kind) {
+    case transport::IndexKind::kInteger: return py::int_(integers(request)[0]);
+    case transport::IndexKind::kIntegers: {
+      const auto values = integers(request);
+      py::list list(values.size());
+      for (size_t place = 0; place < values.size(); ++place) {
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(place), PyLong_FromLongLong(values[place]));
+      }
+      return list;
+    }
+    case transport::IndexKind::kPickle:
+      return py::bytes(reinterpret_cast<const char*>(request.body.data()), request.body.size());
+    case transport::IndexKind::kNone: break;
+  }
+  return py::none();
+}
+
+// The next request, or nothing at the deadline or when a signal wants to be seen. Raises ClosedError at the end.
+std::optional<Server::Received> next_request(Server& server, double timeout_s) {
+  const auto deadline = in_seconds(timeout_s);
+  for (;;) {
+    auto received = without_gil([&] { return server.next(std::min(deadline, steady_clock::now() + kSignalInterval)); });
+    if (received) return std::move(received).value();
+    if (received.error().code != Errc::kTimeout) raise_error(received.error());
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (steady_clock::now() >= deadline) return std::nullopt;
+  }
+}
+
+void answer(Server& server, const Server::Received& request, py::handle batch, bool raises, const py::object& dumps) {
+  EncodedNest encoded = encode_nest(batch, dumps);
+  const uint8_t flags = raises ? transport::kDescriptorRaises : 0;
+  worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
+  unwrap(without_gil([&] { return server.answer(request, std::move(content), flags); }));
+}
+
+// One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes of tuples. False when
+// the indices are not plain rows, which torch's code then reports.
+Result<bool> answer_rows(Server& server, const Server::Received& request, const std::vector<at::Tensor>& sources) {
+  worker::BatchContent content;
+  transport::NestWriter nest;
+  nest.list(static_cast<uint32_t>(sources.size()));
+  server.writer().begin();
+  for (const at::Tensor& source : sources) {
+    nest.tensor(static_cast<uint32_t>(content.tensors.size()));
+    content.tensors.push_back(worker::gather_rows(server.writer(), source, integers(request)));
+    if (!content.tensors.back().defined()) return false;
+  }
+  content.nest = nest.view();
+  if (auto sent = server.answer(request, std::move(content), 0); !sent) return sent.error();
+  return true;
+}
+
+// Serves plain fetches without Python until a request is something else, which is returned.
+Server::Received serve_rows(Server& server, const std::vector<at::Tensor>& sources) {
+  for (;;) {
+    auto request = next_request(server, 3600.0);
+    if (!request) continue;
+    const bool is_fetch = request->request.kind == transport::RequestKind::kFetch &&
+                          request->request.index_kind == transport::IndexKind::kIntegers;
+    if (!is_fetch) return *std::move(request);
+    if (!unwrap(without_gil([&] { return answer_rows(server, *request, sources); }))) return *std::move(request);
+  }
+}
+
+}  // namespace
+
+void bind_worker(py::module_& module) {
+  module.def("tune_malloc", &worker::tune_malloc);
+  module.def("is_plain_tensor", [](py::handle object) {
+    return is_exact_tensor(object.ptr()) && worker::is_plain_tensor(THPVariable_Unpack(object.ptr()));
+  });
+  module.def("encode_prefix", [](const std::string& text, const std::vector<at::Tensor>& constants) {
+    const auto message = unwrap(worker::write_prefix_message(text, constants));
+    return py::bytes(reinterpret_cast<const char*>(message.data()), message.size());
+  });
+  py::class_<Server::Received>(module, "WorkerRequest")
+      .def_property_readonly(
+          "is_epoch", [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEpoch; })
+      .def_property_readonly(
+          "is_pickled",
+          [](const Server::Received& self) { return self.request.index_kind == transport::IndexKind::kPickle; })
+      .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
+      .def("indices", &indices_of);
+  py::class_<Server>(module, "WorkerServer")
+      .def_static(
+          "connect",
+          [](const std::string& endpoint, uint32_t worker_id, uint32_t prefetch_factor, uint64_t arena_bytes,
+             double timeout_s) {
+            return unwrap(without_gil([&] {
+              return Server::connect({.endpoint = endpoint,
+                                      .worker_id = worker_id,
+                                      .prefetch_factor = prefetch_factor,
+                                      .arena_bytes = arena_bytes},
+                                     in_seconds(timeout_s));
+            }));
+          },
+          py::kw_only(), py::arg("endpoint"), py::arg("worker_id"), py::arg("prefetch_factor"), py::arg("arena_bytes"),
+          py::arg("timeout_s"))
+      .def("next", &next_request, py::arg("timeout_s"))
+      .def("begin", [](Server& self) { self.writer().begin(); })
+      .def("answer", &answer, py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("dumps"))
+      .def("answer_end", [](Server& self, const Server::Received& request) { unwrap(self.answer_end(request)); })
+      .def("serve_rows", &serve_rows, py::arg("sources"))
+      .def(
+          "collate",
+          [](Server& self, const py::list& samples, const py::object& default_collate) {
+            return collate(self.writer(), samples, default_collate);
+          },
+          py::arg("samples"), py::arg("default_collate"))
+      .def("new_bytes", [](Server& self, int64_t bytes) {
+        at::Tensor tensor = self.writer().new_bytes(bytes);
+        return tensor.defined() ? wrap_tensor(tensor) : py::none();
+      });
+}
+
+}  // namespace penstock::bindings

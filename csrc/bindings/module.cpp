@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python module penstock._C: one bind_<room> per room, listed here and nowhere else.
+#include <pybind11/pybind11.h>
+
+#include "transport/socket.h"
+
+namespace penstock::bindings {
+
+void bind_graph(pybind11::module_& module);
+void bind_runtime(pybind11::module_& module);
+void bind_loader(pybind11::module_& module);
+void bind_worker(pybind11::module_& module);
+
+}  // namespace penstock::bindings
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The native part of penstock.";
+  module.def("zmq_version", &penstock::transport::zmq_version);
+  penstock::bindings::bind_graph(module);
+  penstock::bindings::bind_runtime(module);
+  penstock::bindings::bind_loader(module);
+  penstock::bindings::bind_worker(module);
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python_nest.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "bindings/raise.h"
+#include "worker/slab_writer.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using transport::NestReader;
+using transport::NestTag;
+using transport::NestToken;
+using transport::NestWriter;
+
+namespace {
+
+// Writes tokens until it meets something that has none.
+class NestEncoder {
+ public:
+  explicit NestEncoder(EncodedNest& result) : result_(result) {}
+
+  bool encode(PyObject* object, uint32_t depth) {
+    NestWriter& nest = result_.nest;
+    if (is_exact_tensor(object)) return encode_tensor(THPVariable_Unpack(object));
+    if (object == Py_None) return nest.none(), true;
+    if (PyBool_Check(object)) return nest.boolean(object == Py_True), true;
+    if (PyLong_CheckExact(object)) return encode_integer(object);
+    if (PyFloat_CheckExact(object)) return nest.floating(PyFloat_AS_DOUBLE(object)), true;
+    if (PyUnicode_CheckExact(object)) return encode_text(object);
+    if (PyBytes_CheckExact(object)) return encode_bytes(object);
+    if (depth + 1 >= transport::kNestDepthMax) return false;
+    const bool is_list = PyList_CheckExact(object);
+    if (is_list || PyTuple_CheckExact(object)) {
+      const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+      if (count > 0 && !containers_.insert(object).second) return false;
+      is_list ? nest.list(static_cast<uint32_t>(count)) : nest.tuple(static_cast<uint32_t>(count));
+      for (Py_ssize_t index = 0; index < count; ++index) {
+        if (!encode(PySequence_Fast_GET_ITEM(object, index), depth + 1)) return false;
+      }
+      return true;
+    }
+    if (!PyDict_CheckExact(object) || !containers_.insert(object).second) return false;
+    nest.dict(static_cast<uint32_t>(PyDict_GET_SIZE(object)));
+    Py_ssize_t position = 0;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    while (PyDict_Next(object, &position, &key, &value) != 0) {
+      if (is_exact_tensor(key) || !encode(key, depth + 1) || !encode(value, depth + 1)) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool encode_tensor(const at::Tensor& tensor) {
+    const auto [place, is_new] =
+        places_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size()));
+    if (is_new) {
+      if (!worker::is_plain_tensor(tensor) || result_.tensors.size() >= transport::kTensorCountMax) return false;
+      result_.tensors.push_back(tensor);
+    }
+    result_.nest.tensor(place->second);
+    return true;
+  }
+
+  bool encode_integer(PyObject* object) {
+    int overflow = 0;
+    const int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow != 0) return false;
+    result_.nest.integer(value);
+    return true;
+  }
+
+  bool encode_text(PyObject* object) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+    if (text == nullptr) {  // lone surrogates; pickle carries them
+      PyErr_Clear();
+      return false;
+    }
+    result_.nest.text({text, static_cast<size_t>(size)});
+    return true;
+  }
+
+  bool encode_bytes(PyObject* object) {
+    result_.nest.bytes({PyBytes_AS_STRING(object), static_cast<size_t>(PyBytes_GET_SIZE(object))});
+    return true;
+  }
+
+  EncodedNest& result_;
+  std::unordered_map<const c10::TensorImpl*, uint32_t> places_;
+  std::unordered_set<PyObject*> containers_;
+};
+
+class NestDecoder {
+ public:
+  NestDecoder(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors, const py::object& loads)
+      : reader_(nest), tensors_(tensors), loads_(loads) {}
+
+  py::object decode() {
+    const NestToken token = unwrap(reader_.next());
+    switch (token.tag) {
+      case NestTag::kNone: return py::none();
+      case NestTag::kFalse: return py::bool_(false);
+      case NestTag::kTrue: return py::bool_(true);
+      case NestTag::kInteger: return py::int_(token.integer);
+      case NestTag::kFloat: return py::float_(token.floating);
+      case NestTag::kText: return py::str(token.text.data(), token.text.size());
+      case NestTag::kBytes: return py::bytes(token.text.data(), token.text.size());
+      case NestTag::kTensor: return wrap_tensor(tensors_.at(token.count));
+      case NestTag::kList: {
+        py::list list(token.count);
+        for (uint32_t index = 0; index < token.count; ++index) {
+          PyList_SET_ITEM(list.ptr(), index, decode().release().ptr());
+        }
+        return list;
+      }
+      case NestTag::kTuple: {
+        py::tuple tuple(token.count);
+        for (uint32_t index = 0; index < token.count; ++index) {
+          PyTuple_SET_ITEM(tuple.ptr(), index, decode().release().ptr());
+        }
+        return tuple;
+      }
+      case NestTag::kDict: {
+        py::dict dict;
+        for (uint32_t index = 0; index < token.count; ++index) {
+          const py::object key = decode();
+          dict[key] = decode();
+        }
+        return dict;
+      }
+      case NestTag::kPickle: {
+        py::list tensors;
+        for (const at::Tensor& tensor : tensors_) tensors.append(wrap_tensor(tensor));
+        return loads_(py::bytes(token.text.data(), token.text.size()), tensors);
+      }
+    }
+    PENSTOCK_ASSERT(false, "a tag that the reader let through");
+  }
+
+ private:
+  NestReader reader_;
+  const std::vector<at::Tensor>& tensors_;
+  const py::object& loads_;
+};
+
+}  // namespace
+
+EncodedNest encode_nest(py::handle object, const py::object& dumps) {
+  EncodedNest result;
+  if (NestEncoder(result).encode(object.ptr(), 0)) return result;
+  result = {};
+  const auto pickled = dumps(object).cast<py::tuple>();
+  const auto bytes = pickled[0].cast<py::bytes>();
+  for (py::handle tensor : pickled[1].cast<py::list>()) result.tensors.push_back(THPVariable_Unpack(tensor.ptr()));
+  result.nest.pickle(static_cast<std::string_view>(bytes));
+  return result;
+}
+
+py::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors,
+                       const py::object& loads) {
+  return NestDecoder(nest, tensors, loads).decode();
+}
+
+bool is_exact_tensor(PyObject* object) { return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass); }
+
+py::object wrap_tensor(const at::Tensor& tensor) { return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)); }
+
+}  // namespace penstock::bindings

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Translation between a Python batch and its nest (transport/nest.h): the only code, with python_collate, that walks
+// Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens; anything else, or a
+// container that appears twice, makes the whole batch one pickle whose tensors still travel in the table.
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+
+#include <span>
+#include <vector>
+
+#include "transport/nest.h"
+
+namespace penstock::bindings {
+
+struct EncodedNest {
+  transport::NestWriter nest;
+  std::vector<at::Tensor> tensors;  // in the order of the table, each once
+};
+
+// `dumps(object)` gives (bytes, list of tensors); it is called only for what the tokens cannot say.
+EncodedNest encode_nest(pybind11::handle object, const pybind11::object& dumps);
+
+// `loads(bytes, list of tensors)` is called for a pickle.
+pybind11::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors,
+                             const pybind11::object& loads);
+
+// Whether `object` is exactly a torch.Tensor, no subclass and no Parameter.
+bool is_exact_tensor(PyObject* object);
+
+// The Python object of a tensor; the same object while one lives.
+pybind11::object wrap_tensor(const at::Tensor& tensor);
+
+}  // namespace penstock::bindings
