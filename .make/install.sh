@@ -1,0 +1,25 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: install.sh [--with-tests] [--with-bench]
+# Compiles what changed, with the compilers' progress in sight, and installs penstock into .venv when anything that goes
+# into it changed.
+set -eu
+. .make/say.sh
+
+sources="CMakeLists.txt setup.py pyproject.toml README.md LICENSE csrc python third_party"
+# What is installed is known by the content of its sources and by the torch it was built against.
+state=$({
+  find $sources -type f ! -name '*.pyc' ! -path '*.egg-info/*' -exec cksum {} + | sort -k 3
+  ls -d .venv/lib/python*/site-packages/torch-*
+} | cksum)
+stamp=.venv/.installed
+
+if [ "$#" -gt 0 ] || [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
+  say "Compiling (3 to 6 minutes the first time on two cores, then only what changed)"
+  .venv/bin/python setup.py -q native "$@" >&2
+fi
+if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
+  say "Installing penstock into .venv"
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps . >&2
+  echo "$state" >"$stamp"
+fi

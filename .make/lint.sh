@@ -1,0 +1,26 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Layout and lint of the C++ and the Python, and the types of the Python. Runs every check, then fails if one did.
+set -u
+. .make/say.sh
+failed=
+
+check() {
+  say "$1"
+  shift
+  "$@" || failed=yes
+}
+
+cpp_files=$(find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+python_files="setup.py .make python tests"
+for folder in bench examples; do
+  [ ! -d "$folder" ] || python_files="$python_files $folder"
+done
+
+check "clang-format" clang-format-14 --dry-run -Werror $cpp_files
+check "ruff" .venv/bin/ruff check $python_files
+check "ruff format" .venv/bin/ruff format --check $python_files
+check "mypy --strict python" .venv/bin/mypy --strict python
+check "clang-tidy (the first time minutes, then only what changed)" .venv/bin/python .make/tidy.py
+[ -z "$failed" ] || stop "make lint: something above wants a change"
+say "clean"

@@ -1,0 +1,90 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# usage: system.sh build|test|bench|lint...
+# Finds what the named groups need from the system, and installs what is missing with apt when it may (as root, or with a
+# sudo that asks no password). Where it may not, it stops and names the packages and the command. Prints the Python to
+# make the virtual environment with.
+set -eu
+. .make/say.sh
+
+missing=    # Debian packages without which nothing can be built
+wanted=     # packages that only save time
+
+has_package() {
+  command -v dpkg-query >/dev/null && [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# A tool or header may also come from elsewhere than Debian's package, so that is looked at first.
+need_tool() { command -v "$1" >/dev/null || missing="$missing $2"; }
+need_header() {
+  for folder in /usr/include /usr/local/include; do
+    [ ! -e "$folder/$1" ] || return 0
+  done
+  has_package "$2" || missing="$missing $2"
+}
+
+# Python 3.10 or later with what a virtual environment and an extension module take: venv, pip's installer, headers.
+is_good_python() {
+  "$1" -c '
+import os, sys, sysconfig
+if not (3, 10) <= sys.version_info[:2] <= (3, 14): sys.exit(1)
+if sys.argv[1] == "new": import ensurepip, venv
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' "$2" >/dev/null 2>&1
+}
+
+find_python() {
+  if [ -x .venv/bin/python ] && is_good_python .venv/bin/python existing; then
+    echo .venv/bin/python
+    return 0
+  fi
+  for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
+    if command -v "$candidate" >/dev/null && is_good_python "$candidate" new; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+for group in "$@"; do
+  case $group in
+    build)
+      need_tool g++ g++
+      need_tool cmake cmake
+      need_tool ninja ninja-build
+      need_header zmq.h libzmq3-dev
+      need_header zmq.hpp cppzmq-dev
+      need_header sodium.h libsodium-dev
+      command -v ccache >/dev/null || wanted="$wanted ccache"
+      ;;
+    test) need_header gtest/gtest.h libgtest-dev ;;
+    bench) need_header benchmark/benchmark.h libbenchmark-dev ;;
+    lint)
+      need_tool clang-format-14 clang-format-14
+      need_tool clang-tidy-14 clang-tidy-14
+      ;;
+    *) stop "system.sh: there is no group '$group'" ;;
+  esac
+done
+
+python=$(find_python) || missing="$missing python3 python3-venv python3-dev"
+
+as_root=
+if [ "$(id -u)" != 0 ]; then
+  if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root="sudo -n"; else as_root=no; fi
+fi
+
+if [ -n "$missing$wanted" ] && [ "$as_root" != no ] && command -v apt-get >/dev/null; then
+  say "Installing Debian packages (about a minute):$missing$wanted"
+  if ! { $as_root apt-get update -qq &&
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing $wanted; } >&2; then
+    [ -z "$missing" ] || stop "apt-get could not install:$missing" "Its messages are above. Install them, then run make again."
+  fi
+elif [ -n "$missing" ]; then
+  stop "These packages are missing:$missing" "penstock cannot install them itself: that takes root, or sudo without a password, and apt-get." \
+    "Install them, then run make again:" "" "    sudo apt-get install -y$missing"
+fi
+
+[ -n "$python" ] || python=$(find_python) || stop "There is no Python from 3.10 to 3.14 with venv, ensurepip and headers here." \
+  "Install one (on Debian 12, Ubuntu 22.04 and later: python3 python3-venv python3-dev)," "or name one: make PYTHON=/path/to/python3"
+echo "$python"

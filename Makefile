@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of every day. Each does the set-up that it needs, once; the steps are small scripts in .make/.
+
+SHELL := /bin/sh
+export PYTHON
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
+ARGS ?=
+
+.PHONY: help demo test lint bench test-asan test-tsan clean
+
+help:
+	@echo "penstock"
+	@echo
+	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
+	@echo "  make test       every test, C++ and Python; ARGS goes to pytest"
+	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
+	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py"
+	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
+	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
+	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
+	@echo
+	@echo "On Debian and Ubuntu each installs what is missing first: Debian packages (as root or with sudo),"
+	@echo "PyTorch into .venv, and penstock itself. PYTHON=... names the Python to make .venv with."
+
+demo:
+	@python=$$(sh .make/system.sh build) && sh .make/packages.sh "$$python" demo
+	@sh .make/install.sh
+	@.venv/bin/python examples/quickstart.py $(ARGS)
+
+test:
+	@python=$$(sh .make/system.sh build test bench) && sh .make/packages.sh "$$python" test
+	@sh .make/install.sh --with-tests --with-bench
+	@sh .make/test.sh $(ARGS)
+
+lint:
+	@python=$$(sh .make/system.sh build lint) && sh .make/packages.sh "$$python" lint
+	@.venv/bin/python setup.py -q native --configure-only
+	@sh .make/lint.sh
+
+bench:
+	@python=$$(sh .make/system.sh build bench) && sh .make/packages.sh "$$python" bench
+	@sh .make/install.sh --with-bench
+	@sh .make/bench.sh $(ARGS)
+
+test-asan:
+	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python"
+	@sh .make/sanitize.sh address
+
+test-tsan:
+	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python"
+	@sh .make/sanitize.sh thread
+
+clean:
+	rm -rf build python/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find python tests bench examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the native part with CMake; everything else about the package is in pyproject.toml.
+
+The CMake folder is kept between builds, so that `pip install --no-build-isolation .` after touching
+one .cpp compiles one file. `python setup.py native` runs the same build alone, with its output in
+sight, and can add the C++ tests, the benchmarks and a sanitizer; the Makefile uses that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+# One compiler process on torch's headers takes up to 1.6 GB.
+COMPILER_GB = 2
+
+
+def job_count() -> int:
+    """As many compilers as there are cores and memory has room for; MAX_JOBS overrides."""
+    if wanted := os.environ.get("MAX_JOBS"):
+        return int(wanted)
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILER_GB)))
+
+
+def cmake_folder(sanitize: str) -> Path:
+    # One folder per interpreter version: what CMake found out about one is wrong for another.
+    name = sanitize or sys.implementation.cache_tag
+    return ROOT / "build" / f"cmake-{name}"
+
+
+def configure(folder: Path, options: dict[str, str]) -> None:
+    """Runs CMake when the folder is new, of another place or Python, or lacks an option."""
+    wanted = {"CMAKE_HOME_DIRECTORY": str(ROOT), "Python_EXECUTABLE": sys.executable, **options}
+    cached: dict[str, str] = {}
+    cache = folder / "CMakeCache.txt"
+    if cache.exists():
+        for line in cache.read_text().splitlines():
+            name, _, value = line.partition("=")
+            cached[name.partition(":")[0]] = value
+    if (folder / "build.ninja").exists() and all(cached.get(k) == v for k, v in wanted.items()):
+        return
+    fixed = ("CMAKE_HOME_DIRECTORY", "Python_EXECUTABLE")
+    if any(cached.get(name, wanted[name]) != wanted[name] for name in fixed):
+        cache.unlink()
+        shutil.rmtree(folder / "CMakeFiles", ignore_errors=True)
+    definitions = [f"-D{k}={v}" for k, v in wanted.items() if k != "CMAKE_HOME_DIRECTORY"]
+    run("-G", "Ninja", "-S", str(ROOT), "-B", str(folder), *definitions)
+
+
+def run(*arguments: str) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None or shutil.which("ninja") is None:
+        sys.exit("building penstock needs cmake and ninja; try: apt-get install cmake ninja-build")
+    try:
+        subprocess.run([cmake, *arguments], check=True)
+    except subprocess.CalledProcessError as err:
+        command = " ".join(arguments)
+        sys.exit(f"cmake {command} failed with status {err.returncode}; its messages are above")
+
+
+class Native(Command):
+    """Builds the native part and, when asked, its tests and benchmarks, in build/cmake-*."""
+
+    description = "build the native part with CMake"
+    user_options = [
+        ("with-tests", None, "also build the C++ tests"),
+        ("with-bench", None, "also build the C++ benchmarks"),
+        ("configure-only", None, "stop before compiling"),
+        ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
+    ]
+    boolean_options = ["with-tests", "with-bench", "configure-only"]
+
+    def initialize_options(self) -> None:
+        self.with_tests = False
+        self.with_bench = False
+        self.configure_only = False
+        self.sanitize = ""
+
+    def finalize_options(self) -> None:
+        pass
+
+    def run(self) -> None:
+        folder = cmake_folder(self.sanitize)
+        options = {}
+        if self.with_tests or self.sanitize:
+            options["PENSTOCK_BUILD_TESTS"] = "ON"
+        if self.with_bench:
+            options["PENSTOCK_BUILD_BENCH"] = "ON"
+        if self.sanitize:
+            options["PENSTOCK_SANITIZE"] = self.sanitize
+        configure(folder, options)
+        if self.configure_only:
+            # Brings compile_commands.json up to date with the source files that came or went.
+            run("--build", str(folder), "--target", "build.ninja")
+        else:
+            run("--build", str(folder), "--parallel", str(job_count()))
+
+
+class BuildExtension(build_ext):
+    """Has CMake build `_C` and put it, with the build information, where setuptools wants it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        folder = cmake_folder("")
+        configure(folder, {})
+        run("--build", str(folder), "--parallel", str(job_count()), "--target", "_C")
+        # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library
+        # path relative.
+        prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent
+        run("--install", str(folder), "--component", "python", "--prefix", str(prefix))
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution needs beside the Python files."""
+        files = [ROOT / "CMakeLists.txt"]
+        for folder in ("csrc", "third_party"):
+            files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        return [str(path.relative_to(ROOT)) for path in files]
+
+
+class BuildPython(build_py):
+    """Starts from an empty folder: setuptools alone would ship modules that are long deleted."""
+
+    def run(self) -> None:
+        if not getattr(self, "editable_mode", False):
+            shutil.rmtree(Path(self.build_lib) / "penstock", ignore_errors=True)
+        super().run()
+
+
+setup(
+    ext_modules=[Extension("penstock._C", sources=[])],
+    cmdclass={"build_ext": BuildExtension, "build_py": BuildPython, "native": Native},
+)

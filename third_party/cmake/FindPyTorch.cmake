@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+#[[
+Finds the PyTorch that a Python interpreter would import, by asking that interpreter.
+
+find_package(Torch) is not used: with a CUDA build of torch it insists on a complete CUDA toolkit, adds compile flags of
+its own and links every CUDA library, none of which penstock needs to compile.
+
+Needs  Python_EXECUTABLE.
+Gives  PyTorch::torch   c10, torch_cpu and torch, with torch's headers as system headers
+       PyTorch::python  the above with torch_python; for the bindings alone
+       PyTorch::cuda    c10_cuda, torch_cuda and the cudart that torch itself loads; only with a CUDA build of torch and
+                        a CUDA toolkit of the same major version, whose headers it takes
+       PyTorch_VERSION, PyTorch_VERSION_MINOR ("2.11"), PyTorch_LIBRARY_DIR, PyTorch_INCLUDE_DIR
+       PyTorch_CUDA_VERSION ("13.0", or empty for a CPU build), PyTorch_NVCC (the compiler of that toolkit)
+]]
+
+# Importing torch takes seconds, and CMake runs again whenever a source file comes or goes; so the answers are kept until
+# another torch is found. version.py is read without importing the package.
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -c [[
+import importlib.util, os, sys
+spec = importlib.util.find_spec("torch")
+if spec is None: sys.exit("no module named torch")
+folder = os.path.dirname(spec.origin)
+facts = {}
+exec(open(os.path.join(folder, "version.py")).read(), facts)
+print(f"{folder}|{facts['__version__']}", end="")
+]]
+  OUTPUT_VARIABLE _pytorch_key
+  RESULT_VARIABLE _pytorch_status
+  ERROR_VARIABLE _pytorch_error)
+
+if(NOT _pytorch_status EQUAL 0)
+  set(PyTorch_NOT_FOUND_MESSAGE
+      "${Python_EXECUTABLE} cannot import torch (${_pytorch_error}). penstock is built against an installed PyTorch: \
+install it into that Python, and build with `pip install --no-build-isolation .`")
+elseif(NOT "${_pytorch_key}" STREQUAL "${PENSTOCK_PYTORCH_KEY}")
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c [[
+import glob, os, torch
+folder = os.path.dirname(torch.__file__)
+nvidia = os.path.join(os.path.dirname(folder), "nvidia")
+libraries = [os.path.join(folder, "lib")] + sorted(glob.glob(os.path.join(nvidia, "*", "lib")))
+print(torch.__version__.split("+")[0])
+print(os.path.join(folder, "include"))
+print(os.path.join(folder, "lib"))
+print(int(torch.compiled_with_cxx11_abi()))
+print(torch.version.cuda or "-")
+print(";".join(libraries), end="")
+]]
+    OUTPUT_VARIABLE _pytorch_answer
+    COMMAND_ERROR_IS_FATAL ANY)
+  # A semicolon inside the last line is a list on purpose, so the lines are cut one by one.
+  foreach(_name VERSION INCLUDE_DIR LIBRARY_DIR CXX11_ABI CUDA_VERSION)
+    string(FIND "${_pytorch_answer}" "\n" _end)
+    string(SUBSTRING "${_pytorch_answer}" 0 ${_end} _value)
+    math(EXPR _end "${_end} + 1")
+    string(SUBSTRING "${_pytorch_answer}" ${_end} -1 _pytorch_answer)
+    set(PENSTOCK_PYTORCH_${_name} "${_value}" CACHE INTERNAL "")
+  endforeach()
+  set(PENSTOCK_PYTORCH_LIBRARY_DIRS "${_pytorch_answer}" CACHE INTERNAL "")
+  set(PENSTOCK_PYTORCH_KEY "${_pytorch_key}" CACHE INTERNAL "")
+endif()
+
+if(_pytorch_status EQUAL 0)
+  set(PyTorch_VERSION "${PENSTOCK_PYTORCH_VERSION}")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" PyTorch_VERSION_MINOR "${PyTorch_VERSION}")
+  set(PyTorch_INCLUDE_DIR "${PENSTOCK_PYTORCH_INCLUDE_DIR}")
+  set(PyTorch_LIBRARY_DIR "${PENSTOCK_PYTORCH_LIBRARY_DIR}")
+  set(PyTorch_LIBRARY_DIRS "${PENSTOCK_PYTORCH_LIBRARY_DIRS}")
+  set(PyTorch_CUDA_VERSION "${PENSTOCK_PYTORCH_CUDA_VERSION}")
+  if(PyTorch_CUDA_VERSION STREQUAL "-")
+    set(PyTorch_CUDA_VERSION "")
+  endif()
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(
+  PyTorch
+  REQUIRED_VARS PyTorch_LIBRARY_DIR PyTorch_INCLUDE_DIR
+  VERSION_VAR PyTorch_VERSION
+  REASON_FAILURE_MESSAGE "${PyTorch_NOT_FOUND_MESSAGE}")
+
+if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
+  foreach(_library c10 torch_cpu torch torch_python)
+    add_library(PyTorch::lib${_library} SHARED IMPORTED)
+    set_target_properties(PyTorch::lib${_library} PROPERTIES
+      IMPORTED_LOCATION "${PyTorch_LIBRARY_DIR}/lib${_library}.so")
+  endforeach()
+
+  # Imported targets' includes are system includes, so -Werror does not reach torch's headers.
+  add_library(PyTorch::torch INTERFACE IMPORTED)
+  set_target_properties(PyTorch::torch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${PyTorch_INCLUDE_DIR};${PyTorch_INCLUDE_DIR}/torch/csrc/api/include"
+    # The version is there so that another torch changes every command line, and everything is compiled again.
+    INTERFACE_COMPILE_DEFINITIONS
+      "_GLIBCXX_USE_CXX11_ABI=${PENSTOCK_PYTORCH_CXX11_ABI};PENSTOCK_BUILT_FOR_TORCH=\"${PyTorch_VERSION}\""
+    INTERFACE_LINK_LIBRARIES "PyTorch::libtorch;PyTorch::libtorch_cpu;PyTorch::libc10")
+
+  add_library(PyTorch::python INTERFACE IMPORTED)
+  set_target_properties(PyTorch::python PROPERTIES
+    INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_python;PyTorch::torch")
+endif()
+
+if(PyTorch_FOUND AND PyTorch_CUDA_VERSION AND NOT TARGET PyTorch::cuda)
+  # Torch brings its own cudart, in its own folder or in a wheel of nvidia's. A second one in the process would have its own
+  # idea of the current device, so exactly that file is linked.
+  set(_cudart)
+  foreach(_folder ${PyTorch_LIBRARY_DIRS})
+    file(GLOB _found "${_folder}/libcudart*.so*")
+    list(APPEND _cudart ${_found})
+  endforeach()
+  list(APPEND _cudart PyTorch_NO_CUDART)
+  list(GET _cudart 0 PyTorch_CUDART)
+
+  string(REGEX MATCH "^[0-9]+" _cuda_major "${PyTorch_CUDA_VERSION}")
+  find_package(CUDAToolkit QUIET)
+  if(NOT CUDAToolkit_FOUND)
+    message(STATUS "Without CUDA: torch is built for CUDA ${PyTorch_CUDA_VERSION}, but there is no CUDA toolkit (nvcc)")
+  elseif(NOT CUDAToolkit_VERSION_MAJOR EQUAL _cuda_major)
+    message(STATUS "Without CUDA: torch is built for CUDA ${PyTorch_CUDA_VERSION}, nvcc is ${CUDAToolkit_VERSION}")
+  elseif(NOT EXISTS "${PyTorch_CUDART}")
+    message(STATUS "Without CUDA: found no libcudart in ${PyTorch_LIBRARY_DIRS}")
+  else()
+    set(PyTorch_NVCC "${CUDAToolkit_NVCC_EXECUTABLE}")
+    foreach(_library c10_cuda torch_cuda)
+      add_library(PyTorch::lib${_library} SHARED IMPORTED)
+      set_target_properties(PyTorch::lib${_library} PROPERTIES
+        IMPORTED_LOCATION "${PyTorch_LIBRARY_DIR}/lib${_library}.so")
+    endforeach()
+    add_library(PyTorch::libcudart SHARED IMPORTED)
+    set_target_properties(PyTorch::libcudart PROPERTIES IMPORTED_LOCATION "${PyTorch_CUDART}")
+    add_library(PyTorch::cuda INTERFACE IMPORTED)
+    set_target_properties(PyTorch::cuda PROPERTIES
+      INTERFACE_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}"
+      INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_cuda;PyTorch::libc10_cuda;PyTorch::libcudart;PyTorch::torch")
+  endif()
+endif()
