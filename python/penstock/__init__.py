@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock feeds GPUs: a DataLoader that replaces torch's by changing the import."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# The check that torch is the one this build is for comes first: it must run before _C loads.
+from penstock import _torch_version  # noqa: F401  # isort: skip
+from penstock.dataloader import DataLoader
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.explanation import explain
+    from penstock.offloading import detach, offload
+    from penstock.plan import Plan
+
+__all__ = ["DataLoader", "PenstockError", "Plan", "detach", "explain", "offload"]
+__version__ = "0.1.0"
+
+# The cut imports Dynamo, which takes as long as torch itself. Those who only load data, and every
+# worker that is spawned, should not wait for it.
+_LAZY = {
+    "Plan": "penstock.plan",
+    "detach": "penstock.offloading",
+    "explain": "penstock.explanation",
+    "offload": "penstock.offloading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pickles what a batch's nest cannot say: custom classes, sparse tensors, numpy arrays, deep or
+shared structures.
+
+Plain tensors and the buffers of numpy arrays stay out of the pickle; they travel in the tensor
+table, so they cross in shared memory like those of any batch. Only batches from local workers, the
+trainer's own children, are unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+
+from penstock import _C
+
+
+def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
+    """Returns the pickle of ``batch`` and the tensors that it refers to by their place in the list.
+
+    Raises what pickle raises when a part of the batch cannot be pickled.
+    """
+    body = io.BytesIO()
+    pickler = _BatchPickler(body)
+    pickler.dump(batch)
+    return pickle.dumps(pickler.buffer_places) + body.getvalue(), pickler.tensors
+
+
+def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
+    """Rebuilds a batch from what :func:`dumps` gave.
+
+    Arrays view the memory of ``tensors`` and keep it alive.
+    """
+    stream = io.BytesIO(data)
+    buffer_places = pickle.load(stream)
+    buffers = [tensors[place].numpy() for place in buffer_places]
+    return _BatchUnpickler(stream, buffers, tensors).load()
+
+
+def dumps_index(index: object) -> bytes:
+    """Pickles what a sampler yielded, for the worker that will fetch it."""
+    return bytes(ForkingPickler.dumps(index))
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """How a tensor that is not plain is taken apart. Its plain parts go into the table in turn."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor.__reduce_ex__(5)
+    if tensor.is_cuda or not tensor.is_leaf:
+        return reduce_tensor(tensor)
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values(), tensor.size(), tensor.is_coalesced())
+        return _rebuild_sparse_coo, parts
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return _rebuild_sparse_compressed, (
+            (tensor.crow_indices(), tensor.col_indices(), tensor.values()),
+            tensor.size(),
+            tensor.layout,
+        )
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return _rebuild_sparse_compressed, (
+            (tensor.ccol_indices(), tensor.row_indices(), tensor.values()),
+            tensor.size(),
+            tensor.layout,
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return tensor.__reduce_ex__(5)
+    if tensor.requires_grad or type(tensor) is torch.nn.Parameter:
+        return _rebuild_leaf, (tensor.detach(), type(tensor), tensor.requires_grad)
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    if tensor.device.type == "cpu" and not is_lazy and not tensor.has_names():
+        # A dtype that the table does not know: the storage travels as bytes.
+        block = _bytes_of(tensor.untyped_storage())
+        place = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        return _rebuild_from_bytes, (block, tensor.dtype, *place)
+    return tensor.__reduce_ex__(5)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _rebuild_storage(block: torch.Tensor) -> torch.UntypedStorage:
+    return block.untyped_storage()
+
+
+def _rebuild_typed_storage(block: torch.Tensor, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(
+        wrap_storage=block.untyped_storage(), dtype=dtype, _internal=True
+    )
+
+
+def _rebuild_leaf(data: torch.Tensor, cls: type[torch.Tensor], requires_grad: bool) -> torch.Tensor:
+    if cls is torch.nn.Parameter:
+        return torch.nn.Parameter(data, requires_grad)
+    return data.requires_grad_(requires_grad)
+
+
+def _rebuild_sparse_coo(
+    indices: torch.Tensor, values: torch.Tensor, size: torch.Size, is_coalesced: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced)
+
+
+def _rebuild_sparse_compressed(
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], size: torch.Size, layout: torch.layout
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(*parts, size, layout=layout)
+
+
+def _rebuild_from_bytes(
+    block: torch.Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    size: torch.Size,
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(block.untyped_storage(), offset, size, stride)
+
+
+class _BatchPickler(pickle.Pickler):
+    """Keeps tensors and buffers aside, in the order in which they are met."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=self._keep_buffer)
+        self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
+        self.tensors: list[torch.Tensor] = []
+        self.buffer_places: list[int] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, obj: object) -> int | None:
+        if not isinstance(obj, torch.Tensor) or not _C.is_plain_tensor(obj):
+            return None
+        place = self._places.get(id(obj))
+        if place is None:
+            place = self._places[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        return place
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return _reduce_tensor(obj)
+        # Storages go as tensors of their bytes: torch's reducer would open a descriptor for each.
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+            return _rebuild_storage, (_bytes_of(obj),)
+        if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
+            return _rebuild_typed_storage, (_bytes_of(obj.untyped()), obj.dtype)
+        if isinstance(obj, np.ndarray) and not (obj.flags.writeable and obj.dtype.isnative):
+            # Protocol 5 keeps an array read-only and its byte order; torch's queues use protocol 4.
+            return obj.__reduce_ex__(4)
+        return NotImplemented
+
+    def _keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.readonly or view.nbytes == 0:
+            return True  # into the pickle itself
+        self.buffer_places.append(len(self.tensors))
+        self.tensors.append(torch.frombuffer(view, dtype=torch.uint8))
+        return False
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, buffers: list[Any], tensors: list[torch.Tensor]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        return self._tensors[pid]  # type: ignore[no-any-return]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DataLoader that replaces torch's."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock import _C
+from penstock.device import cuda_index
+from penstock.errors import FallbackError
+from penstock.iterator import LocalPoolIter, SingleProcessIter
+from penstock.provenance import ProvenanceTable
+from penstock.stats import LoaderStats
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """torch's DataLoader, fed through shared memory by native code.
+
+    Takes torch's arguments in torch's order and means the same by them: the batches, their order,
+    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. One option is
+    penstock's own:
+
+    device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
+    a string or an
+        index; None leaves them where torch would. ``iter()`` raises ``UnsupportedError`` when the
+        device is not there.
+
+    With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
+    in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
+    who keeps many batches gets copies. Cap of one worker's shared memory: ``PENSTOCK_ARENA_BYTES``
+    (default 256 MiB). ``PENSTOCK_FALLBACK=error`` turns a fallback to torch's iterator (datapipes)
+    into ``FallbackError``; :meth:`stats` names the reason of one that happened.
+
+    Example::
+
+        from penstock import DataLoader
+
+        loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+        for images, labels in loader:
+            ...
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[_T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        self._provenance: ProvenanceTable | None = None
+        self._plan: Any = None
+        self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
+        self._fallback_reason: str | None = None
+        self._iterator_kind: str | None = None
+        self._past_counters: Counter[str] = Counter()
+        self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self.device = device
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+    @property
+    def plan(self) -> Any:
+        """The plan in force, or why there is none;
+        None before :func:`penstock.offload` was asked for one.
+        """
+        return self._plan
+
+    def stats(self) -> LoaderStats:
+        """What this loader has done so far.
+
+        Cheap; may be called at any time from the training thread.
+        """
+        counters = Counter(self._past_counters)
+        for iterator in list(self._live_iterators):
+            counters.update(iterator.counters())
+        return LoaderStats(
+            iterator=self._iterator_kind, fallback_reason=self._fallback_reason, **dict(counters)
+        )
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        reason = self._reason_to_fall_back()
+        if reason is not None:
+            return self._fall_back(reason)
+        if self.num_workers == 0:
+            self._iterator_kind = "torch"
+            if self.device is None:
+                return super()._get_iterator()
+            cuda_index(self.device)
+            return SingleProcessIter(self)
+        self.check_worker_number_rationality()
+        iterator = LocalPoolIter(self)
+        self._iterator_kind = "penstock"
+        return iterator
+
+    def _reason_to_fall_back(self) -> str | None:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return "the dataset is a datapipe, which only torch's iterator shards and seeds"
+        return None
+
+    def _fall_back(self, reason: str) -> _BaseDataLoaderIter:
+        if os.environ.get("PENSTOCK_FALLBACK") == "error":
+            raise FallbackError(
+                f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "
+                f"'error'; unset it to allow that"
+            )
+        self._fallback_reason = reason
+        self._iterator_kind = "fallback"
+        return super()._get_iterator()
+
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+        """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes
+        from it.
+        """
+        message = _C.encode_prefix(prefix, constants)
+        self._prefixes[prefix] = message
+        for iterator in list(self._live_iterators):
+            iterator._install_prefix(message)
+
+    def _remove_prefixes(self, prefixes: set[str]) -> None:
+        """Makes later batches come without what these prefixes compute; others stay in force."""
+        for prefix in prefixes:
+            self._prefixes.pop(prefix, None)
+        for iterator in list(self._live_iterators):
+            iterator._remove_prefixes()
+            for message in self._prefixes.values():
+                iterator._install_prefix(message)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to this process stays here: iterators, the provenance of live batches, the
+        # plan of a model.
+        state = self.__dict__.copy()
+        state.update(_live_iterators=None, _provenance=None, _plan=None, _prefixes={})
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__dict__["_live_iterators"] = weakref.WeakSet()

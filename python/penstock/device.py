@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loader's ``device=`` option:
+which device it names, and moving a batch that no device stage has moved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import UnsupportedError
+
+
+def cuda_index(device: torch.device | str | int | None) -> int:
+    """The index of the CUDA device that batches go to, or -1 for none (None or the CPU).
+
+    Raises UnsupportedError for a device that is neither, and when CUDA is not to be had.
+    """
+    if device is None:
+        return -1
+    wanted = torch.device(device)
+    if wanted.type == "cpu":
+        return -1
+    if wanted.type != "cuda":
+        raise UnsupportedError(
+            f"device={device!r} was asked for; penstock copies batches to cuda devices or "
+            f"leaves them on cpu"
+        )
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"device={device!r} was asked for, but torch finds no CUDA device here; pass "
+            f"device=None or run where there is one"
+        )
+    return torch.cuda.current_device() if wanted.index is None else wanted.index
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """``batch`` with its tensors on ``device``:
+    the containers that torch's pin_memory understands keep their types.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, (str, bytes)):
+        return batch
+    if isinstance(batch, Mapping):
+        moved = {key: move_batch(value, device) for key, value in batch.items()}
+        if type(batch) is dict:
+            return moved
+        clone: Any = copy.copy(batch)
+        clone.update(moved)
+        return clone
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(item, device) for item in batch))
+    if isinstance(batch, tuple):
+        return type(batch)(move_batch(item, device) for item in batch)
+    if isinstance(batch, Sequence):
+        items = [move_batch(item, device) for item in batch]
+        if type(batch) is list:
+            return items
+        clone = copy.copy(batch)
+        for place, item in enumerate(items):
+            clone[place] = item
+        return clone
+    return batch

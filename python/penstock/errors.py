@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions that are penstock's own.
+
+Where torch's DataLoader raises, penstock raises torch's type instead.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Something failed between the trainer and its workers."""
+
+
+class TimeoutError(PenstockError):  # noqa: A001 - the child of PenstockError, reached as penstock.errors.TimeoutError
+    """A peer did not answer before its deadline."""
+
+
+class ClosedError(PenstockError):
+    """The peer is gone."""
+
+
+class SharedMemoryError(PenstockError):
+    """The system has no room for an arena, a mapping or a descriptor."""
+
+
+class UnsupportedError(PenstockError):
+    """This build of penstock, or this machine, cannot do what was asked."""
+
+
+class FallbackError(PenstockError):
+    """Torch's iterator would have been used, and PENSTOCK_FALLBACK=error forbids it."""

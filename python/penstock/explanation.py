@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`explain`: the plan that `offload` would follow, found without starting or changing anything."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.capture import capture_whole, classify
+from penstock.leaves import flatten_batch
+from penstock.lowering import lower
+from penstock.plan import Plan
+from penstock.planning import CutMode, CutOptions, plan_cut, plan_script
+from penstock.sizes import Unlowerable
+from penstock.surroundings import refuse_by_surroundings
+
+Call = Callable[[Any, Any], Any]
+
+
+def explain(
+    model: Any,
+    batch: Any,
+    *,
+    call: Call | None = None,
+    cut: CutMode = "auto",
+    allow_random: bool = False,
+    worker_count: int = 2,
+) -> Plan:
+    """Says what of `model` could run in the workers for batches like `batch`, and what it would
+    cost.
+
+    Analysis alone: no parameter, buffer, random generator, hook or compiled state changes, and the
+    model is looked at in the mode (train or eval) it is in. The movable operators are run once to
+    be timed. `batch` is what the loader yields. `call(model, batch)` says how the model is called
+    with it; left out:
+
+    - a tensor:          `model(batch)`
+    - a mapping:         `model(**batch)` if its keys are parameters of forward, else `model(batch)`
+    - a tuple or list:   `model(*batch[:n])`, n being how many parameters forward requires, at least
+    1; but
+                         `model(batch)` if forward requires one parameter and calls it `batch`
+    - anything else:     `model(batch)`
+
+    A model that cannot be cut gives a plan with `refused` set.
+
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> print(explain(model, torch.zeros(3, 2, 2)).kept[-1].operator)  # doctest: +SKIP
+        linear at linear.py:134
+    """
+    options = CutOptions(cut, allow_random, worker_count)
+    leaves = flatten_batch(batch)
+    try:
+        if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            return plan_script(model, leaves, options)
+        refuse_by_surroundings()
+        return _explain_captured(_eager(model), batch, leaves, call, options)
+    except Unlowerable as refusal:
+        return Plan(refused=str(refusal))
+
+
+def _explain_captured(
+    model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None, options: CutOptions
+) -> Plan:
+    if call is not None:
+        captured = capture_whole(lambda b: call(model, b), (batch,), {})
+    else:
+        args, kwargs = default_arguments(model, batch)
+        captured = capture_whole(_forward_call(model), args, kwargs)
+    leaf_index = {id(leaf): index for index, leaf in enumerate(leaves)}
+    buffers = {id(b): b for b in model.buffers()} if isinstance(model, torch.nn.Module) else {}
+    graph_inputs = classify(
+        captured.placeholders,
+        captured.examples,
+        lambda tensor: leaf_index.get(id(tensor)),
+        buffers,
+        frozenset(),
+    )
+    _, planned = plan_cut(
+        lambda symbolic: lower(
+            captured.graph_module, graph_inputs, captured.examples, symbolic=symbolic
+        ),
+        captured.examples,
+        len(leaves),
+        options,
+    )
+    return planned.plan
+
+
+def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """How `model` is called with `batch` when nobody says; `explain` has the rule."""
+    parameters = _forward_parameters(model)
+    if isinstance(batch, Mapping):
+        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        required = {p.name for p in parameters if p.default is p.empty and p.name in named}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        keys = set(batch)
+        if keys and required <= keys and (keys <= named or takes_any):
+            return (), dict(batch)
+        return (batch,), {}
+    if isinstance(batch, (tuple, list)) and batch:
+        positional = [
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        required_names = [p.name for p in positional if p.default is p.empty]
+        if required_names == ["batch"]:
+            return (batch,), {}
+        return tuple(batch[: max(1, len(required_names))]), {}
+    return (batch,), {}
+
+
+def _forward_parameters(model: Any) -> list[inspect.Parameter]:
+    target = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _eager(model: Any) -> Any:
+    """The module behind a compiled or exported one."""
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        return model._orig_mod
+    if isinstance(model, torch.export.ExportedProgram):
+        return model.module()
+    return model
+
+
+def _forward_call(model: Any) -> Callable[..., Any]:
+    """The model's call without what `model.compile` or `offload` put in front of it."""
+    return model._call_impl if isinstance(model, torch.nn.Module) else model

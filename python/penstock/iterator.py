@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterators behind ``iter(loader)``: torch's classes with penstock's transport in them.
+
+The trainer's Python does what only it can: pull the user's sampler, start processes, raise what a
+worker raised. Dispatch, receiving, reordering and the memory of batches are native.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from multiprocessing import connection
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import _DatasetKind, _utils
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from penstock import _C
+from penstock.batch_pickle import dumps_index, loads
+from penstock.device import cuda_index, move_batch
+from penstock.errors import PenstockError
+from penstock.indices import prefetch_depth, recognise_sampler
+from penstock.provenance import BatchHandle, Provenance
+from penstock.worker_main import FetchSpec, WorkerSpec, worker_loop
+
+if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
+
+_BATCH = int(_C.Client.Event.BATCH)
+_WORKER_ENDED = int(_C.Client.Event.WORKER_ENDED)
+_WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
+_END = int(_C.Client.Event.END)
+_FAILED = int(_C.Client.Event.FAILED)
+
+_STATUS_CHECK_INTERVAL_S = (
+    1.0  # how often a waiting trainer looks for a worker that died before it ever connected
+)
+_DEFAULT_ARENA_BYTES = 256 << 20
+
+# Clients whose slabs a user may hold. Before this process forks they are told, so that what the
+# child inherits is never overwritten; os.register_at_fork has no way to take a hook back, so there
+# is one for all.
+_live_clients: weakref.WeakSet[_C.Client] = weakref.WeakSet()
+
+
+def _retire_held_slabs() -> None:
+    for client in list(_live_clients):
+        client.retire_held()
+
+
+os.register_at_fork(before=_retire_held_slabs)
+
+
+def arena_bytes() -> int:
+    """The cap of one worker's arena, from PENSTOCK_ARENA_BYTES.
+
+    Raises ValueError when that is not a positive integer.
+    """
+    text = os.environ.get("PENSTOCK_ARENA_BYTES")
+    if text is None:
+        return _DEFAULT_ARENA_BYTES
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(
+            f"PENSTOCK_ARENA_BYTES is {text!r}; a positive number of bytes is expected, such as "
+            f"{_DEFAULT_ARENA_BYTES}"
+        )
+    return int(text)
+
+
+def _sleep_if_python_exits() -> None:
+    """Keeps a daemon thread quiet while the interpreter exits.
+
+    Python ends the workers then, which is no loss to report; torch's iterator sleeps on its queue
+    at that point, until the process is gone.
+    """
+    if _utils.python_exit_status and threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()
+
+
+class SingleProcessIter(_SingleProcessDataLoaderIter):
+    """Torch's in-process iterator, whose batches end on ``device``."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        assert loader.device is not None, "without a device torch's own iterator is used"
+        self._device = torch.device(loader.device)
+
+    def _next_data(self) -> Any:
+        return move_batch(super()._next_data(), self._device)  # type: ignore[no-untyped-call]
+
+
+class LocalPoolIter(_MultiProcessingDataLoaderIter):
+    """Batches from workers that this process starts, in torch's order."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        _BaseDataLoaderIter.__init__(self, loader)
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        self._shutdown = False
+        self._owner_pid = os.getpid()
+        self._workers: list[Any] = []
+        self._worker_pids_set = False
+        self._uses_stream = False
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        if self._num_workers <= 0:
+            raise AssertionError(
+                "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        if self._prefetch_factor is None or self._prefetch_factor <= 0:
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        self._worker_init_fn = loader.worker_init_fn
+        self._provenance = loader._provenance
+        self._prefetch_depth = prefetch_depth(loader)
+        self._client = _C.Client(
+            worker_count=self._num_workers,
+            prefetch_factor=self._prefetch_depth,
+            in_order=bool(self._in_order),
+            keep_workers=self._persistent_workers,
+            pin_memory=self._pin_memory and loader.device is None,
+            device_index=cuda_index(loader.device),
+        )
+        _live_clients.add(self._client)
+        self._past_counters = loader._past_counters
+        loader._live_iterators.add(self)
+        try:
+            self._start_workers(loader)
+            self._client.start()  # native threads start after the last fork
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        for message in loader._prefixes.values():
+            self._client.install_prefix(message)
+        self._reset(loader, first_iter=True)
+
+    def _start_workers(self, loader: DataLoader[Any]) -> None:
+        context = loader.multiprocessing_context or torch.multiprocessing
+        fetch = FetchSpec(
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+        )
+        has_fork_server = context.get_start_method() == "forkserver"
+        spec = WorkerSpec(
+            self._client.endpoint,
+            self._prefetch_depth,
+            arena_bytes(),
+            None if has_fork_server else os.getpid(),
+        )
+        for worker_id in range(self._num_workers):
+            process = context.Process(
+                target=worker_loop,
+                args=(
+                    fetch,
+                    self._base_seed,
+                    self._worker_init_fn,
+                    worker_id,
+                    self._num_workers,
+                    spec,
+                ),
+            )
+            process.daemon = True
+            try:
+                process.start()
+            except (TypeError, AttributeError, PicklingError):
+                warnings.warn(
+                    "Got pickle error when attempting to start a worker Process. "
+                    "This might be because the worker Process arguments are not picklable. "
+                    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
+                    "platforms "
+                    "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                    "You can also try multiprocessing.set_start_method('fork').",
+                    stacklevel=2,
+                )
+                raise
+            self._workers.append(process)
+        _utils.signal_handling._set_worker_pids(id(self), tuple(w.pid for w in self._workers))
+        _utils.signal_handling._set_SIGCHLD_handler()
+        self._worker_pids_set = True
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        _BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._provenance = loader._provenance
+        self._workers_status = [True] * self._num_workers
+        self._client.begin_epoch()
+        recipe = (
+            recognise_sampler(self._index_sampler)
+            if self._dataset_kind == _DatasetKind.Map
+            else None
+        )
+        self._uses_stream = recipe is not None
+        if recipe is not None:
+            self._client.use_index_stream(**recipe._asdict())
+        depth = self._prefetch_depth if self._uses_stream else self._prefetch_factor
+        for _ in range(depth * self._num_workers):
+            self._try_put_index()
+
+    def _try_put_index(self) -> None:
+        if self._uses_stream:
+            self._client.submit_from_stream()
+            return
+        try:
+            index = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+        self._client.submit(index, dumps_index)
+
+    def _next_data(self) -> Any:
+        wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
+        while True:
+            kind, value, extra = self._client.next(wait_s, loads, self._provenance is not None)
+            if kind == _BATCH:
+                if not self._uses_stream:
+                    self._try_put_index()
+                if extra is True:
+                    value.reraise()
+                if extra is False:
+                    raise value
+                if extra is not None:
+                    self._record_leaves(*extra)
+                return (
+                    torch_pin_memory(value, self._pin_memory_device) if self._pin_memory else value
+                )
+            if kind == _END:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            if kind == _WORKER_ENDED:
+                self._workers_status[value] = False
+                self._try_put_index()
+            elif kind == _WORKER_LOST:
+                _sleep_if_python_exits()
+                self._raise_lost_workers([self._workers[value]])
+            elif kind == _FAILED:
+                raise PenstockError(value)
+            else:
+                self._check_workers()
+                if self._timeout > 0:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
+        provenance = self._provenance
+        assert provenance is not None
+        handle = BatchHandle(len(leaves), boundary)
+        for index, leaf in enumerate(leaves):
+            if not leaf.is_inference():
+                provenance.record(leaf, Provenance(handle, index, leaf._version))
+
+    def _check_workers(self) -> None:
+        if self._shutdown:
+            raise AssertionError(
+                "Invalid iterator state: shutdown or no outstanding tasks when fetching next data"
+            )
+        dead = [
+            worker
+            for worker, is_active in zip(self._workers, self._workers_status, strict=True)
+            if is_active and not worker.is_alive()
+        ]
+        if dead:
+            self._raise_lost_workers(dead)
+
+    def _raise_lost_workers(self, workers: list[Any]) -> None:
+        """Raises torch's error for workers that went away:
+        by how they died when the system can tell, else by pid.
+        """
+        connection.wait(
+            [worker.sentinel for worker in workers], timeout=_utils.MP_STATUS_CHECK_INTERVAL
+        )
+        for worker in workers:
+            try:
+                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                pass  # a child of the fork server, or reaped already
+        _utils.signal_handling._error_if_any_worker_fails()
+        for worker in workers:
+            self._workers_status[self._workers.index(worker)] = False
+        pids = ", ".join(str(worker.pid) for worker in workers)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+
+    def counters(self) -> dict[str, Any]:
+        """What this iterator has counted; empty once the loader has taken the counts over."""
+        return {} if self._shutdown else self._client.counters()
+
+    def _install_prefix(self, message: bytes) -> None:
+        self._client.install_prefix(message)
+
+    def _remove_prefixes(self) -> None:
+        self._client.remove_prefixes()
+
+    def _shutdown_workers(self) -> None:
+        # Module globals are cleared while Python goes down.
+        if _utils is None or _utils.python_exit_status is True or _utils.python_exit_status is None:
+            return  # multiprocessing ends daemonic workers, and they see the trainer go
+        if self._shutdown or os.getpid() != self._owner_pid:
+            return  # a forked child inherits this object and none of the workers
+        self._past_counters.update(
+            {
+                name: count
+                for name, count in self._client.counters().items()
+                if name not in ("outstanding", "ready")
+            }
+        )
+        self._shutdown = True
+        try:
+            self._client.stop()
+            for worker in self._workers:
+                worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+        finally:
+            if self._worker_pids_set:
+                _utils.signal_handling._remove_worker_pids(id(self))
+                self._worker_pids_set = False
+            for worker in self._workers:
+                if worker.is_alive():
+                    worker.terminate()
+                    worker.join(timeout=1)  # reaped, so that neither a zombie nor its pipe is left
+
+    def __del__(self) -> None:
+        if hasattr(self, "_shutdown"):
+            self._shutdown_workers()

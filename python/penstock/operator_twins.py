@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operator may stand for which: functional ones for writes, scalar ones for numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+
+# These write to arguments that their schemas do not mark: (operator, arguments, flag that turns it
+# on).
+HIDDEN_WRITES: dict[OpOverload, tuple[tuple[int, ...], int]] = {
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.cudnn_batch_norm.default: ((3, 4), 5),
+    aten.miopen_batch_norm.default: ((3, 4), 5),
+    aten._batch_norm_impl_index.default: ((3, 4), 5),
+    aten._native_batch_norm_legit.default: ((3, 4), 5),
+}
+
+# Writes that only change how memory is looked at; the twin is a view.
+METADATA_TWINS: dict[OpOverload, OpOverload] = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+}
+
+
+def functional_twin(func: OpOverload) -> OpOverload | None:
+    """`aten::sub.Tensor` for `aten::sub_.Tensor`: same arguments, same result, nothing written."""
+    if func in METADATA_TWINS:
+        return METADATA_TWINS[func]
+    namespace, _, base = func._schema.name.partition("::")
+    if (
+        namespace != "aten"
+        or not base.endswith("_")
+        or torch.Tag.nondeterministic_seeded in func.tags
+    ):
+        return None
+    packet = getattr(aten, base[:-1], None)
+    overload = getattr(packet, func._schema.overload_name or "default", None)
+    if not isinstance(overload, OpOverload) or overload._schema.is_mutable:
+        return None
+    same_arguments = [(a.name, str(a.type)) for a in overload._schema.arguments] == [
+        (a.name, str(a.type)) for a in func._schema.arguments
+    ]
+    return overload if same_arguments else None
+
+
+def with_numbers(func: OpOverload, args: list[Any]) -> OpOverload:
+    """`aten::sub.Scalar` for `aten::sub.Tensor` where Python numbers stand for tensors.
+
+    Python's bindings wrap such a number in a tensor, and so do these overloads.
+    """
+    types = [str(argument.type) for argument in func._schema.arguments]
+    wanted = [
+        "number" if kind == "Tensor" and isinstance(arg, (int, float)) else kind
+        for kind, arg in zip(types, args, strict=False)
+    ] + types[len(args) :]
+    if wanted == types:
+        return func
+    names = [argument.name for argument in func._schema.arguments]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        overload: OpOverload = getattr(packet, name)
+        arguments = overload._schema.arguments
+        if [str(a.type) for a in arguments] == wanted and [a.name for a in arguments] == names:
+            return overload
+    return func
+
+
+def written_arguments(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that `func` writes to, by its schema or by what is known about it."""
+    written: list[torch.Tensor] = []
+
+    def add(value: Any) -> None:
+        written.extend(t for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            add(args[position] if position < len(args) else kwargs.get(argument.name))
+    if func in HIDDEN_WRITES:
+        positions, flag = HIDDEN_WRITES[func]
+        if flag < len(args) and args[flag]:
+            for position in positions:
+                add(args[position])
+    return written
+
+
+def operator_name(func: OpOverload) -> str:
+    overload = func._schema.overload_name
+    return f"{func._schema.name}.{overload}" if overload else str(func._schema.name)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that are not known until a batch arrives.
+
+Dynamo makes a dimension symbolic once it has seen two values of it. Lowering then runs under a
+shape environment of its own, so that whatever it assumes about a size never becomes a guard of the
+user's program; the assumptions are kept here instead and asked again for every new combination of
+sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+
+T = TypeVar("T")
+
+# How many combinations of sizes a table of answers remembers before it starts over.
+REMEMBERED_SIZES = 4096
+
+
+class Unlowerable(Exception):
+    """A construct that has no faithful form in the text of a prefix; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class SizeBinding:
+    """A symbol stands for one dimension of one input of the captured graph."""
+
+    symbol: sympy.Symbol
+    input_index: int
+    dim: int
+
+
+@dataclass
+class SizeConditions:
+    """What must hold of the inputs' sizes for one lowering to be the right one."""
+
+    bindings: list[SizeBinding]
+    guards: list[sympy.Basic]
+    fixed_sizes: list[tuple[int, int, int]] = field(default_factory=list)  # input, dim, size
+    fixed_ints: list[tuple[int, int]] = field(default_factory=list)  # input, value
+    strides: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)  # input, strides
+    # By sizes: the strides that the inputs must have, or None when the lowering is for other sizes.
+    _answers: dict[tuple[int, ...], list[tuple[int, ...]] | None] = field(default_factory=dict)
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """Whether the lowering these conditions belong to may be used for `inputs`."""
+        for index, dim, size in self.fixed_sizes:
+            if inputs[index].shape[dim] != size:
+                return False
+        for index, value in self.fixed_ints:
+            if int(inputs[index]) != value:
+                return False
+        sizes = self.sizes(inputs)
+        if sizes not in self._answers:
+            if len(self._answers) >= REMEMBERED_SIZES:
+                self._answers.clear()
+            self._answers[sizes] = self._expected_strides(sizes)
+        expected = self._answers[sizes]
+        return expected is not None and all(
+            inputs[index].stride() == strides
+            for (index, _), strides in zip(self.strides, expected, strict=True)
+        )
+
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The value of every symbol for these inputs, in the order of `bindings`."""
+        return tuple(inputs[b.input_index].shape[b.dim] for b in self.bindings)
+
+    def values(self, sizes: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+        return {b.symbol: sympy.Integer(size) for b, size in zip(self.bindings, sizes, strict=True)}
+
+    def _expected_strides(self, sizes: tuple[int, ...]) -> list[tuple[int, ...]] | None:
+        # Sizes 0 and 1 broadcast and are empty in ways that larger ones are not, so a symbol
+        # never stands for them: Dynamo has the same rule.
+        if any(size < 2 for size in sizes):
+            return None
+        values = self.values(sizes)
+        if not all(guard.xreplace(values) == sympy.true for guard in self.guards):
+            return None
+        return [
+            tuple(evaluate(stride, values) for stride in strides) for _, strides in self.strides
+        ]
+
+
+def evaluate(value: Any, values: dict[sympy.Symbol, sympy.Integer]) -> int:
+    """A size or stride that may be symbolic, for one combination of sizes."""
+    expression = expression_of(value, None)
+    return expression if isinstance(expression, int) else int(expression.xreplace(values))
+
+
+def expression_of(value: Any, shape_env: ShapeEnv | None) -> int | sympy.Basic:
+    """The expression behind an int or SymInt; an int when it is one after all."""
+    if not isinstance(value, torch.SymInt):
+        return int(value)
+    expression = value.node.expr
+    if shape_env is not None:
+        expression = shape_env.simplify(expression)
+    return int(expression) if expression.is_Integer else expression
+
+
+BinaryEmitter = Callable[[str, T, T], T]
+
+
+def fold(
+    expression: sympy.Basic,
+    symbol: Callable[[sympy.Symbol], T],
+    literal: Callable[[int], T],
+    binary: BinaryEmitter[T],
+) -> T:
+    """Rebuilds an integer expression out of symbols, integers and the operators
+    add, mul, floordiv, mod, max and min. Anything else is Unlowerable."""
+
+    def chain(operator: str, parts: Sequence[sympy.Basic]) -> T:
+        result = visit(parts[0])
+        for part in parts[1:]:
+            result = binary(operator, result, visit(part))
+        return result
+
+    def visit(e: sympy.Basic) -> T:
+        if isinstance(e, sympy.Symbol):
+            return symbol(e)
+        if isinstance(e, sympy.Integer):
+            return literal(int(e))
+        if isinstance(e, sympy.Add):
+            return chain("add", e.args)
+        if isinstance(e, sympy.Mul) and all(part.is_integer for part in e.args):
+            return chain("mul", e.args)
+        if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and 1 <= e.exp <= 8:
+            return chain("mul", [e.base] * int(e.exp))
+        if isinstance(e, (FloorDiv, CleanDiv)):
+            return chain("floordiv", e.args)
+        if isinstance(e, (Mod, PythonMod)):
+            return chain("mod", e.args)
+        if isinstance(e, Max):
+            return chain("max", e.args)
+        if isinstance(e, Min):
+            return chain("min", e.args)
+        raise Unlowerable(f"the size {expression} has no form in the text of a prefix")
+
+    return visit(expression)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loader reports about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """Counts over the iterators that a loader has made, the live ones included.
+
+    ``iterator`` is "penstock", "torch" (num_workers=0: torch's own in-process iterator) or
+    "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
+    first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
+    ``fetch_s`` how long workers took to make those delivered.
+    """
+
+    iterator: str | None = None
+    fallback_reason: str | None = None
+    batches: int = 0
+    batch_bytes: int = 0
+    copied_batches: int = 0
+    inline_batches: int = 0
+    stale_batches: int = 0
+    boundary_batches: int = 0
+    arenas: int = 0
+    waits: int = 0
+    wait_s: float = 0.0
+    fetch_s: float = 0.0
+    outstanding: int = 0
+    ready: int = 0

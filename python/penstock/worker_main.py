@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a local worker process runs: torch's worker loop with penstock's transport under it.
+
+Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. What
+differs is where requests come from, and that the batch is built in shared memory that the trainer
+maps once.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import TensorDataset, _DatasetKind
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock import _C
+from penstock.batch_pickle import dumps
+from penstock.errors import ClosedError
+
+_CONNECT_TIMEOUT_S = (
+    300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
+)
+_IDLE_S = (
+    3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker needs beside torch's own arguments. Picklable."""
+
+    endpoint: str
+    prefetch_factor: int
+    arena_bytes: int
+    parent_pid: int | None  # the trainer's, or None where a fork server is the parent
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """How samples become a batch, in torch's words. Picklable when its parts are."""
+
+    dataset_kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+
+
+def worker_loop(
+    fetch: FetchSpec,
+    base_seed: int,
+    init_fn: Callable[[int], None] | None,
+    worker_id: int,
+    num_workers: int,
+    spec: WorkerSpec,
+) -> None:
+    """Serves one trainer until it hangs up or dies."""
+    try:
+        _set_up_process(base_seed, worker_id)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
+        )
+        if spec.parent_pid is not None and os.getppid() != spec.parent_pid:
+            return  # the trainer died while this process started; nobody would answer
+        try:
+            server = _C.WorkerServer.connect(
+                endpoint=spec.endpoint,
+                worker_id=worker_id,
+                prefetch_factor=spec.prefetch_factor,
+                arena_bytes=spec.arena_bytes,
+                timeout_s=_CONNECT_TIMEOUT_S,
+            )
+        except ClosedError:
+            return  # the trainer went away while this process started
+        _serve(server, fetch, init_fn, worker_id)
+    except KeyboardInterrupt:
+        pass  # the trainer raises it anyway
+
+
+def _set_up_process(base_seed: int, worker_id: int) -> None:
+    signal_handling._set_worker_signal_handlers()
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    _C.tune_malloc()
+    torch.set_num_threads(1)
+    random.seed(base_seed + worker_id)
+    torch.manual_seed(base_seed + worker_id)
+    np.random.seed(torch_worker._generate_state(base_seed, worker_id))
+
+
+def _serve(
+    server: _C.WorkerServer,
+    fetch: FetchSpec,
+    init_fn: Callable[[int], None] | None,
+    worker_id: int,
+) -> None:
+    where = f"in DataLoader worker process {worker_id}"
+    _lend_slabs_to_torch(server)
+    init_error: ExceptionWrapper | None = None
+    try:
+        if init_fn is not None:
+            init_fn(worker_id)
+        fetcher = _make_fetcher(server, fetch)
+    except Exception:
+        init_error = ExceptionWrapper(where=where)
+    rows = _rows_of(fetch) if init_error is None else None
+    has_ended = False
+    while True:
+        try:
+            request = server.serve_rows(rows) if rows is not None else server.next(_IDLE_S)
+        except ClosedError:
+            return
+        if request is None:
+            continue
+        if request.is_epoch:
+            has_ended = False
+            fetcher = _make_fetcher(server, fetch)
+            continue
+        if has_ended:
+            continue
+        server.begin()
+        batch: Any
+        raises = False
+        if init_error is not None:
+            batch, init_error, raises = init_error, None, True
+        else:
+            try:
+                batch = fetcher.fetch(_indices_of(request))
+            except Exception as error:
+                if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
+                    has_ended = True
+                    _answer_end(server, request)
+                    continue
+                # The traceback must not be kept in a variable: it would keep this frame, and the
+                # batch, alive.
+                batch, raises = ExceptionWrapper(where=where), True
+        try:
+            _answer(server, request, batch, raises, where)
+        except ClosedError:
+            return
+        del batch, request
+
+
+def _indices_of(request: _C.WorkerRequest) -> Any:
+    indices = request.indices()
+    return pickle.loads(indices) if request.is_pickled else indices
+
+
+def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest) -> None:
+    try:
+        server.answer_end(request)
+    except ClosedError:
+        pass  # the next wait for a request ends the loop
+
+
+def _answer(
+    server: _C.WorkerServer, request: _C.WorkerRequest, batch: Any, raises: bool, where: str
+) -> None:
+    try:
+        server.answer(request, batch, raises, dumps)
+    except ClosedError:
+        raise
+    except Exception as error:
+        if raises:  # the user's exception type cannot be pickled; its text can
+            wrapper = ExceptionWrapper(
+                (RuntimeError, RuntimeError(batch.exc_msg), None), where=where
+            )
+            wrapper.exc_msg = batch.exc_msg
+        else:
+            wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
+        server.answer(request, wrapper, True, dumps)
+
+
+def _make_fetcher(server: _C.WorkerServer, fetch: FetchSpec) -> Any:
+    collate_fn = fetch.collate_fn
+    if fetch.auto_collation and collate_fn is torch_collate.default_collate:
+        collate_fn = _SlabCollate(server)
+    return _DatasetKind.create_fetcher(
+        fetch.dataset_kind, fetch.dataset, fetch.auto_collation, collate_fn, fetch.drop_last
+    )
+
+
+# As torch ships it, whatever the user's program did to the registry before it imported penstock.
+_COLLATE_FN_MAP: dict[Any, Any] = {
+    torch.Tensor: torch_collate.collate_tensor_fn,
+    float: torch_collate.collate_float_fn,
+    int: torch_collate.collate_int_fn,
+    str: torch_collate.collate_str_fn,
+    bytes: torch_collate.collate_str_fn,
+    np.ndarray: torch_collate.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
+}
+
+
+def _is_collate_map_untouched() -> bool:
+    current = torch_collate.default_collate_fn_map
+    return len(current) == len(_COLLATE_FN_MAP) and all(
+        current.get(kind) is collate_fn for kind, collate_fn in _COLLATE_FN_MAP.items()
+    )
+
+
+class _SlabCollate:
+    """default_collate into the slab;
+    torch's own as soon as the user has changed torch's registry.
+    """
+
+    def __init__(self, server: _C.WorkerServer) -> None:
+        self._server = server
+
+    def __call__(self, samples: Any) -> Any:
+        if type(samples) is not list or not _is_collate_map_untouched():
+            return torch_collate.default_collate(samples)
+        return self._server.collate(samples, torch_collate.default_collate)
+
+
+def _rows_of(fetch: FetchSpec) -> list[torch.Tensor] | None:
+    """The tensors of a plain TensorDataset whose batches can be gathered without Python, or
+    None.
+    """
+    dataset = fetch.dataset
+    if type(dataset) is not TensorDataset or fetch.dataset_kind != _DatasetKind.Map:
+        return None
+    if not fetch.auto_collation or fetch.collate_fn is not torch_collate.default_collate:
+        return None
+    if not dataset.tensors or not _is_collate_map_untouched() or hasattr(dataset, "__getitems__"):
+        return None
+    getitem = TensorDataset.__getitem__  # a user may have put another in its place
+    if (getitem.__module__, getitem.__qualname__) != (
+        "torch.utils.data.dataset",
+        "TensorDataset.__getitem__",
+    ):
+        return None
+    if all(_C.is_plain_tensor(tensor) and tensor.dim() > 0 for tensor in dataset.tensors):
+        return list(dataset.tensors)
+    return None
+
+
+def _lend_slabs_to_torch(server: _C.WorkerServer) -> None:
+    """Makes torch's collate functions write into the slab.
+
+    Inside a worker, torch's default_collate asks for a fresh shared storage for each tensor, whose
+    pages the kernel must first clear: most of the cost of a large batch. Here the storage lies in
+    the slab of the batch being made, so a collate_fn that calls default_collate gains what the
+    plain one does. Other uses of shared storages are untouched.
+    """
+    owner_pid = os.getpid()
+    new_shared = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
+            block = server.new_bytes(size)
+            if block is not None:
+                return block.untyped_storage()
+        return new_shared(size, device=device)  # type: ignore[no-untyped-call]
+
+    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[method-assign, assignment]
