@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For every Python test: the seed of the run, and skipping what needs a GPU where there is none."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+
+import pytest
+
+SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="seed of random choices; every run prints its own")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--seed")
+    config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[SEED]} (the same again: --seed {config.stash[SEED]})"
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """This test's own seed, made from the run's and its name: alone it fails as in the suite.
+
+    The global generators start from it.
+    """
+    value = request.config.stash[SEED] ^ zlib.crc32(request.node.nodeid.encode())
+    random.seed(value)
+    # Imported by the tests that draw from them; a test that does not should not wait for torch.
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(value)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(value)
+    return value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needing_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if not needing_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in needing_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; its twin on the CPU runs"))

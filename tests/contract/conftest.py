@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every contract test on torch's DataLoader and on ours, and checks that nothing is left.
+
+A test that torch's own loader fails is a wrong test. When penstock cannot be imported its half
+fails: there is no skipping.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing.forkserver
+import multiprocessing.resource_sharer
+import multiprocessing.resource_tracker
+import multiprocessing.util
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import process_traces
+import pytest
+import torch
+
+LOADER_MODULES = {"torch": "torch.utils.data", "penstock": "penstock"}
+TEST_SECONDS_MAX = 60.0
+CALL_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(params=sorted(LOADER_MODULES, reverse=True))
+def loader_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def loader_class(loader_name: str) -> type:
+    return importlib.import_module(LOADER_MODULES[loader_name]).DataLoader  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Temporary files of loaders go to a folder of this run alone, so that left ones are seen."""
+    folder = tmp_path_factory.mktemp("t")
+    os.environ["TMPDIR"] = str(folder)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    tempfile.tempdir = str(folder)
+    # What multiprocessing starts once for a process and keeps is not a loader's to clean up.
+    multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.forkserver.ensure_running()
+    os.close(multiprocessing.resource_sharer.DupFd(0).detach())
+    # Every test collects garbage twice: what is there now need not be looked at again.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_silent_fallback() -> None:
+    """A fallback to torch's iterator would let penstock's half of this suite test torch."""
+    os.environ["PENSTOCK_FALLBACK"] = "error"
+
+
+@pytest.fixture(autouse=True)
+def _deadline() -> Iterator[None]:
+    """A hanging loader fails its test instead of holding up the suite."""
+
+    def give_up(signum: int, frame: FrameType | None) -> None:
+        # Not an Exception, which torch's loader would take for a queue that is empty.
+        pytest.fail(f"the test took more than {TEST_SECONDS_MAX} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS_MAX, 5.0)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Torch's own threads would add mappings and threads that are not a loader's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[CALL_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(
+    request: pytest.FixtureRequest, _private_temporary_folder: None
+) -> Iterator[None]:
+    """No child, descriptor, shared memory, mapping or temporary file outlives a test."""
+    before = process_traces.take(Path(tempfile.gettempdir()))
+    yield
+    if request.node.stash.get(CALL_FAILED, False):
+        return  # its traceback keeps its objects alive, and one failure is enough to read
+    gc.collect()
+    process_traces.join_feeder_threads()
+    left = process_traces.take(Path(tempfile.gettempdir())).since(before)
+    assert not left, f"the test left {left}"

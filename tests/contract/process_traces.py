@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process holds that outlives an object: children, descriptors, shared memory, files.
+
+Read from /proc, so that it also sees what native code holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MAPPINGS = ("memfd:", "/dev/shm/", "/SYSV")
+
+
+@dataclass(frozen=True)
+class Traces:
+    children: frozenset[str]
+    descriptors: frozenset[str]
+    shared_files: frozenset[str]
+    shared_mappings: frozenset[str]
+    temporary_files: frozenset[str]
+
+    def since(self, before: Traces) -> dict[str, list[str]]:
+        """What is here and was not before, by kind; empty kinds are left out."""
+        new = {
+            field.name: sorted(getattr(self, field.name) - getattr(before, field.name))
+            for field in fields(self)
+        }
+        return {name: things for name, things in new.items() if things}
+
+
+def take(temporary_folder: Path | None = None) -> Traces:
+    return Traces(
+        children=frozenset(f"{pid} {name_of(pid)}" for pid in children()),
+        descriptors=frozenset(descriptors()),
+        shared_files=frozenset(shared_files()),
+        shared_mappings=frozenset(shared_mappings()),
+        temporary_files=frozenset(files_below(temporary_folder) if temporary_folder else ()),
+    )
+
+
+def children(pid: int | str = "self") -> list[int]:
+    """Children of every thread of a process, zombies among them."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found.extend(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "(gone)"
+
+
+def descriptors(pid: int | str = "self") -> list[str]:
+    found = []
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(f"{entry} -> {os.readlink(f'/proc/{pid}/fd/{entry}')}")
+        except FileNotFoundError:  # the descriptor that lists the folder
+            continue
+    return found
+
+
+def shared_files() -> list[str]:
+    """Named shared memory, less what a living process that is not our child is using just now.
+
+    /dev/shm is the whole machine's. Torch's names hold the pid of their maker: torch_<pid>_...
+    Semaphores do not tell whose they are; multiprocessing's resource tracker watches over them.
+    """
+    own = {os.getpid(), *children()}
+    found = []
+    for path in SHARED_MEMORY.iterdir():
+        maker = re.match(r"torch_(\d+)_", path.name)
+        in_use_elsewhere = maker and int(maker[1]) not in own and Path(f"/proc/{maker[1]}").exists()
+        if not (in_use_elsewhere or path.name.startswith("sem.")) and path.exists():
+            found.append(path.name)
+    return found
+
+
+def files_below(folder: Path) -> list[str]:
+    """All but what is not a loader's to remove.
+
+    That is the cache folder of torch's compiler, made when it is first imported, and the sockets of
+    multiprocessing children that were killed, which go with their folder when this process ends.
+    """
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    return [name for name in names if not re.match(r"torchinductor_|pymp-.*/listener-", name)]
+
+
+def shared_mappings(pid: int | str = "self") -> list[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line for line in lines if any(kind in line for kind in SHARED_MAPPINGS)]
+
+
+def native_threads(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def page_faults(pid: int | str = "self") -> int:
+    """Minor faults of a process since it started."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[7])
+
+
+def join_feeder_threads() -> None:
+    """Waits for the threads of closed multiprocessing queues: they close pipes when they end."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(timeout=10)
+
+
+def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
+    """Waits until the processes have ended, whosever children they are; gives back those left."""
+    deadline = time.monotonic() + seconds
+    left = []
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            readable, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(handle)
+        if not readable:
+            left.append(pid)
+    return left

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a whole program ends: normally, in the middle, by Ctrl-C, by an error, or killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import process_traces
+import pytest
+from script_runs import ORPHAN_SECONDS_MAX, ScriptRun, running
+
+pytestmark = pytest.mark.slow
+
+# A dataset whose later samples wait until the trainer opens a gate; and printing of worker pids.
+HEAD = """
+import os, sys
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
+
+reader, writer = os.pipe()
+
+class Gated(Dataset):
+    def __init__(self, free):
+        self.free = free
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index >= self.free:
+            os.read(reader, 1)
+        return torch.full((1000,), float(index))
+
+def say_pids(iterator):
+    print(*(worker.pid for worker in iterator._workers), flush=True)
+"""
+
+
+# What torch's loader is known to leave: folders of multiprocessing in killed or hurried workers.
+LEFT_BY = {"torch": "pymp-", "penstock": "nothing"}
+
+
+def assert_all_is_gone(run: ScriptRun, pids: list[int], loader_name: str) -> None:
+    assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX[loader_name]) == []
+    left = run.left_files()
+    assert [name for name in left if not name.startswith(LEFT_BY[loader_name])] == []
+
+
+def test_a_program_that_ends_in_the_middle_of_epochs_is_silent(
+    loader_name: str, tmp_path: Path
+) -> None:
+    """Iterators of all kinds are still alive, as globals, when the interpreter ends."""
+    source = f"""{HEAD}
+plain = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+persistent_loader = DataLoader(Gated(1000), num_workers=1, persistent_workers=True)
+persistent = iter(persistent_loader)
+pinned = iter(DataLoader(Gated(1000), num_workers=1, pin_memory=True, prefetch_factor=4))
+for iterator in (plain, persistent, pinned):
+    batch = next(iterator)
+    say_pids(iterator)
+kept = [batch for batch in DataLoader(Gated(1000), batch_size=10, num_workers=2)]
+keep_in_module = torch.kept = kept
+print(sum(float(batch.sum()) for batch in kept))
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = [*run.read_pids(), *run.read_pids(), *run.read_pids()]
+        assert run.finish() == (0, "499500000.0\n", "")
+        assert_all_is_gone(run, pids, loader_name)
+
+
+def test_an_error_in_the_training_loop_ends_the_program_with_its_traceback_alone(
+    loader_name: str, tmp_path: Path
+) -> None:
+    source = f"""{HEAD}
+def train():
+    iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+    say_pids(iterator)
+    for batch in iterator:
+        raise ValueError("loss is nan")
+train()
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = run.read_pids()
+        code, out, error = run.finish()
+        assert (code, out) == (1, "")
+        assert error.count("Traceback") == 1
+        assert error.endswith("ValueError: loss is nan\n")
+        assert_all_is_gone(run, pids, loader_name)
+
+
+@pytest.mark.parametrize("to", ["the trainer", "the whole group"])
+def test_ctrl_c_while_waiting_for_a_batch_is_a_keyboard_interrupt(
+    loader_name: str, to: str, tmp_path: Path
+) -> None:
+    """The next batch never comes. The interrupt reaches the loop, and a new loader works."""
+    source = f"""{HEAD}
+iterator = iter(DataLoader(Gated(4), batch_size=2, num_workers=2, prefetch_factor=1))
+try:
+    next(iterator), next(iterator)
+    say_pids(iterator)
+    next(iterator)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os.write(writer, b"!" * 100)
+del iterator
+print(len(list(DataLoader(Gated(1000), batch_size=100, num_workers=2))), flush=True)
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = run.read_pids()
+        if to == "the trainer":
+            run.signal(signal.SIGINT)
+        else:
+            run.signal_group(signal.SIGINT)
+        assert run.read_line() == "interrupted"
+        assert run.finish() == (0, "10\n", "")
+        assert_all_is_gone(run, pids, loader_name)
+
+
+def test_ctrl_c_that_nobody_catches_ends_the_program_at_once(
+    loader_name: str, tmp_path: Path
+) -> None:
+    source = f"""{HEAD}
+iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+say_pids(iterator)
+while True:
+    for batch in iterator:
+        pass
+    iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal_group(signal.SIGINT)
+        code, out, error = run.finish()
+        assert (code, out) == (-signal.SIGINT, "")
+        assert error.endswith("KeyboardInterrupt\n")
+        assert error.count("Traceback") == 1
+        assert_all_is_gone(run, pids, loader_name)
+
+
+def test_workers_of_a_killed_trainer_go_and_leave_nothing(loader_name: str, tmp_path: Path) -> None:
+    source = f"""{HEAD}
+iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+kept = [next(iterator) for _ in range(3)]
+say_pids(iterator)
+os.read(reader, 1)
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+        assert_all_is_gone(run, pids, loader_name)
+
+
+def test_a_killed_program_leaves_no_shared_memory(loader_name: str, tmp_path: Path) -> None:
+    """The trainer and its workers die at the same moment: nobody is left to clean up."""
+    before = set(process_traces.shared_files())
+    source = f"""{HEAD}
+iterator = iter(DataLoader(Gated(1000), batch_size=100, num_workers=2, prefetch_factor=4))
+kept = [next(iterator) for _ in range(3)]
+say_pids(iterator)
+os.read(reader, 1)
+"""
+    with running(loader_name, source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal_group(signal.SIGKILL)
+        run.process.wait()
+        assert_all_is_gone(run, pids, loader_name)
+    own = [f"torch_{pid}_" for pid in (*pids, run.process.pid)]
+    left = set(process_traces.shared_files()) - before
+    assert [name for name in left if name.startswith(tuple(own)) or "penstock" in name] == []
+
+
+def test_the_main_module_s_own_classes_reach_spawned_workers(
+    loader_name: str, tmp_path: Path
+) -> None:
+    source = """
+from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index * index
+
+def shout(samples):
+    return [f"{sample}!" for sample in samples]
+
+if __name__ == "__main__":
+    print(list(DataLoader(Squares(), batch_size=2, num_workers=1, collate_fn=shout,
+                          multiprocessing_context="spawn")))
+"""
+    with running(loader_name, source, tmp_path) as run:
+        assert run.finish() == (0, "[['0!', '1!'], ['4!', '9!']]\n", "")
+
+
+def test_torch_threads_used_before_the_fork_do_no_harm(loader_name: str, tmp_path: Path) -> None:
+    """A convolution in the trainer starts threads; workers forked after that compute, too."""
+    source = """
+import torch
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(2)
+torch.nn.Conv2d(3, 8, 3)(torch.rand(8, 3, 64, 64)).sum().backward()
+images = torch.rand(8, 3, 16, 16)
+convolve = torch.nn.Conv2d(3, 1, 3)
+
+class Convolved(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return convolve(images[index])
+
+for _ in range(3):
+    print(len(list(DataLoader(Convolved(), batch_size=2, num_workers=2))))
+"""
+    with running(loader_name, source, tmp_path) as run:
+        assert run.finish() == (0, "4\n4\n4\n", "")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After every test nothing is left: process, descriptor, shared memory, temporary file of ours."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import process_traces
+import pytest
+
+# How long processes that are on their way out may take. A worker that was told to end, or lost its
+# parent, is gone within this time; one that is still there does not know that it should be.
+EXIT_SECONDS_MAX = 2.0
+# What torch and Python open once and keep, whoever asked first.
+KEPT_DESCRIPTORS = ("/dev/nvidia", "/dev/urandom", "/dev/null")
+LINES_MAX = 20
+
+CALL_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[CALL_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Temporary files go to a folder of this run alone, so that a left one is known to be ours."""
+    folder = tmp_path_factory.mktemp("t")
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = str(folder)
+    # Helpers that multiprocessing starts once for the whole process; nobody's leak.
+    multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.forkserver.ensure_running()
+    # Collecting the garbage of one test should not walk over all of torch: that took 0.1 s a test.
+    gc.collect()
+    gc.freeze()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(
+    request: pytest.FixtureRequest, _private_temporary_folder: Path
+) -> Iterator[None]:
+    before = take(_private_temporary_folder)
+    yield
+    if request.node.stash.get(CALL_FAILED, False):
+        return  # its traceback keeps its objects alive, and one failure is enough to read
+    gc.collect()
+    process_traces.join_feeder_threads()
+    # Waits for each to end by its process descriptor, and reaps those that multiprocessing started.
+    process_traces.wait_gone(descendants() - before["process"], EXIT_SECONDS_MAX)
+    multiprocessing.active_children()
+    left = [
+        f"  {kind}: {describe(kind, thing)}"
+        for kind, things in take(_private_temporary_folder).items()
+        for thing in sorted(things - before[kind], key=str)
+    ]
+    if len(left) > LINES_MAX:
+        left[LINES_MAX:] = [f"  and {len(left) - LINES_MAX} more"]
+    if left:
+        pytest.fail("the test left behind\n" + "\n".join(left), pytrace=False)
+
+
+def take(temporary_folder: Path) -> dict[str, set[int] | set[str]]:
+    """All that a test could leave, by kind."""
+    return {
+        "process": descendants(),
+        "descriptor": {
+            entry
+            for entry in process_traces.descriptors()
+            if not entry.partition(" -> ")[2].startswith(KEPT_DESCRIPTORS)
+        },
+        "shared mapping": set(process_traces.shared_mappings()),
+        "temporary file": {path.name for path in temporary_folder.glob("*penstock*")},
+    }
+
+
+def descendants() -> set[int]:
+    """Children and their children: workers made through a fork server are not ours directly.
+
+    A dead child that nobody waited for counts; a dead process further down is its parent's to reap.
+    """
+    found: set[int] = set()
+    direct = process_traces.children()
+    todo = list(direct)
+    while todo:
+        pid = todo.pop()
+        try:
+            todo.extend(process_traces.children(pid))
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it ended while we looked
+        if pid in direct or state != "Z":
+            found.add(pid)
+    return found
+
+
+def describe(kind: str, thing: int | str) -> str:
+    if kind != "process":
+        return str(thing)
+    try:
+        status = Path(f"/proc/{thing}/stat").read_text().rpartition(")")[2].split()[0]
+        command = Path(f"/proc/{thing}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+    except OSError:
+        return f"{thing} (gone meanwhile)"
+    if status == "Z":
+        return f"{thing}, dead, but nobody waited for it"
+    return f"{thing}, still running after {EXIT_SECONDS_MAX} s: {command}"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loader whose one worker runs in this process: real executors on real batches, and no transport.
+
+It keeps the contract that `penstock.DataLoader` has with the cut: batches are recorded leaf by
+leaf, and once a prefix is installed, batches fetched from then on carry its results by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from penstock import _C
+from penstock.leaves import flatten_batch
+from penstock.plan import Plan
+from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
+
+
+class InProcessPool:
+    """Yields `batches` over and over, as a loader with one worker would."""
+
+    num_workers = 1
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = list(batches)
+        self._provenance: ProvenanceTable | None = None
+        self._plan: Plan | None = None
+        self.prefixes: list[tuple[list[str], Any]] = []
+        self.prefix_texts: list[str] = []
+        self.shipped_count = 0
+        self.spoil = False  # flip a bit of every boundary tensor, as a broken worker would
+        self.withhold = False  # a worker that sends no boundary tensors
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+        copies = [constant.detach().clone() for constant in constants]
+        graph = _C.parse_graph(prefix)
+        self.prefixes.append((graph.output_keys, _C.Executor(graph, copies, allow_random=True)))
+        self.prefix_texts.append(prefix)
+
+    def _remove_prefixes(self, prefixes: set[str]) -> None:
+        self.prefixes = [
+            entry
+            for entry, text in zip(self.prefixes, self.prefix_texts, strict=True)
+            if text not in prefixes
+        ]
+        self.prefix_texts = [text for text in self.prefix_texts if text not in prefixes]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            yield self.deliver(batch)
+
+    def deliver(self, batch: Any) -> Any:
+        """A copy of `batch` as it would reach the trainer."""
+        fresh = clone(batch)
+        leaves = flatten_batch(fresh)
+        handle = BatchHandle(leaf_count=len(leaves))
+        if not self.withhold:
+            for keys, executor in self.prefixes:
+                handle.boundary.update(self._run(keys, executor, leaves))
+        if self._provenance is not None:
+            for index, leaf in enumerate(leaves):
+                self._provenance.record(leaf, Provenance(handle, index, leaf._version))
+        return fresh
+
+    def _run(self, keys: list[str], executor: Any, leaves: list[torch.Tensor]) -> dict[str, Any]:
+        if executor.refusal(leaves) is not None:
+            return {}
+        results = [in_a_slab(result) for result in executor.run(leaves)]
+        self.shipped_count += len(results)
+        if self.spoil:
+            for result in results:
+                result.reshape(-1).view(torch.uint8)[:1] ^= 1
+        return dict(zip(keys, results, strict=True))
+
+
+def clone(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, dict):
+        return {key: clone(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([clone(value) for value in batch])
+    return batch
+
+
+def in_a_slab(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bits and strides, overlapping ones too, in memory of its own."""
+    copy = tensor.untyped_storage().clone()
+    fresh = torch.empty(0, dtype=tensor.dtype)
+    return fresh.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())

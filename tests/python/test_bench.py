@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke runs of bench/loader.py: every case runs, and its figures can be trusted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+CASES = (
+    "large",
+    "tiny",
+    "photographs",
+    "tabular",
+    "audio",
+    "nested",
+    "text",
+    "first_batch/tiny",
+    "next_epoch/tiny",
+)
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / "loader.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture
+def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return pytest.importorskip("stream_equal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("--quick", "--only", case, "--out", str(lines), "--data", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    for record in records:
+        assert set(record) >= {
+            "name", "parameters", "median", "p10", "p90", "n", "commit", "machine",
+        }  # fmt: skip
+        assert record["n"] == 1
+    ratios = [record for record in records if record["name"] == f"loader/{case}/ratio"]
+    assert [r for r in ratios if r["parameters"]["over"] == "torch" and r["median"] > 0]
+    again = run_bench("--read", str(lines), "--markdown")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() in done.stdout
+
+
+@pytest.mark.slow
+def test_an_unknown_case_is_refused_by_name() -> None:
+    done = run_bench("--only", "lagre")
+    assert done.returncode == 2
+    assert "--only lagre: no such case; there are large, tiny" in done.stderr
+
+
+def test_a_stream_with_one_other_bit_is_told_by_its_entry(bench_module: ModuleType) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def one_bit_off(dataset: TensorDataset, **arguments: object) -> list[list[torch.Tensor]]:
+        batches = list(DataLoader(dataset, **arguments))
+        batches[2][0].view(torch.int32)[1] ^= 1
+        return batches
+
+    def arguments() -> dict[str, object]:
+        return {"dataset": TensorDataset(torch.arange(8.0)), "batch_size": 2}
+
+    same = bench_module.first_difference(arguments, (DataLoader, DataLoader))
+    assert same is None
+    other = bench_module.first_difference(arguments, (DataLoader, one_bit_off))
+    assert other is not None and other.startswith("entry 2 of 10 differs: torch batch of epoch 0")
+
+
+def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
+    bench_module: ModuleType,
+) -> None:
+    figures = pytest.importorskip("figures")
+    low, high = figures.median_interval([1.0, 1.2, 1.1, 5.0, 1.15, 1.05, 1.1])
+    assert 1.0 <= low <= 1.1 <= high <= 1.2

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What penstock's DataLoader has beyond torch's: options, stats, fallbacks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sample_datasets import Computed, Streamed, number
+from script_runs import running
+from stream_oracle import describe, error_of
+from torch.utils.data import IterDataPipe, TensorDataset, default_collate
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from penstock import DataLoader
+from penstock.errors import FallbackError, PenstockError, UnsupportedError
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_FALLBACK", "error")
+
+
+def numbers_pipe() -> IterDataPipe[int]:
+    return IterableWrapper(list(range(6))).shuffle()
+
+
+def test_it_is_a_subclass_of_torchs_loader_with_the_same_name() -> None:
+    assert issubclass(DataLoader, torch.utils.data.DataLoader)
+    assert DataLoader.__name__ == "DataLoader"
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize(("workers", "kind"), [(0, "torch"), (1, "penstock")])
+def test_stats_name_the_iterator_in_use(workers: int, kind: str) -> None:
+    loader = DataLoader([1, 2, 3], num_workers=workers)
+    assert loader.stats().iterator is None
+    list(loader)
+    assert loader.stats().iterator == kind
+    assert loader.stats().fallback_reason is None
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": None},
+        {"sampler": ["a", "b"], "collate_fn": list},
+        {"batch_sampler": [[0], [1, 1]]},
+        {"in_order": False},
+        {"timeout": 30},
+        {"persistent_workers": True, "prefetch_factor": 7},
+        {"worker_init_fn": print},
+        {"pin_memory": True},
+    ],
+    ids=repr,
+)
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None:
+    data = {0: 3, 1: 4, 2: 5, 3: 6, "a": 1, "b": 2}
+    options = {"sampler": [0, 1], **options} if "batch_sampler" not in options else options
+    loader = DataLoader(data, num_workers=1, **options)  # type: ignore[arg-type, var-annotated]
+    assert list(loader)
+    assert loader.stats().iterator == "penstock"
+
+
+def test_a_datapipe_falls_back_and_stats_say_why() -> None:
+    torch.manual_seed(3)
+    want = list(torch.utils.data.DataLoader(numbers_pipe(), batch_size=2, num_workers=1))
+    loader = DataLoader(numbers_pipe(), batch_size=2, num_workers=1)
+    torch.manual_seed(3)
+    assert describe(list(loader)) == describe(want)
+    stats = loader.stats()
+    assert stats.iterator == "fallback"
+    assert stats.fallback_reason is not None and "datapipe" in stats.fallback_reason
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fallback_can_be_made_an_error(workers: int) -> None:
+    loader = DataLoader(numbers_pipe(), num_workers=workers)
+    with pytest.raises(FallbackError, match="datapipe.*PENSTOCK_FALLBACK"):
+        iter(loader)
+
+
+def test_stats_count_batches_and_bytes_over_epochs_and_live_iterators() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=2)
+    list(loader)
+    assert loader.stats().batches == 10
+    assert loader.stats().batch_bytes >= 160
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert loader.stats().batches == 13
+    del iterator
+    assert loader.stats().batches == 13
+
+
+def test_stats_of_persistent_epochs_add_up() -> None:
+    loader = DataLoader(Computed(6, number), num_workers=2, persistent_workers=True)
+    for epoch in range(1, 4):
+        list(loader)
+        assert loader.stats().batches == 6 * epoch
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5"])
+def test_a_bad_arena_size_is_refused_with_what_was_seen(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ARENA_BYTES", text)
+    error = error_of(lambda: iter(DataLoader([1], num_workers=1)))
+    assert type(error) is ValueError
+    assert str(error).startswith(f"PENSTOCK_ARENA_BYTES is {text!r}; a positive number of bytes")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_cpu_is_a_device(workers: int) -> None:
+    loader = DataLoader(Computed(4, number), batch_size=2, num_workers=workers, device="cpu")
+    assert loader.device == "cpu"
+    assert all(batch.device.type == "cpu" for batch in loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
+def test_a_device_that_is_not_there_is_refused_by_iter(workers: int) -> None:
+    loader = DataLoader([1], num_workers=workers, device="cuda")
+    error = error_of(lambda: iter(loader))
+    assert type(error) is UnsupportedError
+    assert "torch finds no CUDA device here" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
+    loader = DataLoader([1], num_workers=workers, device="meta")
+    error = error_of(lambda: iter(loader))
+    assert type(error) is UnsupportedError
+    assert str(error).startswith("device='meta' was asked for")
+
+
+def test_the_plan_is_absent_before_there_is_one_and_cannot_be_set() -> None:
+    loader = DataLoader([1])
+    assert loader.plan is None
+    with pytest.raises(AttributeError):
+        loader.plan = "mine"  # type: ignore[misc]
+
+
+def test_a_loader_can_be_copied_while_it_is_in_use() -> None:
+    loader = DataLoader(Computed(20, number), batch_size=2, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    for twin in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert len(list(twin)) == 10
+    assert len(list(iterator)) == 9
+
+
+def test_a_persistent_loader_in_use_cannot_be_pickled_as_with_torch() -> None:
+    loader = DataLoader(Computed(4, number), num_workers=1, persistent_workers=True)
+    next(iter(loader))
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(loader)
+
+
+def test_our_errors_are_children_of_one() -> None:
+    assert issubclass(FallbackError, PenstockError)
+    assert issubclass(UnsupportedError, PenstockError)
+
+
+def changing_registry() -> str:
+    return """
+import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+def loud(batch, *, collate_fn_map=None):
+    return ("changed", len(batch))
+
+default_collate_fn_map[torch.Tensor] = loud
+from torch.utils.data import DataLoader
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.ones(2)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        loader = DataLoader(Rows(), batch_size=2, num_workers=1, multiprocessing_context=method)
+        print(list(loader))
+    rows = torch.utils.data.TensorDataset(torch.ones(2))
+    print(list(DataLoader(rows, batch_size=2, num_workers=1)))
+"""
+
+
+@pytest.mark.slow
+def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
+    """penstock's own collate stood in for torch's when the change came before its import."""
+    with running("penstock", changing_registry(), tmp_path) as run:
+        changed = "('changed', 2)"
+        lines = f"[{changed}, {changed}]\n" * 2 + f"[[{changed}]]\n"
+        assert run.finish() == (0, lines, "")
+
+
+@pytest.mark.slow
+def test_the_import_starts_no_thread_no_process_and_no_compiler(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, torch; before = len(os.listdir('/proc/self/task')); import penstock;"
+        "print(len(os.listdir('/proc/self/task')) - before, 'torch._dynamo' in sys.modules,"
+        "torch.cuda.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("0 False False\n", 0), done.stderr
+
+
+def test_ten_loaders_in_use_at_once_do_not_mix_their_batches() -> None:
+    loaders = [
+        DataLoader(Computed(12, lambda index, k=k: 100 * k + index), num_workers=1)
+        for k in range(10)
+    ]
+    iterators = [iter(loader) for loader in loaders]
+    for index in range(12):
+        for k, iterator in enumerate(iterators):
+            assert int(next(iterator)) == 100 * k + index
+
+
+def test_default_collate_inside_the_dataset_works_too() -> None:
+    """A dataset that batches by itself calls torch's collate in the worker."""
+
+    def groups() -> Iterator[Any]:
+        for start in range(0, 60, 6):
+            first = default_collate([torch.tensor([float(start + k)]) for k in range(3)])
+            second = default_collate([torch.tensor([float(start + 3 + k)]) for k in range(3)])
+            yield {"both": torch.cat([first, second]), "first": first}
+
+    seen = list(DataLoader(Streamed(groups), batch_size=None, num_workers=1))
+    for number_of_group, group in enumerate(seen):
+        start = 6 * number_of_group
+        assert group["both"].flatten().tolist() == [float(start + k) for k in range(6)]
+        assert group["first"].flatten().tolist() == [float(start + k) for k in range(3)]

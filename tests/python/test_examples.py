@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke runs of the quickstart: it trains, its files are right, and it fails when it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_quickstart(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "quickstart.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture
+def photograph_crops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return pytest.importorskip("photograph_crops")
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return pytest.importorskip("report")
+
+
+@pytest.mark.slow
+def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_path: Path) -> None:
+    picture, figures = tmp_path / "three.png", tmp_path / "three.json"
+    done = run_quickstart(
+        "--quick", "--data", str(tmp_path / "crops"), "--picture", str(picture),
+        "--json", str(figures),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+    assert "Losses equal to the bit" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    record = json.loads(figures.read_text())
+    assert record["losses_equal"] is True
+    assert [run["way"] for run in record["runs"]] == ["torch", "swapped", "offload"]
+    losses = [run["losses"] for run in record["runs"]]
+    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 16
+    assert losses[0][-1] < losses[0][0]
+    assert record["runs"][2]["plan"]["moved"]
+
+
+@pytest.mark.slow
+def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
+    done = run_quickstart(
+        "--quick", "--ways", "torch", "--workers", "0", "--data", str(tmp_path / "crops"),
+        "--picture", str(tmp_path / "one.png"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--epochs", "0"), "argument --epochs: 0 is too low; give 1 or more"),
+        (("--lr", "nan"), "argument --lr: nan is out of range; give a number above 0"),
+        (("--picture", "a.jpg"), "--picture a.jpg does not end in .png"),
+        (("--batch-size", "4000"), "--batch-size 4000 makes 0 steps and --warmup leaves out 10"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_done(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = run_quickstart("--ways", "torch", "--data", str(tmp_path / "crops"), *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    done = run_quickstart("--ways", "torch", "--data", str(tmp_path))
+    assert done.returncode == 2
+    assert "holds 'thesis.txt', which this example did not write" in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.slow
+def test_a_crop_that_is_missing_makes_the_folder_be_written_anew(
+    photograph_crops: ModuleType, tmp_path: Path
+) -> None:
+    folder, recipe = tmp_path / "crops", photograph_crops.Recipe(2, 1, side_px=32)
+    assert photograph_crops.prepare(folder, recipe) is True
+    before = {path: path.read_bytes() for path in folder.rglob("*.jpg")}
+    assert len(before) == recipe.crop_count
+    assert photograph_crops.prepare(folder, recipe) is False
+    next(iter(before)).unlink()
+    assert photograph_crops.prepare(folder, recipe) is True
+    assert {path: path.read_bytes() for path in folder.rglob("*.jpg")} == before
+
+
+def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: ModuleType) -> None:
+    import math
+
+    def run(way: str, *losses: float) -> object:
+        run = report.Run(way, batch_size=1, warmup=0)
+        for loss in losses:
+            run.step(loss, wait_s=0.0, end=run.begin + 1)
+        return run
+
+    assert report.first_difference([run("torch", 1.0, 2.0), run("offload", 1.0, 2.0)]) is None
+    other = run("offload", 1.0, math.nextafter(2.0, 3.0))
+    difference = report.first_difference([run("torch", 1.0, 2.0), other])
+    assert difference == "step 1 is 2.0 with torch and 2.0000000000000004 with offload"
+    shorter = report.first_difference([run("torch", 1.0, 2.0), run("swapped", 1.0)])
+    assert shorter == "2 steps with torch, 1 with swapped"

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends that torch's loader does not promise: orphans gone within two seconds, whatever they do."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import process_traces
+import pytest
+from script_runs import ORPHAN_SECONDS_MAX, running
+
+pytestmark = pytest.mark.slow
+
+HEAD = """
+import atexit, ctypes, os, signal, sys, threading
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data import DataLoader
+
+reader, writer = os.pipe()
+free_reader, free_writer = os.pipe()
+
+class Rows(Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index >= 8:
+            busy()
+        return torch.full((1000,), float(index))
+
+def say_pids(*iterators):
+    print(*(worker.pid for it in iterators for worker in it._workers), flush=True)
+"""
+
+BUSY = {
+    "reads a pipe for ever": "os.read(reader, 1)",
+    "loops in Python": "exec('while True: pass')",
+    "sleeps in C with the interpreter's lock": "ctypes.PyDLL(None).pause()",
+    "ignores signals": """[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)),
+                           os.read(reader, 1)]""",
+}
+
+
+@pytest.mark.parametrize("what", BUSY)
+def test_busy_workers_of_a_killed_trainer_are_gone_in_two_seconds(
+    what: str, tmp_path: Path
+) -> None:
+    source = f"""{HEAD}
+def busy():
+    os.write(free_writer, b"!")
+    {BUSY[what]}
+
+iterator = iter(DataLoader(Rows(), batch_size=2, num_workers=2))
+kept = [next(iterator) for _ in range(4)]
+os.read(free_reader, 1), os.read(free_reader, 1)
+say_pids(iterator)
+os.read(reader, 1)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert run.left_files() == []
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_fresh_interpreters_of_a_killed_trainer_are_gone_in_two_seconds(
+    method: str, tmp_path: Path
+) -> None:
+    """A worker made by a fork server is not the trainer's child: its parent stays alive."""
+    source = f"""{HEAD}
+if __name__ == "__main__":
+    loader = DataLoader(
+        torch.arange(1000.0), batch_size=2, num_workers=2, multiprocessing_context="{method}"
+    )
+    iterator = iter(loader)
+    kept = [next(iterator) for _ in range(3)]
+    say_pids(iterator)
+    os.read(reader, 1)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal(signal.SIGKILL)
+        run.process.wait()
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+
+
+@pytest.mark.parametrize("how", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_a_trainer_that_ends_without_cleaning_up_leaves_nothing(how: str, tmp_path: Path) -> None:
+    source = f"""{HEAD}
+iterator = iter(DataLoader(torch.arange(1000.0), batch_size=2, num_workers=2))
+kept = next(iterator)
+say_pids(iterator)
+{how}
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        code, out, error = run.finish()
+        assert code == (5 if "_exit" in how else -signal.SIGTERM)
+        assert (out, error) == ("", "")
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert run.left_files() == []
+
+
+def test_workers_that_set_up_only_after_their_trainer_died_are_gone(tmp_path: Path) -> None:
+    """Their parent was another one already when they first looked, and so never changed."""
+    source = f"""{HEAD}
+import multiprocessing, random
+
+trainer = os.getpid()
+seed = random.seed
+
+def seed_when_the_trainer_is_dead(value):
+    # The first thing that a worker does; the pipe ends when the last process closes it.
+    if os.getpid() != trainer:
+        os.close(writer)
+        os.read(reader, 1)
+    seed(value)
+
+random.seed = seed_when_the_trainer_is_dead
+
+class Dying(multiprocessing.context.ForkContext):
+    started = []
+
+    def Process(self, *args, **kwargs):
+        if len(self.started) == 2:
+            print(*(process.pid for process in self.started), flush=True)
+            os._exit(5)
+        self.started.append(super().Process(*args, **kwargs))
+        return self.started[-1]
+
+iter(DataLoader(torch.arange(10.0), num_workers=3, multiprocessing_context=Dying()))
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert run.finish() == (5, "", "")
+
+
+def test_ctrl_c_does_not_wait_for_busy_workers(tmp_path: Path) -> None:
+    """Torch's loader gives each of them 5 s."""
+    source = f"""{HEAD}
+def busy():
+    os.read(reader, 1)
+
+iterator = iter(DataLoader(Rows(), batch_size=2, num_workers=2))
+kept = [next(iterator) for _ in range(4)]
+say_pids(iterator)
+next(iterator)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        run.signal_group(signal.SIGINT)
+        code, _, error = run.finish()
+        assert code == -signal.SIGINT
+        assert error.count("Traceback") == 1
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+
+
+def test_daemon_threads_that_wait_for_batches_do_not_abort_the_exit(tmp_path: Path) -> None:
+    """They may tell that their workers went, as torch's do; the program's exit code is its own."""
+    source = f"""{HEAD}
+def busy():
+    os.read(reader, 1)
+
+def consume(iterator):
+    for batch in iterator:
+        pass
+
+iterators = [iter(DataLoader(Rows(), batch_size=2, num_workers=1)) for _ in range(6)]
+for iterator in iterators:
+    threading.Thread(target=consume, args=(iterator,), daemon=True).start()
+say_pids(*iterators)
+sys.exit(4)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        code, out, error = run.finish()
+        assert (code, out) == (4, ""), error
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+
+
+def test_loaders_used_while_python_goes_down_do_not_hang_or_print(tmp_path: Path) -> None:
+    source = f"""{HEAD}
+in_use = iter(DataLoader(torch.arange(1000.0), num_workers=1))
+next(in_use)
+
+@atexit.register
+def use_loaders():
+    print(int(next(in_use)), flush=True)
+    print(len(list(DataLoader(torch.arange(10.0), batch_size=5, num_workers=1))), flush=True)
+
+class Late:
+    def __init__(self, iterator):
+        self.iterator = iterator
+    def __del__(self):
+        del self.iterator
+
+late = Late(iter(DataLoader(torch.arange(1000.0), num_workers=1)))
+say_pids(in_use, late.iterator)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        assert run.finish() == (0, "1\n2\n", "")
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        assert run.left_files() == []
+
+
+def test_a_child_that_outlives_the_trainer_keeps_its_batches_and_no_worker(
+    tmp_path: Path,
+) -> None:
+    """It inherited the trainer's ends of all sockets, so these do not tell of the death."""
+    source = f"""{HEAD}
+iterator = iter(DataLoader(torch.arange(1000.0), batch_size=10, num_workers=2))
+other = iter(DataLoader(torch.arange(1000.0), batch_size=10, num_workers=1))
+kept = [next(iterator) for _ in range(3)]
+say_pids(iterator, other)
+if os.fork() == 0:
+    sys.stdin.readline()
+    print([int(batch[0]) for batch in kept], flush=True)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+        run.write_line("go on")
+        assert run.read_line() == "[0, 10, 20]"

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No room for arenas, few descriptors, dead workers: batches come, or a clear error."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from functools import partial
+from typing import Any
+
+import process_traces
+import pytest
+import torch
+from sample_datasets import Computed, number
+from stream_oracle import describe, error_of, next_error, without_frames
+from torch.utils.data import TensorDataset
+
+from penstock import DataLoader
+from penstock.errors import PenstockError, SharedMemoryError
+
+
+def row(size: int, index: int) -> torch.Tensor:
+    return torch.full((size,), float(index))
+
+
+def limit_file_size(bytes_max: int, worker: int) -> None:
+    """From here on a memfd cannot grow beyond the limit, as under a full memory cgroup."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, bytes_max))
+
+
+@pytest.mark.parametrize("cap", [1, 4096, 100_000, 1 << 20])
+@pytest.mark.parametrize("size", [1, 1000, 200_000])
+def test_under_a_small_arena_cap_everything_arrives(
+    cap: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(cap))
+    loader = DataLoader(Computed(24, partial(row, size)), batch_size=2, num_workers=2)
+    kept = list(loader)
+    for place, batch in enumerate(kept):
+        assert batch.shape == (2, size)
+        assert torch.equal(batch[:, 0], torch.tensor([2.0 * place, 2.0 * place + 1]))
+        assert torch.equal(batch[:, -1], batch[:, 0])
+
+
+@pytest.mark.parametrize("bytes_max", [0, 4096, 1 << 20])
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_where_shared_memory_cannot_grow_everything_still_arrives(
+    bytes_max: int, size: int
+) -> None:
+    """posix_fallocate fails in the worker: the batch goes another way, and never with SIGBUS."""
+    loader = DataLoader(
+        Computed(12, partial(row, size)),
+        batch_size=2,
+        num_workers=2,
+        worker_init_fn=partial(limit_file_size, bytes_max),
+    )
+    kept = list(loader)
+    assert [int(batch[0, 0]) for batch in kept] == list(range(0, 12, 2))
+    assert all(torch.equal(batch[:, 0], batch[:, -1]) for batch in kept)
+
+
+def test_where_shared_memory_cannot_grow_gathered_and_own_batches_arrive_too() -> None:
+    limit = partial(limit_file_size, 0)
+    rows = TensorDataset(torch.arange(100_000.0).view(100, 1000), torch.arange(100))
+    gathered = DataLoader(rows, batch_size=10, num_workers=1, worker_init_fn=limit)
+    assert [int(batch[1][0]) for batch in gathered] == list(range(0, 100, 10))
+    own = DataLoader(rows, batch_size=10, num_workers=1, worker_init_fn=limit, collate_fn=dict)
+    assert [len(batch) for batch in own] == [10] * 10
+
+
+def test_memory_that_runs_out_in_the_middle_of_an_epoch_loses_no_batch() -> None:
+    def sample(index: int) -> torch.Tensor:
+        if index == 10:
+            limit_file_size(0, 0)
+        return row(1 << (2 * (index // 4) + 4), index)
+
+    loader = DataLoader(Computed(24, sample), batch_size=None, num_workers=1)
+    assert [int(batch[0]) for batch in loader] == list(range(24))
+
+
+def test_few_descriptors_in_the_worker_are_no_obstacle() -> None:
+    """Each kept batch of torch's would need one."""
+
+    def limit(worker: int) -> None:
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
+
+    loader = DataLoader(
+        Computed(300, partial(row, 3000)), batch_size=2, num_workers=1, worker_init_fn=limit
+    )
+    kept = list(loader)
+    assert [int(batch[0, 0]) for batch in kept] == list(range(0, 300, 2))
+
+
+def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing() -> None:
+    list(DataLoader([1], num_workers=1))
+    before = process_traces.take()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    loader = DataLoader(Computed(10, number), num_workers=2)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 4, hard))
+    try:
+        error = error_of(lambda: list(loader))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert isinstance(error, (OSError, SharedMemoryError))
+    assert "open files" in str(error), str(error)
+    assert process_traces.take().since(before) == {}
+    assert len(list(loader)) == 10
+
+
+def test_an_arena_that_the_trainer_cannot_map_is_a_clear_error() -> None:
+    """Address space is limited after the first batches; the next, larger arena does not fit."""
+
+    def sample(index: int) -> torch.Tensor:
+        return row(100 if index < 10 else 100_000_000, index)
+
+    loader = DataLoader(Computed(20, sample), batch_size=None, num_workers=1, prefetch_factor=1)
+    iterator = iter(loader)
+    next(iterator)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (256 << 20), hard))
+    try:
+        error: Any = None
+        while error is None:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except Exception as caught:
+                error = without_frames(caught)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert isinstance(error, PenstockError)
+    assert "Cannot allocate memory" in str(error)
+
+
+def die(index: int) -> Any:
+    if index == 6:
+        os._exit(7)
+    return number(index)
+
+
+def test_a_dead_worker_is_noticed_while_the_trainer_waits_on_another() -> None:
+    """Worker 1 dies while worker 0, whose batch is due, is held by the test."""
+    reader, writer = os.pipe()
+
+    def sample(index: int) -> Any:
+        if index == 0:
+            os.read(reader, 1)
+        if index == 1:
+            os._exit(7)
+        return number(index)
+
+    iterator = iter(DataLoader(Computed(4, sample), num_workers=2, prefetch_factor=1, timeout=30))
+    error = next_error(iterator)
+    os.write(writer, b"!")
+    assert type(error) is RuntimeError
+    assert "exited unexpectedly" in str(error)
+    del iterator
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("kill", "text"),
+    [
+        (signal.SIGKILL, "is killed by signal: Killed"),
+        (signal.SIGSEGV, "is killed by signal: Segmentation fault"),
+        (signal.SIGTERM, "exited unexpectedly"),  # its parent's SIGTERM is an order to leave
+    ],
+)
+def test_a_worker_killed_between_batches_is_torchs_error(kill: signal.Signals, text: str) -> None:
+    iterator = iter(DataLoader(Computed(100, number), num_workers=1, prefetch_factor=1))
+    next(iterator)
+    worker = iterator._workers[0]  # type: ignore[attr-defined]
+
+    def kill_and_go_on() -> None:
+        os.kill(worker.pid, kill)
+        process_traces.wait_gone([worker.pid], 5)  # torch's signal handler may raise in here
+        next(iterator)
+        next(iterator)
+
+    error = error_of(kill_and_go_on)
+    assert type(error) is RuntimeError
+    assert str(error).startswith("DataLoader worker (pid")
+    assert str(worker.pid) in str(error)
+    assert text in str(error)
+
+
+def test_the_batches_that_a_worker_sent_before_it_died_are_delivered() -> None:
+    iterator = iter(DataLoader(Computed(20, die), num_workers=1, prefetch_factor=4))
+    got = []
+    try:
+        for batch in iterator:
+            got.append(describe(batch))
+    except RuntimeError as error:
+        without_frames(error)
+    assert got == [describe(number(index)[None]) for index in range(6)]
+
+
+def test_sys_exit_zero_is_noticed_at_once() -> None:
+    """Torch notices at its next look, up to 5 s later."""
+    dataset = Computed(4, lambda index: os._exit(0))
+    error = next_error(iter(DataLoader(dataset, num_workers=1, timeout=3)))
+    assert type(error) is RuntimeError
+    assert "exited unexpectedly" in str(error)
+
+
+def test_the_timeout_is_for_one_batch_and_not_for_the_epoch() -> None:
+    loader = DataLoader(Computed(400, number), num_workers=1, timeout=20, prefetch_factor=1)
+    assert len(list(loader)) == 400
+
+
+def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
+    iterator = iter(DataLoader(Computed(50, number), num_workers=1, timeout=1, prefetch_factor=1))
+    next(iterator)
+    (worker,) = iterator._workers  # type: ignore[attr-defined]
+    os.kill(worker.pid, signal.SIGSTOP)
+    error: Any = None
+    while error is None:
+        try:
+            next(iterator)
+        except Exception as caught:
+            error = without_frames(caught)
+    assert str(error) == "DataLoader timed out after 1 seconds"
+    os.kill(worker.pid, signal.SIGCONT)
+    del iterator
+    assert process_traces.wait_gone([worker.pid], 5) == []

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hand-written _C.pyi says what the native module has: every name, and no other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import ModuleType
+
+import penstock
+from penstock import _C
+
+_NOT_DECLARED = {"__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
+
+
+def _declared(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    names: dict[str, ast.stmt] = {}
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            names[statement.name] = statement
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names[statement.target.id] = statement
+    return names
+
+
+def _present(owner: type | ModuleType) -> set[str]:
+    # pybind11 puts a method of its own on every class, which is not part of our interface.
+    own = {name for name in vars(owner) if not name.startswith(("__", "_pybind11_"))}
+    return own - _NOT_DECLARED
+
+
+def _differences(declared: dict[str, ast.stmt], owner: type | ModuleType, where: str) -> list[str]:
+    names = {name for name in declared if not name.startswith("__")}
+    found = [f"{where}.{name} is declared and not there" for name in names - _present(owner)]
+    found += [f"{where}.{name} is there and not declared" for name in _present(owner) - names]
+    for name, statement in declared.items():
+        if isinstance(statement, ast.ClassDef) and isinstance(getattr(owner, name, None), type):
+            found += _differences(
+                _declared(statement.body), getattr(owner, name), f"{where}.{name}"
+            )
+    return found
+
+
+def test_every_native_name_is_declared_and_every_declared_name_is_there() -> None:
+    stub = Path(penstock.__file__).with_name("_C.pyi")
+    declared = _declared(ast.parse(stub.read_text()).body)
+    assert sorted(_differences(declared, _C, "_C")) == []
+
+
+def test_a_name_that_is_missing_from_either_side_is_found() -> None:
+    declared = _declared(ast.parse("def parse_graph(text: str) -> None: ...\ndef gone(): ...").body)
+    found = _differences(declared, _C, "_C")
+    assert "_C.gone is declared and not there" in found
+    assert "_C.zmq_version is there and not declared" in found

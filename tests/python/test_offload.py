@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with a cut is training without one, to the bit: losses, gradients, buffers, random
+generator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from cut_models import CASES, Case
+from in_process_pool import InProcessPool
+from torch import nn
+
+from penstock.offloading import detach, offload
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_fresh_dynamo() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(
+    model: nn.Module, batches: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
+) -> list[bytes]:
+    """Six steps of SGD with momentum; every tensor that training leaves behind, as bytes, step by
+    step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(1234)
+    trace: list[bytes] = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        trace.append(bits(loss))
+        trace += [bits(p.grad) for p in model.parameters() if p.grad is not None]
+        trace += [bits(value) for value in model.state_dict().values()]
+        trace.append(bits(torch.get_rng_state()))
+    return trace
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("penstock") and record.levelname == "WARNING"
+    ]
+
+
+def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(7)
+    return make_model()
+
+
+def batches_of(case: Case) -> list[Any]:
+    return [case.make_batch(k) for k in range(STEPS)]
+
+
+def eager_trace(case: Case) -> list[bytes]:
+    return train(fresh(case.make_model), batches_of(case), case.loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_training_with_a_cut_is_bit_identical_to_eager(case: Case, cut: Any) -> None:
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut=cut, verify_every=2)
+    trace = train(model, pool, case.loss)
+    assert trace == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is None
+    if cut == "maximal":
+        assert bool(pool.plan.moved) == case.moves
+        assert bool(pool.shipped_count) == case.moves
+    if cut == "none":
+        assert not pool.plan.moved and not pool.prefixes
+    detach(model)
+
+
+@pytest.mark.slow
+def test_moved_operators_do_not_run_in_the_trainer() -> None:
+    case = CASES[0]
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    train(model, pool, case.loss)  # plans, then verifies the first batch with boundary tensors
+    batch = pool.deliver(case.make_batch(0))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(batch[0])
+    ran = {event.key for event in profile.key_averages()}
+    assert "aten::convolution" in ran
+    moved = {"aten::_upsample_bilinear2d_aa", "aten::div", "aten::sub"}
+    assert ran & moved == set()
+
+
+class TwoGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2.0
+        torch._dynamo.graph_break()
+        return self.net(x)
+
+
+class ReadsAnItem(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x / x.abs().max().item()
+        return self.net(x)
+
+
+class Checkpointed(nn.Module):
+    """Run by Dynamo, checkpointing over a BatchNorm differs from eager, so the frame must be
+    eager's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20), nn.ReLU())
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.utils.checkpoint.checkpoint(self.body, x * 2.0, use_reentrant=False)
+        return self.net(x)
+
+
+class SwitchesAutocast(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.net(x * 2.0)
+        return x.float()
+
+
+class WritesTheBatch(TwoGraphs):
+    """The model overwrites what it was given; the batch is another one afterwards."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3.0
+        x.mul_(0.5)
+        return self.net(x + y)
+
+
+class CountsInABuffer(TwoGraphs):
+    """A buffer that forward writes to is state, although nothing trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.net(x / (1.0 + self.seen))
+
+
+class ReplacesABuffer(CountsInABuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen * 0.9 + 1.0
+        return self.net(x.float() / (1.0 + self.seen))
+
+
+class WritesAView(TwoGraphs):
+    """In-place writes through a view of an intermediate."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2.0
+        y[:, :5] -= 1.0
+        z = y.sin()
+        y.view(-1)[::3].zero_()
+        return self.net(y + z)
+
+
+class ReadsBetweenWrites(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        before = y.cos()
+        y.add_(1.0)
+        between = y.sin()
+        y.mul_(before)
+        return self.net(y + between)
+
+
+REFUSED = {
+    "graph break": (TwoGraphs, "not one whole graph"),
+    "item": (ReadsAnItem, "item at test_offload.py"),
+    "checkpoint": (Checkpointed, "higher-order"),
+    "autocast inside": (SwitchesAutocast, "autocast"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_is_not_handled_trains_as_before_and_says_why(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model, reason = REFUSED[kind]
+    case = Case(kind, make_model, CASES[5].make_batch, CASES[5].loss, False)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(make_model), pool, cut="maximal")
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is not None and reason in pool.plan.refused
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make_model",
+    [WritesTheBatch, CountsInABuffer, ReplacesABuffer, WritesAView, ReadsBetweenWrites],
+)
+def test_writes_in_place_never_change_the_training(make_model: Callable[[], nn.Module]) -> None:
+    case = Case("", make_model, CASES[5].make_batch, CASES[5].loss, True)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(make_model), pool, cut="maximal", verify_every=2)
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is None
+
+
+@pytest.mark.slow
+def test_writes_to_a_private_clone_move_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case("", ReadsBetweenWrites, CASES[5].make_batch, CASES[5].loss, True)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    train(model, pool, case.loss)
+    assert pool.plan is not None
+    moved = " ".join(call.operator for call in pool.plan.moved)
+    assert "clone, add_, mul_" in moved and "sin" in moved and "cos" in moved
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.slow
+def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
+    case = CASES[5]
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    reference = fresh(case.make_model)
+    for use_autocast in (True, False, True, False):
+        batch = pool.deliver(case.make_batch(0))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use_autocast):
+            torch.manual_seed(3)
+            ours = model(batch[0])
+            torch.manual_seed(3)
+            assert bits(ours) == bits(reference(batch[0]))
+    assert pool.plan is not None and pool.plan.moved
+
+
+@pytest.mark.slow
+def test_train_and_eval_and_smaller_batches_each_get_a_right_answer() -> None:
+    case = CASES[5]
+    pool = InProcessPool([])
+    model, reference = offload(fresh(case.make_model), pool, cut="maximal"), fresh(case.make_model)
+    for step, rows in enumerate([10, 10, 7, 7, 10, 3, 3, 1, 1, 10]):
+        for is_training in (True, False):
+            inputs = pool.deliver(torch.randn(rows, 20))
+            model.train(is_training)
+            reference.train(is_training)
+            torch.manual_seed(step)
+            ours = model(inputs)
+            torch.manual_seed(step)
+            assert bits(ours) == bits(reference(inputs))
+    assert pool.plan is not None and pool.plan.moved
+    assert pool.shipped_count > 4
+
+
+@pytest.mark.slow
+def test_hooks_fire_whenever_they_were_added() -> None:
+    calls: list[str] = []
+    pool = InProcessPool(batches_of(CASES[0]))
+    model = fresh(CASES[0].make_model)
+    model.stem.register_forward_hook(lambda *_: calls.append("submodule"))
+    offload(model, pool, cut="maximal")
+    for batch in pool:
+        model(batch[0])
+    assert calls == ["submodule"] * STEPS
+    model.register_forward_hook(lambda *_: calls.append("late"))
+    model.head.register_forward_pre_hook(lambda *_: calls.append("late pre"))
+    for batch in pool:
+        model(batch[0])
+    assert calls.count("submodule") == 2 * STEPS
+    assert calls.count("late") == calls.count("late pre") == STEPS
+    assert torch._dynamo.config.skip_nnmodule_hook_guards
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in place", "replaced", "data"])
+def test_a_changed_buffer_is_seen_before_the_next_answer(how: str) -> None:
+    case = CASES[0]
+    pool = InProcessPool([])
+    model = offload(fresh(case.make_model), pool, cut="maximal", verify_every=1)
+    reference = fresh(case.make_model)
+    for step in range(8):
+        if step in (3, 5):
+            for m in (model, reference):
+                if how == "in place":
+                    m.mean.add_(0.125)
+                elif how == "replaced":
+                    m.mean = m.mean + 0.125
+                else:
+                    m.mean.data.add_(0.125)  # bumps no version: only the comparison can tell
+        batch = pool.deliver(case.make_batch(step))
+        assert bits(model(batch[0])) == bits(reference(batch[0]))
+
+
+@pytest.mark.slow
+def test_a_worker_that_computes_wrongly_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    case = CASES[0]
+    pool = InProcessPool(batches_of(case))
+    pool.spoil = True
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is not None
+    assert "interpolate at cut_models.py" in pool.plan.refused
+    assert not pool.prefixes
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.slow
+def test_batches_without_boundary_tensors_run_whole() -> None:
+    case = CASES[0]
+    pool = InProcessPool(batches_of(case))
+    pool.withhold = True
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.moved
+
+
+class ReturnsItsFeatures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        features = x * 2.0
+        return self.net(features), features, x.view(-1), features.t()
+
+
+@pytest.mark.slow
+def test_writing_to_results_and_inputs_between_two_calls_on_one_batch() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(ReturnsItsFeatures), pool, cut="maximal")
+    reference = fresh(ReturnsItsFeatures)
+    for step in range(4):
+        raw = torch.randn(10, 20)
+        ours, theirs = pool.deliver(raw), raw.clone()
+        for round_index in range(4):
+            got, expected = model(ours), reference(theirs)
+            assert [bits(t) for t in got] == [bits(t) for t in expected]
+            for results in (got, expected):
+                results[1].mul_(0.5)
+                results[2][:3] = float(step + round_index)
+            assert [bits(t) for t in got] == [bits(t) for t in expected]
+            assert bits(ours) == bits(theirs)
+
+
+@pytest.mark.slow
+def test_tensors_that_are_not_the_batchs_own_are_never_cut() -> None:
+    case = CASES[5]
+    pool = InProcessPool([])
+    model = offload(fresh(case.make_model).eval(), pool, cut="maximal")
+    reference = fresh(case.make_model).eval()
+    foreign = torch.randn(10, 20)
+    assert bits(model(foreign)) == bits(reference(foreign))
+    for _ in range(3):
+        a, b = pool.deliver((torch.randn(10, 20), torch.randn(10, 20)))
+        other = pool.deliver(torch.randn(10, 20))
+        changed = pool.deliver(torch.randn(10, 20)).mul_(2.0)
+        part = torch.cat([a[:5], other[:5]])
+        for tensor in (a, b, other, changed, part, foreign, a.clone()):
+            assert bits(model(tensor)) == bits(reference(tensor))
+
+
+@pytest.mark.slow
+def test_input_that_requires_grad_is_not_cut() -> None:
+    case = CASES[5]
+    pool = InProcessPool([])
+    model = offload(fresh(case.make_model).eval(), pool, cut="maximal")
+    reference = fresh(case.make_model).eval()
+    for _ in range(3):
+        ours = pool.deliver(torch.randn(10, 20)).requires_grad_()
+        theirs = ours.detach().clone().requires_grad_()
+        model(ours).sum().backward()
+        reference(theirs).sum().backward()
+        assert ours.grad is not None and theirs.grad is not None
+        assert bits(ours.grad) == bits(theirs.grad)
+    assert pool.plan is not None and pool.plan.refused is not None
+    assert "requires grad" in pool.plan.refused
+
+
+@pytest.mark.slow
+def test_two_models_on_one_loader_and_one_model_on_two_inputs() -> None:
+    pool = InProcessPool([])
+    first = offload(fresh(CASES[5].make_model).eval(), pool, cut="maximal")
+    second = offload(fresh(ReadsBetweenWrites), pool, cut="maximal")
+    references = fresh(CASES[5].make_model).eval(), fresh(ReadsBetweenWrites)
+    for _ in range(4):
+        a, b = pool.deliver([torch.randn(10, 20), torch.randn(10, 20)])
+        for model, reference in zip((first, second), references, strict=True):
+            for tensor in (a, b):
+                assert bits(model(tensor)) == bits(reference(tensor))
+    assert pool.shipped_count > 6
+
+
+@pytest.mark.slow
+def test_an_error_of_the_model_is_the_models_own() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(CASES[2].make_model), pool, cut="maximal")
+    good, bad = CASES[2].make_batch(0), CASES[2].make_batch(1)
+    bad["category"] = -bad["category"] - 1  # remainder by 5 is fine, by cross and lookup too
+    bad["dense"] = bad["dense"][:, :3]
+    for _ in range(3):
+        batch = pool.deliver(good)
+        model(batch["dense"], batch["category"], batch["user"])
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        batch = pool.deliver(bad)
+        model(batch["dense"], batch["category"], batch["user"])
+    batch = pool.deliver(good)
+    assert model(batch["dense"], batch["category"], batch["user"]).shape == (16,)
+
+
+def test_offload_refuses_what_it_cannot_take_and_changes_nothing() -> None:
+    pool = InProcessPool([])
+    net = nn.Linear(2, 2)
+    for model, reason in [
+        (torch.jit.script(nn.Linear(2, 2)), "ScriptModule"),
+        (torch.compile(nn.Linear(2, 2), backend="eager"), "torch.compile"),
+    ]:
+        assert offload(model, pool) is model
+        assert pool.plan is not None and reason in str(pool.plan.refused)
+    no_workers = InProcessPool([])
+    no_workers.num_workers = 0
+    offload(net, no_workers)
+    assert no_workers.plan is not None and "num_workers=0" in str(no_workers.plan.refused)
+    compiled = nn.Linear(2, 2)
+    compiled.compile(backend="eager")
+    before = compiled._compiled_call_impl
+    offload(compiled, pool)
+    assert compiled._compiled_call_impl is before
+    with pytest.raises(ValueError, match="cut is 'most'"):
+        offload(net, pool, cut="most")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="verify_every is 0"):
+        offload(net, pool, verify_every=0)
+    assert net._compiled_call_impl is None
+
+
+@pytest.mark.slow
+def test_the_model_looks_the_same_from_outside_and_detach_undoes_all() -> None:
+    case = CASES[0]
+    pool = InProcessPool(batches_of(case))
+    model = fresh(case.make_model)
+    names = set(model.__dict__)
+    keys = list(model.state_dict())
+    assert offload(model, pool, cut="maximal") is model
+    for batch in pool:
+        model(batch[0])
+    assert list(model.state_dict()) == keys
+    twin = copy.deepcopy(model)
+    assert twin._compiled_call_impl is None
+    batch = pool.deliver(case.make_batch(0))
+    assert bits(twin(batch[0])) == bits(model(batch[0]))
+    assert pool.prefixes
+    assert detach(model) is model
+    assert not pool.prefixes and pool.plan is None and model._compiled_call_impl is None
+    assert set(model.__dict__) - {"_compiled_call_impl"} == names - {"_compiled_call_impl"}
+
+
+@pytest.mark.slow
+def test_a_batch_that_never_comes_as_it_was_has_a_reason() -> None:
+    case = CASES[5]
+    pool = InProcessPool([])
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    for _ in range(20):
+        model(pool.deliver(torch.randn(10, 20)) * 1.0)
+    assert pool.plan is not None and "given no tensor of the loader" in str(pool.plan.refused)
+    for _ in range(3):
+        model(pool.deliver(torch.randn(10, 20)))
+    assert pool.plan.refused is None and pool.plan.moved
+
+
+class TakesTwo(TwoGraphs):
+    def forward(self, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return self.net(x * 2.0 + noise.abs())
+
+
+@pytest.mark.slow
+def test_a_tensor_from_elsewhere_stays_and_the_batchs_own_part_moves() -> None:
+    pool = InProcessPool([])
+    model, reference = offload(fresh(TakesTwo), pool, cut="maximal"), fresh(TakesTwo)
+    for _ in range(4):
+        batch, noise = pool.deliver(torch.randn(10, 20)), torch.randn(10, 20)
+        assert bits(model(batch, noise)) == bits(reference(batch, noise))
+    assert pool.plan is not None
+    assert [call.operator.partition(" at")[0] for call in pool.plan.moved] == ["mul"]
+    kept = {call.operator.partition(" at")[0]: call.reason for call in pool.plan.kept}
+    assert kept["abs"] == "it reads L['noise'], which is not the batch's own"
+    assert kept["linear"] == "it reads net.weight, which training changes"
+
+
+@pytest.mark.slow
+def test_other_strides_of_the_same_sizes_are_another_batch() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(ReadsBetweenWrites), pool, cut="maximal", verify_every=1)
+    reference = fresh(ReadsBetweenWrites)
+    for rows in (10, 7, 20, 20, 10, 20):
+        for batch in (
+            torch.randn(rows, 20),
+            torch.randn(20, rows).t(),
+            torch.randn(rows, 40)[:, ::2],
+        ):
+            ours = pool.deliver(batch)
+            assert bits(model(ours)) == bits(reference(ours))
+    assert pool.plan is not None and pool.plan.moved
+
+
+@pytest.mark.slow
+def test_a_model_inside_an_offloaded_model_may_be_offloaded_too() -> None:
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x * 2.0)
+
+    pool = InProcessPool([])
+    inner = offload(fresh(ReadsBetweenWrites), pool, cut="maximal")
+    model = offload(Outer(inner), pool, cut="maximal")
+    reference = Outer(fresh(ReadsBetweenWrites))
+    for _ in range(4):
+        batch = pool.deliver(torch.randn(10, 20))
+        assert bits(model(batch)) == bits(reference(batch))
+        assert bits(inner(batch)) == bits(reference.inner(batch))
+
+
+class Noisy(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x * 2.0 + torch.randn_like(x))
+
+
+@pytest.mark.slow
+def test_random_draws_that_may_move_leave_the_trainers_generator_alone() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(Noisy), pool, cut="maximal", allow_random=True, verify_every=1)
+    model(pool.deliver(torch.randn(10, 20)))
+    assert pool.plan is not None
+    assert "randn_like" in " ".join(call.operator for call in pool.plan.moved)
+    batch = pool.deliver(torch.randn(10, 20))
+    before = torch.get_rng_state()
+    noisy = model(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert bits(noisy) == bits(model(batch)) != bits(model(pool.deliver(batch)))

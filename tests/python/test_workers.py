@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes of a local pool: what they hold, how they start, and loaders in odd places."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import warnings
+from typing import Any
+
+import process_traces
+import pytest
+import torch
+from sample_datasets import Computed, as_is, number
+from stream_oracle import describe, error_of
+from torch.utils.data import TensorDataset
+
+from penstock import DataLoader
+
+
+def what_a_worker_holds(index: int) -> dict[str, Any]:
+    return {
+        "threads": process_traces.native_threads(),
+        "mappings": len(process_traces.shared_mappings()),
+        "sockets": sum("socket:" in entry for entry in process_traces.descriptors()),
+    }
+
+
+def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
+    held: list[dict[str, Any]] = []
+    for _ in range(3):
+        loader = DataLoader(
+            Computed(4, what_a_worker_holds), batch_size=None, num_workers=2, collate_fn=as_is
+        )
+        held.extend(loader)
+    # Its own arena is made with its first batch; the trainer's views of other arenas are not there.
+    assert {seen["mappings"] for seen in held} <= {0, 1}
+    assert max(seen["threads"] for seen in held) <= 4
+    assert len({seen["sockets"] for seen in held}) == 1
+
+
+def test_a_worker_runs_no_threads_of_loaders_that_were_alive_at_its_fork() -> None:
+    first = iter(DataLoader(Computed(50, number), num_workers=1))
+    next(first)
+    loader = DataLoader(
+        Computed(1, what_a_worker_holds), batch_size=None, num_workers=1, collate_fn=as_is
+    )
+    (alone,) = list(loader)
+    second = iter(DataLoader(Computed(50, number), num_workers=1))
+    next(second)
+    (beside_two,) = list(loader)
+    assert beside_two["threads"] == alone["threads"]
+    del first, second
+
+
+def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing() -> None:
+    """Torch's loses its queues before it can say goodbye, and waits 5 s for each worker."""
+    before = process_traces.take()
+    holder: dict[str, Any] = {}
+    holder["iterator"] = iter(DataLoader(Computed(50, number), num_workers=2))
+    holder["self"] = holder
+    next(holder["iterator"])
+    workers = holder["iterator"]._workers
+    del holder
+    gc.collect()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    del workers
+    gc.collect()
+    assert process_traces.take().since(before) == {}
+
+
+@pytest.mark.parametrize("when", ["before the first batch", "in the middle", "at the end"])
+def test_a_forked_child_can_drop_the_iterator_it_inherited(when: str) -> None:
+    loader = DataLoader(Computed(30, number), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    taken = {"before the first batch": 0, "in the middle": 5, "at the end": 15}[when]
+    batches = [next(iterator) for _ in range(taken)]
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            del iterator, loader
+            batches.clear()
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    batches.extend(iterator)
+    assert [int(batch[0, 0]) for batch in batches] == list(range(0, 30, 2))
+
+
+def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
+    """Native threads are of the process that started them; a child begins anew."""
+    parent = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1))
+    next(parent)
+    answers = multiprocessing.get_context("fork").SimpleQueue()
+
+    def work() -> None:
+        answers.put(len(list(DataLoader(Computed(30, number), batch_size=2, num_workers=2))))
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert answers.get() == 15
+    assert len(list(parent)) == 14
+
+
+def test_an_inherited_iterator_takes_no_batches_from_the_parent() -> None:
+    """A child may see what had arrived before the fork, and then an error."""
+    iterator = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1, timeout=5))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for place, batch in enumerate(iterator):
+                if int(batch[0, 0]) != 2 * place + 2 or place > 10:
+                    break
+        except Exception:
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    rest = [int(batch[0, 0]) for batch in iterator]
+    assert rest == list(range(2, 30, 2))
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def run_in_thread(function: Any) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    (result,) = results
+    return result
+
+
+def test_a_loader_works_in_a_thread_that_is_not_the_main_one() -> None:
+    def work() -> int:
+        loader = DataLoader(TensorDataset(torch.arange(100.0)), batch_size=10, num_workers=2)
+        return sum(int(batch[0].sum()) for _ in range(2) for batch in loader)
+
+    assert run_in_thread(work) == 2 * sum(range(100))
+
+
+def test_loaders_in_two_threads_do_not_disturb_each_other() -> None:
+    sums: dict[int, int] = {}
+
+    def work(k: int) -> None:
+        loader = DataLoader(Computed(200, lambda index: index + k), batch_size=4, num_workers=1)
+        sums[k] = sum(int(batch.sum()) for batch in loader)
+
+    threads = [threading.Thread(target=work, args=(1000 * k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == {1000 * k: sum(range(200)) + 200_000 * k for k in range(3)}
+
+
+def test_a_batch_may_die_in_another_thread() -> None:
+    """As it does behind a queue of the user's; its memory goes back all the same."""
+    loader = DataLoader(TensorDataset(torch.arange(4000.0)), batch_size=10, num_workers=1)
+    expected = 0.0
+    for batch in loader:
+        total = run_in_thread(lambda batch=batch: float(batch[0].sum()))
+        assert total == 10 * expected + 45
+        expected += 10
+        del batch
+    assert loader.stats().copied_batches == 0
+
+
+def test_waiting_for_a_batch_lets_other_threads_run() -> None:
+    reader, writer = os.pipe()
+
+    def wait(index: int) -> torch.Tensor:
+        os.read(reader, 1)
+        return number(index)
+
+    iterator = iter(DataLoader(Computed(1, wait), num_workers=1))
+    opener = threading.Thread(target=lambda: os.write(writer, b"!"))
+    opener.start()  # could not run while next() kept the interpreter's lock
+    assert describe(next(iterator)[0]) == describe(number(0))
+    opener.join()
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_failed_start_leaves_no_worker_and_no_descriptor(method: str) -> None:
+    before = process_traces.take()
+
+    class Unpicklable:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def __reduce__(self) -> Any:
+            raise TypeError("stays at home")
+
+    class Failing(multiprocessing.context.ForkContext):
+        """Starts one worker and fails at the second."""
+
+        count = 0
+
+        def Process(self, *args: Any, **kwargs: Any) -> Any:
+            type(self).count += 1
+            if type(self).count > 1:
+                raise OSError("no more processes")
+            return super().Process(*args, **kwargs)
+
+    context: Any = Failing() if method == "fork" else method
+    loader = DataLoader(Unpicklable(), num_workers=2, multiprocessing_context=context)  # type: ignore[arg-type, var-annotated]
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        error = error_of(lambda: iter(loader))
+    assert type(error) is (OSError if method == "fork" else TypeError)
+    gc.collect()
+    assert process_traces.take().since(before) == {}
+
+
+@pytest.mark.parametrize("count", [1, 3, 17])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_any_number_of_workers_gives_the_same_batches(count: int) -> None:
+    loader = DataLoader(Computed(40, number), batch_size=2, num_workers=count)
+    assert [int(batch[0, 0]) for batch in loader] == list(range(0, 40, 2))
+
+
+def test_a_large_index_reaches_the_worker() -> None:
+    """A sampler's item of a megabyte crosses in the other direction."""
+    loader = DataLoader(
+        Computed(1, len), sampler=["x" * 1_000_000] * 3, batch_size=None, num_workers=1
+    )
+    assert [int(batch) for batch in loader] == [1_000_000] * 3
+
+
+def test_thousands_of_tiny_batches_come_in_order() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(20_000)), batch_size=4, num_workers=2)
+    assert torch.equal(torch.cat([batch[0] for batch in loader]), torch.arange(20_000))
