@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock against torch's DataLoader, interleaved in one run: one JSON line per figure, a table.
+
+Every measurement has a fresh process, and the rounds go torch, penstock, limit, then penstock,
+torch, limit, and so on, so that what else the machine does falls on all alike. Ratios are taken
+within a round. Both loaders get the same arguments, num_workers=2 and one thread in the consumer,
+an empty loop; before a workload is timed, both streams are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import table
+from figures import Record, Rounds, commit, machine, records
+from workloads import WORKLOADS, load
+
+HERE = Path(__file__).resolve().parent
+WORKER_COUNT = 2
+QUIET_FOREIGN_CORES = 0.2
+# What is measured: the name of a case, the question and the workload it is asked of.
+CASES = {name: ("rate", name) for name in WORKLOADS} | {
+    f"{question}/{name}": (question, name)
+    for question in ("first_batch", "next_epoch")
+    for name in ("tiny", "photographs")
+}
+
+
+class MeasurementError(Exception):
+    """A measurement did not come to its end, or the streams of the two loaders differ."""
+
+
+def _run(
+    workload: str, question: str, kind: str, round_index: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "measure.py"), workload, question, kind]
+    command += ["--out", str(args.data), "--seed", str(round_index)]
+    command += ["--seconds", str(args.seconds), "--warmup", str(args.warmup)]
+    command += ["--repeats", str(args.repeats), *(["--quick"] if args.quick else [])]
+    limit_s = 120 + 20 * (args.seconds + args.warmup)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as err:
+        raise MeasurementError(f"{workload} {question} {kind} took over {limit_s:.0f} s") from err
+    if done.returncode != 0:
+        raise MeasurementError(
+            f"{workload} {question} {kind} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def check_streams(case: str, args: argparse.Namespace) -> None:
+    difference = _run(CASES[case][1], "equal", "penstock", 0, args)["difference"]
+    if difference is not None:
+        raise MeasurementError(f"{case}: the batches are not torch's, nothing timed: {difference}")
+
+
+def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
+    question, workload = CASES[case]
+    loaders = [kind for kind in ("torch", "penstock") if kind in args.kinds]
+    bounds = []
+    if question == "rate":
+        bounds.append("limit")
+        if load(workload).floor_of_sampler:
+            bounds.append("sampler")
+    rounds: Rounds = {kind: [] for kind in loaders + bounds}
+    for round_index in range(args.rounds):
+        order = loaders if round_index % 2 == 0 else loaders[::-1]
+        for kind in order + bounds:
+            say(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
+            rounds[kind].append(_run(workload, question, kind, round_index, args))
+    parameters: dict[str, Any] = {
+        "num_workers": WORKER_COUNT,
+        "consumer_threads": 1,
+        "persistent_workers": question != "first_batch",
+    }
+    if question == "rate":
+        parameters |= {"seconds": args.seconds, "warmup_s": args.warmup}
+        parameters["limit"] = load(workload).work_is
+    else:
+        parameters["repeats"] = args.repeats
+    return records(f"loader/{case}", question, rounds, parameters)
+
+
+def say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--only", nargs="+", metavar="CASE", default=[], help=f"of: {', '.join(CASES)}")
+    add("--rounds", type=int, default=7, help="measurements of each loader")
+    add("--seconds", type=float, default=3.0, help="timed part of one measurement")
+    add("--warmup", type=float, default=3.0, help="seconds before it")
+    add("--repeats", type=int, default=10, help="loaders or epochs in one measurement of a delay")
+    add("--kinds", nargs="+", choices=("torch", "penstock"), default=["torch", "penstock"],
+        help="loaders")  # fmt: skip
+    add("--quick", action="store_true", help="little data and one short round: does it run?")
+    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add("--data", type=Path, default=HERE / "out", help="folder of the synthesised data")
+    add("--markdown", action="store_true", help="print only the tables")
+    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+    add("--floors", action="store_true", help="exit with 1 when a floor is missed")
+    args = parser.parse_args()
+    if unknown := [case for case in args.only if case not in CASES]:
+        parser.error(f"--only {unknown[0]}: no such case; there are {', '.join(CASES)}")
+    for name, lowest in (("rounds", 1), ("repeats", 1), ("seconds", 0.1), ("warmup", 0)):
+        if not lowest <= getattr(args, name) < 10_000:
+            parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
+    if args.quick:
+        args.rounds, args.seconds, args.warmup, args.repeats = 1, 0.5, 0.2, 2
+    if "penstock" in args.kinds and args.read is None and not _has_penstock():
+        parser.error("penstock cannot be imported here; run `make bench`, or give --kinds torch")
+    return args
+
+
+def _has_penstock() -> bool:
+    return importlib.util.find_spec("penstock") is not None
+
+
+def main() -> int:
+    args = parse_arguments()
+    if args.read is not None:
+        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
+    else:
+        try:
+            everything = measure_all(args)
+        except MeasurementError as err:
+            print(f"\nloader: {err}", file=sys.stderr)
+            return 2
+    figures = table.Figures(everything)
+    print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
+    print(table.render(figures))
+    busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
+    if busy and max(busy) > QUIET_FOREIGN_CORES:
+        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
+    missed = any(floor.verdict == table.MISSED for floor in table.floors(figures))
+    return 1 if args.floors and missed else 0
+
+
+def measure_all(args: argparse.Namespace) -> list[Record]:
+    where = {"commit": commit(), "machine": machine()}
+    everything: list[Record] = []
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("")
+    for case in args.only or CASES:
+        if set(args.kinds) == {"torch", "penstock"}:
+            say(f"{case}: comparing the two streams")
+            check_streams(case, args)
+        for record in measure_case(case, args):
+            line = json.dumps(record | where)
+            everything.append(record | where)
+            if args.out is not None:
+                with args.out.open("a") as file:
+                    file.write(line + "\n")
+            elif not args.markdown:
+                print(line, flush=True)
+    say("")
+    return everything
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

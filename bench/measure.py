@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One measurement in a process of its own: bench/loader.py starts this and reads the last line.
+
+A fresh process for each, because heaps, page tables and allocator thresholds that one loader leaves
+behind change what the next one costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import process_tree
+import torch
+from stream_equal import first_difference
+from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
+from workloads import WORKLOADS, Workload, load
+
+WORKER_COUNT = 2
+SHORT_EPOCH_BATCHES = 8
+WARMUP_BATCHES_MIN = 16
+
+
+def loader_class(kind: str) -> Any:
+    if kind == "penstock":
+        # A loader that hands over to torch's would be measured against itself.
+        os.environ["PENSTOCK_FALLBACK"] = "error"
+        from penstock import DataLoader
+
+        return DataLoader
+    return torch.utils.data.DataLoader
+
+
+def rate(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    """Batches per second of an empty loop over epoch after epoch, and what they cost."""
+    loader = loader_class(kind)(**arguments, persistent_workers=True)
+    batches = _endless(loader)
+    samples_and_bytes: list[tuple[int, int]] = []
+    warm = time.perf_counter() + args.warmup
+    while time.perf_counter() < warm or len(samples_and_bytes) < WARMUP_BATCHES_MIN:
+        samples_and_bytes.append(_size(next(batches)))
+    sample_count, byte_count = (sum(sizes) for sizes in zip(*samples_and_bytes, strict=True))
+
+    busy_s, used = process_tree.machine_busy_s(), process_tree.usage(os.getpid())
+    begin = now = time.perf_counter()
+    batch_count = 0
+    while now < begin + args.seconds:
+        next(batches)
+        batch_count += 1
+        now = time.perf_counter()
+    used = process_tree.usage(os.getpid()) - used
+    busy_s = process_tree.machine_busy_s() - busy_s
+
+    seconds = now - begin
+    batch_bytes = byte_count / len(samples_and_bytes)
+    moved_bytes = batch_count * batch_bytes
+    return {
+        "batches_per_s": batch_count / seconds,
+        "samples_per_s": batch_count * sample_count / len(samples_and_bytes) / seconds,
+        "gb_per_s": moved_bytes / 1e9 / seconds,
+        "cpu_s_per_gb": used.cpu_s / (moved_bytes / 1e9),
+        "faults_per_batch": used.minor_faults / batch_count,
+        "faults_per_mb": used.minor_faults / (moved_bytes / 1e6),
+        "peak_pss_bytes": float(_peak_pss(batches, args.seconds)),
+        "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
+    }
+
+
+def first_batch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    """Seconds from making the loader to its first batch; the median of several loaders."""
+    seconds = []
+    for _ in range(args.repeats):
+        begin = time.perf_counter()
+        batches = iter(loader_class(kind)(**arguments))
+        next(batches)
+        seconds.append(time.perf_counter() - begin)
+        del batches
+        gc.collect()
+    return {"latency_s": _median(seconds)}
+
+
+def next_epoch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    """Seconds from an epoch's last batch to the next one's first; the median of several epochs."""
+    loader = loader_class(kind)(**arguments, persistent_workers=True)
+    seconds: list[float] = []
+    last = None
+    for _ in range(2 + args.repeats):
+        for batch_index, _batch in enumerate(loader):
+            now = time.perf_counter()
+            if batch_index == 0 and last is not None:
+                seconds.append(now - last)
+            last = now
+    return {"latency_s": _median(seconds[1:])}  # the first turn is warm-up
+
+
+def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespace) -> float:
+    """Batches per second of the same work in processes that hand nothing over."""
+    context = multiprocessing.get_context("fork")
+    count = workload.work_process_count
+    barrier, rates = context.Barrier(count), context.SimpleQueue()
+
+    def run(index: int) -> None:
+        torch.set_num_threads(1)
+        work = workload.work(arguments, index, count)
+        warm = time.perf_counter() + args.warmup
+        while time.perf_counter() < warm:
+            next(work)
+        barrier.wait()
+        begin = now = time.perf_counter()
+        batch_count = 0
+        while now < begin + args.seconds:
+            next(work)
+            batch_count += 1
+            now = time.perf_counter()
+        rates.put(batch_count / (now - begin))
+
+    processes = [context.Process(target=run, args=(index,)) for index in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode != 0:
+            raise RuntimeError(f"a process of the limit ended with {process.exitcode}")
+    return float(sum(rates.get() for _ in processes))
+
+
+def sampler(arguments: dict[str, Any], args: argparse.Namespace) -> float:
+    """Batches per second of torch's sampler when nothing else is done."""
+    indices = BatchSampler(
+        RandomSampler(arguments["dataset"]), arguments["batch_size"], drop_last=False
+    )
+    batches = _endless(indices)
+    warm = time.perf_counter() + args.warmup
+    while time.perf_counter() < warm:
+        next(batches)
+    begin = now = time.perf_counter()
+    batch_count = 0
+    while now < begin + args.seconds:
+        next(batches)
+        batch_count += 1
+        now = time.perf_counter()
+    return batch_count / (now - begin)
+
+
+def short_epochs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments with an epoch of a few batches; an iterable dataset stays as it is."""
+    dataset, batch_size = arguments["dataset"], arguments["batch_size"]
+    if batch_size is None:
+        return arguments
+    sample_count = min(len(dataset), SHORT_EPOCH_BATCHES * batch_size)
+    if type(dataset) is TensorDataset:
+        dataset = TensorDataset(*(tensor[:sample_count] for tensor in dataset.tensors))
+    else:
+        dataset = Subset(dataset, range(sample_count))
+    return {**arguments, "dataset": dataset}
+
+
+def _endless(batches: Any) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+def _size(batch: Any) -> tuple[int, int]:
+    """How many samples a batch has, by the first tensor found, and how many bytes its tensors."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch), batch.numel() * batch.element_size()
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    sizes = [_size(item) for item in items]
+    return sizes[0][0], sum(byte_count for _, byte_count in sizes)
+
+
+def _peak_pss(batches: Iterator[Any], seconds: float) -> int:
+    """The most memory seen, at full speed and while prefetched batches wait for a loop that stands.
+
+    Done after the timing: asking the kernel for this takes milliseconds and holds up the processes.
+    """
+    peak = 0
+    for _ in range(3):
+        end = time.perf_counter() + seconds / 6
+        asked = 0.0
+        while time.perf_counter() < end:
+            next(batches)
+            if time.perf_counter() > asked + 0.1:
+                peak = max(peak, process_tree.pss_bytes(os.getpid()))
+                asked = time.perf_counter()
+        time.sleep(seconds / 10)
+        peak = max(peak, process_tree.pss_bytes(os.getpid()))
+    return peak
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("question", choices=("rate", "first_batch", "next_epoch", "equal"))
+    parser.add_argument("kind", choices=("torch", "penstock", "limit", "sampler"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--warmup", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    workload = load(args.workload)
+    folder = workload.folder(args.out, args.quick)
+    arguments = workload.build(folder)
+    result: dict[str, Any]
+    if args.question == "equal":
+
+        def build() -> dict[str, Any]:
+            short = short_epochs(workload.build(folder))
+            return {**short, "num_workers": WORKER_COUNT, "persistent_workers": True}
+
+        classes = loader_class("torch"), loader_class("penstock")
+        result = {"difference": first_difference(build, classes)}
+    elif args.kind == "limit":
+        result = {"batches_per_s": limit(workload, arguments, args)}
+    elif args.kind == "sampler":
+        result = {"batches_per_s": sampler(arguments, args)}
+    else:
+        arguments["num_workers"] = WORKER_COUNT
+        if args.question == "rate":
+            result = rate(args.kind, arguments, args)
+        else:
+            ask = first_batch if args.question == "first_batch" else next_epoch
+            result = ask(args.kind, short_epochs(arguments), args)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

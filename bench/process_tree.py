@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process and all its descendants use, from /proc: CPU time, page faults and memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Since the processes began, with the children that ended and were waited for."""
+
+    cpu_s: float
+    minor_faults: int
+
+    def __sub__(self, earlier: Usage) -> Usage:
+        return Usage(self.cpu_s - earlier.cpu_s, self.minor_faults - earlier.minor_faults)
+
+
+def usage(root_pid: int) -> Usage:
+    ticks = faults = 0
+    for fields in _stats_of_tree(root_pid):
+        # man 5 proc_pid_stat: minflt, cminflt, utime, stime, cutime, cstime, counted after comm.
+        faults += int(fields[7]) + int(fields[8])
+        ticks += sum(int(field) for field in fields[11:15])
+    return Usage(ticks / TICKS_PER_S, faults)
+
+
+def pss_bytes(root_pid: int) -> int:
+    """Memory of the tree, every shared page counted once. The kernel walks page tables for it."""
+    total_kb = 0
+    for fields in _stats_of_tree(root_pid):
+        try:
+            rollup = Path(f"/proc/{fields[-1]}/smaps_rollup").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        for line in rollup.splitlines():
+            if line.startswith("Pss:"):
+                total_kb += int(line.split()[1])
+    return total_kb * 1024
+
+
+def machine_busy_s() -> float:
+    """CPU time that all processes of the machine have used, ours among them."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
+def _stats_of_tree(root_pid: int) -> list[list[str]]:
+    """/proc/PID/stat of each process, from its state on, with the pid appended."""
+    stats: dict[int, list[str]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue  # it ended meanwhile
+            stats[int(entry)] = [*text[text.rindex(")") + 2 :].split(), entry]
+    reached = {root_pid}
+    growing = True
+    while growing:
+        growing = False
+        for pid, fields in stats.items():
+            if pid not in reached and int(fields[1]) in reached:
+                reached.add(pid)
+                growing = True
+    return [stats[pid] for pid in reached if pid in stats]

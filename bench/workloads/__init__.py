@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workloads of bench/loader.py, one module each, in the order in which they run."""
+
+from __future__ import annotations
+
+import importlib
+
+from workloads.workload import Workload
+
+WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text")
+
+
+def load(name: str) -> Workload:
+    """Imports one workload and what it needs; the others' libraries stay out of a measurement."""
+    workload = importlib.import_module(f"workloads.{name}").WORKLOAD
+    assert isinstance(workload, Workload)
+    return workload
+
+
+__all__ = ["WORKLOADS", "Workload", "load"]
