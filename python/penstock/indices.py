@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
-from torch.utils.data._utils.collate import default_collate
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from penstock.table_rows import plain_rows
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -62,12 +63,10 @@ def prefetch_depth(loader: DataLoader[Any]) -> int:
     the user's, draws at the first pull alone.
     """
     factor = loader.prefetch_factor or 1
-    dataset = loader.dataset
-    if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
-        return factor
+    rows = plain_rows(loader.dataset, loader.collate_fn)
     recipe = recognise_sampler(loader._index_sampler)
-    if recipe is None or recipe.generator is not None or recipe.sample_count == 0:
+    if rows is None or recipe is None or recipe.generator is not None or recipe.sample_count == 0:
         return factor
-    row_bytes = sum(tensor[0].numel() * tensor.element_size() for tensor in dataset.tensors)
+    row_bytes = sum(tensor[:1].nbytes for tensor in rows)
     batch_bytes = max(1, row_bytes * recipe.batch_size)
     return max(factor, min(_DEEP_PREFETCH_COUNT, _DEEP_PREFETCH_BYTES // batch_bytes))
