@@ -55,10 +55,8 @@ py::tuple describe_leaves(Batch& batch) {
 
 py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
-  if (event.kind != Client::Event::Kind::kBatch) {
-    return py::make_tuple(kind, event.message.empty() ? py::object(py::int_(event.worker_id)) : py::str(event.message),
-                          py::none());
-  }
+  if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
+  if (event.kind != Client::Event::Kind::kBatch) return py::make_tuple(kind, event.worker_id, py::none());
   Batch& batch = *event.batch;
   py::object value;
   try {
@@ -175,8 +173,10 @@ void bind_loader(py::module_& module) {
       .def("remove_prefixes", [](Client& self) { self.broadcast(transport::RequestKind::kRemovePrefixes, {}); })
       .def("stop",
            [](Client& self) {
-             const py::gil_scoped_release release;
-             self.stop();
+             without_gil([&] {
+               self.stop();
+               return true;
+             });
            })
       .def("retire_held", &Client::retire_held)
       .def("counters", &counters_of);
@@ -185,8 +185,7 @@ void bind_loader(py::module_& module) {
       .value("WORKER_ENDED", Client::Event::Kind::kWorkerEnded)
       .value("WORKER_LOST", Client::Event::Kind::kWorkerLost)
       .value("END", Client::Event::Kind::kEnd)
-      .value("NOTHING", Client::Event::Kind::kNothing)
-      .value("FAILED", Client::Event::Kind::kFailed);
+      .value("NOTHING", Client::Event::Kind::kNothing);
 }
 
 }  // namespace penstock::bindings

@@ -43,4 +43,9 @@ void raise_error(const Error& error) {
   throw py::error_already_set();
 }
 
+void raise_failure(const Error& error) {
+  const bool is_value_error = exception_name(error.code) == nullptr;
+  raise_error({is_value_error ? Errc::kFailed : error.code, error.message});
+}
+
 }  // namespace penstock::bindings

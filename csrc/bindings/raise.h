@@ -10,6 +10,8 @@
 namespace penstock::bindings {
 
 [[noreturn]] void raise_error(const Error& error);
+// The same for what went wrong between processes, where no argument of the caller's is at fault: never ValueError.
+[[noreturn]] void raise_failure(const Error& error);
 
 template <typename T>
 T unwrap(Result<T> result) {
@@ -23,10 +25,21 @@ T unwrap(Result<T> result) {
 void stay_if_python_exits();
 
 // Runs `work` without the interpreter lock. Errors are Results, which the caller unwraps with the lock held again.
+// The lock is not taken back in a destructor: Python unwinds a thread that waits for the lock when the interpreter goes
+// down, and unwinding out of a destructor aborts the process.
 template <typename Work>
 auto without_gil(Work work) {
-  const pybind11::gil_scoped_release release;
-  return work();
+  PyThreadState* const state = PyEval_SaveThread();
+  auto result = [&] {
+    try {
+      return work();
+    } catch (...) {
+      PyEval_RestoreThread(state);
+      throw;
+    }
+  }();
+  PyEval_RestoreThread(state);
+  return result;
 }
 
 }  // namespace penstock::bindings

@@ -76,7 +76,7 @@ class Client::Impl {
   Event try_next() {
     for (;;) {
       switch (order.next()) {
-        case cluster::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .message = {}};
+        case cluster::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .error = {}};
         case cluster::RequestOrder::Next::kReady: {
           const uint64_t sequence = order.ready_sequence();
           auto stored = ready.extract(sequence);
@@ -86,7 +86,7 @@ class Client::Impl {
         case cluster::RequestOrder::Next::kWait: break;
       }
       auto arrival = io.try_pop();
-      if (!arrival) return {.kind = Event::Kind::kNothing, .batch = {}, .message = {}};
+      if (!arrival) return {.kind = Event::Kind::kNothing, .batch = {}, .error = {}};
       if (auto event = take(*arrival)) return std::move(*event);
     }
   }
@@ -113,17 +113,17 @@ class Client::Impl {
   std::optional<Event> take(Arrival& arrival) {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:
-        return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .message = {}};
+        return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
       case Arrival::Kind::kFailed:
         return Event{.kind = Event::Kind::kFailed,
                      .worker_id = arrival.worker_id,
                      .batch = {},
-                     .message = std::move(arrival.message)};
+                     .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != epoch) return std::nullopt;
         order.worker_ended(arrival.worker_id, arrival.sequence);
         if (!options.keep_workers) io.dismiss(arrival.worker_id);
-        return Event{.kind = Event::Kind::kWorkerEnded, .worker_id = arrival.worker_id, .batch = {}, .message = {}};
+        return Event{.kind = Event::Kind::kWorkerEnded, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
       }
       case Arrival::Kind::kBatch: break;
     }
@@ -146,7 +146,7 @@ class Client::Impl {
     counters.fetch_ns.add(batch->descriptor().fetch_ns);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
-    return {.kind = Event::Kind::kBatch, .worker_id = worker_id, .batch = std::move(batch), .message = {}};
+    return {.kind = Event::Kind::kBatch, .worker_id = worker_id, .batch = std::move(batch), .error = {}};
   }
 
   // A worker needs prefetch_factor slabs to answer what is asked of it. What an arena has beyond them the user may

@@ -10,8 +10,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/process_bound.h"
@@ -66,12 +68,14 @@ class Client {
       kWorkerLost,   // the worker closed its connection without being told to
       kEnd,          // nothing more will come in this epoch
       kNothing,      // nothing came before the deadline
-      kFailed,       // `message` says what went wrong between the processes
+      kFailed,       // `error` says what went wrong between the processes
     };
     Kind kind = Kind::kNothing;
     uint32_t worker_id = 0;
     std::unique_ptr<Batch> batch;
-    std::string message;
+    std::optional<Error> error;
+
+    std::string_view message() const { return error ? std::string_view(error->message) : std::string_view(); }
   };
 
   // What comes next, if it is here already. Never blocks.

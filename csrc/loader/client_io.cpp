@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 namespace penstock::loader {
@@ -53,19 +54,26 @@ Result<void> ClientIo::start(std::unique_ptr<BatchStage> stage) {
   if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
   stage_ = std::move(stage);
   context_ = std::make_unique<transport::SocketContext>();
-  thread_ = std::jthread([this](const std::stop_token& stop) {
-    ::pthread_setname_np(::pthread_self(), "pk_client_io");
-    try {
-      run(stop);
-    } catch (const std::exception& error) {
-      fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
-    }
-    for (Channel& channel : channels_) {
-      if (channel.connection) channel.connection->shut_down();
-    }
-    channels_.clear();  // sockets die on the thread that made them
-  });
+  try {
+    thread_ = std::jthread([this](const std::stop_token& token) { run_to_the_end(token); });
+  } catch (const std::system_error& error) {
+    return Error{Errc::kNoMemory, std::string("starting the thread that receives batches failed: ") + error.what() +
+                                      "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
+  }
   return {};
+}
+
+void ClientIo::run_to_the_end(const std::stop_token& stop) {
+  ::pthread_setname_np(::pthread_self(), "pk_client_io");
+  try {
+    run(stop);
+  } catch (const std::exception& error) {
+    fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
+  }
+  for (Channel& channel : channels_) {
+    if (channel.connection) channel.connection->shut_down();
+  }
+  channels_.clear();  // sockets die on the thread that made them
 }
 
 void ClientIo::stop() {
@@ -242,7 +250,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
                      .epoch = descriptor.epoch,
                      .sequence = descriptor.sequence,
                      .batch = {},
-                     .message = {}});
+                     .error = {}});
     case DescriptorKind::kSlab:
     case DescriptorKind::kInline: break;
   }
@@ -260,7 +268,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
           .epoch = descriptor.epoch,
           .sequence = descriptor.sequence,
           .batch = std::move(batch).value(),
-          .message = {}});
+          .error = {}});
 }
 
 Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
@@ -347,7 +355,7 @@ size_t ClientIo::settle_losses() {
     }
     receive_from(worker_id);
     channel.is_lost = true;
-    arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .message = {}});
+    arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .error = {}});
   }
   return pending_count;
 }
@@ -355,7 +363,7 @@ size_t ClientIo::settle_losses() {
 void ClientIo::arrive(Arrival arrival) { static_cast<void>(arrivals_.push(std::move(arrival))); }
 
 void ClientIo::fail(uint32_t worker_id, const Error& error) {
-  arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .message = error.message});
+  arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
 }  // namespace penstock::loader

@@ -36,7 +36,7 @@ struct Arrival {
   uint32_t epoch = 0;
   uint64_t sequence = 0;
   std::unique_ptr<Batch> batch;
-  std::string message;
+  std::optional<Error> error;
 };
 
 // start() and stop() are for the owner's thread; send(), try_pop(), wait_until() and finish() for the trainer's.
@@ -86,6 +86,7 @@ class ClientIo {
     std::map<uint32_t, std::shared_ptr<transport::ArenaView>> arenas;  // shared with the leases on their slabs
   };
 
+  void run_to_the_end(const std::stop_token& stop);
   void run(const std::stop_token& stop);
   void accept_workers();
   void send_outgoing();

@@ -28,11 +28,11 @@ constexpr auto kGrace = milliseconds(500);  // for the main thread to see that t
 
 }  // namespace
 
-Server::Watchdog::Watchdog(int connection_fd, std::atomic<bool>& is_closing)
+Server::Watchdog::Watchdog(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing)
     : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      thread_([this, connection_fd, &is_closing](const std::stop_token& stop) {
+      thread_([this, connection_fd, parent_pid, &is_closing](const std::stop_token& stop) {
         ::pthread_setname_np(::pthread_self(), "pk_watchdog");
-        run(connection_fd, is_closing, stop);
+        run(connection_fd, parent_pid, is_closing, stop);
       }) {}
 
 Server::Watchdog::~Watchdog() {
@@ -41,8 +41,8 @@ Server::Watchdog::~Watchdog() {
   static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
 }
 
-void Server::Watchdog::run(int connection_fd, std::atomic<bool>& is_closing, const std::stop_token& stop) const {
-  const pid_t parent_pid = ::getppid();
+void Server::Watchdog::run(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing,
+                           const std::stop_token& stop) const {
   std::optional<steady_clock::time_point> orphaned_at;
   bool has_hung_up = false;
   while (!stop.stop_requested()) {
@@ -70,7 +70,7 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
   const auto& message = start.value().message;
   if (message.kind != transport::kFdStart) return Error{Errc::kMalformed, "the trainer did not answer with a start"};
   const std::string name(message.text, strnlen(message.text, sizeof message.text));
-  if (auto opened = server->open_socket(name); !opened) return opened.error();
+  if (auto opened = server->open_socket(name, deadline); !opened) return opened.error();
   return server;
 }
 
@@ -80,14 +80,14 @@ Server::Server(const ServerOptions& options, transport::FdConnection connection)
       writer_(pool_),
       connection_(std::move(connection)),
       context_(std::make_unique<transport::SocketContext>()),
-      watchdog_(std::make_unique<Watchdog>(connection_.fd(), is_closing_)) {}
+      watchdog_(std::make_unique<Watchdog>(connection_.fd(),
+                                           options.parent_pid != 0 ? options.parent_pid : ::getppid(), is_closing_)) {}
 
-Result<void> Server::open_socket(const std::string& name) {
+Result<void> Server::open_socket(const std::string& name, steady_clock::time_point deadline) {
   auto socket = transport::Socket::connect(*context_, name);
   if (!socket) return socket.error();
   socket_.emplace(std::move(socket).value());
   // The socket becomes writable when the connection is up; the trainer has bound it already.
-  const auto deadline = steady_clock::now() + milliseconds(5000);
   for (;;) {
     auto sent = send_descriptor({.kind = DescriptorKind::kHello, .worker_id = options_.worker_id});
     if (sent || sent.error().code != Errc::kClosed || steady_clock::now() > deadline) return sent;

@@ -4,6 +4,8 @@
 // A watchdog thread sees the trainer die while the dataset is busy and ends the process, so that no worker is left
 // behind.
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -30,6 +32,9 @@ struct ServerOptions {
   uint32_t worker_id = 0;
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 0;
+  // Whose child this process must be to live on; 0 is whoever it is the child of when it connects. A trainer that died
+  // before that would else go unnoticed.
+  pid_t parent_pid = 0;
 };
 
 // Confined to the thread that serves requests, but for writer()'s thread-safe calls.
@@ -63,19 +68,19 @@ class Server {
   // Ends this process when the trainer is dead and the main thread does not come back to see it.
   class Watchdog {
    public:
-    Watchdog(int connection_fd, std::atomic<bool>& is_closing);
+    Watchdog(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing);
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
     ~Watchdog();
 
    private:
-    void run(int connection_fd, std::atomic<bool>& is_closing, const std::stop_token& stop) const;
+    void run(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing, const std::stop_token& stop) const;
 
     FileDescriptor wake_fd_;  // readable when the thread is to end
     std::jthread thread_;     // named pk_watchdog
   };
 
-  Result<void> open_socket(const std::string& name);
+  Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);
   Result<void> send_descriptor(const transport::Descriptor& descriptor);
   transport::Descriptor describe(const Received& request, transport::DescriptorKind kind, uint8_t flags) const;
 

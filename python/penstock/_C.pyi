@@ -33,6 +33,7 @@ class WorkerServer:
         worker_id: int,
         prefetch_factor: int,
         arena_bytes: int,
+        parent_pid: int,
         timeout_s: float,
     ) -> WorkerServer: ...
     def next(self, timeout_s: float) -> WorkerRequest | None: ...
@@ -58,7 +59,6 @@ class Client:
         WORKER_LOST: ClassVar[Client.Event]
         END: ClassVar[Client.Event]
         NOTHING: ClassVar[Client.Event]
-        FAILED: ClassVar[Client.Event]
         def __init__(self, value: int) -> None: ...
         def __int__(self) -> int: ...
         @property

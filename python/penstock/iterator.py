@@ -7,6 +7,7 @@ worker raised. Dispatch, receiving, reordering and the memory of batches are nat
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import threading
 import warnings
@@ -27,7 +28,6 @@ from torch.utils.data.dataloader import (
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
 from penstock.device import cuda_index, move_batch
-from penstock.errors import PenstockError
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.provenance import BatchHandle, Provenance
 from penstock.worker_main import FetchSpec, WorkerSpec, worker_loop
@@ -39,7 +39,6 @@ _BATCH = int(_C.Client.Event.BATCH)
 _WORKER_ENDED = int(_C.Client.Event.WORKER_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 _END = int(_C.Client.Event.END)
-_FAILED = int(_C.Client.Event.FAILED)
 
 _STATUS_CHECK_INTERVAL_S = (
     1.0  # how often a waiting trainer looks for a worker that died before it ever connected
@@ -79,10 +78,11 @@ def arena_bytes() -> int:
 def _sleep_if_python_exits() -> None:
     """Keeps a daemon thread quiet while the interpreter exits.
 
-    Python ends the workers then, which is no loss to report; torch's iterator sleeps on its queue
-    at that point, until the process is gone.
+    multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
+    report; torch's iterator sleeps on its queue at that point, until the process is gone.
     """
-    if _utils.python_exit_status and threading.current_thread() is not threading.main_thread():
+    is_exiting = _utils.python_exit_status or multiprocessing.util.is_exiting()
+    if is_exiting and threading.current_thread() is not threading.main_thread():
         threading.Event().wait()
 
 
@@ -157,7 +157,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             self._client.endpoint,
             self._prefetch_depth,
             arena_bytes(),
-            None if has_fork_server else os.getpid(),
+            0 if has_fork_server else os.getpid(),
         )
         for worker_id in range(self._num_workers):
             process = context.Process(
@@ -243,8 +243,6 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             elif kind == _WORKER_LOST:
                 _sleep_if_python_exits()
                 self._raise_lost_workers([self._workers[value]])
-            elif kind == _FAILED:
-                raise PenstockError(value)
             else:
                 self._check_workers()
                 if self._timeout > 0:

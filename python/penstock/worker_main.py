@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import TensorDataset, _DatasetKind
+from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
@@ -26,6 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock import _C
 from penstock.batch_pickle import dumps
 from penstock.errors import ClosedError
+from penstock.table_rows import is_collate_map_untouched, plain_rows
 
 _CONNECT_TIMEOUT_S = (
     300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
@@ -42,7 +43,7 @@ class WorkerSpec:
     endpoint: str
     prefetch_factor: int
     arena_bytes: int
-    parent_pid: int | None  # the trainer's, or None where a fork server is the parent
+    parent_pid: int  # the trainer's, or 0 where a fork server is the parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,13 @@ def worker_loop(
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
         )
-        if spec.parent_pid is not None and os.getppid() != spec.parent_pid:
-            return  # the trainer died while this process started; nobody would answer
         try:
             server = _C.WorkerServer.connect(
                 endpoint=spec.endpoint,
                 worker_id=worker_id,
                 prefetch_factor=spec.prefetch_factor,
                 arena_bytes=spec.arena_bytes,
+                parent_pid=spec.parent_pid,
                 timeout_s=_CONNECT_TIMEOUT_S,
             )
         except ClosedError:
@@ -112,7 +112,9 @@ def _serve(
         fetcher = _make_fetcher(server, fetch)
     except Exception:
         init_error = ExceptionWrapper(where=where)
-    rows = _rows_of(fetch) if init_error is None else None
+    rows = None
+    if init_error is None and fetch.auto_collation:
+        rows = plain_rows(fetch.dataset, fetch.collate_fn)
     has_ended = False
     while True:
         try:
@@ -189,25 +191,6 @@ def _make_fetcher(server: _C.WorkerServer, fetch: FetchSpec) -> Any:
     )
 
 
-# As torch ships it, whatever the user's program did to the registry before it imported penstock.
-_COLLATE_FN_MAP: dict[Any, Any] = {
-    torch.Tensor: torch_collate.collate_tensor_fn,
-    float: torch_collate.collate_float_fn,
-    int: torch_collate.collate_int_fn,
-    str: torch_collate.collate_str_fn,
-    bytes: torch_collate.collate_str_fn,
-    np.ndarray: torch_collate.collate_numpy_array_fn,
-    (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
-}
-
-
-def _is_collate_map_untouched() -> bool:
-    current = torch_collate.default_collate_fn_map
-    return len(current) == len(_COLLATE_FN_MAP) and all(
-        current.get(kind) is collate_fn for kind, collate_fn in _COLLATE_FN_MAP.items()
-    )
-
-
 class _SlabCollate:
     """default_collate into the slab;
     torch's own as soon as the user has changed torch's registry.
@@ -217,31 +200,9 @@ class _SlabCollate:
         self._server = server
 
     def __call__(self, samples: Any) -> Any:
-        if type(samples) is not list or not _is_collate_map_untouched():
+        if type(samples) is not list or not is_collate_map_untouched():
             return torch_collate.default_collate(samples)
         return self._server.collate(samples, torch_collate.default_collate)
-
-
-def _rows_of(fetch: FetchSpec) -> list[torch.Tensor] | None:
-    """The tensors of a plain TensorDataset whose batches can be gathered without Python, or
-    None.
-    """
-    dataset = fetch.dataset
-    if type(dataset) is not TensorDataset or fetch.dataset_kind != _DatasetKind.Map:
-        return None
-    if not fetch.auto_collation or fetch.collate_fn is not torch_collate.default_collate:
-        return None
-    if not dataset.tensors or not _is_collate_map_untouched() or hasattr(dataset, "__getitems__"):
-        return None
-    getitem = TensorDataset.__getitem__  # a user may have put another in its place
-    if (getitem.__module__, getitem.__qualname__) != (
-        "torch.utils.data.dataset",
-        "TensorDataset.__getitem__",
-    ):
-        return None
-    if all(_C.is_plain_tensor(tensor) and tensor.dim() > 0 for tensor in dataset.tensors):
-        return list(dataset.tensors)
-    return None
 
 
 def _lend_slabs_to_torch(server: _C.WorkerServer) -> None:

@@ -17,7 +17,7 @@ from stream_oracle import describe, error_of, next_error, without_frames
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader
-from penstock.errors import PenstockError, SharedMemoryError
+from penstock.errors import SharedMemoryError
 
 
 def row(size: int, index: int) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_an_arena_that_the_trainer_cannot_map_is_a_clear_error() -> None:
                 error = without_frames(caught)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert isinstance(error, PenstockError)
+    assert isinstance(error, SharedMemoryError)
     assert "Cannot allocate memory" in str(error)
 
 

@@ -25,7 +25,7 @@ class ClientTest : public StreamTest {
         ended_workers.push_back(event.worker_id);
         continue;
       }
-      EXPECT_EQ(event.kind, Event::Kind::kBatch) << event.message;
+      EXPECT_EQ(event.kind, Event::Kind::kBatch) << event.message();
       if (HasFailure()) break;
       sequences.push_back(event.batch->descriptor().sequence);
       expect_right(*event.batch);

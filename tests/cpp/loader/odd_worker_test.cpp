@@ -107,11 +107,11 @@ class OddWorkerTest : public testing::Test {
   void expect_failure(const std::string& words) {
     const Event event = next();
     EXPECT_EQ(event.kind, Event::Kind::kFailed);
-    EXPECT_NE(event.message.find(words), std::string::npos) << event.message;
+    EXPECT_NE(event.message().find(words), std::string::npos) << event.message();
   }
   void expect_batch(uint64_t sequence) {
     const Event event = next();
-    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message;
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
     EXPECT_EQ(event.batch->descriptor().sequence, sequence);
     EXPECT_EQ(*event.batch->tensors().at(0).const_data_ptr<int64_t>(), static_cast<int64_t>(sequence));
   }
@@ -215,7 +215,7 @@ TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
   worker_->send(stale);
   worker_->send(fresh);
   const Event event = next();
-  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message;
+  ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
   EXPECT_EQ(event.batch->descriptor().epoch, 2u);
   EXPECT_EQ(client_.counters().stale_batches.value(), 1u);
   EXPECT_EQ(worker_->arena().try_acquire(), 0u) << "the slab of the dropped batch";

@@ -98,7 +98,7 @@ class StreamTest : public test::SeededTest {
     Event event = next();
     if (event.kind != Event::Kind::kBatch) {
       throw std::runtime_error("event " + std::to_string(static_cast<int>(event.kind)) +
-                               " came in place of a batch: " + event.message);
+                               " came in place of a batch: " + std::string(event.message()));
     }
     return std::move(event.batch);
   }
