@@ -25,7 +25,7 @@ import pytest
 import torch
 
 LOADER_MODULES = {"torch": "torch.utils.data", "penstock": "penstock"}
-TEST_SECONDS_MAX = 60.0
+TEST_SECONDS_MAX = 240.0  # many times what the longest takes on two idle cores
 CALL_FAILED = pytest.StashKey[bool]()
 
 
@@ -55,10 +55,10 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_silent_fallback() -> None:
+@pytest.fixture(autouse=True)
+def _no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fallback to torch's iterator would let penstock's half of this suite test torch."""
-    os.environ["PENSTOCK_FALLBACK"] = "error"
+    monkeypatch.setenv("PENSTOCK_FALLBACK", "error")
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def _nothing_is_left(
     yield
     if request.node.stash.get(CALL_FAILED, False):
         return  # its traceback keeps its objects alive, and one failure is enough to read
-    gc.collect()
-    process_traces.join_feeder_threads()
-    left = process_traces.take(Path(tempfile.gettempdir())).since(before)
+    if request.node.get_closest_marker("torch_may_leave") and "[torch" in request.node.name:
+        return
+    left = process_traces.left_since(before, Path(tempfile.gettempdir()))
     assert not left, f"the test left {left}"

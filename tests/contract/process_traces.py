@@ -7,11 +7,13 @@ Read from /proc, so that it also sees what native code holds.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import select
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -45,6 +47,20 @@ def take(temporary_folder: Path | None = None) -> Traces:
         shared_mappings=frozenset(shared_mappings()),
         temporary_files=frozenset(files_below(temporary_folder) if temporary_folder else ()),
     )
+
+
+def left_since(
+    before: Traces, temporary_folder: Path | None = None, seconds: float = 10.0
+) -> dict[str, list[str]]:
+    """What is still there after `seconds`: threads of closed queues and reaped processes need some."""
+    deadline = time.monotonic() + seconds
+    while True:
+        gc.collect()
+        join_feeder_threads()
+        left = take(temporary_folder).since(before)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
 
 
 def children(pid: int | str = "self") -> list[int]:
@@ -114,11 +130,18 @@ def page_faults(pid: int | str = "self") -> int:
     return int(after_name[7])
 
 
+# Feeder threads that did not end in time: those of torch's queues whose reader or lock went down with
+# a worker never do, and every later test would wait for them again.
+_stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
 def join_feeder_threads() -> None:
     """Waits for the threads of closed multiprocessing queues: they close pipes when they end."""
     for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
+        if thread.name == "QueueFeederThread" and thread not in _stuck:
             thread.join(timeout=10)
+            if thread.is_alive():
+                _stuck.add(thread)
 
 
 def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:

@@ -310,10 +310,14 @@ def assert_same_stream(loader_class: type, scenario: Scenario) -> None:
     want = _oracle[scenario]
     got = record(loader_class, scenario)
     for index, (seen, expected) in enumerate(zip(got, want, strict=False)):
-        difference = first_difference(seen, expected, f"note {index} ({expected[0]})")
+        if seen[0] != expected[0]:
+            difference = f"at note {index}: saw {seen!r:.600}, torch gives {expected!r:.600}"
+        else:
+            difference = first_difference(seen, expected, f"note {index} ({expected[0]})")
         assert difference is None, f"{scenario.name}: {difference}"
     longer = [
-        note[:2] for note in (got if len(got) > len(want) else want)[min(len(got), len(want)) :]
+        f"{note!r:.300}"
+        for note in (got if len(got) > len(want) else want)[min(len(got), len(want)) :]
     ]
     assert len(got) == len(want), (
         f"{scenario.name}: {len(got)} notes, torch has {len(want)}; in the longer one: {longer}"

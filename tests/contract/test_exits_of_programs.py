@@ -120,12 +120,14 @@ def test_ctrl_c_that_nobody_catches_ends_the_program_at_once(
     loader_name: str, tmp_path: Path
 ) -> None:
     source = f"""{HEAD}
-iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+from torch.utils.data import RandomSampler
+
+endless = RandomSampler(Gated(1000), replacement=True, num_samples=1 << 40)
+iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2, sampler=endless))
+next(iterator), next(iterator)  # both workers are past their start, where an interrupt is an error
 say_pids(iterator)
-while True:
-    for batch in iterator:
-        pass
-    iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
+for batch in iterator:
+    pass
 """
     with running(loader_name, source, tmp_path) as run:
         pids = run.read_pids()

@@ -31,8 +31,7 @@ def test_a_half_consumed_iterator_that_is_deleted_leaves_nothing(
     for _ in range(taken):
         next(iterator)
     del iterator, loader
-    process_traces.join_feeder_threads()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
 
 
 @pytest.mark.slow
@@ -50,9 +49,7 @@ def test_fifty_iterators_used_in_part_leave_nothing(loader_class: type) -> None:
         for _ in range(repeat % 4):
             next(iterator)
         del iterator
-    process_traces.join_feeder_threads()
-    gc.collect()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
     assert process_traces.native_threads() <= threads
 
 
@@ -66,8 +63,7 @@ def test_persistent_epochs_do_not_add_up(loader_class: type) -> None:
     for _ in range(10):
         next(iter(loader))
     list(loader)
-    gc.collect()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
 
 
 def test_the_end_of_an_epoch_leaves_nothing_while_the_loader_lives(loader_class: type) -> None:
@@ -78,9 +74,7 @@ def test_the_end_of_an_epoch_leaves_nothing_while_the_loader_lives(loader_class:
     process_traces.join_feeder_threads()
     assert process_traces.take().since(before).get("children") is None
     del iterator
-    gc.collect()
-    process_traces.join_feeder_threads()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
 
 
 @pytest.mark.parametrize("fail", ["dataset", "collate_fn", "worker_init_fn", "sampler"])
@@ -101,9 +95,7 @@ def test_an_epoch_left_by_an_error_leaves_nothing(loader_class: type, fail: str)
             pass
     except ValueError as error:
         without_frames(error)
-    process_traces.join_feeder_threads()
-    gc.collect()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
 
 
 def test_kept_batches_hold_memory_only_until_they_are_dropped(loader_class: type) -> None:
@@ -115,8 +107,7 @@ def test_kept_batches_hold_memory_only_until_they_are_dropped(loader_class: type
     process_traces.join_feeder_threads()
     assert "children" not in process_traces.take().since(before)
     batches.clear()
-    gc.collect()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}
 
 
 def test_a_worker_has_no_descriptors_of_other_loaders_workers_that_ended(
@@ -127,10 +118,12 @@ def test_a_worker_has_no_descriptors_of_other_loaders_workers_that_ended(
     def count(index: int) -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    loaders = 12
     counts = []
-    for _ in range(6):
+    for _ in range(loaders):
         counts.extend(int(batch) for batch in loader_class(Computed(1, count), num_workers=1))
-    assert counts[-1] <= counts[1]
+    # One left by each loader would add up; one that is just being closed by a thread does not.
+    assert counts[-1] - counts[0] < loaders // 2
 
 
 def test_an_iterable_epoch_in_part_leaves_nothing(loader_class: type) -> None:
@@ -139,5 +132,4 @@ def test_an_iterable_epoch_in_part_leaves_nothing(loader_class: type) -> None:
     for _ in range(5):
         next(iterator)
     del iterator
-    process_traces.join_feeder_threads()
-    assert process_traces.take().since(before) == {}
+    assert process_traces.left_since(before) == {}

@@ -15,9 +15,9 @@ from pathlib import Path
 import process_traces
 import pytest
 
-# How long processes that are on their way out may take. A worker that was told to end, or lost its
-# parent, is gone within this time; one that is still there does not know that it should be.
-EXIT_SECONDS_MAX = 2.0
+# How long processes that are on their way out may take on a busy machine. One that is still there
+# after it does not know that it should be gone.
+EXIT_SECONDS_MAX = 10.0
 # What torch and Python open once and keep, whoever asked first.
 KEPT_DESCRIPTORS = ("/dev/nvidia", "/dev/urandom", "/dev/null")
 LINES_MAX = 20

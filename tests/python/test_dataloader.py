@@ -71,7 +71,8 @@ def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None
     assert loader.stats().iterator == "penstock"
 
 
-def test_a_datapipe_falls_back_and_stats_say_why() -> None:
+def test_a_datapipe_falls_back_and_stats_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_FALLBACK", raising=False)
     torch.manual_seed(3)
     want = list(torch.utils.data.DataLoader(numbers_pipe(), batch_size=2, num_workers=1))
     loader = DataLoader(numbers_pipe(), batch_size=2, num_workers=1)
