@@ -8,9 +8,11 @@ bit, and the exit status is 1 when they are not.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,9 @@ WAYS: dict[str, Callable[..., tuple[nn.Module, Any]]] = {
 }
 
 
-def train(way: str, data: Path, args: argparse.Namespace, screen: Screen) -> Run:
+def train(way: str, data: Path, args: argparse.Namespace) -> Run:
     """Trains from scratch in one of the three ways and measures every step."""
+    torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     augment = v2.Compose([v2.RandomCrop(288), v2.RandomHorizontalFlip()])
     dataset = ImageFolder(str(data / "train"), loader=decode, transform=augment)
@@ -103,7 +106,7 @@ def train(way: str, data: Path, args: argparse.Namespace, screen: Screen) -> Run
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
     run = Run(way, args.batch_size, args.warmup)
-    with screen.training(way, args.epochs * len(loader)) as progress:
+    with Screen().training(way, args.epochs * len(loader)) as progress:
         for _ in range(args.epochs):
             asked = time.perf_counter()
             for photographs, labels in loader:
@@ -122,6 +125,15 @@ def train(way: str, data: Path, args: argparse.Namespace, screen: Screen) -> Run
     return run
 
 
+def train_apart(way: str, data: Path, args: argparse.Namespace) -> Run:
+    """The same in a fresh process: what one training leaves in the allocator, hot or torn, would
+    otherwise speed up or slow down the next by more than the loaders differ.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as process:
+        return process.submit(train, way, data, args).result()
+
+
 @torch.no_grad()
 def held_out_accuracy(way: str, model: nn.Module, data: Path, args: argparse.Namespace) -> float:
     dataset = ImageFolder(str(data / "held_out"), loader=decode, transform=v2.CenterCrop(288))
@@ -136,7 +148,6 @@ def held_out_accuracy(way: str, model: nn.Module, data: Path, args: argparse.Nam
 
 def main() -> int:
     args = parse_arguments(__doc__)
-    torch.set_num_threads(args.threads)
     screen = Screen()
     screen.title(args)
     try:
@@ -145,7 +156,7 @@ def main() -> int:
     except PhotographsError as err:
         screen.error(str(err))
         return 2
-    runs = [train(way, args.data, args, screen) for way in args.ways]
+    runs = [train_apart(way, args.data, args) for way in args.ways]
     equal = screen.summary(runs)
     draw(runs, equal, args.picture)
     screen.wrote("picture", args.picture)
