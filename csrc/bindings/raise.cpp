@@ -32,7 +32,8 @@ void stay_if_python_exits() {
   const bool is_exiting = _Py_IsFinalizing() != 0;
 #endif
   const bool is_main_thread = ::syscall(SYS_gettid) == ::getpid();
-  while (is_exiting && !is_main_thread) ::pause();
+  if (!is_exiting || is_main_thread) return;
+  for (;;) ::pause();
 }
 
 void raise_error(const Error& error) {

@@ -80,8 +80,8 @@ Server::Server(const ServerOptions& options, transport::FdConnection connection)
       writer_(pool_),
       connection_(std::move(connection)),
       context_(std::make_unique<transport::SocketContext>()),
-      watchdog_(std::make_unique<Watchdog>(connection_.fd(),
-                                           options.parent_pid != 0 ? options.parent_pid : ::getppid(), is_closing_)) {}
+      watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid(),
+                                           is_closing_)) {}
 
 Result<void> Server::open_socket(const std::string& name, steady_clock::time_point deadline) {
   auto socket = transport::Socket::connect(*context_, name);

@@ -52,7 +52,7 @@ def take(temporary_folder: Path | None = None) -> Traces:
 def left_since(
     before: Traces, temporary_folder: Path | None = None, seconds: float = 10.0
 ) -> dict[str, list[str]]:
-    """What is still there after `seconds`: threads of closed queues and reaped processes need some."""
+    """What is still there after `seconds`; threads of closed queues need some to end."""
     deadline = time.monotonic() + seconds
     while True:
         gc.collect()
@@ -130,8 +130,8 @@ def page_faults(pid: int | str = "self") -> int:
     return int(after_name[7])
 
 
-# Feeder threads that did not end in time: those of torch's queues whose reader or lock went down with
-# a worker never do, and every later test would wait for them again.
+# Feeder threads that did not end in time: those of torch's queues whose reader or lock went down
+# with a worker never do, and every later test would wait for them again.
 _stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 

@@ -20,7 +20,6 @@ import torch
 from sample_datasets import Computed, Streamed, number, worker_id
 from stream_oracle import next_error, without_frames
 
-
 pytestmark = pytest.mark.torch_may_leave(
     "torch's error comes out of a signal handler, in the middle of whatever its queues are doing"
 )

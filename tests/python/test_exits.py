@@ -175,8 +175,8 @@ def waits(iterator):
 iterators = [iter(DataLoader(Rows(), batch_size=2, num_workers=1)) for _ in range(6)]
 for iterator in iterators:
     threading.Thread(target=consume, args=(iterator,), daemon=True).start()
-# All are inside of the wait for the fifth batch. A thread that is inside of one of torch's operators
-# when Python goes down aborts the process, with torch's loader as well.
+# All are inside of the wait for the fifth batch. A thread inside of one of torch's operators when
+# Python goes down aborts the process, with torch's loader as well.
 for iterator in iterators:
     while iterator.counters()["batches"] < 4:
         pass

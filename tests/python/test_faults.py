@@ -100,8 +100,8 @@ def test_no_descriptors_left_in_the_trainer_is_a_clear_error_and_leaves_nothing(
     lowest_free = os.dup(0)
     os.close(lowest_free)
     loader = DataLoader(Computed(10, number), num_workers=2)
-    # One more would be room for the first of the two pipes that multiprocessing opens for a process,
-    # and it forgets that one when there is none for the second.
+    # One more would be room for the first of the two pipes that multiprocessing opens for a
+    # process, and it forgets that one when there is none for the second.
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 3, hard))
     try:
         error = error_of(lambda: list(loader))

@@ -214,7 +214,8 @@ TEST_F(ClientFailureTest, WhenOpenFilesRunOutTheClientFailsWithAReasonAndStops) 
               const Event event = client.try_next();
               client.stop();
               if (event.kind != Event::Kind::kFailed) return "no failure";
-              return event.message().find("Too many open files") != std::string::npos ? "" : std::string(event.message());
+              return event.message().find("Too many open files") != std::string::npos ? ""
+                                                                                      : std::string(event.message());
             }),
             "");
 }
