@@ -117,3 +117,15 @@ def describe(kind: str, thing: int | str) -> str:
     if status == "Z":
         return f"{thing}, dead, but nobody waited for it"
     return f"{thing}, still running after {EXIT_SECONDS_MAX} s: {command}"
+
+
+@pytest.fixture
+def one_thread_and_fresh_dynamo() -> Iterator[None]:
+    """For tests of the cut: Dynamo forgets what it compiled in the tests before."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(threads)

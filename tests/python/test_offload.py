@@ -5,73 +5,28 @@ generator."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from cut_models import CASES, Case
 from in_process_pool import InProcessPool
+from offload_training import (
+    STEPS,
+    ReadsBetweenWrites,
+    TwoGraphs,
+    batches_of,
+    bits,
+    eager_trace,
+    fresh,
+    train,
+    warnings_of,
+)
 from torch import nn
 
 from penstock.offloading import detach, offload
 
-STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_fresh_dynamo() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch.set_num_threads(threads)
-
-
-def train(
-    model: nn.Module, batches: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
-) -> list[bytes]:
-    """Six steps of SGD with momentum; every tensor that training leaves behind, as bytes, step by
-    step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    torch.manual_seed(1234)
-    trace: list[bytes] = []
-    for batch in batches:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        trace.append(bits(loss))
-        trace += [bits(p.grad) for p in model.parameters() if p.grad is not None]
-        trace += [bits(value) for value in model.state_dict().values()]
-        trace.append(bits(torch.get_rng_state()))
-    return trace
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("penstock") and record.levelname == "WARNING"
-    ]
-
-
-def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(7)
-    return make_model()
-
-
-def batches_of(case: Case) -> list[Any]:
-    return [case.make_batch(k) for k in range(STEPS)]
-
-
-def eager_trace(case: Case) -> list[bytes]:
-    return train(fresh(case.make_model), batches_of(case), case.loss)
+pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 
 
 @pytest.mark.slow
@@ -104,155 +59,6 @@ def test_moved_operators_do_not_run_in_the_trainer() -> None:
     assert "aten::convolution" in ran
     moved = {"aten::_upsample_bilinear2d_aa", "aten::div", "aten::sub"}
     assert ran & moved == set()
-
-
-class TwoGraphs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(20, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * 2.0
-        torch._dynamo.graph_break()
-        return self.net(x)
-
-
-class ReadsAnItem(TwoGraphs):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x / x.abs().max().item()
-        return self.net(x)
-
-
-class Checkpointed(nn.Module):
-    """Run by Dynamo, checkpointing over a BatchNorm differs from eager, so the frame must be
-    eager's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20), nn.ReLU())
-        self.net = nn.Linear(20, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.utils.checkpoint.checkpoint(self.body, x * 2.0, use_reentrant=False)
-        return self.net(x)
-
-
-class SwitchesAutocast(TwoGraphs):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            x = self.net(x * 2.0)
-        return x.float()
-
-
-class WritesTheBatch(TwoGraphs):
-    """The model overwrites what it was given; the batch is another one afterwards."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 3.0
-        x.mul_(0.5)
-        return self.net(x + y)
-
-
-class CountsInABuffer(TwoGraphs):
-    """A buffer that forward writes to is state, although nothing trains it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += 1
-        return self.net(x / (1.0 + self.seen))
-
-
-class ReplacesABuffer(CountsInABuffer):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = self.seen * 0.9 + 1.0
-        return self.net(x.float() / (1.0 + self.seen))
-
-
-class WritesAView(TwoGraphs):
-    """In-place writes through a view of an intermediate."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2.0
-        y[:, :5] -= 1.0
-        z = y.sin()
-        y.view(-1)[::3].zero_()
-        return self.net(y + z)
-
-
-class ReadsBetweenWrites(TwoGraphs):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x.clone()
-        before = y.cos()
-        y.add_(1.0)
-        between = y.sin()
-        y.mul_(before)
-        return self.net(y + between)
-
-
-REFUSED = {
-    "graph break": (TwoGraphs, "not one whole graph"),
-    "item": (ReadsAnItem, "item at test_offload.py"),
-    "checkpoint": (Checkpointed, "higher-order"),
-    "autocast inside": (SwitchesAutocast, "autocast"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_is_not_handled_trains_as_before_and_says_why(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_model, reason = REFUSED[kind]
-    case = Case(kind, make_model, CASES[5].make_batch, CASES[5].loss, False)
-    pool = InProcessPool(batches_of(case))
-    model = offload(fresh(make_model), pool, cut="maximal")
-    assert train(model, pool, case.loss) == eager_trace(case)
-    assert pool.plan is not None and pool.plan.refused is not None and reason in pool.plan.refused
-    assert len(warnings_of(caplog)) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "make_model",
-    [WritesTheBatch, CountsInABuffer, ReplacesABuffer, WritesAView, ReadsBetweenWrites],
-)
-def test_writes_in_place_never_change_the_training(make_model: Callable[[], nn.Module]) -> None:
-    case = Case("", make_model, CASES[5].make_batch, CASES[5].loss, True)
-    pool = InProcessPool(batches_of(case))
-    model = offload(fresh(make_model), pool, cut="maximal", verify_every=2)
-    assert train(model, pool, case.loss) == eager_trace(case)
-    assert pool.plan is not None and pool.plan.refused is None
-
-
-@pytest.mark.slow
-def test_writes_to_a_private_clone_move_as_one(caplog: pytest.LogCaptureFixture) -> None:
-    case = Case("", ReadsBetweenWrites, CASES[5].make_batch, CASES[5].loss, True)
-    pool = InProcessPool(batches_of(case))
-    model = offload(fresh(case.make_model), pool, cut="maximal")
-    train(model, pool, case.loss)
-    assert pool.plan is not None
-    moved = " ".join(call.operator for call in pool.plan.moved)
-    assert "clone, add_, mul_" in moved and "sin" in moved and "cos" in moved
-    assert not warnings_of(caplog)
-
-
-@pytest.mark.slow
-def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
-    case = CASES[5]
-    pool = InProcessPool(batches_of(case))
-    model = offload(fresh(case.make_model), pool, cut="maximal")
-    reference = fresh(case.make_model)
-    for use_autocast in (True, False, True, False):
-        batch = pool.deliver(case.make_batch(0))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use_autocast):
-            torch.manual_seed(3)
-            ours = model(batch[0])
-            torch.manual_seed(3)
-            assert bits(ours) == bits(reference(batch[0]))
-    assert pool.plan is not None and pool.plan.moved
 
 
 @pytest.mark.slow

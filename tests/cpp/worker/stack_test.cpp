@@ -103,6 +103,28 @@ TEST_F(StackTest, GatheredRowsAreTorchsIndexSelectToTheBitAndLieInTheSlab) {
   }
 }
 
+// Such batches are copied past the caches.
+TEST_F(StackTest, LargeBatchesOfLongRowsAreTorchsToTheBit) {
+  constexpr int64_t kRowCount = 500;
+  writer_.reset();
+  open({.arena_bytes = 64 << 20, .prefetch_factor = 2});
+  at::Tensor source = at::empty({kRowCount, 5001}, at::kFloat);  // 20,004 bytes: rows at every alignment of four
+  fill(source);
+  std::vector<int64_t> indices(kRowCount);
+  for (int64_t& index : indices) index = draw<int64_t>(0, kRowCount - 1);
+  const auto expected = at::index_select(source, 0, at::tensor(indices));
+  writer_->begin();
+  const auto gathered = gather_rows(*writer_, source, indices);
+  ASSERT_TRUE(is_same(gathered, expected));
+  expect_in_slab(gathered);
+  std::vector<at::Tensor> samples;
+  for (const int64_t index : indices) samples.push_back(source.select(0, index));
+  writer_->begin();
+  const auto stacked = stack_samples(*writer_, samples);
+  ASSERT_TRUE(is_same(stacked, expected));
+  expect_in_slab(stacked);
+}
+
 TEST_F(StackTest, RowsThatAreNotThereAreLeftToTorch) {
   const auto source = at::arange(10);
   for (const int64_t index : {int64_t{-1}, int64_t{10}, std::numeric_limits<int64_t>::max()}) {

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains models of the cut and keeps, as bytes, all that training leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cut_models import Case
+from torch import nn
+
+STEPS = 6
+
+
+def train(
+    model: nn.Module, batches: Any, loss_of: Callable[[nn.Module, Any], torch.Tensor]
+) -> list[bytes]:
+    """Six steps of SGD with momentum; every tensor that training leaves behind, as bytes, step by
+    step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(1234)
+    trace: list[bytes] = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        trace.append(bits(loss))
+        trace += [bits(p.grad) for p in model.parameters() if p.grad is not None]
+        trace += [bits(value) for value in model.state_dict().values()]
+        trace.append(bits(torch.get_rng_state()))
+    return trace
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("penstock") and record.levelname == "WARNING"
+    ]
+
+
+def fresh(make_model: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(7)
+    return make_model()
+
+
+def batches_of(case: Case) -> list[Any]:
+    return [case.make_batch(k) for k in range(STEPS)]
+
+
+def eager_trace(case: Case) -> list[bytes]:
+    return train(fresh(case.make_model), batches_of(case), case.loss)
+
+
+class TwoGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2.0
+        torch._dynamo.graph_break()
+        return self.net(x)
+
+
+class ReadsBetweenWrites(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        before = y.cos()
+        y.add_(1.0)
+        between = y.sin()
+        y.mul_(before)
+        return self.net(y + between)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that cannot be cut, wholly or in part: they train as they did, and the plan says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from cut_models import CASES, Case
+from in_process_pool import InProcessPool
+from offload_training import (
+    ReadsBetweenWrites,
+    TwoGraphs,
+    batches_of,
+    bits,
+    eager_trace,
+    fresh,
+    train,
+    warnings_of,
+)
+from torch import nn
+
+from penstock.offloading import offload
+
+pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+
+
+class ReadsAnItem(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x / x.abs().max().item()
+        return self.net(x)
+
+
+class Checkpointed(nn.Module):
+    """Run by Dynamo, checkpointing over a BatchNorm differs from eager, so the frame must be
+    eager's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20), nn.ReLU())
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.utils.checkpoint.checkpoint(self.body, x * 2.0, use_reentrant=False)
+        return self.net(x)
+
+
+class SwitchesAutocast(TwoGraphs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = self.net(x * 2.0)
+        return x.float()
+
+
+class WritesTheBatch(TwoGraphs):
+    """The model overwrites what it was given; the batch is another one afterwards."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3.0
+        x.mul_(0.5)
+        return self.net(x + y)
+
+
+class CountsInABuffer(TwoGraphs):
+    """A buffer that forward writes to is state, although nothing trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.net(x / (1.0 + self.seen))
+
+
+class ReplacesABuffer(CountsInABuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen * 0.9 + 1.0
+        return self.net(x.float() / (1.0 + self.seen))
+
+
+class WritesAView(TwoGraphs):
+    """In-place writes through a view of an intermediate."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2.0
+        y[:, :5] -= 1.0
+        z = y.sin()
+        y.view(-1)[::3].zero_()
+        return self.net(y + z)
+
+
+REFUSED = {
+    "graph break": (TwoGraphs, "not one whole graph"),
+    "item": (ReadsAnItem, "item at test_offload_refusals.py"),
+    "checkpoint": (Checkpointed, "higher-order"),
+    "autocast inside": (SwitchesAutocast, "autocast"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_is_not_handled_trains_as_before_and_says_why(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model, reason = REFUSED[kind]
+    case = Case(kind, make_model, CASES[5].make_batch, CASES[5].loss, False)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(make_model), pool, cut="maximal")
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is not None and reason in pool.plan.refused
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make_model",
+    [WritesTheBatch, CountsInABuffer, ReplacesABuffer, WritesAView, ReadsBetweenWrites],
+)
+def test_writes_in_place_never_change_the_training(make_model: Callable[[], nn.Module]) -> None:
+    case = Case("", make_model, CASES[5].make_batch, CASES[5].loss, True)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(make_model), pool, cut="maximal", verify_every=2)
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert pool.plan is not None and pool.plan.refused is None
+
+
+@pytest.mark.slow
+def test_writes_to_a_private_clone_move_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case("", ReadsBetweenWrites, CASES[5].make_batch, CASES[5].loss, True)
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    train(model, pool, case.loss)
+    assert pool.plan is not None
+    moved = " ".join(call.operator for call in pool.plan.moved)
+    assert "clone, add_, mul_" in moved and "sin" in moved and "cos" in moved
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.slow
+def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
+    case = CASES[5]
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    reference = fresh(case.make_model)
+    for use_autocast in (True, False, True, False):
+        batch = pool.deliver(case.make_batch(0))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=use_autocast):
+            torch.manual_seed(3)
+            ours = model(batch[0])
+            torch.manual_seed(3)
+            assert bits(ours) == bits(reference(batch[0]))
+    assert pool.plan is not None and pool.plan.moved
