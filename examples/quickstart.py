@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,13 @@ from torch.nn import functional
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
+
+# glibc gives a large freed block back to the system, and faults it in again at the next step, or
+# keeps it, by where some small block happens to lie: 40 % of the speed, whatever the loader. These
+# trainings keep theirs, so that they differ by their loaders alone.
+KEEP_FREED_MEMORY = dict.fromkeys(
+    ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), "1000000000"
+)
 
 
 class PhotographNet(nn.Module):
@@ -126,9 +134,8 @@ def train(way: str, data: Path, args: argparse.Namespace) -> Run:
 
 
 def train_apart(way: str, data: Path, args: argparse.Namespace) -> Run:
-    """The same in a fresh process: what one training leaves in the allocator, hot or torn, would
-    otherwise speed up or slow down the next by more than the loaders differ.
-    """
+    """The same in a fresh process, which what an earlier training left in the heap cannot touch."""
+    os.environ.update(KEEP_FREED_MEMORY)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as process:
         return process.submit(train, way, data, args).result()
