@@ -158,9 +158,10 @@ TEST_F(ArenaTest, AReleaseOnAnotherThreadWakesTheWorkerThatSleeps) {
   void* base = ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, arena_->fd(), 0);
   ASSERT_NE(base, MAP_FAILED);
   const ArenaMapping mapping(static_cast<std::byte*>(base), page_bytes());
+  const uint32_t generation = arena_->generation(0);  // the worker's own; a trainer has it from the descriptor
   const std::jthread trainer([&] {
     while (mapping.control().is_worker_waiting.load() == 0) std::this_thread::yield();
-    release(0);
+    view_->release(0, generation);
   });
   arena_->wait_for_release(hours(1));
   EXPECT_EQ(arena_->try_acquire(), 0u);
