@@ -101,10 +101,11 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
 class LocalPoolIter(_MultiProcessingDataLoaderIter):
     """Batches from workers that this process starts, in torch's order."""
 
+    _shutdown = True  # until there is something to shut down
+
     def __init__(self, loader: DataLoader[Any]) -> None:
         _BaseDataLoaderIter.__init__(self, loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-        self._shutdown = False
         self._owner_pid = os.getpid()
         self._workers: list[Any] = []
         self._worker_pids_set = False
@@ -132,6 +133,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         )
         _live_clients.add(self._client)
         self._past_counters = loader._past_counters
+        self._shutdown = False
         loader._live_iterators.add(self)
         try:
             self._start_workers(loader)
@@ -325,5 +327,4 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
                     worker.join(timeout=1)  # reaped, so that neither a zombie nor its pipe is left
 
     def __del__(self) -> None:
-        if hasattr(self, "_shutdown"):
-            self._shutdown_workers()
+        self._shutdown_workers()

@@ -120,6 +120,11 @@ def shared_mappings(pid: int | str = "self") -> list[str]:
     return [line for line in lines if any(kind in line for kind in SHARED_MAPPINGS)]
 
 
+def arena_mappings(pid: int | str = "self") -> list[str]:
+    """Those of penstock's arenas: a stuck queue of torch's keeps its semaphores mapped for ever."""
+    return [line for line in shared_mappings(pid) if "memfd:penstock" in line]
+
+
 def native_threads(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 

@@ -24,10 +24,9 @@ from penstock import DataLoader
 def arena_ranges() -> list[range]:
     """Addresses of this process that are shared with a worker."""
     found = []
-    for line in process_traces.shared_mappings():
-        if "memfd:penstock" in line:
-            start, end = line.split()[0].split("-")
-            found.append(range(int(start, 16), int(end, 16)))
+    for line in process_traces.arena_mappings():
+        start, end = line.split()[0].split("-")
+        found.append(range(int(start, 16), int(end, 16)))
     return found
 
 

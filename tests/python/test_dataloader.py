@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -21,6 +22,11 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from penstock import DataLoader
 from penstock.errors import FallbackError, PenstockError, UnsupportedError
+
+
+class Unsized:
+    def __iter__(self) -> Iterator[int]:
+        raise TypeError("no numbers today")
 
 
 @pytest.fixture
@@ -143,6 +149,16 @@ def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
     error = error_of(lambda: iter(loader))
     assert type(error) is UnsupportedError
     assert str(error).startswith("device='meta' was asked for")
+
+
+def test_an_iter_that_fails_leaves_no_second_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's iterator prints an AttributeError of its __del__ besides."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value))
+    for options in ({"device": "meta"}, {"prefetch_factor": 0}, {"sampler": Unsized()}):
+        assert error_of(lambda options=options: iter(DataLoader([1], num_workers=1, **options)))
+        gc.collect()
+    assert ignored == []
 
 
 def test_the_plan_is_absent_before_there_is_one_and_cannot_be_set() -> None:

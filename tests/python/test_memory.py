@@ -129,11 +129,11 @@ def test_epochs_do_not_add_up_in_memory() -> None:
     for _ in range(3):
         for batch in loader:
             del batch
-    before = (arena_bytes_in_use(), len(process_traces.shared_mappings()))
+    before = (arena_bytes_in_use(), len(process_traces.arena_mappings()))
     for _ in range(8):
         for batch in loader:
             del batch
-    assert (arena_bytes_in_use(), len(process_traces.shared_mappings())) == before
+    assert (arena_bytes_in_use(), len(process_traces.arena_mappings())) == before
 
 
 def test_restarted_epochs_give_back_what_was_prefetched_in_vain() -> None:
@@ -159,10 +159,10 @@ def test_kept_batches_of_a_loader_that_is_gone_are_all_the_memory_that_stays() -
     kept: Any = next(iterator)
     del iterator, loader
     gc.collect()
-    assert len(process_traces.shared_mappings()) == 1
+    assert len(process_traces.arena_mappings()) == 1
     assert float(kept[1].sum()) == 100_000
     kept = None
-    assert process_traces.shared_mappings() == []
+    assert process_traces.arena_mappings() == []
 
 
 def test_forks_while_batches_are_held_do_not_wear_the_arena_out() -> None:

@@ -23,7 +23,7 @@ from penstock import DataLoader
 def what_a_worker_holds(index: int) -> dict[str, Any]:
     return {
         "threads": process_traces.native_threads(),
-        "mappings": len(process_traces.shared_mappings()),
+        "arenas": len(process_traces.arena_mappings()),
         "sockets": sum("socket:" in entry for entry in process_traces.descriptors()),
     }
 
@@ -36,7 +36,7 @@ def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
         )
         held.extend(loader)
     # Its own arena is made with its first batch; the trainer's views of other arenas are not there.
-    assert {seen["mappings"] for seen in held} <= {0, 1}
+    assert {seen["arenas"] for seen in held} <= {0, 1}
     assert max(seen["threads"] for seen in held) <= 4
     assert len({seen["sockets"] for seen in held}) == 1
 

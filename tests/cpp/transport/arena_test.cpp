@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "arena_fixture.h"
 #include "base/bounded_queue.h"
@@ -169,12 +170,10 @@ TEST_F(ArenaTest, AReleaseOnAnotherThreadWakesTheWorkerThatSleeps) {
 
 TEST_F(ArenaTest, NoWakeIsLostHoweverTheReleaseMeetsTheWait) {
   open({.slab_bytes = 1, .slab_count = 2});
-  BoundedQueue<uint32_t> sent(2);
+  using Sent = std::pair<uint32_t, uint32_t>;  // a slab and its generation, as in a descriptor
+  BoundedQueue<Sent> sent(2);
   std::jthread trainer([&] {
-    while (auto slab_index = sent.pop_until(steady_clock::now() + hours(1))) {
-      // Only this thread reads the generation now: the worker raises it after the release.
-      release(*slab_index);
-    }
+    while (const auto slab = sent.pop_until(steady_clock::now() + hours(1))) view_->release(slab->first, slab->second);
   });
   const auto begin = steady_clock::now();
   for (int round = 0; round < 20'000; ++round) {
@@ -183,7 +182,7 @@ TEST_F(ArenaTest, NoWakeIsLostHoweverTheReleaseMeetsTheWait) {
       arena_->wait_for_release(minutes(5));
       slab_index = arena_->try_acquire();
     }
-    sent.push(*slab_index);
+    sent.push({*slab_index, arena_->generation(*slab_index)});
   }
   sent.close();
   EXPECT_LT(steady_clock::now() - begin, minutes(2)) << "a wait ran into its timeout";

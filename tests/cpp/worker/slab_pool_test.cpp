@@ -84,8 +84,10 @@ TEST_F(SlabPoolTest, AFullArenaWaitsForTheTrainer) {
   open({.arena_bytes = 4 * kMegabyte, .prefetch_factor = 1});
   std::vector<SlabRegion> regions;
   for (int slab = 0; slab < 3; ++slab) regions.push_back(acquire());
-  view_of(regions[0].arena);
-  const std::jthread trainer([&] { release(regions[1]); });
+  const auto view = view_of(regions[1].arena);
+  const uint32_t slab = regions[1].slab_index;
+  const uint32_t generation = regions[1].arena->generation(slab);  // the worker's; a trainer has it from the descriptor
+  const std::jthread trainer([&] { view->release(slab, generation); });
   const auto region = acquire();
   EXPECT_EQ(region.arena, regions[1].arena);
   EXPECT_EQ(region.slab_index, regions[1].slab_index);
