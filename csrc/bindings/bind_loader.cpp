@@ -56,7 +56,7 @@ py::tuple describe_leaves(Batch& batch) {
 py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
-  if (event.kind != Client::Event::Kind::kBatch) return py::make_tuple(kind, event.worker_id, py::none());
+  if (event.kind != Client::Event::Kind::kBatch) return py::make_tuple(kind, event.worker_id, event.is_worker_done);
   Batch& batch = *event.batch;
   py::object value;
   try {
@@ -131,20 +131,27 @@ py::dict counters_of(const Client& client) {
 void bind_loader(py::module_& module) {
   py::class_<Client> client(module, "Client");
   client
-      .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, bool in_order, bool keep_workers,
-                       bool pin_memory, int device_index) {
+      .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint32_t shard_count, bool in_order,
+                       bool keep_workers, bool pin_memory, int device_index) {
              return std::make_unique<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
+                                                                   .shard_count = shard_count,
                                                                    .in_order = in_order,
                                                                    .keep_workers = keep_workers,
                                                                    .pin_memory = pin_memory,
                                                                    .device_index = device_index});
            }),
-           py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("in_order"),
-           py::arg("keep_workers"), py::arg("pin_memory"), py::arg("device_index"))
+           py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("shard_count"),
+           py::arg("in_order"), py::arg("keep_workers"), py::arg("pin_memory"), py::arg("device_index"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
-      .def("begin_epoch", &Client::begin_epoch)
+      .def(
+          "begin_epoch",
+          [](Client& self, const py::bytes& seeds) {
+            const auto view = static_cast<std::string_view>(seeds);
+            self.begin_epoch(std::as_bytes(std::span(view.data(), view.size())));
+          },
+          py::arg("seeds"))
       .def("submit", &submit, py::arg("index"), py::arg("dumps"))
       .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
            py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"))
@@ -182,7 +189,7 @@ void bind_loader(py::module_& module) {
       .def("counters", &counters_of);
   py::enum_<Client::Event::Kind>(client, "Event", py::arithmetic())
       .value("BATCH", Client::Event::Kind::kBatch)
-      .value("WORKER_ENDED", Client::Event::Kind::kWorkerEnded)
+      .value("SHARD_ENDED", Client::Event::Kind::kShardEnded)
       .value("WORKER_LOST", Client::Event::Kind::kWorkerLost)
       .value("END", Client::Event::Kind::kEnd)
       .value("NOTHING", Client::Event::Kind::kNothing);

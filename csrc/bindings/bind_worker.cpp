@@ -121,6 +121,7 @@ void bind_worker(py::module_& module) {
           "is_pickled",
           [](const Server::Received& self) { return self.request.index_kind == transport::IndexKind::kPickle; })
       .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
+      .def_property_readonly("shard_id", [](const Server::Received& self) { return self.request.shard_id; })
       .def("indices", &indices_of);
   py::class_<Server>(module, "WorkerServer")
       .def_static(

@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cluster/request_order.h"
 
+#include <algorithm>
+
 #include "base/assert.h"
 
 namespace penstock::cluster {
 
 RequestOrder::RequestOrder(const RequestOrderOptions& options)
     : options_(options),
-      is_active_(options.worker_count, true),
-      task_counts_(options.worker_count, 0),
-      active_count_(options.worker_count) {
-  PENSTOCK_ASSERT(options.worker_count > 0 && options.prefetch_factor > 0);
+      is_active_(options.shard_count, true),
+      task_counts_(options.shard_count, 0),
+      active_count_(options.shard_count) {
+  PENSTOCK_ASSERT(options.shard_count > 0 && options.outstanding_count_max > 0);
 }
 
 std::optional<RequestOrder::Assignment> RequestOrder::assign() {
   PENSTOCK_ASSERT(outstanding_count_ < outstanding_count_max(), outstanding_count_, " requests are outstanding");
-  for (uint32_t tried = 0; tried < options_.worker_count; ++tried) {
-    const uint32_t worker_id = next_worker_;
-    next_worker_ = (next_worker_ + 1) % options_.worker_count;
-    if (!is_active_[worker_id]) continue;
-    if (!options_.in_order && task_counts_[worker_id] >= outstanding_count_max() / active_count_) continue;
+  for (uint32_t tried = 0; tried < options_.shard_count; ++tried) {
+    const uint32_t shard_id = next_shard_;
+    next_shard_ = (next_shard_ + 1) % options_.shard_count;
+    if (!is_active_[shard_id]) continue;
+    const uint32_t room = std::max(1u, outstanding_count_max() / active_count_);
+    if (!options_.in_order && task_counts_[shard_id] >= room) continue;
     const uint64_t sequence = send_index_++;
-    tasks_.emplace(sequence, Task{.worker_id = worker_id, .has_arrived = false});
-    ++task_counts_[worker_id];
+    tasks_.emplace(sequence, Task{.shard_id = shard_id, .has_arrived = false});
+    ++task_counts_[shard_id];
     ++outstanding_count_;
-    return Assignment{.sequence = sequence, .worker_id = worker_id};
+    return Assignment{.sequence = sequence, .shard_id = shard_id};
   }
   return std::nullopt;
 }
@@ -34,7 +37,7 @@ RequestOrder::Next RequestOrder::next() {
     const auto task = tasks_.find(received_index_);
     if (task == tasks_.end()) continue;
     if (task->second.has_arrived) return Next::kReady;
-    if (is_active_[task->second.worker_id]) return Next::kWait;
+    if (is_active_[task->second.shard_id]) return Next::kWait;
     tasks_.erase(task);
   }
   return Next::kEnd;
@@ -52,20 +55,21 @@ bool RequestOrder::arrived(uint64_t sequence) {
 void RequestOrder::delivered(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && task->second.has_arrived, "request ", sequence, " was not answered");
-  --task_counts_[task->second.worker_id];
+  --task_counts_[task->second.shard_id];
   tasks_.erase(task);
   if (sequence == received_index_) ++received_index_;
 }
 
-void RequestOrder::worker_ended(uint32_t worker_id, uint64_t sequence) {
-  PENSTOCK_ASSERT(worker_id < options_.worker_count);
+uint32_t RequestOrder::shard_ended(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
-  PENSTOCK_ASSERT(task != tasks_.end() && task->second.worker_id == worker_id && outstanding_count_ > 0);
+  PENSTOCK_ASSERT(task != tasks_.end() && outstanding_count_ > 0, "unexpected end at request ", sequence);
   --outstanding_count_;
-  if (is_active_[worker_id]) {
-    is_active_[worker_id] = false;
+  const uint32_t shard_id = task->second.shard_id;
+  if (is_active_[shard_id]) {
+    is_active_[shard_id] = false;
     --active_count_;
   }
+  return shard_id;
 }
 
 }  // namespace penstock::cluster

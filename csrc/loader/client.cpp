@@ -23,8 +23,9 @@ class Client::Impl {
                            .arrival_count_max = 2 * wanted.worker_count * (wanted.prefetch_factor + 4)}) {}
 
   static cluster::RequestOrderOptions order_options(const ClientOptions& options) {
-    return {
-        .worker_count = options.worker_count, .prefetch_factor = options.prefetch_factor, .in_order = options.in_order};
+    return {.shard_count = options.shard_count != 0 ? options.shard_count : options.worker_count,
+            .outstanding_count_max = options.prefetch_factor * options.worker_count,
+            .in_order = options.in_order};
   }
 
   Result<void> start() {
@@ -39,18 +40,20 @@ class Client::Impl {
     return io.start(std::move(stage));
   }
 
-  void begin_epoch() {
+  void begin_epoch(std::span<const std::byte> seeds) {
     order = cluster::RequestOrder(order_options(options));
     ready.clear();
     if (stream) index_buffer = stream->take_buffer();
     stream.reset();
     ++epoch;
     io.set_epoch(epoch);
-    if (epoch > 1) broadcast(RequestKind::kEpoch, {});
+    const auto index_kind = seeds.empty() ? transport::IndexKind::kNone : transport::IndexKind::kPickle;
+    if (epoch > 1 || !seeds.empty()) broadcast(RequestKind::kEpoch, seeds, index_kind);
   }
 
-  void broadcast(RequestKind kind, std::span<const std::byte> body) {
-    const Request request{.kind = kind, .body_bytes = body.size(), .epoch = epoch};
+  void broadcast(RequestKind kind, std::span<const std::byte> body,
+                 transport::IndexKind index_kind = transport::IndexKind::kNone) {
+    const Request request{.kind = kind, .index_kind = index_kind, .body_bytes = body.size(), .epoch = epoch};
     for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
       io.send(worker_id, transport::write_message(request, body));
     }
@@ -63,8 +66,9 @@ class Client::Impl {
                           .index_kind = kind,
                           .sequence = assignment->sequence,
                           .body_bytes = body.size(),
-                          .epoch = epoch};
-    io.send(assignment->worker_id, transport::write_message(request, body));
+                          .epoch = epoch,
+                          .shard_id = assignment->shard_id};
+    io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
     return true;
   }
 
@@ -109,6 +113,15 @@ class Client::Impl {
   std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
 
  private:
+  uint32_t worker_of(uint32_t shard_id) const { return shard_id % options.worker_count; }
+  bool has_active_shard(uint32_t worker_id) const {
+    const uint32_t shard_count = order_options(options).shard_count;
+    for (uint32_t shard_id = worker_id; shard_id < shard_count; shard_id += options.worker_count) {
+      if (order.is_active(shard_id)) return true;
+    }
+    return false;
+  }
+
   // What an arrival means to the trainer now, or nothing when it only had to be noted.
   std::optional<Event> take(Arrival& arrival) {
     switch (arrival.kind) {
@@ -121,9 +134,15 @@ class Client::Impl {
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != epoch) return std::nullopt;
-        order.worker_ended(arrival.worker_id, arrival.sequence);
-        if (!options.keep_workers) io.dismiss(arrival.worker_id);
-        return Event{.kind = Event::Kind::kWorkerEnded, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
+        const uint32_t worker_id = worker_of(order.shard_ended(arrival.sequence));
+        PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
+        const bool is_done = !has_active_shard(worker_id);
+        if (is_done && !options.keep_workers) io.dismiss(arrival.worker_id);
+        return Event{.kind = Event::Kind::kShardEnded,
+                     .worker_id = arrival.worker_id,
+                     .is_worker_done = is_done,
+                     .batch = {},
+                     .error = {}};
       }
       case Arrival::Kind::kBatch: break;
     }
@@ -169,7 +188,7 @@ Client::~Client() = default;
 
 const std::string& Client::endpoint() const { return impl_->io.endpoint(); }
 Result<void> Client::start() { return impl_->start(); }
-void Client::begin_epoch() { impl_->begin_epoch(); }
+void Client::begin_epoch(std::span<const std::byte> seeds) { impl_->begin_epoch(seeds); }
 
 bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
 

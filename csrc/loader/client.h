@@ -30,6 +30,7 @@ namespace penstock::loader {
 struct ClientOptions {
   uint32_t worker_count = 1;
   uint32_t prefetch_factor = 2;
+  uint32_t shard_count = 0;  // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
   bool in_order = true;
   bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
   bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
@@ -50,28 +51,31 @@ class Client {
   // Starts the I/O thread. Call it after the last worker was forked.
   Result<void> start();
 
-  // Forgets the requests of the epoch before and tells the workers that a new one begins.
-  void begin_epoch();
+  // Forgets the requests of the epoch before and tells the workers that a new one begins, and what `seeds` says (a
+  // pickle). Without seeds the first epoch is not announced: a worker's start is that of its first epoch.
+  void begin_epoch(std::span<const std::byte> seeds = {});
 
-  // Sends one request to the worker whose turn it is. Returns false, sending nothing, when no worker has data left.
+  // Sends one request to the worker of the shard whose turn it is. Returns false, sending nothing, when no shard has
+  // data left.
   bool submit(transport::IndexKind kind, std::span<const std::byte> body);
 
   // From now on next() itself submits the next batch of `stream` whenever it hands one out.
   void use_index_stream(IndexStreamOptions options);
-  // Submits the next batch of the stream; false at its end or when no worker has data left.
+  // Submits the next batch of the stream; false at its end or when no shard has data left.
   bool submit_from_stream();
 
   struct Event {
     enum class Kind : uint8_t {
       kBatch,
-      kWorkerEnded,  // an iterable dataset's share is exhausted; submit one request in its place and call next() again
-      kWorkerLost,   // the worker closed its connection without being told to
-      kEnd,          // nothing more will come in this epoch
-      kNothing,      // nothing came before the deadline
-      kFailed,       // `error` says what went wrong between the processes
+      kShardEnded,  // a shard is exhausted; submit one request in its place and call next() again
+      kWorkerLost,  // the worker closed its connection without being told to
+      kEnd,         // nothing more will come in this epoch
+      kNothing,     // nothing came before the deadline
+      kFailed,      // `error` says what went wrong between the processes
     };
     Kind kind = Kind::kNothing;
     uint32_t worker_id = 0;
+    bool is_worker_done = false;  // of kShardEnded: it was the worker's last one
     std::unique_ptr<Batch> batch;
     std::optional<Error> error;
 

@@ -23,8 +23,8 @@ Result<Request> parse_request(std::span<const std::byte> bytes) {
     return malformed("request", "unknown kind " + std::to_string(static_cast<int>(request.kind)));
   }
   if (request.index_kind > IndexKind::kPickle) return malformed("request", "unknown kind of indices");
-  for (uint64_t reserved : request.reserved1) {
-    if (reserved != 0 || request.reserved0 != 0) return malformed("request", "reserved bytes are not zero");
+  for (uint64_t reserved : request.reserved) {
+    if (reserved != 0) return malformed("request", "reserved bytes are not zero");
   }
   if (request.body_bytes > kRequestBodyBytesMax) {
     return Error{Errc::kTooLarge, "a request's body of " + std::to_string(request.body_bytes) +

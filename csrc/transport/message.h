@@ -22,7 +22,7 @@ constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
 
 enum class RequestKind : uint8_t {
   kFetch = 1,           // make one batch; the body holds its indices
-  kEpoch = 2,           // a new epoch begins: make the fetcher again
+  kEpoch = 2,           // a new epoch begins: make the fetcher again; the body says what the epoch is seeded with
   kPrefix = 3,          // run this prefix on every later batch; the body is an encoded batch record and payload
   kRemovePrefixes = 4,  // forget all prefixes
 };
@@ -43,8 +43,8 @@ struct Request {
   uint64_t sequence = 0;
   uint64_t body_bytes = 0;
   uint32_t epoch = 0;
-  uint32_t reserved0 = 0;
-  uint64_t reserved1[4] = {};
+  uint32_t shard_id = 0;
+  uint64_t reserved[4] = {};
 };
 static_assert(sizeof(Request) == 64);
 

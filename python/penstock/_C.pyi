@@ -23,6 +23,8 @@ class WorkerRequest:
     def is_pickled(self) -> bool: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def shard_id(self) -> int: ...
     def indices(self) -> Any: ...
 
 class WorkerServer:
@@ -55,7 +57,7 @@ class WorkerServer:
 class Client:
     class Event:
         BATCH: ClassVar[Client.Event]
-        WORKER_ENDED: ClassVar[Client.Event]
+        SHARD_ENDED: ClassVar[Client.Event]
         WORKER_LOST: ClassVar[Client.Event]
         END: ClassVar[Client.Event]
         NOTHING: ClassVar[Client.Event]
@@ -71,6 +73,7 @@ class Client:
         *,
         worker_count: int,
         prefetch_factor: int,
+        shard_count: int,
         in_order: bool,
         keep_workers: bool,
         pin_memory: bool,
@@ -79,7 +82,7 @@ class Client:
     @property
     def endpoint(self) -> str: ...
     def start(self) -> None: ...
-    def begin_epoch(self) -> None: ...
+    def begin_epoch(self, seeds: bytes) -> None: ...
     def submit(self, index: object, dumps: Callable[[object], bytes]) -> bool: ...
     def use_index_stream(
         self,

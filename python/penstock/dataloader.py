@@ -7,7 +7,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
@@ -18,6 +18,7 @@ from penstock import _C
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.iterator import LocalPoolIter, SingleProcessIter
+from penstock.options import check_options, check_torch_iterator_suffices, is_seeded_by_batch
 from penstock.provenance import ProvenanceTable
 from penstock.stats import LoaderStats
 
@@ -28,13 +29,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, fed through shared memory by native code.
 
     Takes torch's arguments in torch's order and means the same by them: the batches, their order,
-    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. One option is
-    penstock's own:
+    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. Options of
+    penstock's own, which may be assigned later and count from the next ``iter()`` on:
 
     device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
     a string or an
         index; None leaves them where torch would. ``iter()`` raises ``UnsupportedError`` when the
         device is not there.
+    seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds torch's,
+        random's and numpy's global
+        generators anew before each batch, from the base seed, the number of the epoch and the place
+        of the batch in it: a dataset and a collate_fn that draw from them give the same stream for
+        any ``num_workers``, 0 included, where the trainer's own generators stay as they were.
+        Generators that a dataset keeps to itself are not covered.
+    shards: with ``seeding="batch"`` and an ``IterableDataset``, in how many shards it is read,
+        which is what ``get_worker_info().num_workers`` says; the stream then follows from this
+        number and not from ``num_workers``. Shards beyond the first of a process have copies of the
+        dataset, made by ``copy.deepcopy``. None: one for each worker.
 
     With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
     in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
@@ -72,6 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         device: torch.device | str | int | None = None,
+        seeding: Literal["worker", "batch"] | None = None,
+        shards: int | None = None,
     ) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
@@ -80,7 +93,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self._epoch_count = 0
         self.device = device
+        self.seeding = seeding
+        self.shards = shards
         super().__init__(
             dataset,
             batch_size,
@@ -100,6 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        check_options(self)
 
     @property
     def plan(self) -> Any:
@@ -121,12 +138,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
+        check_options(self)
         reason = self._reason_to_fall_back()
         if reason is not None:
             return self._fall_back(reason)
         if self.num_workers == 0:
             self._iterator_kind = "torch"
-            if self.device is None:
+            if self.device is None and not is_seeded_by_batch(self):
                 return super()._get_iterator()
             cuda_index(self.device)
             return SingleProcessIter(self)
@@ -146,9 +164,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "
                 f"'error'; unset it to allow that"
             )
+        check_torch_iterator_suffices(self, reason)
         self._fallback_reason = reason
         self._iterator_kind = "fallback"
         return super()._get_iterator()
+
+    def _next_epoch(self) -> int:
+        """The number of the epoch that begins, from 0."""
+        self._epoch_count += 1
+        return self._epoch_count - 1
 
     def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
         """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes

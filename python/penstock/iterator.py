@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import pickle
 import threading
 import warnings
 import weakref
@@ -27,16 +28,19 @@ from torch.utils.data.dataloader import (
 
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
+from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index, move_batch
+from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
+from penstock.options import is_seeded_by_batch, shard_count
 from penstock.provenance import BatchHandle, Provenance
-from penstock.worker_main import FetchSpec, WorkerSpec, worker_loop
+from penstock.worker_main import WorkerSpec, worker_loop
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
 
 _BATCH = int(_C.Client.Event.BATCH)
-_WORKER_ENDED = int(_C.Client.Event.WORKER_ENDED)
+_SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 _END = int(_C.Client.Event.END)
 
@@ -87,15 +91,33 @@ def _sleep_if_python_exits() -> None:
 
 
 class SingleProcessIter(_SingleProcessDataLoaderIter):
-    """Torch's in-process iterator, whose batches end on ``device``."""
+    """Torch's in-process iterator, with ``device`` and ``seeding``."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        super().__init__(loader)
-        assert loader.device is not None, "without a device torch's own iterator is used"
-        self._device = torch.device(loader.device)
+        if is_seeded_by_batch(loader):
+            _BaseDataLoaderIter.__init__(self, loader)
+            if self._timeout != 0:
+                raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+            seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            self._dataset_fetcher = InProcessFetcher(_fetch_spec(self), shard_count(loader), seeds)
+        else:
+            super().__init__(loader)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._device = None if loader.device is None else torch.device(loader.device)
 
     def _next_data(self) -> Any:
-        return move_batch(super()._next_data(), self._device)  # type: ignore[no-untyped-call]
+        batch = super()._next_data()  # type: ignore[no-untyped-call]
+        return batch if self._device is None else move_batch(batch, self._device)
+
+
+def _fetch_spec(iterator: _BaseDataLoaderIter) -> FetchSpec:
+    return FetchSpec(
+        iterator._dataset_kind,
+        iterator._dataset,
+        iterator._auto_collation,
+        iterator._collate_fn,
+        iterator._drop_last,
+    )
 
 
 class LocalPoolIter(_MultiProcessingDataLoaderIter):
@@ -123,9 +145,12 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._worker_init_fn = loader.worker_init_fn
         self._provenance = loader._provenance
         self._prefetch_depth = prefetch_depth(loader)
+        self._is_seeded_by_batch = is_seeded_by_batch(loader)
+        self._shard_count = shard_count(loader)
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
+            shard_count=self._shard_count,
             in_order=bool(self._in_order),
             keep_workers=self._persistent_workers,
             pin_memory=self._pin_memory and loader.device is None,
@@ -147,19 +172,15 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
 
     def _start_workers(self, loader: DataLoader[Any]) -> None:
         context = loader.multiprocessing_context or torch.multiprocessing
-        fetch = FetchSpec(
-            self._dataset_kind,
-            self._dataset,
-            self._auto_collation,
-            self._collate_fn,
-            self._drop_last,
-        )
+        fetch = _fetch_spec(self)
         has_fork_server = context.get_start_method() == "forkserver"
         spec = WorkerSpec(
             self._client.endpoint,
             self._prefetch_depth,
             arena_bytes(),
             0 if has_fork_server else os.getpid(),
+            self._shard_count,
+            self._is_seeded_by_batch,
         )
         for worker_id in range(self._num_workers):
             process = context.Process(
@@ -196,7 +217,19 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self._provenance = loader._provenance
         self._workers_status = [True] * self._num_workers
-        self._client.begin_epoch()
+        if is_seeded_by_batch(loader) != self._is_seeded_by_batch:
+            raise ValueError(
+                f"seeding was set to {loader.seeding!r} while persistent workers run that were "
+                f"started with the other kind; make a new loader for it"
+            )
+        seeds = b""
+        if self._is_seeded_by_batch:
+            if not first_iter:  # as an iterator of its own would, so that streams are the same
+                self._base_seed = (
+                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+                )
+            seeds = pickle.dumps(tuple(EpochSeeds(int(self._base_seed), loader._next_epoch())))
+        self._client.begin_epoch(seeds)
         recipe = (
             recognise_sampler(self._index_sampler)
             if self._dataset_kind == _DatasetKind.Map
@@ -239,8 +272,9 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
-            if kind == _WORKER_ENDED:
-                self._workers_status[value] = False
+            if kind == _SHARD_ENDED:
+                if extra:  # it was the worker's last
+                    self._workers_status[value] = False
                 self._try_put_index()
             elif kind == _WORKER_LOST:
                 _sleep_if_python_exits()

@@ -12,7 +12,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,15 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock import _C
 from penstock.batch_pickle import dumps
+from penstock.batch_seeds import EpochSeeds
 from penstock.errors import ClosedError
+from penstock.fetching import (
+    Fetcher,
+    FetchSpec,
+    SeededFetcher,
+    TorchFetcher,
+    datasets_of_shards,
+)
 from penstock.table_rows import is_collate_map_untouched, plain_rows
 
 _CONNECT_TIMEOUT_S = (
@@ -44,17 +52,8 @@ class WorkerSpec:
     prefetch_factor: int
     arena_bytes: int
     parent_pid: int  # the trainer's, or 0 where a fork server is the parent
-
-
-@dataclass(frozen=True, slots=True)
-class FetchSpec:
-    """How samples become a batch, in torch's words. Picklable when its parts are."""
-
-    dataset_kind: int
-    dataset: Any
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
+    shard_count: int
+    is_seeded_by_batch: bool
 
 
 def worker_loop(
@@ -82,7 +81,9 @@ def worker_loop(
             )
         except ClosedError:
             return  # the trainer went away while this process started
-        _serve(server, fetch, init_fn, worker_id)
+        _lend_slabs_to_torch(server)
+        shards = range(worker_id, spec.shard_count, num_workers)
+        _serve(server, fetch, init_fn, worker_id, shards, spec)
     except KeyboardInterrupt:
         pass  # the trainer raises it anyway
 
@@ -102,20 +103,25 @@ def _serve(
     fetch: FetchSpec,
     init_fn: Callable[[int], None] | None,
     worker_id: int,
+    shards: range,
+    spec: WorkerSpec,
 ) -> None:
     where = f"in DataLoader worker process {worker_id}"
-    _lend_slabs_to_torch(server)
     init_error: ExceptionWrapper | None = None
+    into_slab = _collating_into(server, fetch)
+    fetcher: Fetcher
+    datasets: dict[int, Any] = {}
     try:
         if init_fn is not None:
             init_fn(worker_id)
-        fetcher = _make_fetcher(server, fetch)
+        if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
+            fetcher = TorchFetcher(into_slab)
     except Exception:
         init_error = ExceptionWrapper(where=where)
     rows = None
     if init_error is None and fetch.auto_collation:
         rows = plain_rows(fetch.dataset, fetch.collate_fn)
-    has_ended = False
+    ended_shards: set[int] = set()
     while True:
         try:
             request = server.serve_rows(rows) if rows is not None else server.next(_IDLE_S)
@@ -124,10 +130,15 @@ def _serve(
         if request is None:
             continue
         if request.is_epoch:
-            has_ended = False
-            fetcher = _make_fetcher(server, fetch)
+            ended_shards.clear()
+            if spec.is_seeded_by_batch:
+                seeds = EpochSeeds(*_indices_of(request))
+                datasets = datasets or datasets_of_shards(fetch, shards)
+                fetcher = SeededFetcher(into_slab, datasets, spec.shard_count, seeds)
+            else:
+                fetcher = TorchFetcher(into_slab)
             continue
-        if has_ended:
+        if request.shard_id in ended_shards:
             continue
         server.begin()
         batch: Any
@@ -136,10 +147,10 @@ def _serve(
             batch, init_error, raises = init_error, None, True
         else:
             try:
-                batch = fetcher.fetch(_indices_of(request))
+                batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
-                    has_ended = True
+                    ended_shards.add(request.shard_id)
                     _answer_end(server, request)
                     continue
                 # The traceback must not be kept in a variable: it would keep this frame, and the
@@ -182,13 +193,11 @@ def _answer(
         server.answer(request, wrapper, True, dumps)
 
 
-def _make_fetcher(server: _C.WorkerServer, fetch: FetchSpec) -> Any:
-    collate_fn = fetch.collate_fn
-    if fetch.auto_collation and collate_fn is torch_collate.default_collate:
-        collate_fn = _SlabCollate(server)
-    return _DatasetKind.create_fetcher(
-        fetch.dataset_kind, fetch.dataset, fetch.auto_collation, collate_fn, fetch.drop_last
-    )
+def _collating_into(server: _C.WorkerServer, fetch: FetchSpec) -> FetchSpec:
+    """The same with the native default_collate in the place of torch's."""
+    if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
+        return replace(fetch, collate_fn=_SlabCollate(server))
+    return fetch
 
 
 class _SlabCollate:

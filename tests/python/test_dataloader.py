@@ -154,7 +154,9 @@ def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
 def test_an_iter_that_fails_leaves_no_second_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's iterator prints an AttributeError of its __del__ besides."""
     ignored: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value))
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_value)
+    )
     for options in ({"device": "meta"}, {"prefetch_factor": 0}, {"sampler": Unsized()}):
         assert error_of(lambda options=options: iter(DataLoader([1], num_workers=1, **options)))
         gc.collect()

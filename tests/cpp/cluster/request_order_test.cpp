@@ -120,7 +120,7 @@ class RequestOrderTest : public test::SeededTest {
   // Runs one epoch to its end and returns the sequences in the order in which they were delivered.
   std::vector<uint64_t> run(const Epoch& epoch) {
     epoch_ = epoch;
-    order_.emplace(RequestOrderOptions{epoch.worker_count, epoch.prefetch_factor, epoch.in_order});
+    order_.emplace(RequestOrderOptions{epoch.worker_count, epoch.worker_count * epoch.prefetch_factor, epoch.in_order});
     torch_.emplace(epoch.worker_count, epoch.prefetch_factor, epoch.in_order);
     queues_.assign(epoch.worker_count, {});
     answered_counts_.assign(epoch.worker_count, 0);
@@ -142,10 +142,10 @@ class RequestOrderTest : public test::SeededTest {
     const auto expected = torch_->put_index();
     ASSERT_EQ(assignment.has_value(), expected.has_value());
     if (!assignment) return;
-    ASSERT_EQ(assignment->worker_id, *expected);
+    ASSERT_EQ(assignment->shard_id, *expected);
     ASSERT_EQ(assignment->sequence, workers_by_sequence_.size());
-    queues_[assignment->worker_id].push_back(assignment->sequence);
-    workers_by_sequence_.push_back(assignment->worker_id);
+    queues_[assignment->shard_id].push_back(assignment->sequence);
+    workers_by_sequence_.push_back(assignment->shard_id);
   }
 
   // The trainer's next(): false at the end of the epoch.
@@ -176,7 +176,7 @@ class RequestOrderTest : public test::SeededTest {
     queues_[worker].pop_front();
     if (!epoch_.worker_shares.empty() && answered_counts_[worker] == epoch_.worker_shares[worker]) {
       has_ended_[worker] = true;
-      order_->worker_ended(worker, sequence);
+      EXPECT_EQ(order_->shard_ended(sequence), worker);
       torch_->end(worker);
       EXPECT_FALSE(order_->is_active(worker));
       put();
@@ -252,7 +252,7 @@ TEST_F(RequestOrderTest, WorkersTakeTurns) {
 }
 
 TEST_F(RequestOrderTest, FreeOrderGivesNoWorkerMoreThanItsShareOfTheRequests) {
-  RequestOrder order({.worker_count = 2, .prefetch_factor = 2, .in_order = false});
+  RequestOrder order({.shard_count = 2, .outstanding_count_max = 4, .in_order = false});
   for (int request = 0; request < 4; ++request) ASSERT_TRUE(order.assign());
   // Worker 1 answers twice while worker 0 is silent: both new requests must go to worker 1.
   for (const uint64_t sequence : {1u, 3u}) {
@@ -260,15 +260,15 @@ TEST_F(RequestOrderTest, FreeOrderGivesNoWorkerMoreThanItsShareOfTheRequests) {
     order.delivered(sequence);
     const auto assignment = order.assign();
     ASSERT_TRUE(assignment);
-    EXPECT_EQ(assignment->worker_id, 1u);
+    EXPECT_EQ(assignment->shard_id, 1u);
   }
 }
 
 TEST_F(RequestOrderTest, AWorkerThatEndedGetsNothingMoreAndItsOtherRequestsAreSkipped) {
-  RequestOrder order({.worker_count = 2, .prefetch_factor = 2});
+  RequestOrder order({.shard_count = 2, .outstanding_count_max = 4});
   for (int request = 0; request < 4; ++request) ASSERT_TRUE(order.assign());
-  order.worker_ended(0, 0);
-  EXPECT_EQ(order.assign()->worker_id, 1u);
+  EXPECT_EQ(order.shard_ended(0), 0u);
+  EXPECT_EQ(order.assign()->shard_id, 1u);
   ASSERT_EQ(order.next(), RequestOrder::Next::kWait) << "request 1 is worker 1's";
   EXPECT_TRUE(order.arrived(1));
   order.delivered(1);
@@ -277,21 +277,35 @@ TEST_F(RequestOrderTest, AWorkerThatEndedGetsNothingMoreAndItsOtherRequestsAreSk
 }
 
 TEST_F(RequestOrderTest, WithoutWorkersThatHaveDataNothingIsAssignedAndTheEpochEnds) {
-  RequestOrder order({.worker_count = 1, .prefetch_factor = 2});
+  RequestOrder order({.shard_count = 1, .outstanding_count_max = 2});
   ASSERT_TRUE(order.assign());
   ASSERT_TRUE(order.assign());
-  order.worker_ended(0, 0);
+  EXPECT_EQ(order.shard_ended(0), 0u);
   EXPECT_FALSE(order.assign());
   EXPECT_EQ(order.next(), RequestOrder::Next::kEnd);
 }
 
 TEST_F(RequestOrderTest, NothingAskedIsTheEnd) {
-  RequestOrder order({.worker_count = 3, .prefetch_factor = 2});
+  RequestOrder order({.shard_count = 3, .outstanding_count_max = 6});
   EXPECT_EQ(order.next(), RequestOrder::Next::kEnd);
 }
 
+TEST_F(RequestOrderTest, MoreShardsThanRequestsInFlightTakeTurnsToo) {
+  for (const bool in_order : {true, false}) {
+    RequestOrder order({.shard_count = 5, .outstanding_count_max = 2, .in_order = in_order});
+    ASSERT_TRUE(order.assign());
+    for (uint64_t sequence = 0; sequence < 10; ++sequence) {
+      const auto assignment = order.assign();
+      ASSERT_TRUE(assignment);
+      EXPECT_EQ(assignment->shard_id, (sequence + 1) % 5);
+      order.arrived(sequence);
+      order.delivered(sequence);
+    }
+  }
+}
+
 TEST_F(RequestOrderTest, AnAnswerToNoRequestAsserts) {
-  RequestOrder order({.worker_count = 1, .prefetch_factor = 2});
+  RequestOrder order({.shard_count = 1, .outstanding_count_max = 2});
   EXPECT_THROW(order.arrived(0), AssertionFailure);
   ASSERT_TRUE(order.assign());
   order.arrived(0);
@@ -299,7 +313,7 @@ TEST_F(RequestOrderTest, AnAnswerToNoRequestAsserts) {
 }
 
 TEST_F(RequestOrderTest, AskingForMoreThanThePrefetchBoundAsserts) {
-  RequestOrder order({.worker_count = 2, .prefetch_factor = 1});
+  RequestOrder order({.shard_count = 2, .outstanding_count_max = 2});
   ASSERT_TRUE(order.assign());
   ASSERT_TRUE(order.assign());
   EXPECT_THROW(order.assign(), AssertionFailure);

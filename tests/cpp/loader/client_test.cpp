@@ -21,7 +21,8 @@ class ClientTest : public StreamTest {
     std::vector<uint64_t> sequences;
     std::vector<uint32_t> ended_workers;
     for (Event event = next(); event.kind != Event::Kind::kEnd; event = next()) {
-      if (event.kind == Event::Kind::kWorkerEnded) {
+      if (event.kind == Event::Kind::kShardEnded) {
+        if (!event.is_worker_done) continue;
         ended_workers.push_back(event.worker_id);
         continue;
       }
@@ -174,6 +175,18 @@ TEST_F(ClientTest, AWorkerWhoseShareHasEndedLeavesAndTheOthersServeOn) {
   const std::vector<uint64_t> without_four = {0, 1, 3, 5, 6};
   const std::vector<uint64_t> with_four = {0, 1, 3, 4, 5, 6};
   EXPECT_TRUE(sequences == without_four || sequences == with_four) << testing::PrintToString(sequences);
+  expect_worker_ends(0, "exit 0");
+}
+
+TEST_F(ClientTest, AWorkerWithTwoShardsLeavesWhenBothHaveEnded) {
+  start({.worker_count = 2, .shard_count = 4});
+  begin_epoch({{1}, {2}, {3}, {4}, {test::kEnd}, {5}, {test::kEnd}, {6}, {7}, {8}, {9}});
+  const auto [sequences, ended_workers] = finish_epoch_with_ends();
+  // Request 9 is lost when it had gone to shard 2 before the news of its end came.
+  const std::vector<uint64_t> without_nine = {0, 1, 2, 3, 5, 7, 8, 10};
+  const std::vector<uint64_t> with_nine = {0, 1, 2, 3, 5, 7, 8, 9, 10};
+  EXPECT_TRUE(sequences == without_nine || sequences == with_nine) << testing::PrintToString(sequences);
+  EXPECT_EQ(ended_workers, std::vector<uint32_t>{0}) << "told at the end of its second shard";
   expect_worker_ends(0, "exit 0");
 }
 

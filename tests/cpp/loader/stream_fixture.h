@@ -89,7 +89,7 @@ class StreamTest : public test::SeededTest {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     for (;;) {
       Event event = client_->try_next();
-      if (event.kind == Event::Kind::kBatch || event.kind == Event::Kind::kWorkerEnded) submit();
+      if (event.kind == Event::Kind::kBatch || event.kind == Event::Kind::kShardEnded) submit();
       if (event.kind != Event::Kind::kNothing || std::chrono::steady_clock::now() > deadline) return event;
       client_->wait_until(deadline);
     }

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,20 +60,22 @@ Result<void> answer(Server& server, const Server::Received& received, const std:
 
 // Returns the process's exit status.
 int serve(Server& server) {
-  bool has_ended = false;
+  std::set<uint32_t> ended_shards;
   for (;;) {
     const auto received = server.next(std::chrono::steady_clock::now() + std::chrono::hours(1));
     if (!received) return received.error().code == Errc::kClosed ? EXIT_SUCCESS : 3;
     if (received.value().request.kind == RequestKind::kEpoch) {
-      has_ended = false;
+      ended_shards.clear();
       continue;
     }
-    if (has_ended) continue;
+    const uint32_t shard_id = received.value().request.shard_id;
+    if (ended_shards.contains(shard_id)) continue;
     const auto indices = indices_of(received.value());
     const int64_t first = indices.empty() ? 0 : indices.front();
     if (first == kDie) ::raise(SIGKILL);
-    has_ended = first == kEnd;
-    const auto answered = has_ended ? server.answer_end(received.value()) : answer(server, received.value(), indices);
+    if (first == kEnd) ended_shards.insert(shard_id);
+    const auto answered =
+        first == kEnd ? server.answer_end(received.value()) : answer(server, received.value(), indices);
     if (!answered) return answered.error().code == Errc::kClosed ? EXIT_SUCCESS : 4;
     while (first == kStall) ::poll(nullptr, 0, -1);
   }

@@ -99,7 +99,7 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
       EXPECT_LE(request.value().kind, RequestKind::kRemovePrefixes);
       EXPECT_LE(request.value().index_kind, IndexKind::kPickle);
       EXPECT_EQ(request.value().body_bytes, 16u);
-      EXPECT_EQ(request.value().reserved0, 0u);
+      EXPECT_EQ(request.value().reserved[0], 0u);
     }
     bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
   }
@@ -116,7 +116,7 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
 }
 
 TEST(Message, EveryReservedByteOfARequestMustBeZero) {
-  for (size_t offset = 28; offset < sizeof(Request); ++offset) {
+  for (size_t offset = 32; offset < sizeof(Request); ++offset) {
     EXPECT_EQ(parse_request(with<uint8_t>(request_bytes(), offset, 1)).error().code, Errc::kMalformed) << offset;
   }
 }

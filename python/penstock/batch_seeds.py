@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers that belong to a batch and not to the process that makes it.
+
+With ``seeding="batch"`` the global generators of torch, random and numpy are seeded before each
+batch from the epoch's base seed, the number of the epoch and the place of the batch in it. Seeds
+are derived by numpy's SeedSequence, whose streams are fixed across versions and platforms
+(https://numpy.org/doc/stable/reference/random/bit_generators/generated/numpy.random.SeedSequence.html).
+"""
+
+from __future__ import annotations
+
+import random
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class EpochSeeds(NamedTuple):
+    """What the random numbers of one epoch follow from. Picklable."""
+
+    base_seed: int
+    epoch: int  # counts the loader's iter() calls, from 0
+
+    def seed_generators(self, *place: int) -> None:
+        """Seeds the global generators of torch, random and numpy for one place in the epoch.
+
+        ``place`` is the batch's number for a map-style dataset; for an iterable one the shard and
+        the batch's number in it from 1, where 0 stands for the call of ``iter(dataset)``.
+        """
+        words = np.random.SeedSequence(
+            self.base_seed, spawn_key=(self.epoch, *place)
+        ).generate_state(8)
+        torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
+        random.seed(int(words[2]) << 32 | int(words[3]))
+        np.random.seed(words[4:])
+
+
+class GeneratorsKept:
+    """Puts the global generators back as they were, whatever was drawn or raised meanwhile."""
+
+    def __enter__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._random = random.getstate()
+        self._numpy = np.random.get_state()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How samples become batches: torch's own fetchers as they are, or seeded batch by batch."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.batch_seeds import EpochSeeds, GeneratorsKept
+from penstock.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """How samples become a batch, in torch's words. Picklable when its parts are."""
+
+    dataset_kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+
+    def make_fetcher(self, dataset: Any) -> Any:
+        """Torch's fetcher over ``dataset``; begins to iterate an iterable one."""
+        return _DatasetKind.create_fetcher(
+            self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
+        )
+
+
+class Fetcher(Protocol):
+    """What a worker makes the batches of one epoch with.
+
+    Raises StopIteration at the end of a shard, and what the dataset and its collate_fn raise.
+    """
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
+
+
+class TorchFetcher:
+    """Torch's fetcher as it is."""
+
+    def __init__(self, spec: FetchSpec) -> None:
+        self._fetcher = spec.make_fetcher(spec.dataset)
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        return self._fetcher.fetch(indices)
+
+
+class SeededFetcher:
+    """Batches whose random numbers follow from their place in the epoch alone.
+
+    An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
+    ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
+    own ``get_worker_info()``.
+    """
+
+    def __init__(
+        self, spec: FetchSpec, datasets: dict[int, Any], shard_count: int, seeds: EpochSeeds
+    ) -> None:
+        self._spec = spec
+        self._datasets = datasets
+        self._shard_count = shard_count
+        self._seeds = seeds
+        self._fetchers: dict[int, Any] = {}
+        self._places = dict.fromkeys(datasets, 0)
+        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        if self._is_map:
+            self._fetcher = spec.make_fetcher(spec.dataset)
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        if self._is_map:
+            self._seeds.seed_generators(sequence)
+            return self._fetcher.fetch(indices)
+        if isinstance(self._datasets[shard_id], UnsupportedError):
+            raise self._datasets[shard_id]
+        before = torch_worker._worker_info
+        if self._shard_count > 1 or before is not None:
+            torch_worker._worker_info = torch_worker.WorkerInfo(
+                id=shard_id,
+                num_workers=self._shard_count,
+                seed=self._seeds.base_seed + shard_id,
+                dataset=self._datasets[shard_id],
+            )
+        try:
+            return self._fetch_of_shard(indices, shard_id)
+        finally:
+            torch_worker._worker_info = before
+
+    def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
+        if shard_id not in self._fetchers:
+            self._seeds.seed_generators(shard_id, 0)
+            self._fetchers[shard_id] = self._spec.make_fetcher(self._datasets[shard_id])
+        self._places[shard_id] += 1
+        self._seeds.seed_generators(shard_id, self._places[shard_id])
+        return self._fetchers[shard_id].fetch(indices)
+
+
+def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]:
+    """A dataset for each shard that a process serves: to the first the dataset itself, to the
+    others copies, as workers of their own would have them.
+
+    A copy that cannot be made is represented by the UnsupportedError to raise for its batches.
+    """
+    datasets: dict[int, Any] = {}
+    if spec.dataset_kind == _DatasetKind.Map:
+        return datasets
+    for shard_id in shards:
+        try:
+            datasets[shard_id] = copy.deepcopy(spec.dataset) if datasets else spec.dataset
+        except Exception as error:
+            datasets[shard_id] = UnsupportedError(
+                f"shard {shard_id} needs a copy of the {type(spec.dataset).__name__} of its own, "
+                f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
+                f"copyable, or use as many workers as shards"
+            )
+    return datasets
+
+
+class InProcessFetcher:
+    """Batches seeded one by one, made in the trainer's process, which sees nothing of the seeds.
+
+    In the place of torch's fetcher: shards take turns in :meth:`fetch`, as the workers' batches do.
+    """
+
+    def __init__(self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds) -> None:
+        datasets = datasets_of_shards(spec, range(shard_count))
+        self._fetcher = SeededFetcher(spec, datasets, shard_count, seeds)
+        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._turns = deque(range(shard_count))
+        self._sequence = -1
+
+    def fetch(self, indices: Any) -> Any:
+        self._sequence += 1
+        with GeneratorsKept():
+            if self._is_map:
+                return self._fetcher.fetch(indices, self._sequence, 0)
+            while self._turns:
+                shard_id = self._turns.popleft()
+                try:
+                    batch = self._fetcher.fetch(indices, self._sequence, shard_id)
+                except StopIteration:
+                    continue
+                except BaseException:
+                    self._turns.append(shard_id)
+                    raise
+                self._turns.append(shard_id)
+                return batch
+        raise StopIteration

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that penstock has beyond torch's: what they may be, and what they mean together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import _DatasetKind
+
+from penstock.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
+
+
+def check_options(loader: DataLoader[Any]) -> None:
+    """Refuses what the own options of a loader cannot be. Raises ValueError or TypeError.
+
+    They may be assigned after construction, so ``iter()`` asks again.
+    """
+    _check_seeding(loader)
+    _check_shards(loader)
+
+
+def is_seeded_by_batch(loader: DataLoader[Any]) -> bool:
+    """Whether each batch is seeded by its place in the epoch, and not each worker by its id."""
+    return loader.seeding == "batch"
+
+
+def shard_count(loader: DataLoader[Any]) -> int:
+    """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise."""
+    if is_seeded_by_batch(loader) and loader.shards is not None:
+        return loader.shards
+    return max(1, loader.num_workers)
+
+
+def check_torch_iterator_suffices(loader: DataLoader[Any], reason: str) -> None:
+    """Refuses to hand over to torch's iterator what it would ignore. Raises UnsupportedError."""
+    if is_seeded_by_batch(loader):
+        raise UnsupportedError(
+            f"seeding='batch' was asked for where torch's iterator has to be used: {reason}; leave "
+            f"seeding out, or use another dataset"
+        )
+
+
+def _check_seeding(loader: DataLoader[Any]) -> None:
+    if loader.seeding not in (None, "worker", "batch"):
+        raise ValueError(
+            f"seeding is {loader.seeding!r}; 'worker' (torch's random numbers, which is what None "
+            f"means too) or 'batch' (the same for any number of workers) is expected"
+        )
+
+
+def _check_shards(loader: DataLoader[Any]) -> None:
+    shards = loader.shards
+    if shards is None:
+        return
+    if type(shards) is not int:
+        raise TypeError(f"shards is {shards!r}; a positive int or None is expected")
+    if shards < 1:
+        raise ValueError(f"shards is {shards}; at least 1 is expected")
+    if loader._dataset_kind != _DatasetKind.Iterable:
+        raise ValueError(
+            f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "
+            f"shards are for an IterableDataset, leave the option out"
+        )
+    if not is_seeded_by_batch(loader):
+        raise ValueError(
+            f"shards={shards} was given without seeding='batch'; with torch's seeding every worker "
+            f"is one shard, so pass seeding='batch' or leave shards out"
+        )

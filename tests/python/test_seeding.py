@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""seeding="batch": the stream follows from the place of a batch, whoever makes it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stream_oracle import describe, error_of
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from penstock import DataLoader
+from penstock.errors import UnsupportedError
+
+
+def draws() -> list[float]:
+    """One number from each of the global generators."""
+    return [float(torch.rand(())), random.random(), float(np.random.random())]
+
+
+class Augmented(Dataset[Any]):
+    """Samples that are random; some fail."""
+
+    def __init__(self, count: int = 23, failing: int = -1) -> None:
+        self.count = count
+        self.failing = failing
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.failing:
+            raise LookupError(f"sample {index} after {draws()}")
+        return {"index": index, "noise": torch.rand(3), "numbers": draws()}
+
+
+class Shard(IterableDataset[Any]):
+    """Counts upwards in steps of the number of shards; shards differ in length and draw numbers.
+
+    It counts its epochs on itself, so that a copy that two shards share would be noticed.
+    """
+
+    def __init__(self, count: int = 40) -> None:
+        self.count = count
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        seen_by_dataset = -1 if info is None else info.dataset.epoch
+        self.epoch += 1
+        shift = draws()
+        for index in range(first, self.count - 5 * first, step):
+            yield [index, self.epoch, seen_by_dataset, shift, draws()]
+
+
+def jittered(samples: list[Any]) -> Any:
+    return [default_collate(samples), draws()]
+
+
+def generator_states() -> list[Any]:
+    return [torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)]
+
+
+def epochs(loader: Any, count: int = 3) -> list[Any]:
+    """The stream of a few epochs, and how the trainer's generators are after each."""
+    torch.manual_seed(11)
+    random.seed(12)
+    np.random.seed(13)
+    seen = []
+    for _ in range(count):
+        iterator = iter(loader)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            except LookupError as error:
+                seen.append(str(error).splitlines()[-1].removeprefix("LookupError: "))
+                continue
+            seen.append(describe(batch))
+        seen.append(describe(generator_states()))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4, "shuffle": True},
+        {"batch_size": 5, "collate_fn": jittered, "drop_last": True},
+        {"batch_size": None},
+        {"batch_size": 3, "shuffle": True, "generator": 5},
+    ],
+    ids=["shuffled", "random collate", "single samples", "own generator"],
+)
+def test_a_map_dataset_gives_the_same_stream_for_any_number_of_workers(
+    options: dict[str, Any],
+) -> None:
+    def stream(**others: Any) -> list[Any]:
+        own = dict(options)
+        if "generator" in own:
+            own["generator"] = torch.Generator().manual_seed(own["generator"])
+        return epochs(DataLoader(Augmented(), seeding="batch", **own, **others))
+
+    expected = stream()
+    if "generator" not in options:  # from which the trainer's own would not move
+        assert len(set(map(repr, expected))) == len(expected)  # no two batches drew the same
+    for workers in (1, 2, 3):
+        assert stream(num_workers=workers) == expected
+    assert stream(num_workers=2, persistent_workers=True, prefetch_factor=4) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
+    expected = epochs(DataLoader(Augmented(), batch_size=4, seeding="batch"), 1)
+    loader = DataLoader(
+        Augmented(), batch_size=4, seeding="batch", num_workers=2, multiprocessing_context=method
+    )
+    assert epochs(loader, 1) == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 5])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 3}, {"batch_size": 2, "drop_last": True, "collate_fn": jittered}],
+    ids=["plain", "random collate"],
+)
+def test_an_iterable_dataset_gives_the_same_stream_for_the_same_shards(
+    shards: int, options: dict[str, Any]
+) -> None:
+    def stream(**others: Any) -> list[Any]:
+        return epochs(DataLoader(Shard(), seeding="batch", shards=shards, **options, **others), 2)
+
+    expected = stream(num_workers=1, persistent_workers=True)
+    for workers in (2, 3, 4, 6):
+        assert stream(num_workers=workers, persistent_workers=True) == expected
+    fresh = stream(num_workers=1)  # workers of an epoch of their own see a dataset of epoch 0
+    for workers in (2, 3):
+        assert stream(num_workers=workers) == fresh
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_without_workers_shards_take_turns_as_workers_do(shards: int) -> None:
+    class Counting(Shard):
+        def __iter__(self) -> Iterator[Any]:
+            info = get_worker_info()
+            first, step = (0, 1) if info is None else (info.id, info.num_workers)
+            for index in range(first, 30 - 5 * first, step):
+                yield [index, draws()]
+
+    expected = epochs(
+        DataLoader(Counting(), batch_size=2, seeding="batch", shards=shards, num_workers=2)
+    )
+    assert epochs(DataLoader(Counting(), batch_size=2, seeding="batch", shards=shards)) == expected
+    assert get_worker_info() is None
+
+
+def test_without_shards_every_worker_is_one() -> None:
+    expected = epochs(DataLoader(Shard(), seeding="batch", num_workers=3), 1)
+    assert epochs(DataLoader(Shard(), seeding="batch", num_workers=2, shards=3), 1) == expected
+
+
+def test_an_error_comes_in_the_place_of_its_batch_and_moves_no_seed() -> None:
+    expected = epochs(DataLoader(Augmented(failing=9), batch_size=4, seeding="batch"), 1)
+    assert sum("sample 9" in str(seen) for seen in expected) == 1
+    for workers in (1, 2):
+        loader = DataLoader(
+            Augmented(failing=9), batch_size=4, seeding="batch", num_workers=workers
+        )
+        assert epochs(loader, 1) == expected
+
+
+def test_free_order_changes_no_batch() -> None:
+    ordered = [describe(batch) for batch in seeded(num_workers=2)]
+    free = [describe(batch) for batch in seeded(num_workers=2, in_order=False)]
+    assert sorted(map(repr, free)) == sorted(map(repr, ordered))
+
+
+def seeded(**options: Any) -> Any:
+    torch.manual_seed(3)
+    return iter(DataLoader(Augmented(), batch_size=2, seeding="batch", **options))
+
+
+def test_the_base_seed_and_the_epoch_both_count() -> None:
+    loader = DataLoader(Augmented(4), seeding="batch")
+    torch.manual_seed(1)
+    first = [describe(batch) for batch in loader]
+    torch.manual_seed(1)
+    assert [describe(batch) for batch in loader] != first, "another epoch"
+    torch.manual_seed(2)
+    other = DataLoader(Augmented(4), seeding="batch")
+    assert [describe(batch) for batch in other] != first, "another base seed"
+    torch.manual_seed(1)
+    again = DataLoader(Augmented(4), seeding="batch")
+    assert [describe(batch) for batch in again] == first
+
+
+def test_worker_seeding_is_the_default_and_torchs() -> None:
+    streams = []
+    for options in ({}, {"seeding": None}, {"seeding": "worker"}):
+        torch.manual_seed(4)
+        streams.append(
+            [describe(batch) for batch in DataLoader(Augmented(), num_workers=2, **options)]  # type: ignore[arg-type]
+        )
+    torch.manual_seed(4)
+    torchs = torch.utils.data.DataLoader(Augmented(), num_workers=2)
+    assert streams == [[describe(batch) for batch in torchs]] * 3
+
+
+def test_a_dataset_that_cannot_be_copied_says_so_in_the_place_of_the_shards_batches() -> None:
+    class Locked(Shard):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    for workers in (0, 1):
+        iterator = iter(
+            DataLoader(Locked(), seeding="batch", shards=2, num_workers=workers, batch_size=None)
+        )
+        assert next(iterator)[0] == 0
+        error = error_of(lambda iterator=iterator: next(iterator))
+        assert type(error) is UnsupportedError
+        assert "shard 1 needs a copy of the Locked of its own" in str(error)
+        assert "as many workers as shards" in str(error)
+    whole = DataLoader(Locked(), seeding="batch", shards=2, num_workers=2, batch_size=None)
+    assert len(list(whole)) == 20 + 17
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "kind", "words"),
+    [
+        (Augmented(), {"seeding": "x"}, ValueError, "seeding is 'x'; 'worker'"),
+        (Augmented(), {"seeding": True}, ValueError, "seeding is True"),
+        (Augmented(), {"shards": 2, "seeding": "batch"}, ValueError, "is read by index"),
+        (Shard(), {"shards": 2}, ValueError, "without seeding='batch'"),
+        (Shard(), {"shards": 0, "seeding": "batch"}, ValueError, "shards is 0; at least 1"),
+        (Shard(), {"shards": 2.0, "seeding": "batch"}, TypeError, "shards is 2.0; a positive int"),
+        (Shard(), {"shards": True, "seeding": "batch"}, TypeError, "shards is True"),
+    ],
+)
+def test_what_the_options_cannot_be(
+    dataset: Any, options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    error = error_of(lambda: DataLoader(dataset, **options))
+    assert type(error) is kind
+    assert words in str(error)
+    loader = DataLoader(dataset)
+    for name, value in options.items():
+        setattr(loader, name, value)
+    error = error_of(lambda: iter(loader))
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_seeding_cannot_change_under_persistent_workers() -> None:
+    loader = DataLoader(Augmented(), num_workers=1, persistent_workers=True)
+    list(loader)
+    loader.seeding = "batch"
+    assert "make a new loader" in str(error_of(lambda: iter(loader)))
+
+
+def test_datapipes_cannot_be_seeded_by_batch() -> None:
+    loader = DataLoader(IterableWrapper([1, 2]), seeding="batch")
+    error = error_of(lambda: iter(loader))
+    assert type(error) is UnsupportedError
+    assert "datapipe" in str(error)
+
+
+def test_the_options_survive_a_rebuild_from_the_loaders_attributes() -> None:
+    loader = DataLoader(Shard(), seeding="batch", shards=3)
+    assert (vars(loader)["seeding"], vars(loader)["shards"]) == ("batch", 3)
