@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "loader/client.h"
@@ -172,6 +173,14 @@ void bind_loader(py::module_& module) {
             return to_python(std::move(event), loads, with_leaves);
           },
           py::arg("timeout_s"), py::arg("loads"), py::arg("with_leaves"))
+      .def("awaited",
+           [](const Client& self) -> py::object {
+             const auto awaited = self.awaited();
+             if (!awaited) return py::none();
+             const bool is_pickled = awaited->index_kind == transport::IndexKind::kPickle;
+             return py::make_tuple(awaited->worker_id, awaited->sequence,
+                                   indices_to_python(awaited->index_kind, awaited->indices), is_pickled);
+           })
       .def("install_prefix",
            [](Client& self, const py::bytes& message) {
              const auto view = static_cast<std::string_view>(message);

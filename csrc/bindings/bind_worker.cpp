@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "bindings/python_collate.h"
+#include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "worker/malloc_tuning.h"
@@ -34,25 +35,6 @@ steady_clock::time_point in_seconds(double seconds) {
 
 std::span<const int64_t> integers(const Server::Received& request) {
   return {reinterpret_cast<const int64_t*>(request.body.data()), request.body.size() / sizeof(int64_t)};
-}
-
-// The indices as Python has them: an int, a list of int, or bytes to be unpickled.
-py::object indices_of(const Server::Received& request) {
-  switch (request.request.index_kind) {
-    case transport::IndexKind::kInteger: return py::int_(integers(request)[0]);
-    case transport::IndexKind::kIntegers: {
-      const auto values = integers(request);
-      py::list list(values.size());
-      for (size_t place = 0; place < values.size(); ++place) {
-        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(place), PyLong_FromLongLong(values[place]));
-      }
-      return list;
-    }
-    case transport::IndexKind::kPickle:
-      return py::bytes(reinterpret_cast<const char*>(request.body.data()), request.body.size());
-    case transport::IndexKind::kNone: break;
-  }
-  return py::none();
 }
 
 // The next request, or nothing at the deadline or when a signal wants to be seen. Raises ClosedError at the end.
@@ -122,7 +104,8 @@ void bind_worker(py::module_& module) {
           [](const Server::Received& self) { return self.request.index_kind == transport::IndexKind::kPickle; })
       .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
       .def_property_readonly("shard_id", [](const Server::Received& self) { return self.request.shard_id; })
-      .def("indices", &indices_of);
+      .def("indices",
+           [](const Server::Received& self) { return indices_to_python(self.request.index_kind, self.body); });
   py::class_<Server>(module, "WorkerServer")
       .def_static(
           "connect",

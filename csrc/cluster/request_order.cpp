@@ -43,6 +43,15 @@ RequestOrder::Next RequestOrder::next() {
   return Next::kEnd;
 }
 
+std::optional<RequestOrder::Assignment> RequestOrder::awaited() const {
+  for (const auto& [sequence, task] : tasks_) {
+    if (!task.has_arrived && is_active_[task.shard_id]) {
+      return Assignment{.sequence = sequence, .shard_id = task.shard_id};
+    }
+  }
+  return std::nullopt;
+}
+
 bool RequestOrder::arrived(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && !task->second.has_arrived, "unexpected answer to request ", sequence);

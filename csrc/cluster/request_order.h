@@ -42,6 +42,9 @@ class RequestOrder {
   Next next();
   uint64_t ready_sequence() const { return received_index_; }
 
+  // The oldest request that an active shard has yet to answer.
+  std::optional<Assignment> awaited() const;
+
   // An answer came. True when it is the trainer's next batch (in whatever order is wanted) and is not to be kept.
   bool arrived(uint64_t sequence);
 

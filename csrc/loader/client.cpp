@@ -43,6 +43,7 @@ class Client::Impl {
   void begin_epoch(std::span<const std::byte> seeds) {
     order = cluster::RequestOrder(order_options(options));
     ready.clear();
+    asked.clear();
     if (stream) index_buffer = stream->take_buffer();
     stream.reset();
     ++epoch;
@@ -68,6 +69,7 @@ class Client::Impl {
                           .body_bytes = body.size(),
                           .epoch = epoch,
                           .shard_id = assignment->shard_id};
+    asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
     io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
     return true;
   }
@@ -95,6 +97,16 @@ class Client::Impl {
     }
   }
 
+  std::optional<Awaited> awaited() const {
+    const auto oldest = order.awaited();
+    if (!oldest) return std::nullopt;
+    const Asked& request = asked.at(oldest->sequence);
+    return Awaited{.worker_id = worker_of(oldest->shard_id),
+                   .sequence = oldest->sequence,
+                   .index_kind = request.kind,
+                   .indices = request.indices};
+  }
+
   bool wait_until(steady_clock::time_point deadline) {
     const auto begin = steady_clock::now();
     const bool has_arrived = io.wait_until(deadline);
@@ -104,6 +116,11 @@ class Client::Impl {
     return has_arrived;
   }
 
+  struct Asked {
+    transport::IndexKind kind;
+    std::vector<std::byte> indices;
+  };
+
   ClientOptions options;
   cluster::RequestOrder order;
   ClientIo io;
@@ -111,6 +128,7 @@ class Client::Impl {
   at::Tensor index_buffer;  // of the last epoch's stream
   uint32_t epoch = 0;
   std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
+  std::map<uint64_t, Asked> asked;                   // and not delivered yet
 
  private:
   uint32_t worker_of(uint32_t shard_id) const { return shard_id % options.worker_count; }
@@ -135,6 +153,7 @@ class Client::Impl {
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != epoch) return std::nullopt;
         const uint32_t worker_id = worker_of(order.shard_ended(arrival.sequence));
+        asked.erase(arrival.sequence);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) io.dismiss(arrival.worker_id);
@@ -157,6 +176,7 @@ class Client::Impl {
 
   Event deliver(std::unique_ptr<Batch> batch) {
     order.delivered(batch->descriptor().sequence);
+    asked.erase(batch->descriptor().sequence);
     io.finish(*batch);
     settle_memory(*batch);
     auto& counters = io.counters();
@@ -202,6 +222,8 @@ Client::Event Client::try_next() {
   if (event.kind == Event::Kind::kBatch && impl_->stream) impl_->submit_from_stream();
   return event;
 }
+
+std::optional<Client::Awaited> Client::awaited() const { return impl_->awaited(); }
 
 bool Client::wait_until(steady_clock::time_point deadline) { return impl_->wait_until(deadline); }
 

@@ -87,6 +87,15 @@ class Client {
   // Waits for something to arrive until `deadline`; then call try_next(). Blocks; needs no lock of the caller's.
   bool wait_until(std::chrono::steady_clock::time_point deadline);
 
+  // The request whose answer the trainer waits for: with a free order, the oldest one. Nothing when none is out.
+  struct Awaited {
+    uint32_t worker_id = 0;
+    uint64_t sequence = 0;
+    transport::IndexKind index_kind = transport::IndexKind::kNone;
+    std::vector<std::byte> indices;
+  };
+  std::optional<Awaited> awaited() const;
+
   // Ships a message to every worker, now and in the order of the requests around it.
   void broadcast(transport::RequestKind kind, std::span<const std::byte> body);
 

@@ -34,6 +34,7 @@ from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.options import is_seeded_by_batch, shard_count
 from penstock.provenance import BatchHandle, Provenance
+from penstock.stuck_worker import where_it_is
 from penstock.worker_main import WorkerSpec, worker_loop
 
 if TYPE_CHECKING:
@@ -282,7 +283,10 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             else:
                 self._check_workers()
                 if self._timeout > 0:
-                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+                    raise RuntimeError(
+                        f"DataLoader timed out after {self._timeout} seconds"
+                        f"{self._who_is_awaited()}"
+                    )
 
     def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
         provenance = self._provenance
@@ -291,6 +295,20 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 provenance.record(leaf, Provenance(handle, index, leaf._version))
+
+    def _who_is_awaited(self) -> str:
+        awaited = self._client.awaited()
+        if awaited is None:
+            return ""
+        worker_id, sequence, indices, is_pickled = awaited
+        pid = self._workers[worker_id].pid
+        what = ""
+        if self._dataset_kind == _DatasetKind.Map:
+            shown = repr(pickle.loads(indices) if is_pickled else indices)
+            what = f", samples {shown if len(shown) <= 200 else shown[:200] + '...'}"
+        return (
+            f"\nWorker {worker_id} (pid {pid}) owes batch {sequence}{what}; {where_it_is(pid)}"
+        ).rstrip()
 
     def _check_workers(self) -> None:
         if self._shutdown:

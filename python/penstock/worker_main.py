@@ -34,6 +34,7 @@ from penstock.fetching import (
     TorchFetcher,
     datasets_of_shards,
 )
+from penstock.stuck_worker import offer_stack
 from penstock.table_rows import is_collate_map_untouched, plain_rows
 
 _CONNECT_TIMEOUT_S = (
@@ -91,6 +92,7 @@ def worker_loop(
 def _set_up_process(base_seed: int, worker_id: int) -> None:
     signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
+    offer_stack()
     _C.tune_malloc()
     torch.set_num_threads(1)
     random.seed(base_seed + worker_id)

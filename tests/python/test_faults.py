@@ -217,6 +217,43 @@ def test_the_timeout_is_for_one_batch_and_not_for_the_epoch() -> None:
     assert len(list(loader)) == 400
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{}, {"sampler": list(range(20))}, {"sampler": [str(index) for index in range(20)]}]
+)
+def test_a_timeout_names_the_worker_the_samples_and_the_line_where_it_hangs(
+    options: dict[str, Any],
+) -> None:
+    reader, writer = os.pipe()
+
+    def hang_at_five(index: int | str) -> int:
+        if int(index) == 5:
+            os.read(reader, 1)  # the line to be named
+        return int(index)
+
+    loader = DataLoader(
+        Computed(20, hang_at_five), batch_size=2, num_workers=2, timeout=1, **options
+    )
+    iterator = iter(loader)
+    assert [int(next(iterator)[0]) for _ in range(2)] == [0, 2]
+    error = str(next_error(iterator))
+    pid = iterator._workers[0].pid  # type: ignore[attr-defined]
+    first, second, *stack = error.splitlines()
+    assert first == "DataLoader timed out after 1 seconds"
+    samples = "['4', '5']" if "4" in options.get("sampler", []) else "[4, 5]"
+    assert second == (
+        f"Worker 0 (pid {pid}) owes batch 2, samples {samples}; "
+        f"where it is, most recent call first:"
+    )
+    line = hang_at_five.__code__.co_firstlineno + 2
+    assert any(f'test_faults.py", line {line} in hang_at_five' in frame for frame in stack)
+    os.write(writer, b"!")
+    assert [int(next(iterator)[0]) for _ in range(8)] == list(range(4, 20, 2)), "it goes on"
+    del iterator
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
     iterator = iter(DataLoader(Computed(50, number), num_workers=1, timeout=1, prefetch_factor=1))
     next(iterator)
@@ -228,7 +265,10 @@ def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
             next(iterator)
         except Exception as caught:
             error = without_frames(caught)
-    assert str(error) == "DataLoader timed out after 1 seconds"
+    first, second = str(error).splitlines()
+    assert first == "DataLoader timed out after 1 seconds"
+    assert second.startswith(f"Worker 0 (pid {worker.pid}) owes batch ")
+    assert second.endswith("; it is stopped by a signal")
     os.kill(worker.pid, signal.SIGCONT)
     del iterator
     assert process_traces.wait_gone([worker.pid], 5) == []

@@ -290,6 +290,19 @@ TEST_F(RequestOrderTest, NothingAskedIsTheEnd) {
   EXPECT_EQ(order.next(), RequestOrder::Next::kEnd);
 }
 
+TEST_F(RequestOrderTest, TheOldestRequestThatCanStillBeAnsweredIsAwaited) {
+  RequestOrder order({.shard_count = 2, .outstanding_count_max = 4});
+  EXPECT_FALSE(order.awaited());
+  for (int request = 0; request < 4; ++request) ASSERT_TRUE(order.assign());
+  EXPECT_EQ(order.awaited()->sequence, 0u);
+  order.arrived(0);
+  EXPECT_EQ(order.awaited()->sequence, 1u);
+  EXPECT_EQ(order.awaited()->shard_id, 1u);
+  EXPECT_EQ(order.shard_ended(1), 1u);
+  EXPECT_EQ(order.awaited()->sequence, 2u);
+  EXPECT_EQ(order.awaited()->shard_id, 0u);
+}
+
 TEST_F(RequestOrderTest, MoreShardsThanRequestsInFlightTakeTurnsToo) {
   for (const bool in_order : {true, false}) {
     RequestOrder order({.shard_count = 5, .outstanding_count_max = 2, .in_order = in_order});

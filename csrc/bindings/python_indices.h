@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The indices of a request as Python has them.
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <span>
+
+#include "transport/message.h"
+
+namespace penstock::bindings {
+
+// An int, a list of int, or the bytes of a pickle; None for a request without indices. `body` is as long as its kind
+// says: parse_request() has looked.
+pybind11::object indices_to_python(transport::IndexKind kind, std::span<const std::byte> body);
+
+}  // namespace penstock::bindings
