@@ -132,18 +132,20 @@ py::dict counters_of(const Client& client) {
 void bind_loader(py::module_& module) {
   py::class_<Client> client(module, "Client");
   client
-      .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint32_t shard_count, bool in_order,
-                       bool keep_workers, bool pin_memory, int device_index) {
+      .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
+                       bool in_order, bool keep_workers, bool pin_memory, int device_index) {
              return std::make_unique<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
                                                                    .shard_count = shard_count,
+                                                                   .prefetch_bytes = prefetch_bytes,
                                                                    .in_order = in_order,
                                                                    .keep_workers = keep_workers,
                                                                    .pin_memory = pin_memory,
                                                                    .device_index = device_index});
            }),
-           py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("shard_count"),
-           py::arg("in_order"), py::arg("keep_workers"), py::arg("pin_memory"), py::arg("device_index"))
+           py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
+           py::arg("shard_count"), py::arg("in_order"), py::arg("keep_workers"), py::arg("pin_memory"),
+           py::arg("device_index"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def(
@@ -154,6 +156,7 @@ void bind_loader(py::module_& module) {
           },
           py::arg("seeds"))
       .def("submit", &submit, py::arg("index"), py::arg("dumps"))
+      .def("has_room", &Client::has_room)
       .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
            py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"))
       .def("submit_from_stream", &Client::submit_from_stream)

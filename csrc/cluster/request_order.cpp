@@ -52,6 +52,12 @@ std::optional<RequestOrder::Assignment> RequestOrder::awaited() const {
   return std::nullopt;
 }
 
+uint32_t RequestOrder::undelivered_count() const {
+  uint32_t count = 0;
+  for (const auto& [sequence, task] : tasks_) count += task.has_arrived || is_active_[task.shard_id] ? 1 : 0;
+  return count;
+}
+
 bool RequestOrder::arrived(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && !task->second.has_arrived, "unexpected answer to request ", sequence);

@@ -54,6 +54,9 @@ class RequestOrder {
   // A shard of an iterable dataset is exhausted; `sequence` is the request that was answered so. Returns the shard.
   uint32_t shard_ended(uint64_t sequence);
 
+  // Requests whose batch is still to be delivered. Those that an ended shard leaves unanswered do not count here.
+  uint32_t undelivered_count() const;
+
   bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
   uint32_t outstanding_count() const { return outstanding_count_; }
   uint32_t outstanding_count_max() const { return options_.outstanding_count_max; }

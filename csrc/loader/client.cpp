@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
@@ -74,6 +75,25 @@ class Client::Impl {
     return true;
   }
 
+  bool has_room() const {
+    if (order.outstanding_count() >= order.outstanding_count_max()) return false;
+    const uint64_t undelivered_count = order.undelivered_count();
+    if (undelivered_count == 0 || options.prefetch_bytes == 0) return true;
+    if (largest_batch_bytes == 0) return false;
+    uint64_t bytes = (undelivered_count - ready.size() + 1) * largest_batch_bytes;
+    for (const auto& [sequence, batch] : ready) bytes += batch->frame().payload_bytes;
+    return bytes <= options.prefetch_bytes;
+  }
+
+  void submit_after_delivery() {
+    if (options.prefetch_bytes == 0) {
+      submit_from_stream();
+      return;
+    }
+    while (has_room() && submit_from_stream()) {
+    }
+  }
+
   bool submit_from_stream() {
     const auto indices = stream->next();
     return indices && submit(transport::IndexKind::kIntegers, std::as_bytes(*indices));
@@ -129,6 +149,7 @@ class Client::Impl {
   uint32_t epoch = 0;
   std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
   std::map<uint64_t, Asked> asked;                   // and not delivered yet
+  uint64_t largest_batch_bytes = 0;
 
  private:
   uint32_t worker_of(uint32_t shard_id) const { return shard_id % options.worker_count; }
@@ -169,6 +190,7 @@ class Client::Impl {
       io.counters().stale_batches.add(1);
       return std::nullopt;
     }
+    largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
     if (order.arrived(arrival.sequence)) return deliver(std::move(arrival.batch));
     ready.emplace(arrival.sequence, std::move(arrival.batch));
     return std::nullopt;
@@ -212,6 +234,8 @@ void Client::begin_epoch(std::span<const std::byte> seeds) { impl_->begin_epoch(
 
 bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
 
+bool Client::has_room() const { return impl_->has_room(); }
+
 void Client::use_index_stream(IndexStreamOptions options) {
   impl_->stream.emplace(std::move(options), std::move(impl_->index_buffer));
 }
@@ -219,7 +243,7 @@ bool Client::submit_from_stream() { return impl_->submit_from_stream(); }
 
 Client::Event Client::try_next() {
   Event event = impl_->try_next();
-  if (event.kind == Event::Kind::kBatch && impl_->stream) impl_->submit_from_stream();
+  if (event.kind == Event::Kind::kBatch && impl_->stream) impl_->submit_after_delivery();
   return event;
 }
 
@@ -237,7 +261,10 @@ void Client::stop() {
 
 void Client::retire_held() { impl_->io.retire_held(); }
 const telemetry::LoaderCounters& Client::counters() const { return impl_->io.counters(); }
-uint32_t Client::outstanding_count() const { return impl_->order.outstanding_count(); }
+uint32_t Client::outstanding_count() const {
+  const uint32_t asked_count = impl_->order.outstanding_count();  // those that wait in the queue of arrivals included
+  return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->io.arrival_count()));
+}
 uint32_t Client::ready_count() const { return static_cast<uint32_t>(impl_->ready.size() + impl_->io.arrival_count()); }
 
 }  // namespace penstock::loader

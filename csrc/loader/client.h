@@ -30,7 +30,8 @@ namespace penstock::loader {
 struct ClientOptions {
   uint32_t worker_count = 1;
   uint32_t prefetch_factor = 2;
-  uint32_t shard_count = 0;  // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
+  uint32_t shard_count = 0;     // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
+  uint64_t prefetch_bytes = 0;  // bound on the bytes of batches asked for and not delivered, see has_room(); 0: none
   bool in_order = true;
   bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
   bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
@@ -59,7 +60,12 @@ class Client {
   // data left.
   bool submit(transport::IndexKind kind, std::span<const std::byte> body);
 
-  // From now on next() itself submits the next batch of `stream` whenever it hands one out.
+  // Whether one more request keeps within prefetch_bytes, where a batch that is not here yet counts as the largest seen
+  // so far. One request is always within it, and before the first batch of all has come, only one.
+  bool has_room() const;
+
+  // From now on next() itself submits the next batch of `stream` whenever it hands one out; with prefetch_bytes, as
+  // many as there is room for.
   void use_index_stream(IndexStreamOptions options);
   // Submits the next batch of the stream; false at its end or when no shard has data left.
   bool submit_from_stream();
@@ -107,8 +113,8 @@ class Client {
   void retire_held();
 
   const telemetry::LoaderCounters& counters() const;
-  uint32_t outstanding_count() const;
-  uint32_t ready_count() const;
+  uint32_t outstanding_count() const;  // asked for and not here yet
+  uint32_t ready_count() const;        // here and not delivered yet
 
  private:
   class Impl;

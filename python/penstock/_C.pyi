@@ -73,6 +73,7 @@ class Client:
         *,
         worker_count: int,
         prefetch_factor: int,
+        prefetch_bytes: int,
         shard_count: int,
         in_order: bool,
         keep_workers: bool,
@@ -84,6 +85,7 @@ class Client:
     def start(self) -> None: ...
     def begin_epoch(self, seeds: bytes) -> None: ...
     def submit(self, index: object, dumps: Callable[[object], bytes]) -> bool: ...
+    def has_room(self) -> bool: ...
     def use_index_stream(
         self,
         *,

@@ -46,6 +46,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         which is what ``get_worker_info().num_workers`` says; the stream then follows from this
         number and not from ``num_workers``. Shards beyond the first of a process have copies of the
         dataset, made by ``copy.deepcopy``. None: one for each worker.
+    prefetch_bytes: no more batches are asked for ahead than fit in this many bytes, where one that
+        is not here yet counts as the largest seen so far; one batch is always asked for. Beside
+        ``prefetch_factor``, which bounds their number.
 
     With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
     in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
@@ -85,6 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         seeding: Literal["worker", "batch"] | None = None,
         shards: int | None = None,
+        prefetch_bytes: int | None = None,
     ) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
@@ -97,6 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device = device
         self.seeding = seeding
         self.shards = shards
+        self.prefetch_bytes = prefetch_bytes
         super().__init__(
             dataset,
             batch_size,

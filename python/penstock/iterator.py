@@ -148,9 +148,11 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._prefetch_depth = prefetch_depth(loader)
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
+        self._is_bounded_by_bytes = loader.prefetch_bytes is not None
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
+            prefetch_bytes=loader.prefetch_bytes or 0,
             shard_count=self._shard_count,
             in_order=bool(self._in_order),
             keep_workers=self._persistent_workers,
@@ -239,19 +241,29 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._uses_stream = recipe is not None
         if recipe is not None:
             self._client.use_index_stream(**recipe._asdict())
+        if self._is_bounded_by_bytes:
+            self._ask_for_more()
+            return
         depth = self._prefetch_depth if self._uses_stream else self._prefetch_factor
         for _ in range(depth * self._num_workers):
             self._try_put_index()
 
-    def _try_put_index(self) -> None:
-        if self._uses_stream:
-            self._client.submit_from_stream()
+    def _ask_for_more(self) -> None:
+        """After a batch or the end of a shard: torch asks for one in its place."""
+        if not self._is_bounded_by_bytes:
+            self._try_put_index()
             return
+        while self._client.has_room() and self._try_put_index():
+            pass
+
+    def _try_put_index(self) -> bool:  # type: ignore[override]  # torch's does not say
+        if self._uses_stream:
+            return self._client.submit_from_stream()
         try:
             index = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
-            return
-        self._client.submit(index, dumps_index)
+            return False
+        return self._client.submit(index, dumps_index)
 
     def _next_data(self) -> Any:
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
@@ -259,7 +271,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             kind, value, extra = self._client.next(wait_s, loads, self._provenance is not None)
             if kind == _BATCH:
                 if not self._uses_stream:
-                    self._try_put_index()
+                    self._ask_for_more()
                 if extra is True:
                     value.reraise()
                 if extra is False:
@@ -276,7 +288,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             if kind == _SHARD_ENDED:
                 if extra:  # it was the worker's last
                     self._workers_status[value] = False
-                self._try_put_index()
+                self._ask_for_more()
             elif kind == _WORKER_LOST:
                 _sleep_if_python_exits()
                 self._raise_lost_workers([self._workers[value]])

@@ -20,6 +20,7 @@ def check_options(loader: DataLoader[Any]) -> None:
     """
     _check_seeding(loader)
     _check_shards(loader)
+    _check_prefetch_bytes(loader)
 
 
 def is_seeded_by_batch(loader: DataLoader[Any]) -> bool:
@@ -68,4 +69,19 @@ def _check_shards(loader: DataLoader[Any]) -> None:
         raise ValueError(
             f"shards={shards} was given without seeding='batch'; with torch's seeding every worker "
             f"is one shard, so pass seeding='batch' or leave shards out"
+        )
+
+
+def _check_prefetch_bytes(loader: DataLoader[Any]) -> None:
+    count = loader.prefetch_bytes
+    if count is None:
+        return
+    if type(count) is not int:
+        raise TypeError(f"prefetch_bytes is {count!r}; a positive int or None is expected")
+    if count < 1:
+        raise ValueError(f"prefetch_bytes is {count}; at least 1 is expected")
+    if loader.num_workers == 0:
+        raise ValueError(
+            f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "
+            f"use workers or leave it out"
         )

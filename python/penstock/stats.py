@@ -13,7 +13,8 @@ class LoaderStats:
     ``iterator`` is "penstock", "torch" (num_workers=0: torch's own in-process iterator) or
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
     first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
-    ``fetch_s`` how long workers took to make those delivered.
+    ``fetch_s`` how long workers took to make those delivered. ``outstanding`` batches are asked for
+    and not here yet, ``ready`` ones are here and not taken.
     """
 
     iterator: str | None = None

@@ -298,7 +298,9 @@ TEST_F(RequestOrderTest, TheOldestRequestThatCanStillBeAnsweredIsAwaited) {
   order.arrived(0);
   EXPECT_EQ(order.awaited()->sequence, 1u);
   EXPECT_EQ(order.awaited()->shard_id, 1u);
+  EXPECT_EQ(order.undelivered_count(), 4u);
   EXPECT_EQ(order.shard_ended(1), 1u);
+  EXPECT_EQ(order.undelivered_count(), 2u) << "request 3 will not be answered";
   EXPECT_EQ(order.awaited()->sequence, 2u);
   EXPECT_EQ(order.awaited()->shard_id, 0u);
 }
