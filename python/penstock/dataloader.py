@@ -18,7 +18,12 @@ from penstock import _C
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.iterator import LocalPoolIter, SingleProcessIter
-from penstock.options import check_options, check_torch_iterator_suffices, is_seeded_by_batch
+from penstock.options import (
+    check_options,
+    check_torch_iterator_suffices,
+    is_seeded_by_batch,
+    own_options,
+)
 from penstock.provenance import ProvenanceTable
 from penstock.stats import LoaderStats
 
@@ -30,7 +35,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Takes torch's arguments in torch's order and means the same by them: the batches, their order,
     the random numbers and the errors are those of ``torch.utils.data.DataLoader``. Options of
-    penstock's own, which may be assigned later and count from the next ``iter()`` on:
+    penstock's own, which may be assigned later: the next ``iter()`` heeds them, and starts
+    persistent workers anew:
 
     device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
     a string or an
@@ -49,6 +55,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     prefetch_bytes: no more batches are asked for ahead than fit in this many bytes, where one that
         is not here yet counts as the largest seen so far; one batch is always asked for. Beside
         ``prefetch_factor``, which bounds their number.
+    fetch_threads: ``dataset[i]`` of one batch is called on up to this many threads of the worker
+        (of the trainer with ``num_workers=0``), for storage that is slow to answer. Order and
+        errors stay torch's, collate_fn runs as before, and nothing of a batch runs beside the next
+        one; the dataset must be thread-safe. With more than 1, random numbers that samples draw
+        from the global generators (torch, random, numpy) are not reproducible, because the threads
+        share them. A dataset with ``__getitems__`` is still called once for a batch.
 
     With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
     in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
@@ -89,6 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seeding: Literal["worker", "batch"] | None = None,
         shards: int | None = None,
         prefetch_bytes: int | None = None,
+        fetch_threads: int = 1,
     ) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
@@ -102,6 +115,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.seeding = seeding
         self.shards = shards
         self.prefetch_bytes = prefetch_bytes
+        self.fetch_threads = fetch_threads
         super().__init__(
             dataset,
             batch_size,
@@ -123,6 +137,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         check_options(self)
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        check_options(self)
+        live = self._iterator
+        if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
+            live._shutdown_workers()  # persistent workers keep what they were started with
+            self._iterator = None
+        return super().__iter__()
+
     @property
     def plan(self) -> Any:
         """The plan in force, or why there is none;
@@ -143,13 +165,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        check_options(self)
         reason = self._reason_to_fall_back()
         if reason is not None:
             return self._fall_back(reason)
         if self.num_workers == 0:
             self._iterator_kind = "torch"
-            if self.device is None and not is_seeded_by_batch(self):
+            if self.device is None and self.fetch_threads == 1 and not is_seeded_by_batch(self):
                 return super()._get_iterator()
             cuda_index(self.device)
             return SingleProcessIter(self)

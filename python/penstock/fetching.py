@@ -14,6 +14,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.batch_seeds import EpochSeeds, GeneratorsKept
 from penstock.errors import UnsupportedError
+from penstock.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,16 @@ class FetchSpec:
     auto_collation: bool
     collate_fn: Callable[[Any], Any]
     drop_last: bool
+    fetch_threads: int
 
-    def make_fetcher(self, dataset: Any) -> Any:
-        """Torch's fetcher over ``dataset``; begins to iterate an iterable one."""
+    def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
+        """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;
+        begins to iterate an iterable dataset.
+        """
+        if pool is not None:
+            return ThreadedMapFetcher(
+                dataset, self.auto_collation, self.collate_fn, self.drop_last, pool
+            )
         return _DatasetKind.create_fetcher(
             self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
         )
@@ -45,8 +53,8 @@ class Fetcher(Protocol):
 class TorchFetcher:
     """Torch's fetcher as it is."""
 
-    def __init__(self, spec: FetchSpec) -> None:
-        self._fetcher = spec.make_fetcher(spec.dataset)
+    def __init__(self, spec: FetchSpec, pool: FetchPool | None) -> None:
+        self._fetcher = spec.make_fetcher(spec.dataset, pool)
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
         return self._fetcher.fetch(indices)
@@ -61,7 +69,12 @@ class SeededFetcher:
     """
 
     def __init__(
-        self, spec: FetchSpec, datasets: dict[int, Any], shard_count: int, seeds: EpochSeeds
+        self,
+        spec: FetchSpec,
+        pool: FetchPool | None,
+        datasets: dict[int, Any],
+        shard_count: int,
+        seeds: EpochSeeds,
     ) -> None:
         self._spec = spec
         self._datasets = datasets
@@ -71,7 +84,7 @@ class SeededFetcher:
         self._places = dict.fromkeys(datasets, 0)
         self._is_map = spec.dataset_kind == _DatasetKind.Map
         if self._is_map:
-            self._fetcher = spec.make_fetcher(spec.dataset)
+            self._fetcher = spec.make_fetcher(spec.dataset, pool)
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
         if self._is_map:
@@ -95,7 +108,7 @@ class SeededFetcher:
     def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
         if shard_id not in self._fetchers:
             self._seeds.seed_generators(shard_id, 0)
-            self._fetchers[shard_id] = self._spec.make_fetcher(self._datasets[shard_id])
+            self._fetchers[shard_id] = self._spec.make_fetcher(self._datasets[shard_id], None)
         self._places[shard_id] += 1
         self._seeds.seed_generators(shard_id, self._places[shard_id])
         return self._fetchers[shard_id].fetch(indices)
@@ -130,7 +143,8 @@ class InProcessFetcher:
 
     def __init__(self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds) -> None:
         datasets = datasets_of_shards(spec, range(shard_count))
-        self._fetcher = SeededFetcher(spec, datasets, shard_count, seeds)
+        pool = make_pool(spec.fetch_threads)
+        self._fetcher = SeededFetcher(spec, pool, datasets, shard_count, seeds)
         self._is_map = spec.dataset_kind == _DatasetKind.Map
         self._turns = deque(range(shard_count))
         self._sequence = -1

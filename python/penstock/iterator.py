@@ -32,9 +32,10 @@ from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index, move_batch
 from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
-from penstock.options import is_seeded_by_batch, shard_count
+from penstock.options import is_seeded_by_batch, own_options, shard_count
 from penstock.provenance import BatchHandle, Provenance
 from penstock.stuck_worker import where_it_is
+from penstock.threaded_fetch import make_pool
 from penstock.worker_main import WorkerSpec, worker_loop
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _sleep_if_python_exits() -> None:
 
 
 class SingleProcessIter(_SingleProcessDataLoaderIter):
-    """Torch's in-process iterator, with ``device`` and ``seeding``."""
+    """Torch's in-process iterator, with penstock's options."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         if is_seeded_by_batch(loader):
@@ -100,9 +101,13 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
             if self._timeout != 0:
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
             seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
-            self._dataset_fetcher = InProcessFetcher(_fetch_spec(self), shard_count(loader), seeds)
+            spec = _fetch_spec(self, loader)
+            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds)
         else:
             super().__init__(loader)
+            if loader.fetch_threads > 1:
+                pool = make_pool(loader.fetch_threads)
+                self._dataset_fetcher = _fetch_spec(self, loader).make_fetcher(self._dataset, pool)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self._device = None if loader.device is None else torch.device(loader.device)
 
@@ -111,13 +116,14 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
         return batch if self._device is None else move_batch(batch, self._device)
 
 
-def _fetch_spec(iterator: _BaseDataLoaderIter) -> FetchSpec:
+def _fetch_spec(iterator: _BaseDataLoaderIter, loader: DataLoader[Any]) -> FetchSpec:
     return FetchSpec(
         iterator._dataset_kind,
         iterator._dataset,
         iterator._auto_collation,
         iterator._collate_fn,
         iterator._drop_last,
+        loader.fetch_threads,
     )
 
 
@@ -146,6 +152,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._worker_init_fn = loader.worker_init_fn
         self._provenance = loader._provenance
         self._prefetch_depth = prefetch_depth(loader)
+        self.own_options = own_options(loader)
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
@@ -175,7 +182,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
 
     def _start_workers(self, loader: DataLoader[Any]) -> None:
         context = loader.multiprocessing_context or torch.multiprocessing
-        fetch = _fetch_spec(self)
+        fetch = _fetch_spec(self, loader)
         has_fork_server = context.get_start_method() == "forkserver"
         spec = WorkerSpec(
             self._client.endpoint,
@@ -220,11 +227,6 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         _BaseDataLoaderIter._reset(self, loader, first_iter)
         self._provenance = loader._provenance
         self._workers_status = [True] * self._num_workers
-        if is_seeded_by_batch(loader) != self._is_seeded_by_batch:
-            raise ValueError(
-                f"seeding was set to {loader.seeding!r} while persistent workers run that were "
-                f"started with the other kind; make a new loader for it"
-            )
         seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same

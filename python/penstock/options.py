@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import _DatasetKind
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
 
 from penstock.errors import UnsupportedError
 
@@ -21,6 +21,12 @@ def check_options(loader: DataLoader[Any]) -> None:
     _check_seeding(loader)
     _check_shards(loader)
     _check_prefetch_bytes(loader)
+    _check_fetch_threads(loader)
+
+
+def own_options(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """The options that workers are started with, so that a change of one needs new workers."""
+    return (loader.seeding, loader.shards, loader.prefetch_bytes, loader.fetch_threads)
 
 
 def is_seeded_by_batch(loader: DataLoader[Any]) -> bool:
@@ -84,4 +90,37 @@ def _check_prefetch_bytes(loader: DataLoader[Any]) -> None:
         raise ValueError(
             f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "
             f"use workers or leave it out"
+        )
+
+
+def _check_fetch_threads(loader: DataLoader[Any]) -> None:
+    count = loader.fetch_threads
+    if type(count) is not int:
+        raise TypeError(
+            f"fetch_threads is {count!r}, of type {type(count).__name__}; an int of 1 or more "
+            f"is expected"
+        )
+    if count < 1:
+        raise ValueError(
+            f"fetch_threads is {count}; a number of threads of 1 or more is expected, and 1 "
+            f"fetches as torch does"
+        )
+    if count == 1:
+        return
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        raise ValueError(
+            f"fetch_threads is {count} but the dataset is a datapipe, which torch's own "
+            f"iterator reads; leave fetch_threads at 1, or make it a map-style dataset"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"fetch_threads is {count} but the dataset is the IterableDataset "
+            f"{type(loader.dataset).__name__}, which makes its samples one after the other; "
+            f"leave fetch_threads at 1 and read ahead inside it, or make it a map-style dataset"
+        )
+    if not loader._auto_collation:
+        raise ValueError(
+            f"fetch_threads is {count} but batch_size is None, so each request is one call of "
+            f"the dataset and there is nothing to share out; give a batch_size or a "
+            f"batch_sampler, or leave fetch_threads at 1 and use threads inside the dataset"
         )

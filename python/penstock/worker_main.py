@@ -36,6 +36,7 @@ from penstock.fetching import (
 )
 from penstock.stuck_worker import offer_stack
 from penstock.table_rows import is_collate_map_untouched, plain_rows
+from penstock.threaded_fetch import FetchPool, make_pool
 
 _CONNECT_TIMEOUT_S = (
     300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
@@ -84,7 +85,12 @@ def worker_loop(
             return  # the trainer went away while this process started
         _lend_slabs_to_torch(server)
         shards = range(worker_id, spec.shard_count, num_workers)
-        _serve(server, fetch, init_fn, worker_id, shards, spec)
+        pool = make_pool(fetch.fetch_threads)
+        try:
+            _serve(server, fetch, init_fn, pool, worker_id, shards, spec)
+        finally:
+            if pool is not None:
+                pool.close()
     except KeyboardInterrupt:
         pass  # the trainer raises it anyway
 
@@ -104,6 +110,7 @@ def _serve(
     server: _C.WorkerServer,
     fetch: FetchSpec,
     init_fn: Callable[[int], None] | None,
+    pool: FetchPool | None,
     worker_id: int,
     shards: range,
     spec: WorkerSpec,
@@ -117,7 +124,7 @@ def _serve(
         if init_fn is not None:
             init_fn(worker_id)
         if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
-            fetcher = TorchFetcher(into_slab)
+            fetcher = TorchFetcher(into_slab, pool)
     except Exception:
         init_error = ExceptionWrapper(where=where)
     rows = None
@@ -136,9 +143,9 @@ def _serve(
             if spec.is_seeded_by_batch:
                 seeds = EpochSeeds(*_indices_of(request))
                 datasets = datasets or datasets_of_shards(fetch, shards)
-                fetcher = SeededFetcher(into_slab, datasets, spec.shard_count, seeds)
+                fetcher = SeededFetcher(into_slab, pool, datasets, spec.shard_count, seeds)
             else:
-                fetcher = TorchFetcher(into_slab)
+                fetcher = TorchFetcher(into_slab, pool)
             continue
         if request.shard_id in ended_shards:
             continue

@@ -259,11 +259,16 @@ def test_what_the_options_cannot_be(
     assert words in str(error)
 
 
-def test_seeding_cannot_change_under_persistent_workers() -> None:
+def test_a_change_of_seeding_starts_persistent_workers_anew() -> None:
+    torch.manual_seed(6)
     loader = DataLoader(Augmented(), num_workers=1, persistent_workers=True)
-    list(loader)
+    workers = iter(loader)._workers  # type: ignore[attr-defined]
     loader.seeding = "batch"
-    assert "make a new loader" in str(error_of(lambda: iter(loader)))
+    torch.manual_seed(6)
+    changed = [describe(batch) for batch in loader]
+    torch.manual_seed(6)
+    assert changed == [describe(batch) for batch in DataLoader(Augmented(), seeding="batch")]
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_datapipes_cannot_be_seeded_by_batch() -> None:

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches the samples of one batch on several threads, for storage that is slow to answer.
+
+The batch is the one that torch's serial fetch makes: samples in the order of their indices, the
+error of the first sample that fails, collate_fn on the thread that asks for the batch. Between two
+batches nothing runs. A sample sees the thread that asks for it: its grad and inference modes, CPU
+autocast, default device, CUDA stream, context variables and number of torch's threads.
+
+concurrent.futures is not used because it joins its threads when the interpreter exits, for ever
+when a dataset blocks. These are daemons, and are waited for no longer than ``_END_SECONDS_MAX``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+# For threads that are in the user's code when they should end: long enough for most answers of a
+# storage, since a thread that comes back from native code while the interpreter goes down can abort
+# the process; short enough not to be taken for a hang.
+_END_SECONDS_MAX = 1.0
+
+
+class ThreadedMapFetcher(_MapDatasetFetcher):
+    """Torch's fetcher of map-style datasets, with a batch's samples fetched on ``pool``.
+
+    Confined to one thread.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        auto_collation: bool,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        pool: FetchPool,
+    ) -> None:
+        super().__init__(dataset, auto_collation, collate_fn, drop_last)
+        assert auto_collation, "a loader without batches refuses fetch_threads > 1"
+        self._pool = pool
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        if fetches_whole_batches(self.dataset):
+            return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        return self.collate_fn(self._pool.fetch(self.dataset, list(possibly_batched_index)))
+
+
+def fetches_whole_batches(dataset: Any) -> bool:
+    """Whether the dataset has a ``__getitems__`` of its own, which is called once for a batch.
+
+    Torch's Subset has one that only asks the dataset below for one sample after the other.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def make_pool(fetch_threads: int) -> FetchPool | None:
+    """The threads of ``fetch_threads``; None where samples are fetched one after the other."""
+    return FetchPool(fetch_threads) if fetch_threads > 1 else None
+
+
+class FetchPool:
+    """Up to ``thread_count`` threads named pk_fetch_N, started when a batch first needs them.
+
+    Confined to one thread; a process forked from this one makes threads of its own. The threads end
+    with :meth:`close`, with this object, or with the interpreter.
+    """
+
+    def __init__(self, thread_count: int) -> None:
+        self._thread_count = thread_count
+        self._make_empty()
+
+    def _make_empty(self) -> None:
+        self._pid = os.getpid()
+        self._batches: SimpleQueue[_BatchFetch | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._unfinished: _BatchFetch | None = None
+        self._end = weakref.finalize(self, _end_threads, self._pid, self._batches, self._threads)
+
+    def fetch(self, dataset: Any, indices: list[Any]) -> list[Any]:
+        """The samples at ``indices``, in that order. Blocks until nothing of the batch runs.
+
+        Raises what the first failing sample in that order raised; those not started by then are
+        left out. An interrupt is raised at once; what it leaves running is waited for by the next
+        call.
+        """
+        if self._pid != os.getpid():
+            self._make_empty()
+        if self._unfinished is not None:
+            self._unfinished.is_over.wait()
+        batch = _BatchFetch(dataset, indices, _ThreadState.current())
+        try:
+            self._unfinished = batch
+            for _ in range(min(self._thread_count, len(indices))):
+                self._batches.put(batch)
+            self._start_threads(len(indices))
+            batch.is_over.wait()
+        except BaseException:
+            batch.cancel()
+            raise
+        self._unfinished = None
+        return batch.take_samples()
+
+    def _start_threads(self, sample_count: int) -> None:
+        while len(self._threads) < min(self._thread_count, sample_count):
+            name = f"pk_fetch_{len(self._threads)}"
+            thread = threading.Thread(target=_serve, args=(self._batches,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """Ends the threads; those in the user's code are waited for up to ``_END_SECONDS_MAX``."""
+        self._end()
+
+
+def _serve(batches: SimpleQueue[_BatchFetch | None]) -> None:
+    torch.multiprocessing._set_thread_name(threading.current_thread().name)
+    while (batch := batches.get()) is not None:
+        batch.state.copy_context().run(batch.work)
+        del batch  # an idle thread keeps no samples
+
+
+def _end_threads(
+    owner_pid: int, batches: SimpleQueue[_BatchFetch | None], threads: list[threading.Thread]
+) -> None:
+    if os.getpid() != owner_pid:
+        return  # a forked child has none of the threads
+    for _ in threads:
+        batches.put(None)
+    deadline = time.monotonic() + _END_SECONDS_MAX
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class _BatchFetch:
+    """The samples of one batch while they are fetched.
+
+    Samples are claimed in the order of the batch. So every sample before a failing one was started
+    too, all of those are waited for, and which error is the first does not depend on timing.
+
+    Thread-safe.
+    """
+
+    def __init__(self, dataset: Any, indices: list[Any], state: _ThreadState) -> None:
+        self.state = state
+        self.is_over = threading.Event()  # nothing runs, and nothing will be started
+        self._dataset = dataset
+        self._indices = indices
+        self._lock = threading.Lock()
+        self._claimed_count = 0
+        self._claims_end = len(indices)
+        self._thread_count = 0  # in work()
+        self._samples: list[Any] = [None] * len(indices)
+        self._failures: dict[int, BaseException] = {}  # by position in the batch
+        if not indices:
+            self.is_over.set()
+
+    def work(self) -> None:
+        """Fetches samples until there is none left to claim."""
+        if not self._try_join():
+            return
+        try:
+            with contextlib.ExitStack() as stack:
+                self.state.enter(stack)
+                while (position := self._claim()) is not None:
+                    self._fetch(position)
+        except BaseException as failure:  # of entering the state or leaving it
+            self._fail(len(self._indices), failure)
+        finally:
+            self._leave()
+
+    def cancel(self) -> None:
+        """Starts no further sample."""
+        with self._lock:
+            self._claims_end = self._claimed_count
+            self._settle()
+
+    def take_samples(self) -> list[Any]:
+        """The samples, or raises for the first that failed. To be called once, when it is over."""
+        samples, failures = self._samples, self._failures
+        # A traceback holds the frame of _fetch(), and this object with it.
+        self._samples, self._failures = [], {}
+        if not failures:
+            return samples
+        first = failures[min(failures)]
+        try:
+            raise first
+        finally:
+            del first, failures, samples
+
+    def _try_join(self) -> bool:
+        with self._lock:
+            if self._claimed_count == self._claims_end:
+                return False
+            self._thread_count += 1
+            return True
+
+    def _claim(self) -> int | None:
+        with self._lock:
+            if self._claimed_count == self._claims_end:
+                return None
+            self._claimed_count += 1
+            return self._claimed_count - 1
+
+    def _fetch(self, position: int) -> None:
+        try:
+            self._samples[position] = self._dataset[self._indices[position]]
+        except BaseException as failure:  # raised by the thread that asked for the batch
+            self._fail(position, failure)
+
+    def _fail(self, position: int, failure: BaseException) -> None:
+        with self._lock:
+            self._failures[position] = failure
+        self.cancel()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._thread_count -= 1
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._thread_count == 0 and self._claimed_count == self._claims_end:
+            self.is_over.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _ThreadState:
+    """What torch and Python keep for each thread and a sample's code can tell."""
+
+    context: contextvars.Context
+    torch_thread_count: int
+    is_grad_enabled: bool
+    is_inference: bool
+    is_autocast_enabled: bool
+    autocast_dtype: torch.dtype
+    default_device: torch.device
+    cuda_stream: torch.cuda.Stream | None  # with its device
+
+    @staticmethod
+    def current() -> _ThreadState:
+        return _ThreadState(
+            contextvars.copy_context(),
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.get_default_device(),
+            torch.cuda.current_stream() if torch.cuda.is_initialized() else None,
+        )
+
+    def copy_context(self) -> contextvars.Context:
+        """A copy, because only one thread at a time can be in a context."""
+        return self.context.copy()
+
+    def enter(self, stack: contextlib.ExitStack) -> None:
+        """Puts the calling thread into this state until ``stack`` is closed."""
+        # Setting the number is for this thread and for those that start later, so it is not set
+        # where it is right already.
+        if torch.get_num_threads() != self.torch_thread_count:
+            torch.set_num_threads(self.torch_thread_count)
+        if self.is_inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
+        if self.is_autocast_enabled:
+            stack.enter_context(torch.autocast("cpu", dtype=self.autocast_dtype))
+        if self.cuda_stream is not None:
+            stack.enter_context(torch.cuda.stream(self.cuda_stream))
+        if torch.get_default_device() != self.default_device:
+            stack.enter_context(self.default_device)

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fetch_threads=N: torch's batches and errors, with the samples of a batch fetched at once."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from sample_datasets import Batched, Computed, Streamed, as_is, number, where
+from script_runs import running
+from stream_oracle import (
+    Scenario,
+    assert_same_stream,
+    describe,
+    error_of,
+    next_error,
+    whole_epochs,
+)
+from torch.utils.data import MapDataPipe, Subset, TensorDataset, default_collate
+
+from penstock import DataLoader
+from penstock.threaded_fetch import FetchPool
+
+WAIT_S = 60.0
+FOUR = threading.Barrier(4)
+FIVE_FAILED = threading.Event()
+NAME: contextvars.ContextVar[str] = contextvars.ContextVar("NAME", default="nobody")
+
+
+def threaded(count: int) -> Any:
+    """penstock's class with that many threads, for what makes a loader from torch's arguments."""
+    return functools.partial(DataLoader, fetch_threads=count)
+
+
+def fetch_thread_names() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("pk_fetch")]
+
+
+def nested(index: int) -> dict[str, Any]:
+    return {"image": torch.full((3, 5), index / 7), "label": index, "name": f"no. {index}"}
+
+
+def odd_ones_fail(index: int) -> int:
+    if index % 7 == 5:
+        raise KeyError(f"no object {index}")
+    return index
+
+
+def needs_four(index: int) -> int:
+    FOUR.wait(WAIT_S)
+    return index
+
+
+def fails_at_5_before_2(index: int) -> int:
+    if index == 5:
+        FIVE_FAILED.set()
+        raise ValueError("five")
+    if index == 2:
+        assert FIVE_FAILED.wait(WAIT_S)
+        raise LookupError("two")
+    return index
+
+
+def ambient(index: int) -> tuple[Any, ...]:
+    """All that code can tell of the thread that it runs on and that serial fetch keeps equal."""
+    return (
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        str(torch.get_autocast_dtype("cpu")),
+        str(torch.empty(1).device),
+        NAME.get(),
+    )
+
+
+def change_thread(worker_id: int) -> None:
+    torch.set_grad_enabled(False)
+    torch.set_default_device("meta")
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_num_threads(2)
+    NAME.set(f"worker {worker_id}")
+
+
+def batched_inside(index: int) -> torch.Tensor:
+    """Makes tensors as a collate_fn does, while three other threads do."""
+    FOUR.wait(WAIT_S)
+    parts = [default_collate([torch.full((999,), index * 10.0 + k)] * 4) for k in range(6)]
+    FOUR.wait(WAIT_S)
+    return torch.stack(parts)
+
+
+def raise_it(kind: type[BaseException], index: int) -> int:
+    if index == 5:
+        raise kind()
+    return index
+
+
+STREAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "in order": (lambda: Computed(21, number), {"batch_size": 4}),
+    "shuffled": (lambda: Computed(21, nested), {"batch_size": 4, "shuffle": True}),
+    "drop_last": (lambda: Computed(21, nested), {"batch_size": 4, "drop_last": True}),
+    "who fetched it": (lambda: Computed(21, where), {"batch_size": 4, "collate_fn": as_is}),
+    "a sampler": (lambda: Computed(21, number), {"batch_size": 3, "sampler": [3, 1, 1, 20, 0]}),
+    "batches": (lambda: Computed(21, number), {"batch_sampler": [[1], [], [2, 2, 3]]}),
+    "tuples": (lambda: Computed(9, lambda i: number((i,)[0])), {"batch_sampler": [(1, 2), (0,)]}),
+    "rows": (lambda: TensorDataset(torch.arange(20.0)), {"batch_size": 3, "shuffle": True}),
+    "errors": (lambda: Computed(21, odd_ones_fail), {"batch_size": 4, "shuffle": True}),
+    "out of range": (lambda: [1, 2, 3], {"batch_sampler": [[0, 1], [2, 3], [4, 1], [1]]}),
+    "a dataset of batches": (lambda: Batched(10), {"batch_size": 4, "collate_fn": as_is}),
+    "StopIteration": (
+        lambda: Computed(12, functools.partial(raise_it, StopIteration)),
+        {"batch_size": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_stream_is_torchs(name: str, workers: int, count: int) -> None:
+    make, options = STREAMS[name]
+    scenario = Scenario(name, make, {**options, "num_workers": workers}, whole_epochs(2))
+    assert_same_stream(threaded(count), scenario)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("function", [nested, odd_ones_fail])
+def test_the_stream_of_persistent_workers_is_torchs_however_they_start(
+    method: str, function: Callable[[int], Any]
+) -> None:
+    options = {
+        "batch_size": 4,
+        "shuffle": True,
+        "num_workers": 2,
+        "persistent_workers": True,
+        "multiprocessing_context": method,
+    }
+    scenario = Scenario(method, lambda: Computed(21, function), options, whole_epochs(3))
+    assert_same_stream(threaded(3), scenario)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("wrap", [as_is, lambda data: Subset(Subset(data, range(8)), range(8))])
+def test_samples_of_a_batch_are_under_way_at_once(workers: int, wrap: Callable[..., Any]) -> None:
+    """Each waits until all four have begun; one after the other they would wait for ever."""
+    dataset = wrap(Computed(8, needs_four))
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, fetch_threads=4)
+    assert describe(list(loader)) == describe([torch.arange(4), torch.arange(4, 8)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_failing_sample_of_a_batch_is_raised_whichever_fails_first(workers: int) -> None:
+    FIVE_FAILED.clear()
+    dataset = Computed(16, fails_at_5_before_2)
+    loader = DataLoader(dataset, batch_size=8, num_workers=workers, fetch_threads=8)
+    iterator = iter(loader)
+    with pytest.raises(LookupError) as caught:
+        next(iterator)
+    assert type(caught.value) is LookupError
+    if workers == 0:
+        assert str(caught.value) == "two"
+        assert caught.traceback[-1].name == "fails_at_5_before_2"
+    else:
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "Caught LookupError in DataLoader worker process 0."
+        assert lines[1] == "Original Traceback (most recent call last):"
+        assert lines[-1] == "LookupError: two"
+        assert any(line.endswith("in fails_at_5_before_2") for line in lines)
+    del caught
+    assert next(iterator).tolist() == list(range(8, 16))
+
+
+def test_a_failing_batch_waits_for_its_running_samples() -> None:
+    """Nothing of a batch may still run when the loop goes on."""
+    started, failing = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def function(index: int) -> int:
+        if index == 0:
+            assert started.wait(WAIT_S)
+            failing.set()
+            raise ValueError
+        started.set()
+        assert failing.wait(WAIT_S)
+        threading.Event().wait(0.2)  # long enough that a fetch that does not wait is seen
+        ended.append(index)
+        return index
+
+    pool = FetchPool(2)
+    error_of(lambda: pool.fetch(Computed(2, function), [0, 1]))
+    assert ended == [1]
+
+
+def test_samples_that_have_not_started_when_one_fails_never_do() -> None:
+    started: list[int] = []
+
+    def function(index: int) -> int:
+        started.append(index)
+        raise ValueError(index)
+
+    error = error_of(lambda: FetchPool(1).fetch(Computed(9, function), [4, 5, 6]))
+    assert str(error) == "4"
+    assert started == [4]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_exit_raised_by_a_dataset_leaves_next(kind: type[BaseException]) -> None:
+    dataset = Computed(12, functools.partial(raise_it, kind))
+    iterator = iter(DataLoader(dataset, batch_size=4, fetch_threads=4))
+    next(iterator)
+    with pytest.raises(kind):
+        next(iterator)
+    assert next(iterator).tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_exit_raised_by_a_dataset_ends_the_worker_as_with_torch(
+    kind: type[BaseException],
+) -> None:
+    dataset = Computed(12, functools.partial(raise_it, kind))
+    options = {"batch_size": 4, "num_workers": 1, "prefetch_factor": 1}
+    want = error_of(lambda: take_two(torch.utils.data.DataLoader(dataset, **options)))
+    got = error_of(lambda: take_two(DataLoader(dataset, **options, fetch_threads=4)))
+    assert type(got) is type(want)
+    assert str(got).startswith("DataLoader worker (pid(s) ") and "exited" in str(want)
+
+
+def take_two(loader: Any) -> None:
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_s_thread_state_reaches_the_samples(workers: int) -> None:
+    options = {"batch_size": 4, "num_workers": workers, "collate_fn": as_is}
+    for init in (None, change_thread):
+        scenario = Scenario(
+            "state", lambda: Computed(12, ambient), {**options, "worker_init_fn": init}
+        )
+        assert_same_stream(threaded(4), scenario)
+
+
+def test_a_worker_s_fetch_threads_compute_on_one_thread_each() -> None:
+    loader = DataLoader(
+        Computed(4, lambda index: torch.get_num_threads()),
+        batch_size=4,
+        num_workers=1,
+        fetch_threads=4,
+    )
+    assert next(iter(loader)).tolist() == [1, 1, 1, 1]
+
+
+def test_the_trainer_s_thread_state_reaches_the_samples_of_each_batch() -> None:
+    iterator = iter(
+        DataLoader(Computed(40, ambient), batch_size=4, collate_fn=as_is, fetch_threads=4)
+    )
+
+    def check() -> None:
+        assert next(iterator) == [ambient(0)] * 4
+
+    threads = torch.get_num_threads()
+    check()
+    with torch.inference_mode():
+        check()
+        with torch.set_grad_enabled(True):
+            check()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16), torch.device("meta"):
+        check()
+    torch.set_num_threads(threads + 1)
+    check()
+    torch.set_num_threads(threads)
+    contextvars.copy_context().run(lambda: (NAME.set("trainer"), check()))
+    check()
+    assert torch.get_num_threads() == threads
+
+
+def test_shared_storages_that_samples_make_on_threads_lie_apart() -> None:
+    """In a worker torch's collate makes them in the slab of the batch that is being made."""
+    dataset = Computed(16, batched_inside)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, fetch_threads=4)
+    for index, batch in enumerate(loader):
+        want = 40.0 * index + 10 * torch.arange(4)[:, None] + torch.arange(6)
+        assert torch.equal(batch, want[:, :, None, None].expand(4, 6, 4, 999))
+
+
+def test_a_sample_is_handed_over_as_it_is() -> None:
+    samples = [torch.ones(3), torch.zeros(2)]
+    (batch,) = DataLoader(samples, batch_size=2, collate_fn=as_is, fetch_threads=2)
+    assert batch[0] is samples[0] and batch[1] is samples[1]
+
+
+def test_threads_are_named_and_end_with_the_iterator() -> None:
+    def native_name(index: int) -> str:
+        FOUR.wait(WAIT_S)
+        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
+
+    iterator = iter(DataLoader(Computed(8, native_name), batch_size=4, fetch_threads=9))
+    assert fetch_thread_names() == []
+    names = [f"pk_fetch_{k}" for k in range(4)]
+    assert sorted(next(iterator)) == names
+    assert sorted(fetch_thread_names()) == names
+    del iterator
+    assert fetch_thread_names() == []
+
+
+def test_threads_end_with_an_iterator_that_met_an_error() -> None:
+    iterator = iter(DataLoader(Computed(21, odd_ones_fail), batch_size=7, fetch_threads=3))
+    next_error(iterator)
+    assert len(fetch_thread_names()) == 3
+    del iterator
+    assert fetch_thread_names() == []
+
+
+def test_a_forked_child_makes_threads_of_its_own() -> None:
+    iterator = iter(DataLoader(Computed(8, needs_four), batch_size=4, fetch_threads=4))
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(next(iterator).tolist()))
+    child.start()
+    child.join(WAIT_S)
+    assert child.exitcode == 0
+    assert answers.get() == [4, 5, 6, 7]
+    answers.close()
+    assert next(iterator).tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
+)
+def test_a_number_assigned_later_is_heeded_by_the_next_iter(options: dict[str, Any]) -> None:
+    loader = DataLoader(Computed(4, number), batch_size=4, **options)
+    assert len(list(loader)) == 1
+    loader.dataset.function = needs_four  # type: ignore[attr-defined]
+    loader.fetch_threads = 4
+    if not options.get("persistent_workers"):
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        return
+    first = loader._iterator
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    second = loader._iterator
+    assert second is not first
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    assert loader._iterator is second
+
+
+def test_a_loader_can_be_made_again_from_its_attributes() -> None:
+    loader = DataLoader([1, 2], fetch_threads=3)
+    assert vars(loader)["fetch_threads"] == 3
+    assert vars(DataLoader([1, 2]))["fetch_threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (0, ValueError, "fetch_threads is 0; a number of threads of 1 or more is expected"),
+        (-2, ValueError, "fetch_threads is -2; a number of threads of 1 or more is expected"),
+        (True, TypeError, "fetch_threads is True, of type bool; an int of 1 or more is expected"),
+        (2.0, TypeError, "fetch_threads is 2.0, of type float; an int of 1 or more is expected"),
+        ("4", TypeError, "fetch_threads is '4', of type str; an int of 1 or more is expected"),
+        (None, TypeError, "fetch_threads is None, of type NoneType; an int of 1 or more"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_number_that_is_none_is_refused_at_once_and_at_iter(
+    value: Any, kind: type[Exception], text: str, workers: int
+) -> None:
+    loader = DataLoader([1], num_workers=workers)
+    loader.fetch_threads = value
+    for make in (lambda: DataLoader([1], fetch_threads=value), lambda: iter(loader)):
+        error = error_of(make)
+        assert type(error) is kind
+        assert str(error).startswith(text)
+
+
+class Piped(MapDataPipe[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "text"),
+    [
+        (Streamed(lambda: [1]), {}, "the dataset is the IterableDataset Streamed"),
+        (Piped(), {}, "the dataset is a datapipe"),
+        ([1], {"batch_size": None}, "batch_size is None"),
+    ],
+    ids=["iterable", "datapipe", "no batches"],
+)
+def test_threads_that_cannot_help_are_refused(
+    dataset: Any, options: dict[str, Any], text: str
+) -> None:
+    loader = DataLoader(dataset, **options)
+    loader.fetch_threads = 2
+    for make in (lambda: DataLoader(dataset, **options, fetch_threads=2), lambda: iter(loader)):
+        error = error_of(make)
+        assert type(error) is ValueError
+        assert str(error).startswith(f"fetch_threads is 2 but {text}")
+        assert "leave fetch_threads at 1" in str(error)
+
+
+BLOCKED = """
+import os, sys, threading
+from torch.utils.data import DataLoader
+
+class Blocked:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index >= 4:
+            if index == 7:
+                print("blocked", flush=True)
+            os.read(reader, 1)
+        return index
+
+reader, writer = os.pipe()
+iterator = iter(DataLoader(Blocked(), batch_size=4, num_workers={workers}, fetch_threads=4))
+print(next(iterator).tolist(), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_ctrl_c_reaches_a_loop_that_waits_for_blocked_samples(
+    workers: int, to_group: bool, tmp_path: Path
+) -> None:
+    """The program goes on, and ends although the samples never do."""
+    source = f"""{BLOCKED.format(workers=workers)}
+try:
+    next(iterator)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    with running("penstock", source, tmp_path) as run:
+        assert sorted([run.read_line(), run.read_line()]) == ["[0, 1, 2, 3]", "blocked"]
+        (run.signal_group if to_group else run.signal)(signal.SIGINT)
+        assert run.read_line() == "interrupted"
+        assert run.finish() == (0, "", "")
+
+
+@pytest.mark.slow
+def test_samples_that_an_interrupt_left_running_are_waited_for_by_the_next_batch(
+    tmp_path: Path,
+) -> None:
+    source = f"""{BLOCKED.format(workers=0)}
+order = [4, 5, 6, 7, 0, 1, 2, 3]
+iterator = iter(DataLoader(Blocked(), batch_size=4, sampler=order, fetch_threads=4))
+try:
+    next(iterator)
+except KeyboardInterrupt:
+    threading.Timer(0.1, os.write, (writer, b"!!!!")).start()
+print(next(iterator).tolist(), flush=True)
+del iterator
+print([t.name for t in threading.enumerate() if t.name.startswith("pk_")], flush=True)
+"""
+    with running("penstock", source, tmp_path) as run:
+        assert run.read_line() == "[0, 1, 2, 3]"
+        assert run.read_line() == "blocked"
+        run.signal(signal.SIGINT)
+        assert run.finish() == (0, "[0, 1, 2, 3]\n[]\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ctrl_c_that_nobody_catches_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:
+    with running("penstock", BLOCKED.format(workers=workers) + "next(iterator)", tmp_path) as run:
+        assert sorted([run.read_line(), run.read_line()]) == ["[0, 1, 2, 3]", "blocked"]
+        run.signal_group(signal.SIGINT)
+        code, out, error = run.finish()
+        assert (code, out) == (-signal.SIGINT, "")
+        assert error.endswith("KeyboardInterrupt\n") and error.count("Traceback") == 1
