@@ -15,7 +15,7 @@ import torch
 
 RESAMPLES = 10_000
 # The questions of a case: a rate, or a delay.
-HIGHER_IS_BETTER = {"rate": True, "first_batch": False, "next_epoch": False}
+HIGHER_IS_BETTER = {"rate": True, "first_batch": False, "next_epoch": False, "one_batch": False}
 
 Record = dict[str, Any]
 Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each round

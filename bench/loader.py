@@ -4,7 +4,8 @@
 Every measurement has a fresh process, and the rounds go torch, penstock, limit, then penstock,
 torch, limit, and so on, so that what else the machine does falls on all alike. Ratios are taken
 within a round. Both loaders get the same arguments, num_workers=2 and one thread in the consumer,
-an empty loop; before a workload is timed, both streams are compared bit for bit.
+an empty loop; before a workload is timed, both streams are compared bit for bit. Options that only
+penstock has are named by the workload.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CASES = {name: ("rate", name) for name in WORKLOADS} | {
     for question in ("first_batch", "next_epoch")
     for name in ("tiny", "photographs")
 }
+CASES["one_batch/object_store"] = ("one_batch", "object_store")
 
 
 class MeasurementError(Exception):
@@ -70,6 +72,8 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
         bounds.append("limit")
         if load(workload).floor_of_sampler:
             bounds.append("sampler")
+    elif question == "one_batch":
+        bounds.append("limit")
     rounds: Rounds = {kind: [] for kind in loaders + bounds}
     for round_index in range(args.rounds):
         order = loaders if round_index % 2 == 0 else loaders[::-1]
@@ -77,10 +81,12 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
             say(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
             rounds[kind].append(_run(workload, question, kind, round_index, args))
     parameters: dict[str, Any] = {
-        "num_workers": WORKER_COUNT,
+        "num_workers": 0 if question == "one_batch" else WORKER_COUNT,
         "consumer_threads": 1,
-        "persistent_workers": question != "first_batch",
+        "persistent_workers": question not in ("first_batch", "one_batch"),
     }
+    if options := load(workload).penstock_options:
+        parameters["penstock_options"] = options
     if question == "rate":
         parameters |= {"seconds": args.seconds, "warmup_s": args.warmup}
         parameters["limit"] = load(workload).work_is

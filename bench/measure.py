@@ -8,13 +8,14 @@ behind change what the next one costs.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +27,35 @@ from workloads import WORKLOADS, Workload, load
 
 WORKER_COUNT = 2
 SHORT_EPOCH_BATCHES = 8
-WARMUP_BATCHES_MIN = 16
 
 
-def loader_class(kind: str) -> Any:
+def loader_class(kind: str, workload: Workload) -> Any:
+    """The class, with the options of penstock's own that the workload names."""
     if kind == "penstock":
         # A loader that hands over to torch's would be measured against itself.
         os.environ["PENSTOCK_FALLBACK"] = "error"
         from penstock import DataLoader
 
-        return DataLoader
+        return functools.partial(DataLoader, **workload.penstock_options)
     return torch.utils.data.DataLoader
 
 
-def rate(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+def rate(
+    make_loader: Any, workload: Workload, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
     """Batches per second of an empty loop over epoch after epoch, and what they cost."""
-    loader = loader_class(kind)(**arguments, persistent_workers=True)
+    loader = make_loader(**arguments, persistent_workers=True)
     batches = _endless(loader)
     samples_and_bytes: list[tuple[int, int]] = []
     warm = time.perf_counter() + args.warmup
-    while time.perf_counter() < warm or len(samples_and_bytes) < WARMUP_BATCHES_MIN:
+    while time.perf_counter() < warm or len(samples_and_bytes) < workload.warmup_batches:
         samples_and_bytes.append(_size(next(batches)))
     sample_count, byte_count = (sum(sizes) for sizes in zip(*samples_and_bytes, strict=True))
 
     busy_s, used = process_tree.machine_busy_s(), process_tree.usage(os.getpid())
     begin = now = time.perf_counter()
     batch_count = 0
-    while now < begin + args.seconds:
+    while now < begin + args.seconds or batch_count < workload.timed_batches:
         next(batches)
         batch_count += 1
         now = time.perf_counter()
@@ -74,12 +77,14 @@ def rate(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict
     }
 
 
-def first_batch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+def first_batch(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
     """Seconds from making the loader to its first batch; the median of several loaders."""
     seconds = []
     for _ in range(args.repeats):
         begin = time.perf_counter()
-        batches = iter(loader_class(kind)(**arguments))
+        batches = iter(make_loader(**arguments))
         next(batches)
         seconds.append(time.perf_counter() - begin)
         del batches
@@ -87,9 +92,11 @@ def first_batch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) 
     return {"latency_s": _median(seconds)}
 
 
-def next_epoch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+def next_epoch(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
     """Seconds from an epoch's last batch to the next one's first; the median of several epochs."""
-    loader = loader_class(kind)(**arguments, persistent_workers=True)
+    loader = make_loader(**arguments, persistent_workers=True)
     seconds: list[float] = []
     last = None
     for _ in range(2 + args.repeats):
@@ -99,6 +106,24 @@ def next_epoch(kind: str, arguments: dict[str, Any], args: argparse.Namespace) -
                 seconds.append(now - last)
             last = now
     return {"latency_s": _median(seconds[1:])}  # the first turn is warm-up
+
+
+def one_batch(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """Seconds of one next() without workers, where nothing is fetched ahead; the median of several.
+
+    The first one, which connects to the store, is left out.
+    """
+    batches = _endless(make_loader(**{**arguments, "num_workers": 0}))
+    return {"latency_s": _median(_seconds_of(lambda: next(batches), 1 + args.repeats)[1:])}
+
+
+def one_sample(arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    """Seconds of one dataset[i], the least that a batch can take; the median of several."""
+    indices = iter(range(len(arguments["dataset"])))
+    seconds = _seconds_of(lambda: arguments["dataset"][next(indices)], 1 + args.repeats)
+    return {"latency_s": _median(seconds[1:])}
 
 
 def limit(workload: Workload, arguments: dict[str, Any], args: argparse.Namespace) -> float:
@@ -168,6 +193,15 @@ def _endless(batches: Any) -> Iterator[Any]:
         yield from batches
 
 
+def _seconds_of(call: Callable[[], Any], count: int) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
 def _size(batch: Any) -> tuple[int, int]:
     """How many samples a batch has, by the first tensor found, and how many bytes its tensors."""
     if isinstance(batch, torch.Tensor):
@@ -200,10 +234,13 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+QUESTIONS = {"first_batch": first_batch, "next_epoch": next_epoch, "one_batch": one_batch}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("question", choices=("rate", "first_batch", "next_epoch", "equal"))
+    parser.add_argument("question", choices=(*QUESTIONS, "rate", "equal"))
     parser.add_argument("kind", choices=("torch", "penstock", "limit", "sampler"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -225,8 +262,10 @@ def main() -> int:
             short = short_epochs(workload.build(folder))
             return {**short, "num_workers": WORKER_COUNT, "persistent_workers": True}
 
-        classes = loader_class("torch"), loader_class("penstock")
+        classes = loader_class("torch", workload), loader_class("penstock", workload)
         result = {"difference": first_difference(build, classes)}
+    elif args.kind == "limit" and args.question == "one_batch":
+        result = one_sample(arguments, args)
     elif args.kind == "limit":
         result = {"batches_per_s": limit(workload, arguments, args)}
     elif args.kind == "sampler":
@@ -234,10 +273,10 @@ def main() -> int:
     else:
         arguments["num_workers"] = WORKER_COUNT
         if args.question == "rate":
-            result = rate(args.kind, arguments, args)
+            result = rate(loader_class(args.kind, workload), workload, arguments, args)
         else:
-            ask = first_batch if args.question == "first_batch" else next_epoch
-            result = ask(args.kind, short_epochs(arguments), args)
+            make_loader = loader_class(args.kind, workload)
+            result = QUESTIONS[args.question](make_loader, short_epochs(arguments), args)
     print(json.dumps(result))
     return 0
 

@@ -7,7 +7,7 @@ import importlib
 
 from workloads.workload import Workload
 
-WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text")
+WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text", "object_store")
 
 
 def load(name: str) -> Workload:

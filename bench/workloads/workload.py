@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class Workload:
     `build` makes the arguments of a DataLoader, which torch's class and ours get alike. `work` does
     in process `index` of `count` what the workers do for their batches, without end, and yields
     after each batch: no loader, no hand-over. `floor` is the ratio to torch that must be reached.
+    `penstock_options` are what a user of penstock adds to the arguments: options of its own.
     """
 
     name: str
@@ -33,6 +34,10 @@ class Workload:
     floor_of_sampler: float = 0.0
     # The CPU time per GB, over torch's, that must not be passed.
     ceiling_of_cpu: float = float("inf")
+    penstock_options: dict[str, Any] = field(default_factory=dict)
+    # The fewest batches before the timing and in it, for batches that take seconds.
+    warmup_batches: int = 16
+    timed_batches: int = 1
 
     def folder(self, out: Path, quick: bool) -> Path:
         """The folder with this workload's data, which is written when it is not there yet."""

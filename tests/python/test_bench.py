@@ -21,8 +21,10 @@ CASES = (
     "audio",
     "nested",
     "text",
+    "object_store",
     "first_batch/tiny",
     "next_epoch/tiny",
+    "one_batch/object_store",
 )
 
 
