@@ -139,7 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> _BaseDataLoaderIter:
         check_options(self)
-        live = self._iterator
+        live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep what they were started with
             self._iterator = None

@@ -131,6 +131,7 @@ def _serve(batches: SimpleQueue[_BatchFetch | None]) -> None:
     while (batch := batches.get()) is not None:
         batch.state.copy_context().run(batch.work)
         del batch  # an idle thread keeps no samples
+    batches.put(None)  # for the next thread
 
 
 def _end_threads(
@@ -138,8 +139,7 @@ def _end_threads(
 ) -> None:
     if os.getpid() != owner_pid:
         return  # a forked child has none of the threads
-    for _ in threads:
-        batches.put(None)
+    batches.put(None)
     deadline = time.monotonic() + _END_SECONDS_MAX
     for thread in threads:
         if thread is not threading.current_thread():

@@ -287,6 +287,17 @@ def test_the_trainer_s_thread_state_reaches_the_samples_of_each_batch() -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_trainer_s_cuda_stream_reaches_the_samples() -> None:
+    """Its twin without a GPU is the test above."""
+    dataset = Computed(8, lambda index: torch.cuda.current_stream())
+    iterator = iter(DataLoader(dataset, batch_size=4, collate_fn=as_is, fetch_threads=4))
+    for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            assert next(iterator) == [stream] * 4
+
+
 def test_shared_storages_that_samples_make_on_threads_lie_apart() -> None:
     """In a worker torch's collate makes them in the slab of the batch that is being made."""
     dataset = Computed(16, batched_inside)
