@@ -118,6 +118,7 @@ py::dict counters_of(const Client& client) {
   result["inline_batches"] = counters.inline_batches.value();
   result["stale_batches"] = counters.stale_batches.value();
   result["boundary_batches"] = counters.boundary_batches.value();
+  result["unrepeatable_batches"] = counters.unrepeatable_batches.value();
   result["arenas"] = counters.arenas.value();
   result["waits"] = counters.waits.value();
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;

@@ -49,11 +49,13 @@ std::optional<Server::Received> next_request(Server& server, double timeout_s) {
   }
 }
 
-void answer(Server& server, const Server::Received& request, py::handle batch, bool raises, const py::object& dumps) {
+void answer(Server& server, const Server::Received& request, py::handle batch, bool raises, bool threads_drew,
+            const py::object& dumps) {
   EncodedNest encoded = encode_nest(batch, dumps);
-  const uint8_t flags = raises ? transport::kDescriptorRaises : 0;
+  const int flags =
+      (raises ? transport::kDescriptorRaises : 0) | (threads_drew ? transport::kDescriptorThreadsDrew : 0);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
-  unwrap(without_gil([&] { return server.answer(request, std::move(content), flags); }));
+  unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
 
 // One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes of tuples. False when
@@ -124,7 +126,8 @@ void bind_worker(py::module_& module) {
           py::arg("parent_pid"), py::arg("timeout_s"))
       .def("next", &next_request, py::arg("timeout_s"))
       .def("begin", [](Server& self) { self.writer().begin(); })
-      .def("answer", &answer, py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("dumps"))
+      .def("answer", &answer, py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"),
+           py::arg("dumps"))
       .def("answer_end", [](Server& self, const Server::Received& request) { unwrap(self.answer_end(request)); })
       .def("serve_rows", &serve_rows, py::arg("sources"))
       .def(

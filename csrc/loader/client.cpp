@@ -206,6 +206,7 @@ class Client::Impl {
     counters.batch_bytes.add(batch->frame().payload_bytes);
     counters.fetch_ns.add(batch->descriptor().fetch_ns);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
     return {.kind = Event::Kind::kBatch, .worker_id = worker_id, .batch = std::move(batch), .error = {}};
   }

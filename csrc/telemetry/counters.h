@@ -20,16 +20,17 @@ class Counter {
 
 // Thread-safe.
 struct LoaderCounters {
-  Counter batches;           // delivered to the trainer
-  Counter batch_bytes;       // their payloads
-  Counter copied_batches;    // copied to memory of their own because the user holds many slabs
-  Counter inline_batches;    // came through the socket because no shared memory could be had
-  Counter stale_batches;     // answers to requests of an earlier epoch, dropped
-  Counter wait_ns;           // the trainer waited for a batch this long
-  Counter waits;             // and this often
-  Counter fetch_ns;          // workers spent this long on the batches delivered
-  Counter arenas;            // arenas mapped
-  Counter boundary_batches;  // batches that carried boundary tensors
+  Counter batches;               // delivered to the trainer
+  Counter batch_bytes;           // their payloads
+  Counter copied_batches;        // copied to memory of their own because the user holds many slabs
+  Counter inline_batches;        // came through the socket because no shared memory could be had
+  Counter stale_batches;         // answers to requests of an earlier epoch, dropped
+  Counter wait_ns;               // the trainer waited for a batch this long
+  Counter waits;                 // and this often
+  Counter fetch_ns;              // workers spent this long on the batches delivered
+  Counter arenas;                // arenas mapped
+  Counter boundary_batches;      // batches that carried boundary tensors
+  Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator
 };
 
 }  // namespace penstock::telemetry

@@ -55,8 +55,10 @@ enum class DescriptorKind : uint8_t {
   kEnd = 4,     // this worker's share of an iterable dataset is exhausted
 };
 
-constexpr uint8_t kDescriptorRaises = 1;     // flag: the batch is an ExceptionWrapper to be raised in its place
-constexpr uint8_t kDescriptorTransient = 2;  // flag: the arena was made for this batch alone and is not used again
+constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an ExceptionWrapper to be raised in its place
+constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for this batch alone and is not used again
+constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
+constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew;
 
 struct Descriptor {
   uint32_t magic = kDescriptorMagic;

@@ -45,6 +45,7 @@ class WorkerServer:
         request: WorkerRequest,
         batch: object,
         raises: bool,
+        threads_drew: bool,
         dumps: Callable[[object], tuple[bytes, list[torch.Tensor]]],
     ) -> None: ...
     def answer_end(self, request: WorkerRequest) -> None: ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,21 +29,43 @@ class EpochSeeds(NamedTuple):
         ``place`` is the batch's number for a map-style dataset; for an iterable one the shard and
         the batch's number in it from 1, where 0 stands for the call of ``iter(dataset)``.
         """
-        words = np.random.SeedSequence(
-            self.base_seed, spawn_key=(self.epoch, *place)
-        ).generate_state(8)
+        words = self._words(8, place)
         torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
         random.seed(int(words[2]) << 32 | int(words[3]))
         np.random.seed(words[4:])
+
+    def seed_of_sample(self, sequence: int, place: int) -> int:
+        """The seed of one sample of a map-style dataset: 64 bits."""
+        words = self._words(2, (sequence, place))
+        return int(words[0]) << 32 | int(words[1])
+
+    def _words(self, count: int, place: tuple[int, ...]) -> Any:
+        sequence = np.random.SeedSequence(self.base_seed, spawn_key=(self.epoch, *place))
+        return sequence.generate_state(count)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The states of the global generators, to be compared or put back."""
+    return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
+
+
+def have_moved(states: tuple[Any, ...]) -> bool:
+    """Whether something was drawn since :func:`generator_states`."""
+    of_torch, of_random, of_numpy = states
+    now = np.random.get_state(legacy=False)
+    return (
+        not torch.equal(of_torch, torch.get_rng_state())
+        or of_random != random.getstate()
+        or of_numpy["state"]["pos"] != now["state"]["pos"]
+        or not np.array_equal(of_numpy["state"]["key"], now["state"]["key"])
+    )
 
 
 class GeneratorsKept:
     """Puts the global generators back as they were, whatever was drawn or raised meanwhile."""
 
     def __enter__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._random = random.getstate()
-        self._numpy = np.random.get_state()
+        self._states = generator_states()
 
     def __exit__(
         self,
@@ -51,6 +73,6 @@ class GeneratorsKept:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        torch.set_rng_state(self._torch)
-        random.setstate(self._random)
-        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._states[0])
+        random.setstate(self._states[1])
+        np.random.set_state(self._states[2])

@@ -25,6 +25,7 @@ from penstock.options import (
     own_options,
 )
 from penstock.provenance import ProvenanceTable
+from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -47,7 +48,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         generators anew before each batch, from the base seed, the number of the epoch and the place
         of the batch in it: a dataset and a collate_fn that draw from them give the same stream for
         any ``num_workers``, 0 included, where the trainer's own generators stay as they were.
-        Generators that a dataset keeps to itself are not covered.
+        Generators that a dataset keeps to itself are not covered. A map-style dataset whose
+        ``__getitem__`` takes ``generator`` is given a ``torch.Generator`` for each sample, which
+        makes its draws independent of ``fetch_threads`` too.
     shards: with ``seeding="batch"`` and an ``IterableDataset``, in how many shards it is read,
         which is what ``get_worker_info().num_workers`` says; the stream then follows from this
         number and not from ``num_workers``. Shards beyond the first of a process have copies of the
@@ -111,6 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._past_counters: Counter[str] = Counter()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._epoch_count = 0
+        self._draw_warning = DrawWarning()
         self.device = device
         self.seeding = seeding
         self.shards = shards

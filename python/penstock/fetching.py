@@ -6,14 +6,15 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.batch_seeds import EpochSeeds, GeneratorsKept
+from penstock.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
 from penstock.errors import UnsupportedError
+from penstock.sample_generators import WithGenerators, accepts_generator
 from penstock.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
 
 
@@ -45,13 +46,19 @@ class Fetcher(Protocol):
     """What a worker makes the batches of one epoch with.
 
     Raises StopIteration at the end of a shard, and what the dataset and its collate_fn raise.
+    ``threads_drew`` becomes True when samples that were fetched on several threads drew numbers
+    from generators that should make them reproducible and cannot.
     """
+
+    threads_drew: bool
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
 
 
 class TorchFetcher:
     """Torch's fetcher as it is."""
+
+    threads_drew = False
 
     def __init__(self, spec: FetchSpec, pool: FetchPool | None) -> None:
         self._fetcher = spec.make_fetcher(spec.dataset, pool)
@@ -83,13 +90,20 @@ class SeededFetcher:
         self._fetchers: dict[int, Any] = {}
         self._places = dict.fromkeys(datasets, 0)
         self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._with_generators: WithGenerators | None = None
+        self._has_threads = pool is not None
+        self.threads_drew = False  # from the global generators, so not reproducibly
         if self._is_map:
-            self._fetcher = spec.make_fetcher(spec.dataset, pool)
+            dataset = spec.dataset
+            if accepts_generator(dataset):
+                dataset = self._with_generators = WithGenerators(dataset, seeds)
+            if self._has_threads:
+                spec = replace(spec, collate_fn=self._collate_after_threads)
+            self._fetcher = spec.make_fetcher(dataset, pool)
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
         if self._is_map:
-            self._seeds.seed_generators(sequence)
-            return self._fetcher.fetch(indices)
+            return self._fetch_by_index(indices, sequence)
         if isinstance(self._datasets[shard_id], UnsupportedError):
             raise self._datasets[shard_id]
         before = torch_worker._worker_info
@@ -104,6 +118,24 @@ class SeededFetcher:
             return self._fetch_of_shard(indices, shard_id)
         finally:
             torch_worker._worker_info = before
+
+    def _fetch_by_index(self, indices: Any, sequence: int) -> Any:
+        self._sequence = sequence
+        self.threads_drew = False
+        self._seeds.seed_generators(sequence)
+        if self._has_threads:
+            self._seeded_states = generator_states()
+        if self._with_generators is not None:
+            is_batch = self._spec.auto_collation
+            indices = self._with_generators.placed(indices, sequence, is_batch)
+        return self._fetcher.fetch(indices)
+
+    def _collate_after_threads(self, samples: Any) -> Any:
+        """collate_fn, whose own draws are as reproducible as without threads."""
+        if have_moved(self._seeded_states):
+            self.threads_drew = True
+            self._seeds.seed_generators(self._sequence)
+        return self._spec.collate_fn(samples)
 
     def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
         if shard_id not in self._fetchers:
@@ -148,6 +180,10 @@ class InProcessFetcher:
         self._is_map = spec.dataset_kind == _DatasetKind.Map
         self._turns = deque(range(shard_count))
         self._sequence = -1
+
+    @property
+    def threads_drew(self) -> bool:
+        return self._fetcher.threads_drew
 
     def fetch(self, indices: Any) -> Any:
         self._sequence += 1

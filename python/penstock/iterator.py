@@ -96,6 +96,9 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
     """Torch's in-process iterator, with penstock's options."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._draw_warning = loader._draw_warning
+        self._may_draw_on_threads = is_seeded_by_batch(loader) and loader.fetch_threads > 1
+        self._fetch_threads = loader.fetch_threads
         if is_seeded_by_batch(loader):
             _BaseDataLoaderIter.__init__(self, loader)
             if self._timeout != 0:
@@ -113,6 +116,8 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         batch = super()._next_data()  # type: ignore[no-untyped-call]
+        if self._may_draw_on_threads and self._dataset_fetcher.threads_drew:
+            self._draw_warning.give(self._fetch_threads)
         return batch if self._device is None else move_batch(batch, self._device)
 
 
@@ -153,6 +158,9 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._provenance = loader._provenance
         self._prefetch_depth = prefetch_depth(loader)
         self.own_options = own_options(loader)
+        self._draw_warning = loader._draw_warning
+        self._may_draw_on_threads = is_seeded_by_batch(loader) and loader.fetch_threads > 1
+        self._fetch_threads = loader.fetch_threads
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
@@ -272,6 +280,8 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         while True:
             kind, value, extra = self._client.next(wait_s, loads, self._provenance is not None)
             if kind == _BATCH:
+                if self._may_draw_on_threads and self._client.counters()["unrepeatable_batches"]:
+                    self._draw_warning.give(self._fetch_threads)
                 if not self._uses_stream:
                     self._ask_for_more()
                 if extra is True:

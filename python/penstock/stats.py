@@ -25,6 +25,7 @@ class LoaderStats:
     inline_batches: int = 0
     stale_batches: int = 0
     boundary_batches: int = 0
+    unrepeatable_batches: int = 0
     arenas: int = 0
     waits: int = 0
     wait_s: float = 0.0

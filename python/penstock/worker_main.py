@@ -151,12 +151,13 @@ def _serve(
             continue
         server.begin()
         batch: Any
-        raises = False
+        raises = threads_drew = False
         if init_error is not None:
             batch, init_error, raises = init_error, None, True
         else:
             try:
                 batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
+                threads_drew = fetcher.threads_drew
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
                     ended_shards.add(request.shard_id)
@@ -166,7 +167,7 @@ def _serve(
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
         try:
-            _answer(server, request, batch, raises, where)
+            _answer(server, request, batch, raises, threads_drew, where)
         except ClosedError:
             return
         del batch, request
@@ -185,10 +186,15 @@ def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest) -> None:
 
 
 def _answer(
-    server: _C.WorkerServer, request: _C.WorkerRequest, batch: Any, raises: bool, where: str
+    server: _C.WorkerServer,
+    request: _C.WorkerRequest,
+    batch: Any,
+    raises: bool,
+    threads_drew: bool,
+    where: str,
 ) -> None:
     try:
-        server.answer(request, batch, raises, dumps)
+        server.answer(request, batch, raises, threads_drew, dumps)
     except ClosedError:
         raise
     except Exception as error:
@@ -199,7 +205,7 @@ def _answer(
             wrapper.exc_msg = batch.exc_msg
         else:
             wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
-        server.answer(request, wrapper, True, dumps)
+        server.answer(request, wrapper, True, False, dumps)
 
 
 def _collating_into(server: _C.WorkerServer, fetch: FetchSpec) -> FetchSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -281,3 +282,99 @@ def test_datapipes_cannot_be_seeded_by_batch() -> None:
 def test_the_options_survive_a_rebuild_from_the_loaders_attributes() -> None:
     loader = DataLoader(Shard(), seeding="batch", shards=3)
     assert (vars(loader)["seeding"], vars(loader)["shards"]) == ("batch", 3)
+
+
+class PerSample(Dataset[Any]):
+    """Draws from the generator that it is given, and never from a global one."""
+
+    def __len__(self) -> int:
+        return 17
+
+    def __getitem__(self, index: int, generator: torch.Generator | None = None) -> Any:
+        return index, float(torch.rand((), generator=generator))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_a_dataset_that_takes_a_generator_gives_the_same_stream_on_any_threads(
+    workers: int, is_subset: bool
+) -> None:
+    dataset: Any = PerSample()
+    if is_subset:
+        dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(3, 17)), [5, 1, 9])
+
+    def stream(**options: Any) -> list[Any]:
+        return epochs(
+            DataLoader(
+                dataset,
+                batch_size=4,
+                shuffle=True,
+                seeding="batch",
+                collate_fn=jittered,
+                num_workers=workers,
+                **options,
+            )
+        )
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*global random generators")
+        expected = stream()
+        assert stream(fetch_threads=3) == expected
+        assert stream(fetch_threads=16) == expected
+    draws_seen = [str(batch) for batch in expected]
+    assert len(set(draws_seen)) == len(draws_seen)
+
+
+def test_a_sample_s_generator_is_its_own_where_there_are_no_batches() -> None:
+    def stream(workers: int) -> list[Any]:
+        torch.manual_seed(5)
+        loader = DataLoader(PerSample(), batch_size=None, seeding="batch", num_workers=workers)
+        return [describe(batch) for batch in loader]
+
+    assert stream(0) == stream(2)
+    assert len(set(map(repr, stream(0)))) == 17
+
+
+def test_with_workers_seeding_no_generator_is_given() -> None:
+    class Strict(PerSample):
+        def __getitem__(self, index: int, generator: torch.Generator | None = None) -> Any:
+            assert generator is None
+            return index
+
+    for workers in (0, 1):
+        assert len(list(DataLoader(Strict(), num_workers=workers))) == 17
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_on_threads_are_warned_of_once_and_collate_fn_stays_reproducible(
+    workers: int,
+) -> None:
+    loader = DataLoader(
+        Augmented(),
+        batch_size=4,
+        seeding="batch",
+        fetch_threads=3,
+        num_workers=workers,
+        collate_fn=jittered,
+    )
+    torch.manual_seed(8)
+    with pytest.warns(UserWarning, match="fetched on 3 threads, so seeding='batch' cannot") as seen:
+        collated = [batch[1] for _ in range(2) for batch in loader]
+    assert sum("global random generators" in str(warning.message) for warning in seen) == 1
+    assert loader.stats().unrepeatable_batches == (0 if workers == 0 else 12)
+    torch.manual_seed(8)
+    serial = DataLoader(PerSampleCount(), batch_size=4, seeding="batch", collate_fn=jittered)
+    assert collated == [batch[1] for _ in range(2) for batch in serial]
+
+
+class PerSampleCount(PerSample):
+    """As long as Augmented, drawing nothing that collate_fn could feel."""
+
+    def __len__(self) -> int:
+        return 23
+
+
+def test_without_draws_on_threads_there_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*global random generators")
+        list(DataLoader(PerSample(), seeding="batch", fetch_threads=2, num_workers=1))

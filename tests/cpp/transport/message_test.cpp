@@ -109,7 +109,7 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
     if (const auto descriptor = parse_descriptor(bytes)) {
       EXPECT_GE(descriptor.value().kind, DescriptorKind::kHello);
       EXPECT_LE(descriptor.value().kind, DescriptorKind::kEnd);
-      EXPECT_LE(descriptor.value().flags, kDescriptorRaises | kDescriptorTransient);
+      EXPECT_LE(descriptor.value().flags, kDescriptorFlags);
     }
     bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
   }
