@@ -53,8 +53,7 @@ Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes) {
   if (descriptor.kind < DescriptorKind::kHello || descriptor.kind > DescriptorKind::kEnd) {
     return malformed("descriptor", "unknown kind " + std::to_string(static_cast<int>(descriptor.kind)));
   }
-  if ((descriptor.flags & ~kDescriptorFlags) != 0)
-    return malformed("descriptor", "unknown flags");
+  if ((descriptor.flags & ~kDescriptorFlags) != 0) return malformed("descriptor", "unknown flags");
   const size_t body = bytes.size() - sizeof descriptor;
   if (body != (descriptor.kind == DescriptorKind::kInline ? descriptor.record_bytes : 0)) {
     return malformed("descriptor", "its body does not have the length it claims");
