@@ -31,6 +31,9 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 # storage, since a thread that comes back from native code while the interpreter goes down can abort
 # the process; short enough not to be taken for a hang.
 _END_SECONDS_MAX = 1.0
+# A signal that arrives in the moment before a thread goes to sleep does not wake it; without a look
+# now and then one Ctrl-C in ten, sent as the last sample began, was lost.
+_INTERRUPT_CHECK_S = 0.5
 
 
 class ThreadedMapFetcher(_MapDatasetFetcher):
@@ -100,14 +103,14 @@ class FetchPool:
         if self._pid != os.getpid():
             self._make_empty()
         if self._unfinished is not None:
-            self._unfinished.is_over.wait()
+            self._unfinished.wait()
         batch = _BatchFetch(dataset, indices, _ThreadState.current())
         try:
             self._unfinished = batch
             for _ in range(min(self._thread_count, len(indices))):
                 self._batches.put(batch)
             self._start_threads(len(indices))
-            batch.is_over.wait()
+            batch.wait()
         except BaseException:
             batch.cancel()
             raise
@@ -157,7 +160,7 @@ class _BatchFetch:
 
     def __init__(self, dataset: Any, indices: list[Any], state: _ThreadState) -> None:
         self.state = state
-        self.is_over = threading.Event()  # nothing runs, and nothing will be started
+        self._is_over = threading.Event()
         self._dataset = dataset
         self._indices = indices
         self._lock = threading.Lock()
@@ -167,7 +170,7 @@ class _BatchFetch:
         self._samples: list[Any] = [None] * len(indices)
         self._failures: dict[int, BaseException] = {}  # by position in the batch
         if not indices:
-            self.is_over.set()
+            self._is_over.set()
 
     def work(self) -> None:
         """Fetches samples until there is none left to claim."""
@@ -182,6 +185,11 @@ class _BatchFetch:
             self._fail(len(self._indices), failure)
         finally:
             self._leave()
+
+    def wait(self) -> None:
+        """Blocks until nothing runs and nothing will be started."""
+        while not self._is_over.wait(_INTERRUPT_CHECK_S):
+            pass
 
     def cancel(self) -> None:
         """Starts no further sample."""
@@ -234,7 +242,7 @@ class _BatchFetch:
 
     def _settle(self) -> None:
         if self._thread_count == 0 and self._claimed_count == self._claims_end:
-            self.is_over.set()
+            self._is_over.set()
 
 
 @dataclass(frozen=True, slots=True)

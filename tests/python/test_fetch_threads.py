@@ -36,6 +36,11 @@ FIVE_FAILED = threading.Event()
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("NAME", default="nobody")
 
 
+@pytest.fixture(autouse=True)
+def _whole_barrier() -> None:
+    FOUR.reset()  # a test that failed may have broken it
+
+
 def threaded(count: int) -> Any:
     """penstock's class with that many threads, for what makes a loader from torch's arguments."""
     return functools.partial(DataLoader, fetch_threads=count)
