@@ -29,6 +29,13 @@ from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
+_OPTIONS_LEFT_OUT: dict[str, Any] = {
+    "device": None,
+    "seeding": None,
+    "shards": None,
+    "prefetch_bytes": None,
+    "fetch_threads": 1,
+}
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -106,15 +113,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
     ) -> None:
-        self._provenance: ProvenanceTable | None = None
-        self._plan: Any = None
-        self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
-        self._fallback_reason: str | None = None
-        self._iterator_kind: str | None = None
-        self._past_counters: Counter[str] = Counter()
-        self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
-        self._epoch_count = 0
-        self._draw_warning = DrawWarning()
+        self._set_own_state()
         self.device = device
         self.seeding = seeding
         self.shards = shards
@@ -148,6 +147,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             live._shutdown_workers()  # persistent workers keep what they were started with
             self._iterator = None
         return super().__iter__()
+
+    def _set_own_state(self) -> None:
+        self._provenance: ProvenanceTable | None = None
+        self._plan: Any = None
+        self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
+        self._fallback_reason: str | None = None
+        self._iterator_kind: str | None = None
+        self._past_counters: Counter[str] = Counter()
+        self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self._epoch_count = 0
+        self._draw_warning = DrawWarning()
 
     @property
     def plan(self) -> Any:
@@ -225,10 +235,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to this process stays here: iterators, the provenance of live batches, the
         # plan of a model.
-        state = self.__dict__.copy()
-        state.update(_live_iterators=None, _provenance=None, _plan=None, _prefixes={})
-        return state
+        left_here = {"_live_iterators", "_provenance", "_plan", "_prefixes"}
+        return {name: value for name, value in vars(self).items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.__dict__["_live_iterators"] = weakref.WeakSet()
+        # The state may be that of torch's loader, pickled where penstock was not installed.
+        self._set_own_state()
+        self.__dict__.update({**_OPTIONS_LEFT_OUT, **state})
