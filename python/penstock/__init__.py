@@ -13,10 +13,20 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.explanation import explain
+    from penstock.installation import install, uninstall
     from penstock.offloading import detach, offload
     from penstock.plan import Plan
 
-__all__ = ["DataLoader", "PenstockError", "Plan", "detach", "explain", "offload"]
+__all__ = [
+    "DataLoader",
+    "PenstockError",
+    "Plan",
+    "detach",
+    "explain",
+    "install",
+    "offload",
+    "uninstall",
+]
 __version__ = "0.1.0"
 
 # The cut imports Dynamo, which takes as long as torch itself. Those who only load data, and every
@@ -25,7 +35,9 @@ _LAZY = {
     "Plan": "penstock.plan",
     "detach": "penstock.offloading",
     "explain": "penstock.explanation",
+    "install": "penstock.installation",
     "offload": "penstock.offloading",
+    "uninstall": "penstock.installation",
 }
 
 

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock.install(): who gets which class under torch's name, and that all of it can go back."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch.utils.data
+import torch.utils.data.dataloader
+from script_runs import running
+from stream_oracle import error_of
+from torch.utils.data import DataLoader
+
+import penstock
+
+# In a place that no rebinding reaches.
+TORCHS = {"class": torch.utils.data.DataLoader}
+
+
+class EarlyLoader(DataLoader[Any]):
+    """Made from torch's class before anything is installed, and calling it by name."""
+
+    def __init__(self, dataset: Any, label: str, **options: Any) -> None:
+        DataLoader.__init__(self, dataset, **options)
+        self.label = label
+
+    def _get_iterator(self) -> Any:
+        return DataLoader._get_iterator(self)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PENSTOCK_FALLBACK", "error")
+    penstock.install()
+    yield
+    penstock.uninstall()
+
+
+@pytest.fixture
+def importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a framework that takes the class from torch, as most do."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def import_framework(name: str) -> ModuleType:
+        text = "from torch.utils.data import DataLoader as Loader\nkept_elsewhere = [Loader]\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return __import__(name)
+
+    return import_framework
+
+
+def names_of_the_class() -> list[type]:
+    return [DataLoader, torch.utils.data.DataLoader, torch.utils.data.dataloader.DataLoader]
+
+
+def assert_streams_by_penstock(loader: Any) -> None:
+    assert list(loader)
+    assert isinstance(loader, penstock.DataLoader)
+    assert loader.stats().iterator == "penstock"
+
+
+def test_every_name_of_the_class_leads_to_penstock_and_back() -> None:
+    penstock.install()
+    try:
+        assert all(issubclass(kind, penstock.DataLoader) for kind in names_of_the_class())
+    finally:
+        penstock.uninstall()
+    assert names_of_the_class() == [TORCHS["class"]] * 3
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_loader_by_torchs_name_streams_by_penstock() -> None:
+    assert_streams_by_penstock(DataLoader([1, 2, 3], num_workers=1))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_loader_by_torchs_name_takes_options_of_penstock() -> None:
+    loader = torch.utils.data.DataLoader([1, 2, 3], num_workers=1, device="cpu")  # type: ignore[call-arg]
+    assert loader.device == "cpu"  # type: ignore[attr-defined]
+    assert_streams_by_penstock(loader)
+
+
+def test_a_framework_imported_before_or_after_gets_penstocks(
+    importer: Callable[[str], ModuleType],
+) -> None:
+    before = importer("imported_before")
+    penstock.install()
+    try:
+        after = importer("imported_after")
+        for framework in (before, after):
+            assert issubclass(framework.Loader, penstock.DataLoader)
+    finally:
+        penstock.uninstall()
+    assert before.Loader is after.Loader is TORCHS["class"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_installing_again_takes_in_what_got_torchs_class_since(
+    importer: Callable[[str], ModuleType],
+) -> None:
+    framework = importer("imported_meanwhile")
+    framework.Loader = TORCHS["class"]  # type: ignore[attr-defined]
+    penstock.install()
+    assert framework.Loader is DataLoader
+
+
+def test_uninstalling_what_is_not_installed_changes_nothing() -> None:
+    penstock.uninstall()
+    assert names_of_the_class() == [TORCHS["class"]] * 3
+    assert pickle.loads(pickle.dumps(TORCHS["class"])) is TORCHS["class"]
+
+
+def test_classes_and_instances_of_torchs_class_are_those_of_the_name() -> None:
+    plain, early = DataLoader([1]), EarlyLoader([1], "a")
+    penstock.install()
+    try:
+        for loader in (plain, early, penstock.DataLoader([1]), DataLoader([1])):
+            assert isinstance(loader, torch.utils.data.DataLoader)
+            assert issubclass(type(loader), torch.utils.data.DataLoader)
+        assert not isinstance([1], torch.utils.data.DataLoader)
+        assert not issubclass(list, torch.utils.data.DataLoader)
+        assert not isinstance(plain, penstock.DataLoader)
+        assert EarlyLoader in torch.utils.data.DataLoader.__subclasses__()
+    finally:
+        penstock.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_patch_of_torchs_class_is_not_found_on_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning patches both in any order, and puts back on each what it found there."""
+    own = DataLoader.__setattr__
+    monkeypatch.setattr(TORCHS["class"], "__setattr__", lambda *it: object.__setattr__(*it))
+    assert DataLoader.__setattr__ is own
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_made_after_it_is_told_from_its_like() -> None:
+    class Late(DataLoader[Any]):
+        pass
+
+    class Later(Late):
+        pass
+
+    assert isinstance(Later([1]), Late) and issubclass(Later, Late)
+    assert not isinstance(DataLoader([1]), Late) and not isinstance(EarlyLoader([1], "a"), Late)
+    assert not issubclass(penstock.DataLoader, Late)
+    assert_streams_by_penstock(Later([1], num_workers=1))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_of_loaders_may_be_abstract_too() -> None:
+    class Abstract(DataLoader[Any], abc.ABC):
+        @abc.abstractmethod
+        def label(self) -> str: ...
+
+    class Concrete(Abstract):
+        def label(self) -> str:
+            return "a"
+
+    assert isinstance(error_of(lambda: Abstract([1])), TypeError)  # type: ignore[abstract]
+    assert_streams_by_penstock(Concrete([1], num_workers=1))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_made_before_goes_on_with_torchs_iterator() -> None:
+    loader = EarlyLoader([1, 2, 3], "a", batch_size=2, num_workers=1)
+    assert [batch.tolist() for batch in loader] == [[1, 2], [3]]
+    assert not isinstance(loader, penstock.DataLoader)
+
+
+class Pickled(NamedTuple):
+    loader: Any
+    kind: Any
+
+
+@pytest.mark.parametrize("dump", ["before", "while"])
+@pytest.mark.parametrize("load", ["before", "while"])
+def test_loaders_of_torchs_class_can_be_pickled(dump: str, load: str) -> None:
+    """Into and out of a process that has installed; the class is found by its name."""
+    loader = DataLoader([1, 2, 3], batch_size=2)
+    try:
+        if dump == "while":
+            penstock.install()
+        dumped = pickle.dumps(Pickled(loader, type(loader)))
+        penstock.uninstall()
+        if load == "while":
+            penstock.install()
+        again = pickle.loads(dumped)
+        assert type(again.loader) is again.kind
+        assert [batch.tolist() for batch in again.loader] == [[1, 2], [3]]
+    finally:
+        penstock.uninstall()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_loader_of_penstock_stays_one_when_it_is_copied(copied: Callable[[Any], Any]) -> None:
+    penstock.install()
+    loader = DataLoader([1, 2, 3], num_workers=1, device="cpu")  # type: ignore[call-arg]
+    penstock.uninstall()
+    again = copied(loader)
+    assert again.device == "cpu"
+    assert_streams_by_penstock(again)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_torch_pickled_becomes_penstocks_with_its_own_state() -> None:
+    penstock.uninstall()
+    dumped = pickle.dumps(DataLoader([1, 2, 3], num_workers=1))
+    penstock.install()
+    assert_streams_by_penstock(pickle.loads(dumped))
+
+
+def report_the_class(connection: Any) -> None:
+    connection.send(torch.utils.data.DataLoader.__mro__[1] is penstock.DataLoader)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_that_are_spawned_install_too(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=report_the_class, args=(sending,))  # type: ignore[attr-defined]
+    process.start()
+    sending.close()
+    assert receiving.recv() is True
+    process.join()
+    process.close()
+    receiving.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_of_a_program_that_installs_are_spawned(method: str, tmp_path: Path) -> None:
+    source = f"""
+import penstock
+if __name__ == "__main__":
+    penstock.install()
+from torch.utils.data import DataLoader
+
+class Squares:
+    def __len__(self): return 4
+    def __getitem__(self, index): return index * index
+
+if __name__ == "__main__":
+    loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="{method}")
+    print([batch.tolist() for batch in loader], loader.stats().iterator)
+"""
+    with running("torch", source, tmp_path) as run:
+        assert run.finish() == (0, "[[0, 1], [4, 9]] penstock\n", "")
