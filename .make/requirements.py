@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the packages that a group of pyproject.toml stands for, one per line.
 
-usage: requirements.py build|demo|test|bench|lint
+usage: requirements.py build|demo|frameworks|test|bench|lint
 
 `build` is what a build and penstock itself need; every other group is printed with it, so that pip
 resolves them together and never moves torch to another version.

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning and Fabric: they build a loader anew from its attributes to put their sampler in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import _replace_dunder_methods, _update_dataloader
+from lightning.pytorch import LightningModule, Trainer
+from program_runs import run_ranks
+from tiny_training import Noisy, linear_model, loss_of, train_step
+from torch.utils.data import DataLoader, SequentialSampler
+
+import penstock
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+TORCHS = (DataLoader,)  # in a place that no rebinding reaches
+
+
+class Tiny(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = linear_model()
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        loss = loss_of(self.model, batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def make_loader() -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)
+
+
+def fit(module: LightningModule, **data: Any) -> Trainer:
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, **data)
+    return trainer
+
+
+def fit_a_loader() -> tuple[Any, Any]:
+    module = Tiny()
+    trainer = fit(module, train_dataloaders=make_loader())
+    return module.losses, trainer.train_dataloader
+
+
+class TinyWithData(Tiny):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return make_loader()
+
+
+def fit_a_module_with_its_data() -> tuple[Any, Any]:
+    module = TinyWithData()
+    return module.losses, fit(module).train_dataloader
+
+
+def train_with_fabric() -> tuple[Any, Any]:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model = linear_model()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    loader = fabric.setup_dataloaders(make_loader())
+    losses = [train_step(model, optimizer, batch) for _ in range(2) for batch in loader]
+    return losses, loader._dataloader
+
+
+@pytest.mark.parametrize("run", [fit_a_loader, fit_a_module_with_its_data, train_with_fabric])
+def test_training_gives_torchs_losses(
+    run: Callable[[], Any],
+    same_as_torch: Callable[..., Any],
+    assert_used: Callable[[Any], None],
+) -> None:
+    assert_used(same_as_torch(run))
+
+
+class LabelledBefore(DataLoader[Any]):
+    """What Lightning builds anew only because it saw the call that made it."""
+
+    def __init__(self, label: str, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.given_label = label
+
+
+def test_a_loader_made_in_a_hook_is_made_anew_from_its_call(loader_name: str) -> None:
+    class LabelledAfter(DataLoader[Any]):
+        def __init__(self, label: str, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.given_label = label
+
+    for kind in (LabelledBefore, LabelledAfter):
+        with _replace_dunder_methods(DataLoader, "dataset"):
+            loader = kind("a", Noisy(), batch_size=2)
+        again = _update_dataloader(loader, SequentialSampler(range(3)))
+        assert type(again) is kind and again.given_label == "a"
+        assert [len(labels) for _, labels in again] == [2, 1]
+    assert issubclass(LabelledAfter, penstock.DataLoader) == (loader_name == "penstock")
+
+
+@pytest.mark.usefixtures("loader_name")
+def test_what_lightning_patches_on_classes_it_takes_off_again() -> None:
+    classes = (*TORCHS, penstock.DataLoader, DataLoader, LabelledBefore)
+    names = ("__init__", "__setattr__", "__delattr__")
+    before = [getattr(kind, name) for kind in classes for name in names]
+    with _replace_dunder_methods(DataLoader, "dataset"):
+        assert all(kind.__init__ not in before for kind in classes)
+        assert all(kind.__setattr__ not in before for kind in (*TORCHS, DataLoader))
+    assert [getattr(kind, name) for kind in classes for name in names] == before
+
+
+@pytest.mark.parametrize("in_a_hook", [False, True])
+@pytest.mark.usefixtures("loader_name")
+def test_options_of_penstock_are_kept_when_a_loader_is_made_anew(in_a_hook: bool) -> None:
+    def make() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(Noisy(), batch_size=2, device="cpu", num_workers=1)
+
+    if in_a_hook:
+        with _replace_dunder_methods(DataLoader, "dataset"):
+            loader = make()
+    else:
+        loader = make()
+    again = _update_dataloader(loader, SequentialSampler(range(3)))
+    assert type(again) is type(loader) and again is not loader
+    assert again.device == "cpu"
+    assert [len(labels) for _, labels in again] == [2, 1]
+    assert again.stats().iterator == "penstock"
+
+
+RANKS = """
+    import json, logging, sys, warnings
+    logging.disable(logging.WARNING)
+    import penstock, torch
+    from lightning.fabric import Fabric
+    from lightning.pytorch import Trainer, seed_everything
+    from test_lightning import Tiny
+    from tiny_training import Noisy, linear_model, train_step
+    from torch.utils.data import DataLoader
+
+    def make_loader(**options):
+        return DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1, **options)
+
+    def describe(losses, loader):
+        return {
+            "losses": losses,
+            "is ours": isinstance(loader, penstock.DataLoader),
+            "is torch's": isinstance(loader, DataLoader),
+            "sampler": type(loader.sampler).__name__,
+            "batches": len(loader),
+            "device": getattr(loader, "device", None),
+        }
+
+    def fit(loader):
+        torch.manual_seed(1)
+        module = Tiny()
+        trainer = Trainer(
+            max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(module, loader)
+        return describe(module.losses, trainer.train_dataloader)
+
+    def train(loader):
+        torch.manual_seed(1)
+        model = linear_model()
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        prepared = fabric.setup_dataloaders(loader)
+        losses = [train_step(model, optimizer, batch) for _ in range(2) for batch in prepared]
+        return describe(losses, prepared._dataloader)
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    report = {"torch": [fit(make_loader()), train(make_loader())]}
+    penstock.install()
+    report["penstock"] = [fit(make_loader(device="cpu")), train(make_loader(device="cpu"))]
+    print(json.dumps(report))
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
+    reports = [json.loads(out.splitlines()[-1]) for out in run_ranks(RANKS, tmp_path)]
+    for report in reports:
+        for ours, torchs in zip(report["penstock"], report["torch"], strict=True):
+            assert (torchs["is ours"], ours["is ours"]) == (False, True)
+            assert (torchs["is torch's"], ours["is torch's"]) == (True, True)
+            assert torchs["sampler"] == ours["sampler"] == "DistributedSampler"
+            # 11 of 22 samples, in batches of 3.
+            assert torchs["batches"] == ours["batches"] == 4
+            assert ours["device"] == "cpu"
+            assert len(torchs["losses"]) == 8
+            assert ours["losses"] == torchs["losses"]
+    first, second = (report["torch"][0]["losses"] for report in reports)
+    assert first != second
