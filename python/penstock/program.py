@@ -90,7 +90,9 @@ def _set_first_import_folder(folder: str) -> None:
 
 
 def _run(code: CodeType, main: ModuleType) -> None:
-    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):  # later a module makes its annotations when asked for them
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 

@@ -76,7 +76,7 @@ SURROUNDINGS = """
     seen = dict(main.__dict__, main=None)
     for name in ("__name__", "__file__", "__package__", "__spec__", "__doc__", "__cached__"):
         print(name, seen[name] if name != "__spec__" else getattr(seen[name], "name", None))
-    print(type(seen["__loader__"]).__name__, seen["__builtins__"], __annotations__)
+    print(type(seen["__loader__"]).__name__, seen["__builtins__"], seen.get("__annotations__"))
     print(main.__dict__ is globals(), sys.argv, sys.path)
 """
 
