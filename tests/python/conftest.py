@@ -14,6 +14,7 @@ from pathlib import Path
 
 import process_traces
 import pytest
+import tqdm
 
 # How long processes that are on their way out may take on a busy machine. One that is still there
 # after it does not know that it should be gone.
@@ -42,6 +43,8 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Helpers that multiprocessing starts once for the whole process; nobody's leak.
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.forkserver.ensure_running()
+    # torch.fx makes a progress bar where there is tqdm, and tqdm's first one makes a lock for good.
+    tqdm.tqdm.get_lock()
     # Collecting the garbage of one test should not walk over all of torch: that took 0.1 s a test.
     gc.collect()
     gc.freeze()
