@@ -97,6 +97,9 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _own_class(self).__init__(self, *args, **kwargs)
 
+    def __iter__(self) -> _BaseDataLoaderIter:
+        return _own_class(self).__iter__(self)  # type: ignore[no-any-return]
+
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return _own_class(self)._get_iterator(self)  # type: ignore[no-any-return]
 

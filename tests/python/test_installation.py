@@ -33,6 +33,9 @@ class EarlyLoader(DataLoader[Any]):
         DataLoader.__init__(self, dataset, **options)
         self.label = label
 
+    def __iter__(self) -> Any:
+        return DataLoader.__iter__(self)
+
     def _get_iterator(self) -> Any:
         return DataLoader._get_iterator(self)
 
