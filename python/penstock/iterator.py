@@ -33,6 +33,7 @@ from penstock.device import cuda_index, move_batch
 from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.options import is_seeded_by_batch, own_options, shard_count
+from penstock.out_of_memory import explain, explain_later_kills
 from penstock.provenance import BatchHandle, Provenance
 from penstock.stuck_worker import where_it_is
 from penstock.threaded_fetch import make_pool
@@ -229,6 +230,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             self._workers.append(process)
         _utils.signal_handling._set_worker_pids(id(self), tuple(w.pid for w in self._workers))
         _utils.signal_handling._set_SIGCHLD_handler()
+        explain_later_kills()
         self._worker_pids_set = True
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -359,7 +361,10 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
                 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
                 pass  # a child of the fork server, or reaped already
-        _utils.signal_handling._error_if_any_worker_fails()
+        try:
+            _utils.signal_handling._error_if_any_worker_fails()
+        except RuntimeError as error:
+            raise explain(error) from None
         for worker in workers:
             self._workers_status[self._workers.index(worker)] = False
         pids = ", ".join(str(worker.pid) for worker in workers)

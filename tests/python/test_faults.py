@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
+import time
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import process_traces
@@ -252,6 +256,64 @@ def test_a_timeout_names_the_worker_the_samples_and_the_line_where_it_hangs(
     del iterator
     os.close(reader)
     os.close(writer)
+
+
+@pytest.fixture
+def small_memory_group() -> Iterator[Path]:
+    """A control group whose processes may take 32 MiB more, of the first or second version."""
+    name = f"penstock-test-{os.getpid()}"
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    group, limit = (first / name, "memory.limit_in_bytes")
+    if not first.is_dir():
+        group, limit = (second / name, "memory.max")
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(32 << 20))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group with a limit of memory can be made here: {error}")
+    yield group
+    deadline = time.monotonic() + 10
+    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    group.rmdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer_is", ["waiting", "computing"])
+def test_a_worker_that_the_kernel_killed_for_memory_is_reported_so(
+    small_memory_group: Path, trainer_is: str
+) -> None:
+    def devour(index: int) -> Any:
+        if index == 1:
+            (small_memory_group / "cgroup.procs").write_text(str(os.getpid()))
+            return bytearray(os.urandom(1 << 20) * 200)
+        return number(index)
+
+    iterator = iter(DataLoader(Computed(4, devour), num_workers=1, prefetch_factor=2))
+    (worker,) = iterator._workers  # type: ignore[attr-defined]
+
+    def compute() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            pass
+
+    error = error_of(lambda: list(iterator)) if trainer_is == "waiting" else error_of(compute)
+    assert type(error) is RuntimeError
+    text = str(error)
+    assert text.startswith(f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed. ")
+    assert "because memory ran out since this loader started its workers" in text
+    assert text.count("memory ran out") == 1
+
+
+def test_a_worker_that_somebody_killed_is_not_said_to_lack_memory() -> None:
+    iterator = iter(DataLoader(Computed(50, number), num_workers=1, prefetch_factor=1))
+    (worker,) = iterator._workers  # type: ignore[attr-defined]
+    os.kill(worker.pid, signal.SIGKILL)
+    error = error_of(lambda: list(iterator))
+    assert "is killed by signal: Killed" in str(error)
+    assert "memory" not in str(error)
 
 
 def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
