@@ -11,6 +11,7 @@ import multiprocessing.util
 import os
 import pickle
 import threading
+import time
 import warnings
 import weakref
 from multiprocessing import connection
@@ -396,8 +397,10 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._shutdown = True
         try:
             self._client.stop()
+            # Torch waits as long for each of them, one after the other.
+            deadline = time.monotonic() + _utils.MP_STATUS_CHECK_INTERVAL
             for worker in self._workers:
-                worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+                worker.join(timeout=max(0.0, deadline - time.monotonic()))
         finally:
             if self._worker_pids_set:
                 _utils.signal_handling._remove_worker_pids(id(self))

@@ -139,6 +139,45 @@ for batch in iterator:
         assert_all_is_gone(run, pids, loader_name)
 
 
+def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing(
+    loader_name: str, tmp_path: Path
+) -> None:
+    """A cell is interrupted while it waits for a batch, or anywhere else, and run again."""
+    source = f"""{HEAD}
+import gc, random, signal, threading, time
+
+def held():
+    gc.collect()
+    return (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")),
+            len(open("/proc/self/task/%d/children" % os.getpid()).read().split()))
+
+def cell():
+    loader = DataLoader(Gated(100), batch_size=2, num_workers=2, persistent_workers=True)
+    for batch in loader:
+        pass
+
+after = []
+for turn in range(50):
+    timer = threading.Timer(0.05 + 0.1 * random.random(), os.killpg, [0, signal.SIGINT])
+    try:
+        timer.start()
+        cell()
+    except KeyboardInterrupt:
+        pass
+    timer.join()
+    os.write(writer, b"!" * 8)
+    if turn in (9, 49):
+        deadline = time.monotonic() + 20
+        while held()[2] > 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        after.append(held())
+print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2], flush=True)
+"""
+    with running(loader_name, source, tmp_path) as run:
+        code, out, error = run.finish()
+        assert (code, out) == (0, "True True 0\n"), error
+
+
 def test_workers_of_a_killed_trainer_go_and_leave_nothing(loader_name: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))

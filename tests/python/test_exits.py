@@ -13,7 +13,7 @@ from script_runs import ORPHAN_SECONDS_MAX, running
 pytestmark = pytest.mark.slow
 
 HEAD = """
-import atexit, ctypes, os, signal, sys, threading
+import atexit, ctypes, os, signal, sys, threading, time
 import torch
 from torch.utils.data import Dataset
 from torch.utils.data import DataLoader
@@ -156,6 +156,27 @@ next(iterator)
         code, _, error = run.finish()
         assert code == -signal.SIGINT
         assert error.count("Traceback") == 1
+        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
+
+
+def test_all_busy_workers_together_are_waited_for_as_long_as_torch_waits_for_one(
+    tmp_path: Path,
+) -> None:
+    source = f"""{HEAD}
+def busy():
+    time.sleep(40)
+
+iterator = iter(DataLoader(Rows(), batch_size=1, num_workers=4, prefetch_factor=2))
+kept = [next(iterator) for _ in range(8)]
+time.sleep(0.5)
+say_pids(iterator)
+begin = time.monotonic()
+del iterator
+print(time.monotonic() - begin < 9, flush=True)
+"""
+    with running("penstock", source, tmp_path) as run:
+        pids = run.read_pids()
+        assert run.finish() == (0, "True\n", "")
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
