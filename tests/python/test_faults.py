@@ -262,13 +262,17 @@ def test_a_timeout_names_the_worker_the_samples_and_the_line_where_it_hangs(
 def small_memory_group() -> Iterator[Path]:
     """A control group whose processes may take 32 MiB more, of the first or second version."""
     name = f"penstock-test-{os.getpid()}"
-    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    group, limit = (first / name, "memory.limit_in_bytes")
-    if not first.is_dir():
-        group, limit = (second / name, "memory.max")
+    root, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    swap = {"memory.memsw.limit_in_bytes": 32 << 20}
+    if not root.is_dir():
+        root, limit, swap = Path("/sys/fs/cgroup"), "memory.max", {"memory.swap.max": 0}
+    group = root / name
     try:
         group.mkdir()
         (group / limit).write_text(str(32 << 20))
+        for file, count in swap.items():  # where there is no swap there may be no such file
+            if (group / file).exists():
+                (group / file).write_text(str(count))
     except OSError as error:
         with contextlib.suppress(OSError):
             group.rmdir()
