@@ -19,6 +19,7 @@ from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.iterator import LocalPoolIter, SingleProcessIter
 from penstock.options import (
+    DEFAULTS,
     check_options,
     check_torch_iterator_suffices,
     is_seeded_by_batch,
@@ -29,13 +30,6 @@ from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
-_OPTIONS_LEFT_OUT: dict[str, Any] = {
-    "device": None,
-    "seeding": None,
-    "shards": None,
-    "prefetch_bytes": None,
-    "fetch_threads": 1,
-}
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -241,4 +235,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The state may be that of torch's loader, pickled where penstock was not installed.
         self._set_own_state()
-        self.__dict__.update({**_OPTIONS_LEFT_OUT, **state})
+        self.__dict__.update({**DEFAULTS, **state})

@@ -33,7 +33,7 @@ from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index, move_batch
 from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
-from penstock.options import is_seeded_by_batch, own_options, shard_count
+from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.out_of_memory import explain, explain_later_kills
 from penstock.provenance import BatchHandle, Provenance
 from penstock.stuck_worker import where_it_is
@@ -99,8 +99,7 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._draw_warning = loader._draw_warning
-        self._may_draw_on_threads = is_seeded_by_batch(loader) and loader.fetch_threads > 1
-        self._fetch_threads = loader.fetch_threads
+        self._drawing_threads = drawing_threads(loader)
         if is_seeded_by_batch(loader):
             _BaseDataLoaderIter.__init__(self, loader)
             if self._timeout != 0:
@@ -118,8 +117,8 @@ class SingleProcessIter(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         batch = super()._next_data()  # type: ignore[no-untyped-call]
-        if self._may_draw_on_threads and self._dataset_fetcher.threads_drew:
-            self._draw_warning.give(self._fetch_threads)
+        if self._drawing_threads and self._dataset_fetcher.threads_drew:
+            self._draw_warning.give(self._drawing_threads)
         return batch if self._device is None else move_batch(batch, self._device)
 
 
@@ -161,8 +160,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._prefetch_depth = prefetch_depth(loader)
         self.own_options = own_options(loader)
         self._draw_warning = loader._draw_warning
-        self._may_draw_on_threads = is_seeded_by_batch(loader) and loader.fetch_threads > 1
-        self._fetch_threads = loader.fetch_threads
+        self._drawing_threads = drawing_threads(loader)
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
@@ -283,8 +281,9 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         while True:
             kind, value, extra = self._client.next(wait_s, loads, self._provenance is not None)
             if kind == _BATCH:
-                if self._may_draw_on_threads and self._client.counters()["unrepeatable_batches"]:
-                    self._draw_warning.give(self._fetch_threads)
+                if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
+                    self._draw_warning.give(self._drawing_threads)
+                    self._drawing_threads = 0  # it is said, and need not be looked for again
                 if not self._uses_stream:
                     self._ask_for_more()
                 if extra is True:

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
 
 
+# What each option is when it is left out.
+DEFAULTS: dict[str, Any] = {
+    "device": None,
+    "seeding": None,
+    "shards": None,
+    "prefetch_bytes": None,
+    "fetch_threads": 1,
+}
+
+
 def check_options(loader: DataLoader[Any]) -> None:
     """Refuses what the own options of a loader cannot be. Raises ValueError or TypeError.
 
@@ -25,8 +35,8 @@ def check_options(loader: DataLoader[Any]) -> None:
 
 
 def own_options(loader: DataLoader[Any]) -> tuple[Any, ...]:
-    """The options that workers are started with, so that a change of one needs new workers."""
-    return (loader.seeding, loader.shards, loader.prefetch_bytes, loader.fetch_threads)
+    """What an iterator is made with and keeps, so that a change of one needs a new one."""
+    return tuple(getattr(loader, name) for name in DEFAULTS)
 
 
 def is_seeded_by_batch(loader: DataLoader[Any]) -> bool:
@@ -41,6 +51,13 @@ def shard_count(loader: DataLoader[Any]) -> int:
     return max(1, loader.num_workers)
 
 
+def drawing_threads(loader: DataLoader[Any]) -> int:
+    """On how many threads a batch's samples may draw what ``seeding="batch"`` should repeat; 0
+    where it can.
+    """
+    return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
+
+
 def check_torch_iterator_suffices(loader: DataLoader[Any], reason: str) -> None:
     """Refuses to hand over to torch's iterator what it would ignore. Raises UnsupportedError."""
     if is_seeded_by_batch(loader):
@@ -48,6 +65,13 @@ def check_torch_iterator_suffices(loader: DataLoader[Any], reason: str) -> None:
             f"seeding='batch' was asked for where torch's iterator has to be used: {reason}; leave "
             f"seeding out, or use another dataset"
         )
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if type(value) is not int:
+        raise TypeError(f"{name} is {value!r}; a positive int or None is expected")
+    if value < 1:
+        raise ValueError(f"{name} is {value}; at least 1 is expected")
 
 
 def _check_seeding(loader: DataLoader[Any]) -> None:
@@ -62,10 +86,7 @@ def _check_shards(loader: DataLoader[Any]) -> None:
     shards = loader.shards
     if shards is None:
         return
-    if type(shards) is not int:
-        raise TypeError(f"shards is {shards!r}; a positive int or None is expected")
-    if shards < 1:
-        raise ValueError(f"shards is {shards}; at least 1 is expected")
+    _check_positive("shards", shards)
     if loader._dataset_kind != _DatasetKind.Iterable:
         raise ValueError(
             f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "
@@ -82,10 +103,7 @@ def _check_prefetch_bytes(loader: DataLoader[Any]) -> None:
     count = loader.prefetch_bytes
     if count is None:
         return
-    if type(count) is not int:
-        raise TypeError(f"prefetch_bytes is {count!r}; a positive int or None is expected")
-    if count < 1:
-        raise ValueError(f"prefetch_bytes is {count}; at least 1 is expected")
+    _check_positive("prefetch_bytes", count)
     if loader.num_workers == 0:
         raise ValueError(
             f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "

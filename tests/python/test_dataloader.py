@@ -134,6 +134,14 @@ def test_the_cpu_is_a_device(workers: int) -> None:
     assert all(batch.device.type == "cpu" for batch in loader)
 
 
+def test_a_change_of_device_makes_a_new_iterator_of_persistent_workers() -> None:
+    loader = DataLoader(Computed(4, number), num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    assert iter(loader) is first
+    loader.device = "cpu"
+    assert iter(loader) is not first
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
 def test_a_device_that_is_not_there_is_refused_by_iter(workers: int) -> None:
