@@ -14,15 +14,13 @@ import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import process_traces
 import pytest
-import torch
+from limits import deadline, one_thread
 
 LOADER_MODULES = {"torch": "torch.utils.data", "penstock": "penstock"}
 TEST_SECONDS_MAX = 240.0  # many times what the longest takes on two idle cores
@@ -63,26 +61,15 @@ def _no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _deadline() -> Iterator[None]:
-    """A hanging loader fails its test instead of holding up the suite."""
-
-    def give_up(signum: int, frame: FrameType | None) -> None:
-        # Not an Exception, which torch's loader would take for a queue that is empty.
-        pytest.fail(f"the test took more than {TEST_SECONDS_MAX} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS_MAX, 5.0)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    with deadline(TEST_SECONDS_MAX):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Torch's own threads would add mappings and threads that are not a loader's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

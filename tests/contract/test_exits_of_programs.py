@@ -169,7 +169,7 @@ for turn in range(50):
     if turn in (9, 49):
         deadline = time.monotonic() + 20
         while held()[2] > 0 and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.1)  # nothing tells when workers of a loader that is gone have ended
         after.append(held())
 print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2], flush=True)
 """

@@ -8,10 +8,8 @@ torch's class to the bit; for torch's half that shows that the run repeats.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 # Read by the frameworks when they are imported: nothing here reaches for a network.
@@ -26,6 +24,7 @@ os.environ.update(
 import process_traces  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from limits import deadline, one_thread  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import penstock  # noqa: E402
@@ -92,22 +91,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Sums in the same order, whatever the machine has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _deadline() -> Iterator[None]:
-    def give_up(signum: int, frame: FrameType | None) -> None:
-        pytest.fail(f"the test took more than {TEST_SECONDS_MAX} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS_MAX, 5.0)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    with deadline(TEST_SECONDS_MAX):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -126,9 +126,8 @@ def describe(kind: str, thing: int | str) -> str:
 def one_thread_and_fresh_dynamo() -> Iterator[None]:
     """For tests of the cut: Dynamo forgets what it compiled in the tests before."""
     import torch
+    from limits import one_thread
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch._dynamo.reset()
-    yield
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield

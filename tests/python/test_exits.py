@@ -164,11 +164,13 @@ def test_all_busy_workers_together_are_waited_for_as_long_as_torch_waits_for_one
 ) -> None:
     source = f"""{HEAD}
 def busy():
-    time.sleep(40)
+    os.write(free_writer, b"!")
+    os.read(reader, 1)
 
 iterator = iter(DataLoader(Rows(), batch_size=1, num_workers=4, prefetch_factor=2))
 kept = [next(iterator) for _ in range(8)]
-time.sleep(0.5)
+for _ in range(4):  # each worker is in the dataset's hands
+    os.read(free_reader, 1)
 say_pids(iterator)
 begin = time.monotonic()
 del iterator

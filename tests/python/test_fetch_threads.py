@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import multiprocessing
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.utils.data
 from sample_datasets import Batched, Computed, Streamed, as_is, number, where
-from script_runs import running
 from stream_oracle import (
     Scenario,
     assert_same_stream,
@@ -429,76 +427,3 @@ def test_threads_that_cannot_help_are_refused(
         assert type(error) is ValueError
         assert str(error).startswith(f"fetch_threads is 2 but {text}")
         assert "leave fetch_threads at 1" in str(error)
-
-
-BLOCKED = """
-import os, sys, threading
-from torch.utils.data import DataLoader
-
-class Blocked:
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        if index >= 4:
-            if index == 7:
-                os.write(1, b"blocked\\n")  # whole, whatever another process prints
-            os.read(reader, 1)
-        return index
-
-reader, writer = os.pipe()
-iterator = iter(DataLoader(Blocked(), batch_size=4, num_workers={workers}, fetch_threads=4))
-os.write(1, str(next(iterator).tolist()).encode() + b"\\n")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("to_group", [False, True])
-def test_ctrl_c_reaches_a_loop_that_waits_for_blocked_samples(
-    workers: int, to_group: bool, tmp_path: Path
-) -> None:
-    """The program goes on, and ends although the samples never do."""
-    source = f"""{BLOCKED.format(workers=workers)}
-try:
-    next(iterator)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-    with running("penstock", source, tmp_path) as run:
-        assert sorted([run.read_line(), run.read_line()]) == ["[0, 1, 2, 3]", "blocked"]
-        (run.signal_group if to_group else run.signal)(signal.SIGINT)
-        assert run.read_line() == "interrupted"
-        assert run.finish() == (0, "", "")
-
-
-@pytest.mark.slow
-def test_samples_that_an_interrupt_left_running_are_waited_for_by_the_next_batch(
-    tmp_path: Path,
-) -> None:
-    source = f"""{BLOCKED.format(workers=0)}
-order = [4, 5, 6, 7, 0, 1, 2, 3]
-iterator = iter(DataLoader(Blocked(), batch_size=4, sampler=order, fetch_threads=4))
-try:
-    next(iterator)
-except KeyboardInterrupt:
-    threading.Timer(0.1, os.write, (writer, b"!!!!")).start()
-print(next(iterator).tolist(), flush=True)
-del iterator
-print([t.name for t in threading.enumerate() if t.name.startswith("pk_")], flush=True)
-"""
-    with running("penstock", source, tmp_path) as run:
-        assert run.read_line() == "[0, 1, 2, 3]"
-        assert run.read_line() == "blocked"
-        run.signal(signal.SIGINT)
-        assert run.finish() == (0, "[0, 1, 2, 3]\n[]\n", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_ctrl_c_that_nobody_catches_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:
-    with running("penstock", BLOCKED.format(workers=workers) + "next(iterator)", tmp_path) as run:
-        assert sorted([run.read_line(), run.read_line()]) == ["[0, 1, 2, 3]", "blocked"]
-        run.signal_group(signal.SIGINT)
-        code, out, error = run.finish()
-        assert (code, out) == (-signal.SIGINT, "")
-        assert error.endswith("KeyboardInterrupt\n") and error.count("Traceback") == 1
