@@ -36,6 +36,7 @@ class Traces:
             field.name: sorted(getattr(self, field.name) - getattr(before, field.name))
             for field in fields(self)
         }
+        new["shared_files"] = unused_files(new["shared_files"])
         return {name: things for name, things in new.items() if things}
 
 
@@ -43,7 +44,7 @@ def take(temporary_folder: Path | None = None) -> Traces:
     return Traces(
         children=frozenset(f"{pid} {name_of(pid)}" for pid in children()),
         descriptors=frozenset(descriptors()),
-        shared_files=frozenset(shared_files()),
+        shared_files=frozenset(path.name for path in SHARED_MEMORY.iterdir()),
         shared_mappings=frozenset(shared_mappings()),
         temporary_files=frozenset(files_below(temporary_folder) if temporary_folder else ()),
     )
@@ -89,7 +90,7 @@ def descriptors(pid: int | str = "self") -> list[str]:
     return found
 
 
-def shared_files() -> list[str]:
+def unused_files(names: Iterable[str]) -> list[str]:
     """Named shared memory, less what a living process that is not our child is using just now.
 
     /dev/shm is the whole machine's. Torch's names hold the pid of their maker: torch_<pid>_...
@@ -97,12 +98,21 @@ def shared_files() -> list[str]:
     """
     own = {os.getpid(), *children()}
     found = []
-    for path in SHARED_MEMORY.iterdir():
-        maker = re.match(r"torch_(\d+)_", path.name)
-        in_use_elsewhere = maker and int(maker[1]) not in own and Path(f"/proc/{maker[1]}").exists()
-        if not (in_use_elsewhere or path.name.startswith("sem.")) and path.exists():
-            found.append(path.name)
+    for name in names:
+        maker = re.match(r"torch_(\d+)_", name)
+        in_use_elsewhere = maker and int(maker[1]) not in own and is_running(int(maker[1]))
+        if not (in_use_elsewhere or name.startswith("sem.")) and (SHARED_MEMORY / name).exists():
+            found.append(name)
     return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process has not ended; one that nobody has waited for yet has."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def files_below(folder: Path) -> list[str]:
