@@ -57,14 +57,16 @@ py::tuple describe_leaves(Batch& batch) {
 py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
-  if (event.kind != Client::Event::Kind::kBatch) return py::make_tuple(kind, event.worker_id, event.is_worker_done);
+  if (event.kind != Client::Event::Kind::kBatch) {
+    return py::make_tuple(kind, event.worker_id, event.is_worker_done, event.shard_id, py::none());
+  }
   Batch& batch = *event.batch;
   py::object value;
   try {
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
     // The batch cannot be rebuilt here. It is raised in its place, after its successor was asked for.
-    return py::make_tuple(kind, error.value(), py::bool_(false));
+    return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, py::none());
   }
   py::object extra = py::none();
   if (batch.raises()) {
@@ -72,7 +74,9 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
   } else if (with_leaves) {
     extra = describe_leaves(batch);
   }
-  return py::make_tuple(kind, std::move(value), std::move(extra));
+  if (!batch.has_state()) return py::make_tuple(kind, std::move(value), std::move(extra), event.shard_id, py::none());
+  const auto pair = value.cast<py::tuple>();
+  return py::make_tuple(kind, pair[0], std::move(extra), event.shard_id, pair[1]);
 }
 
 bool submit(Client& client, const py::object& index, const py::object& dumps) {
@@ -101,12 +105,13 @@ bool submit(Client& client, const py::object& index, const py::object& dumps) {
 }
 
 void use_index_stream(Client& client, int64_t sample_count, int64_t batch_size, bool drop_last, bool shuffle,
-                      std::optional<at::Generator> generator) {
+                      std::optional<at::Generator> generator, int64_t skipped_batch_count) {
   client.use_index_stream({.sample_count = sample_count,
                            .batch_size = batch_size,
                            .drop_last = drop_last,
                            .shuffle = shuffle,
-                           .generator = std::move(generator)});
+                           .generator = std::move(generator),
+                           .skipped_batch_count = skipped_batch_count});
 }
 
 py::dict counters_of(const Client& client) {
@@ -151,15 +156,15 @@ void bind_loader(py::module_& module) {
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def(
           "begin_epoch",
-          [](Client& self, const py::bytes& seeds) {
+          [](Client& self, const py::bytes& seeds, uint64_t first_sequence, uint32_t first_shard_id) {
             const auto view = static_cast<std::string_view>(seeds);
-            self.begin_epoch(std::as_bytes(std::span(view.data(), view.size())));
+            self.begin_epoch(std::as_bytes(std::span(view.data(), view.size())), {first_sequence, first_shard_id});
           },
-          py::arg("seeds"))
+          py::arg("seeds"), py::kw_only(), py::arg("first_sequence"), py::arg("first_shard_id"))
       .def("submit", &submit, py::arg("index"), py::arg("dumps"))
       .def("has_room", &Client::has_room)
       .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
-           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"))
+           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("skipped_batch_count"))
       .def("submit_from_stream", &Client::submit_from_stream)
       .def(
           "next",

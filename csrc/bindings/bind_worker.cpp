@@ -49,11 +49,20 @@ std::optional<Server::Received> next_request(Server& server, double timeout_s) {
   }
 }
 
-void answer(Server& server, const Server::Received& request, py::handle batch, bool raises, bool threads_drew,
+// What is said of a batch beside its content.
+struct AnswerMarks {
+  bool raises = false;
+  bool threads_drew = false;
+  std::optional<py::bytes> state;  // of the dataset after the batch
+};
+
+void answer(Server& server, const Server::Received& request, const py::object& batch, const AnswerMarks& marks,
             const py::object& dumps) {
-  EncodedNest encoded = encode_nest(batch, dumps);
-  const int flags =
-      (raises ? transport::kDescriptorRaises : 0) | (threads_drew ? transport::kDescriptorThreadsDrew : 0);
+  EncodedNest encoded =
+      marks.state ? encode_nest(py::make_tuple(batch, *marks.state), dumps) : encode_nest(batch, dumps);
+  const int flags = (marks.raises ? transport::kDescriptorRaises : 0) |
+                    (marks.threads_drew ? transport::kDescriptorThreadsDrew : 0) |
+                    (marks.state ? transport::kDescriptorHasState : 0);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
@@ -126,8 +135,14 @@ void bind_worker(py::module_& module) {
           py::arg("parent_pid"), py::arg("timeout_s"))
       .def("next", &next_request, py::arg("timeout_s"))
       .def("begin", [](Server& self) { self.writer().begin(); })
-      .def("answer", &answer, py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"),
-           py::arg("dumps"))
+      .def(
+          "answer",
+          [](Server& self, const Server::Received& request, const py::object& batch, bool raises, bool threads_drew,
+             std::optional<py::bytes> state, const py::object& dumps) {
+            answer(self, request, batch, {raises, threads_drew, std::move(state)}, dumps);
+          },
+          py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"), py::arg("state"),
+          py::arg("dumps"))
       .def("answer_end", [](Server& self, const Server::Received& request) { unwrap(self.answer_end(request)); })
       .def("serve_rows", &serve_rows, py::arg("sources"))
       .def(

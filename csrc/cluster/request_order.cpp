@@ -9,10 +9,14 @@ namespace penstock::cluster {
 
 RequestOrder::RequestOrder(const RequestOrderOptions& options)
     : options_(options),
+      send_index_(options.first_sequence),
+      received_index_(options.first_sequence),
       is_active_(options.shard_count, true),
       task_counts_(options.shard_count, 0),
-      active_count_(options.shard_count) {
+      active_count_(options.shard_count),
+      next_shard_(options.first_shard_id) {
   PENSTOCK_ASSERT(options.shard_count > 0 && options.outstanding_count_max > 0);
+  PENSTOCK_ASSERT(options.first_shard_id < options.shard_count, "there is no shard ", options.first_shard_id);
 }
 
 std::optional<RequestOrder::Assignment> RequestOrder::assign() {
@@ -67,12 +71,14 @@ bool RequestOrder::arrived(uint64_t sequence) {
   return sequence == received_index_ || !options_.in_order;
 }
 
-void RequestOrder::delivered(uint64_t sequence) {
+uint32_t RequestOrder::delivered(uint64_t sequence) {
   const auto task = tasks_.find(sequence);
   PENSTOCK_ASSERT(task != tasks_.end() && task->second.has_arrived, "request ", sequence, " was not answered");
-  --task_counts_[task->second.shard_id];
+  const uint32_t shard_id = task->second.shard_id;
+  --task_counts_[shard_id];
   tasks_.erase(task);
   if (sequence == received_index_) ++received_index_;
+  return shard_id;
 }
 
 uint32_t RequestOrder::shard_ended(uint64_t sequence) {

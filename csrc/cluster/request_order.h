@@ -18,6 +18,8 @@ struct RequestOrderOptions {
   uint32_t shard_count = 1;
   uint32_t outstanding_count_max = 2;
   bool in_order = true;
+  uint64_t first_sequence = 0;  // where a resumed epoch goes on: the number of its first request
+  uint32_t first_shard_id = 0;  // and the shard whose turn it is
 };
 
 // Thread-compatible.
@@ -48,8 +50,8 @@ class RequestOrder {
   // An answer came. True when it is the trainer's next batch (in whatever order is wanted) and is not to be kept.
   bool arrived(uint64_t sequence);
 
-  // The batch was given to the trainer: its shard has room again.
-  void delivered(uint64_t sequence);
+  // The batch was given to the trainer: its shard, which is returned, has room again.
+  uint32_t delivered(uint64_t sequence);
 
   // A shard of an iterable dataset is exhausted; `sequence` is the request that was answered so. Returns the shard.
   uint32_t shard_ended(uint64_t sequence);
@@ -68,13 +70,13 @@ class RequestOrder {
   };
 
   RequestOrderOptions options_;
-  uint64_t send_index_ = 0;
-  uint64_t received_index_ = 0;
+  uint64_t send_index_;
+  uint64_t received_index_;
   std::map<uint64_t, Task> tasks_;
   std::vector<bool> is_active_;
   std::vector<uint32_t> task_counts_;
   uint32_t active_count_;
-  uint32_t next_shard_ = 0;
+  uint32_t next_shard_;
   uint32_t outstanding_count_ = 0;
 };
 

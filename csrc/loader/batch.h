@@ -36,6 +36,7 @@ class Batch {
   const transport::Descriptor& descriptor() const { return descriptor_; }
   const transport::Frame& frame() const { return frame_; }
   bool raises() const { return (descriptor_.flags & transport::kDescriptorRaises) != 0; }
+  bool has_state() const { return (descriptor_.flags & transport::kDescriptorHasState) != 0; }
 
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }

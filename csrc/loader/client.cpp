@@ -19,14 +19,16 @@ class Client::Impl {
  public:
   explicit Impl(const ClientOptions& wanted)
       : options(wanted),
-        order(order_options(wanted)),
+        order(order_options(wanted, {})),
         io(ClientIoOptions{.worker_count = wanted.worker_count,
                            .arrival_count_max = 2 * wanted.worker_count * (wanted.prefetch_factor + 4)}) {}
 
-  static cluster::RequestOrderOptions order_options(const ClientOptions& options) {
+  static cluster::RequestOrderOptions order_options(const ClientOptions& options, const EpochStart& first) {
     return {.shard_count = options.shard_count != 0 ? options.shard_count : options.worker_count,
             .outstanding_count_max = options.prefetch_factor * options.worker_count,
-            .in_order = options.in_order};
+            .in_order = options.in_order,
+            .first_sequence = first.sequence,
+            .first_shard_id = first.shard_id};
   }
 
   Result<void> start() {
@@ -41,8 +43,8 @@ class Client::Impl {
     return io.start(std::move(stage));
   }
 
-  void begin_epoch(std::span<const std::byte> seeds) {
-    order = cluster::RequestOrder(order_options(options));
+  void begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
+    order = cluster::RequestOrder(order_options(options, first));
     ready.clear();
     asked.clear();
     if (stream) index_buffer = stream->take_buffer();
@@ -154,7 +156,7 @@ class Client::Impl {
  private:
   uint32_t worker_of(uint32_t shard_id) const { return shard_id % options.worker_count; }
   bool has_active_shard(uint32_t worker_id) const {
-    const uint32_t shard_count = order_options(options).shard_count;
+    const uint32_t shard_count = order_options(options, {}).shard_count;
     for (uint32_t shard_id = worker_id; shard_id < shard_count; shard_id += options.worker_count) {
       if (order.is_active(shard_id)) return true;
     }
@@ -197,7 +199,7 @@ class Client::Impl {
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {
-    order.delivered(batch->descriptor().sequence);
+    const uint32_t shard_id = order.delivered(batch->descriptor().sequence);
     asked.erase(batch->descriptor().sequence);
     io.finish(*batch);
     settle_memory(*batch);
@@ -208,7 +210,11 @@ class Client::Impl {
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
-    return {.kind = Event::Kind::kBatch, .worker_id = worker_id, .batch = std::move(batch), .error = {}};
+    return {.kind = Event::Kind::kBatch,
+            .worker_id = worker_id,
+            .shard_id = shard_id,
+            .batch = std::move(batch),
+            .error = {}};
   }
 
   // A worker needs prefetch_factor slabs to answer what is asked of it. What an arena has beyond them the user may
@@ -231,7 +237,9 @@ Client::~Client() = default;
 
 const std::string& Client::endpoint() const { return impl_->io.endpoint(); }
 Result<void> Client::start() { return impl_->start(); }
-void Client::begin_epoch(std::span<const std::byte> seeds) { impl_->begin_epoch(seeds); }
+void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
+  impl_->begin_epoch(seeds, first);
+}
 
 bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
 

@@ -38,6 +38,12 @@ struct ClientOptions {
   int device_index = -1;      // a CUDA device that batches are copied to ahead of use, or -1
 };
 
+// Where an epoch begins: later than at its first batch when it is resumed.
+struct EpochStart {
+  uint64_t sequence = 0;
+  uint32_t shard_id = 0;
+};
+
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
 class Client {
  public:
@@ -54,7 +60,7 @@ class Client {
 
   // Forgets the requests of the epoch before and tells the workers that a new one begins, and what `seeds` says (a
   // pickle). Without seeds the first epoch is not announced: a worker's start is that of its first epoch.
-  void begin_epoch(std::span<const std::byte> seeds = {});
+  void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
 
   // Sends one request to the worker of the shard whose turn it is. Returns false, sending nothing, when no shard has
   // data left.
@@ -81,6 +87,7 @@ class Client {
     };
     Kind kind = Kind::kNothing;
     uint32_t worker_id = 0;
+    uint32_t shard_id = 0;        // of kBatch
     bool is_worker_done = false;  // of kShardEnded: it was the worker's last one
     std::unique_ptr<Batch> batch;
     std::optional<Error> error;

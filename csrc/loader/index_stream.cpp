@@ -41,6 +41,11 @@ void IndexStream::exhaust() {
 }
 
 std::optional<std::span<const int64_t>> IndexStream::next() {
+  for (; options_.skipped_batch_count > 0; --options_.skipped_batch_count) pull();
+  return pull();
+}
+
+std::optional<std::span<const int64_t>> IndexStream::pull() {
   PENSTOCK_ASSERT(options_.batch_size > 0 && options_.sample_count >= 0);
   if (!has_started_) start();
   const int64_t left = options_.sample_count - position_;

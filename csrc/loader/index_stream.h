@@ -20,6 +20,7 @@ struct IndexStreamOptions {
   bool drop_last = false;
   bool shuffle = false;
   std::optional<at::Generator> generator;  // of the sampler; torch's default generator gives the seed without one
+  int64_t skipped_batch_count = 0;         // of a resumed epoch: drawn at the first pull, as they were, and not given
 };
 
 // Confined to the trainer's thread.
@@ -35,6 +36,7 @@ class IndexStream {
   at::Tensor take_buffer() { return std::move(indices_); }
 
  private:
+  std::optional<std::span<const int64_t>> pull();
   void start();
   void exhaust();
 

@@ -58,7 +58,9 @@ enum class DescriptorKind : uint8_t {
 constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an ExceptionWrapper to be raised in its place
 constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for this batch alone and is not used again
 constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
-constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew;
+constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of the batch and of its dataset's state
+constexpr uint8_t kDescriptorFlags =
+    kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState;
 
 struct Descriptor {
   uint32_t magic = kDescriptorMagic;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from collections import Counter
@@ -18,13 +19,15 @@ from penstock import _C
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.iterator import LocalPoolIter, SingleProcessIter
+from penstock.loader_state import begin_from, check_has_state, check_state, make_state
 from penstock.options import (
     DEFAULTS,
     check_options,
     check_torch_iterator_suffices,
-    is_seeded_by_batch,
     own_options,
+    shard_count,
 )
+from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
 from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
@@ -80,6 +83,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         for images, labels in loader:
             ...
     """
+
+    _loaded_state: dict[str, Any] | None  # what the next iter() goes on from
 
     def __init__(
         self,
@@ -140,7 +145,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep what they were started with
             self._iterator = None
-        return super().__iter__()
+        if self._loaded_state is None:
+            return super().__iter__()
+        iterator = begin_from(self, self._loaded_state, super().__iter__)
+        self._loaded_state = None
+        return iterator
 
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
@@ -152,6 +161,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
+        self._progress: Progress | None = None  # of the last iter()
+        self._loaded_state = None
+        self._resuming: Progress | None = None  # while that makes an iterator
 
     @property
     def plan(self) -> Any:
@@ -172,14 +184,62 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator=self._iterator_kind, fallback_reason=self._fallback_reason, **dict(counters)
         )
 
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
+
+        After ``state_dict()`` of a loader in the middle of an epoch another one, built alike, gives
+        the batches that were not delivered yet, those that workers had begun included. It can be
+        called at any time from the training thread, and is made of what JSON can hold if the states
+        of the dataset and of the sampler are. Raises ``UnsupportedError`` (and the attribute is not
+        there for ``hasattr``) for datapipes, and for workers with ``in_order=False``.
+
+        Example::
+
+            for step, batch in enumerate(loader):
+                ...
+                if step == 100:
+                    torch.save(loader.state_dict(), "loader.pt")
+        """
+        check_has_state(self)
+        return self._make_state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next ``iter()`` go on where the loader was that ``state_dict`` is of.
+
+        An empty one makes it begin a new epoch. Ends persistent workers. Raises ``ValueError`` when
+        this loader's stream would be another than that of the loader that the state is of.
+        """
+        check_has_state(self)
+        if state_dict:
+            check_state(self, state_dict)
+        live = getattr(self, "_iterator", None)
+        if isinstance(live, LocalPoolIter):
+            live._shutdown_workers()
+        self._iterator = None
+        self._progress = None
+        self._loaded_state = copy.deepcopy(state_dict) or None
+
+    def _make_state(self) -> dict[str, Any]:
+        if self._loaded_state is not None:
+            return copy.deepcopy(self._loaded_state)
+        return make_state(self, self._progress)
+
+    def _begin_progress(self) -> Progress:
+        """To be called by an iterator before it draws anything for an epoch."""
+        progress, self._resuming = self._resuming, None
+        if progress is None:
+            snapshot = GeneratorSnapshot.take(self)
+            progress = Progress(self._epoch_count, snapshot, shard_count(self))
+        self._progress = progress
+        return progress
+
     def _get_iterator(self) -> _BaseDataLoaderIter:
         reason = self._reason_to_fall_back()
         if reason is not None:
             return self._fall_back(reason)
         if self.num_workers == 0:
             self._iterator_kind = "torch"
-            if self.device is None and self.fetch_threads == 1 and not is_seeded_by_batch(self):
-                return super()._get_iterator()
             cuda_index(self.device)
             return SingleProcessIter(self)
         self.check_worker_number_rationality()
@@ -229,7 +289,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to this process stays here: iterators, the provenance of live batches, the
         # plan of a model.
-        left_here = {"_live_iterators", "_provenance", "_plan", "_prefixes"}
+        left_here = {"_live_iterators", "_provenance", "_plan", "_prefixes", "_progress"}
         return {name: value for name, value in vars(self).items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

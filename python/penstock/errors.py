@@ -29,3 +29,11 @@ class UnsupportedError(PenstockError):
 
 class FallbackError(PenstockError):
     """Torch's iterator would have been used, and PENSTOCK_FALLBACK=error forbids it."""
+
+
+class StateUnsupportedError(UnsupportedError, AttributeError):
+    """The loader cannot say where it is in its stream.
+
+    An AttributeError, so that it has no ``state_dict`` for those who look: accelerate and Lightning
+    call it wherever they find one.
+    """

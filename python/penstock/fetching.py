@@ -14,7 +14,14 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
 from penstock.errors import UnsupportedError
+from penstock.progress import Progress
 from penstock.sample_generators import WithGenerators, accepts_generator
+from penstock.shard_state import (
+    ShardStarts,
+    continue_iteration,
+    load_dataset_state,
+    shard_state,
+)
 from penstock.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
 
 
@@ -54,17 +61,42 @@ class Fetcher(Protocol):
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
 
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        """What a shard is resumed with after its last batch, if anything of it has a state."""
+        ...
+
 
 class TorchFetcher:
-    """Torch's fetcher as it is."""
+    """Torch's fetcher as it is.
+
+    A shard of ``starts`` goes on where it was left. ``before_dropped`` is called before each batch
+    that is made for nothing then.
+    """
 
     threads_drew = False
 
-    def __init__(self, spec: FetchSpec, pool: FetchPool | None) -> None:
-        self._fetcher = spec.make_fetcher(spec.dataset, pool)
+    def __init__(
+        self,
+        spec: FetchSpec,
+        pool: FetchPool | None,
+        starts: ShardStarts,
+        before_dropped: Callable[[], None],
+    ) -> None:
+        self._dataset = spec.dataset
+        self._starts = dict(starts) if spec.dataset_kind == _DatasetKind.Iterable else {}
+        self._before_dropped = before_dropped
+        for start in self._starts.values():
+            load_dataset_state(self._dataset, start)
+        self._fetcher = spec.make_fetcher(self._dataset, pool)
 
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        start = self._starts.pop(shard_id, None)
+        if start is not None:
+            continue_iteration(self._fetcher, start, indices, lambda place: self._before_dropped())
         return self._fetcher.fetch(indices)
+
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        return shard_state(self._fetcher, self._dataset)
 
 
 class SeededFetcher:
@@ -72,7 +104,7 @@ class SeededFetcher:
 
     An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
     ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
-    own ``get_worker_info()``.
+    own ``get_worker_info()``. ``starts`` and ``before_dropped`` are as for :class:`TorchFetcher`.
     """
 
     def __init__(
@@ -82,8 +114,12 @@ class SeededFetcher:
         datasets: dict[int, Any],
         shard_count: int,
         seeds: EpochSeeds,
+        starts: ShardStarts,
+        before_dropped: Callable[[], None],
     ) -> None:
         self._spec = spec
+        self._starts = starts
+        self._before_dropped = before_dropped
         self._datasets = datasets
         self._shard_count = shard_count
         self._seeds = seeds
@@ -139,11 +175,33 @@ class SeededFetcher:
 
     def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
         if shard_id not in self._fetchers:
-            self._seeds.seed_generators(shard_id, 0)
-            self._fetchers[shard_id] = self._spec.make_fetcher(self._datasets[shard_id], None)
+            self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
         self._places[shard_id] += 1
         self._seeds.seed_generators(shard_id, self._places[shard_id])
         return self._fetchers[shard_id].fetch(indices)
+
+    def _make_fetcher(self, shard_id: int, indices: Any) -> Any:
+        self._seeds.seed_generators(shard_id, 0)
+        start = self._starts.get(shard_id)
+        load_dataset_state(self._datasets[shard_id], start)
+        fetcher = self._spec.make_fetcher(self._datasets[shard_id], None)
+        if start is None:
+            return fetcher
+
+        def before_batch(place: int) -> None:
+            self._before_dropped()
+            self._seeds.seed_generators(shard_id, place)
+
+        continue_iteration(fetcher, start, indices, before_batch)
+        self._places[shard_id] = start.batch_count
+        return fetcher
+
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        if self._is_map:
+            return shard_state(self._fetcher, self._spec.dataset)
+        if shard_id not in self._fetchers:
+            return None
+        return shard_state(self._fetchers[shard_id], self._datasets[shard_id])
 
 
 def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]:
@@ -173,13 +231,21 @@ class InProcessFetcher:
     In the place of torch's fetcher: shards take turns in :meth:`fetch`, as the workers' batches do.
     """
 
-    def __init__(self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds) -> None:
+    def __init__(
+        self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds, progress: Progress
+    ) -> None:
         datasets = datasets_of_shards(spec, range(shard_count))
         pool = make_pool(spec.fetch_threads)
-        self._fetcher = SeededFetcher(spec, pool, datasets, shard_count, seeds)
         self._is_map = spec.dataset_kind == _DatasetKind.Map
+        if self._is_map:
+            load_dataset_state(spec.dataset, progress.starts.get(0))
+        self._fetcher = SeededFetcher(
+            spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
+        )
         self._turns = deque(range(shard_count))
-        self._sequence = -1
+        self._turns.rotate(-progress.first_shard_id)
+        self._sequence = progress.answered_count - 1
+        self.shard_id = 0  # of the last batch
 
     @property
     def threads_drew(self) -> bool:
@@ -191,7 +257,7 @@ class InProcessFetcher:
             if self._is_map:
                 return self._fetcher.fetch(indices, self._sequence, 0)
             while self._turns:
-                shard_id = self._turns.popleft()
+                shard_id = self.shard_id = self._turns.popleft()
                 try:
                     batch = self._fetcher.fetch(indices, self._sequence, shard_id)
                 except StopIteration:
@@ -202,3 +268,7 @@ class InProcessFetcher:
                 self._turns.append(shard_id)
                 return batch
         raise StopIteration
+
+    def state(self) -> dict[str, Any] | None:
+        """That of the shard of the last batch."""
+        return self._fetcher.state(self.shard_id)

@@ -7,6 +7,7 @@ worker raised. Dispatch, receiving, reordering and the memory of batches are nat
 
 from __future__ import annotations
 
+import copy
 import multiprocessing.util
 import os
 import pickle
@@ -35,7 +36,9 @@ from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.out_of_memory import explain, explain_later_kills
+from penstock.progress import CountedPulls
 from penstock.provenance import BatchHandle, Provenance
+from penstock.shard_state import continue_iteration, load_dataset_state, shard_state
 from penstock.stuck_worker import where_it_is
 from penstock.threaded_fetch import make_pool
 from penstock.worker_main import WorkerSpec, worker_loop
@@ -94,32 +97,72 @@ def _sleep_if_python_exits() -> None:
         threading.Event().wait()
 
 
-class SingleProcessIter(_SingleProcessDataLoaderIter):
-    """Torch's in-process iterator, with penstock's options."""
+class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
+    """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        progress = self._progress = loader._begin_progress()
+        point = progress.point
+        self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._draw_warning = loader._draw_warning
         self._drawing_threads = drawing_threads(loader)
         if is_seeded_by_batch(loader):
             _BaseDataLoaderIter.__init__(self, loader)
             if self._timeout != 0:
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+            if point is not None:
+                self._base_seed = point.base_seed
             seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
             spec = _fetch_spec(self, loader)
-            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds)
+            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
         else:
+            load_dataset_state(loader.dataset, progress.starts.get(0))
             super().__init__(loader)
+            if point is not None:
+                self._base_seed = point.base_seed
             if loader.fetch_threads > 1:
                 pool = make_pool(loader.fetch_threads)
                 self._dataset_fetcher = _fetch_spec(self, loader).make_fetcher(self._dataset, pool)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self._device = None if loader.device is None else torch.device(loader.device)
+        self._undo_seed(loader)
+        self._note_sampler()
+        if point is not None:
+            self._num_yielded = point.yielded_count
+        if self._dataset_kind == _DatasetKind.Map:
+            self._resume_sampler()
+            if progress.answered_count == 0:
+                self._pull_ahead()
+        elif not self._is_seeded_by_batch and 0 in progress.starts:
+            indices = [None] * loader.batch_size if loader.batch_size is not None else None
+            continue_iteration(
+                self._dataset_fetcher, progress.starts[0], indices, lambda place: None
+            )
+        progress.begin(int(self._base_seed))
 
     def _next_data(self) -> Any:
-        batch = super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._progress.finish()
+            raise
+        except Exception:
+            self._note_answer(is_error=True)
+            raise
+        self._note_answer(is_error=False)
         if self._drawing_threads and self._dataset_fetcher.threads_drew:
             self._draw_warning.give(self._drawing_threads)
         return batch if self._device is None else move_batch(batch, self._device)
+
+    def _note_answer(self, is_error: bool) -> None:
+        fetcher, progress = self._dataset_fetcher, self._progress
+        is_map = self._dataset_kind == _DatasetKind.Map
+        if isinstance(fetcher, InProcessFetcher):
+            shard_id, state = fetcher.shard_id, fetcher.state()
+        else:
+            shard_id, state = 0, shard_state(fetcher, self._dataset)
+        answer = progress.answer_pulled if is_map else progress.answer
+        answer(shard_id, copy.deepcopy(state) if state is not None else None, is_error)
 
 
 def _fetch_spec(iterator: _BaseDataLoaderIter, loader: DataLoader[Any]) -> FetchSpec:
@@ -133,13 +176,17 @@ def _fetch_spec(iterator: _BaseDataLoaderIter, loader: DataLoader[Any]) -> Fetch
     )
 
 
-class LocalPoolIter(_MultiProcessingDataLoaderIter):
+class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     """Batches from workers that this process starts, in torch's order."""
 
     _shutdown = True  # until there is something to shut down
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._progress = loader._begin_progress()
         _BaseDataLoaderIter.__init__(self, loader)
+        if self._progress.point is not None:
+            self._base_seed = self._progress.point.base_seed
+        self._undo_seed(loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
         self._workers: list[Any] = []
@@ -199,6 +246,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
             0 if has_fork_server else os.getpid(),
             self._shard_count,
             self._is_seeded_by_batch,
+            self._progress.starts,
         )
         for worker_id in range(self._num_workers):
             process = context.Process(
@@ -233,7 +281,14 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         self._worker_pids_set = True
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        if not first_iter:
+            self._progress = loader._begin_progress()
+            self._progress.draws_seed = self._is_seeded_by_batch
+        progress = self._progress
         _BaseDataLoaderIter._reset(self, loader, first_iter)
+        self._note_sampler()
+        if progress.point is not None:
+            self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
         self._workers_status = [True] * self._num_workers
         seeds = b""
@@ -243,15 +298,21 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
                 )
             seeds = pickle.dumps(tuple(EpochSeeds(int(self._base_seed), loader._next_epoch())))
-        self._client.begin_epoch(seeds)
-        recipe = (
-            recognise_sampler(self._index_sampler)
-            if self._dataset_kind == _DatasetKind.Map
-            else None
+        self._client.begin_epoch(
+            seeds,
+            first_sequence=progress.answered_count,
+            first_shard_id=progress.first_shard_id,
         )
+        is_map = self._dataset_kind == _DatasetKind.Map
+        recipe = recognise_sampler(self._index_sampler) if is_map else None
         self._uses_stream = recipe is not None
         if recipe is not None:
-            self._client.use_index_stream(**recipe._asdict())
+            self._client.use_index_stream(
+                **recipe._asdict(), skipped_batch_count=progress.answered_count
+            )
+        elif is_map:
+            self._resume_sampler()
+        progress.begin(int(self._base_seed))
         if self._is_bounded_by_bytes:
             self._ask_for_more()
             return
@@ -271,7 +332,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
         if self._uses_stream:
             return self._client.submit_from_stream()
         try:
-            index = self._next_index()  # type: ignore[no-untyped-call]
+            index = self._next_index()
         except StopIteration:
             return False
         return self._client.submit(index, dumps_index)
@@ -279,8 +340,11 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
     def _next_data(self) -> Any:
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         while True:
-            kind, value, extra = self._client.next(wait_s, loads, self._provenance is not None)
+            kind, value, extra, shard_id, state = self._client.next(
+                wait_s, loads, self._provenance is not None
+            )
             if kind == _BATCH:
+                self._progress.answer(shard_id, state, is_error=type(extra) is bool)
                 if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
                     self._draw_warning.give(self._drawing_threads)
                     self._drawing_threads = 0  # it is said, and need not be looked for again
@@ -296,6 +360,7 @@ class LocalPoolIter(_MultiProcessingDataLoaderIter):
                     torch_pin_memory(value, self._pin_memory_device) if self._pin_memory else value
                 )
             if kind == _END:
+                self._progress.finish()
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration

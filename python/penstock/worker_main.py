@@ -13,7 +13,7 @@ import pickle
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from penstock.fetching import (
     TorchFetcher,
     datasets_of_shards,
 )
+from penstock.shard_state import ShardStarts, load_dataset_state
 from penstock.stuck_worker import offer_stack
 from penstock.table_rows import is_collate_map_untouched, plain_rows
 from penstock.threaded_fetch import FetchPool, make_pool
@@ -56,6 +57,7 @@ class WorkerSpec:
     parent_pid: int  # the trainer's, or 0 where a fork server is the parent
     shard_count: int
     is_seeded_by_batch: bool
+    starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
 
 
 def worker_loop(
@@ -120,11 +122,15 @@ def _serve(
     into_slab = _collating_into(server, fetch)
     fetcher: Fetcher
     datasets: dict[int, Any] = {}
+    starts = spec.starts
     try:
         if init_fn is not None:
             init_fn(worker_id)
+        if fetch.dataset_kind == _DatasetKind.Map:
+            load_dataset_state(fetch.dataset, starts.get(worker_id))
         if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
-            fetcher = TorchFetcher(into_slab, pool)
+            mine = {worker_id: starts[worker_id]} if worker_id in starts else {}
+            fetcher = TorchFetcher(into_slab, pool, mine, server.begin)
     except Exception:
         init_error = ExceptionWrapper(where=where)
     rows = None
@@ -143,15 +149,19 @@ def _serve(
             if spec.is_seeded_by_batch:
                 seeds = EpochSeeds(*_indices_of(request))
                 datasets = datasets or datasets_of_shards(fetch, shards)
-                fetcher = SeededFetcher(into_slab, pool, datasets, spec.shard_count, seeds)
+                fetcher = SeededFetcher(
+                    into_slab, pool, datasets, spec.shard_count, seeds, starts, server.begin
+                )
+                starts = {}  # later epochs of persistent workers begin at their beginning
             else:
-                fetcher = TorchFetcher(into_slab, pool)
+                fetcher = TorchFetcher(into_slab, pool, {}, server.begin)
             continue
         if request.shard_id in ended_shards:
             continue
         server.begin()
         batch: Any
         raises = threads_drew = False
+        state: bytes | None = None
         if init_error is not None:
             batch, init_error, raises = init_error, None, True
         else:
@@ -166,11 +176,29 @@ def _serve(
                 # The traceback must not be kept in a variable: it would keep this frame, and the
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
+            try:
+                state = _state_after(fetcher, request)
+            except Exception:
+                batch, raises = ExceptionWrapper(where=where), True
+        marks = AnswerMarks(raises, threads_drew, state)
         try:
-            _answer(server, request, batch, raises, threads_drew, where)
+            _answer(server, request, batch, marks, where)
         except ClosedError:
             return
         del batch, request
+
+
+class AnswerMarks(NamedTuple):
+    """What is said of a batch beside its content."""
+
+    raises: bool
+    threads_drew: bool
+    state: bytes | None  # pickled: of the dataset and its iterator after the batch
+
+
+def _state_after(fetcher: Fetcher, request: _C.WorkerRequest) -> bytes | None:
+    state = fetcher.state(request.shard_id)
+    return None if state is None else pickle.dumps(state)
 
 
 def _indices_of(request: _C.WorkerRequest) -> Any:
@@ -189,23 +217,22 @@ def _answer(
     server: _C.WorkerServer,
     request: _C.WorkerRequest,
     batch: Any,
-    raises: bool,
-    threads_drew: bool,
+    marks: AnswerMarks,
     where: str,
 ) -> None:
     try:
-        server.answer(request, batch, raises, threads_drew, dumps)
+        server.answer(request, batch, marks.raises, marks.threads_drew, marks.state, dumps)
     except ClosedError:
         raise
     except Exception as error:
-        if raises:  # the user's exception type cannot be pickled; its text can
+        if marks.raises:  # the user's exception type cannot be pickled; its text can
             wrapper = ExceptionWrapper(
                 (RuntimeError, RuntimeError(batch.exc_msg), None), where=where
             )
             wrapper.exc_msg = batch.exc_msg
         else:
             wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
-        server.answer(request, wrapper, True, False, dumps)
+        server.answer(request, wrapper, True, False, marks.state, dumps)
 
 
 def _collating_into(server: _C.WorkerServer, fetch: FetchSpec) -> FetchSpec:
@@ -219,6 +246,8 @@ class _SlabCollate:
     """default_collate into the slab;
     torch's own as soon as the user has changed torch's registry.
     """
+
+    draws_nothing = True
 
     def __init__(self, server: _C.WorkerServer) -> None:
         self._server = server

@@ -251,6 +251,27 @@ TEST_F(RequestOrderTest, WorkersTakeTurns) {
   for (uint64_t sequence = 0; sequence < 30; ++sequence) EXPECT_EQ(workers_by_sequence_[sequence], sequence % 3);
 }
 
+TEST_F(RequestOrderTest, AResumedEpochGoesOnWithTheRequestAndTheShardThatItWasAt) {
+  RequestOrder order({.shard_count = 3, .outstanding_count_max = 6, .first_sequence = 7, .first_shard_id = 2});
+  EXPECT_EQ(order.next(), RequestOrder::Next::kEnd) << "nothing was asked for";
+  for (const uint32_t shard_id : {2u, 0u, 1u, 2u}) {
+    const auto assignment = order.assign();
+    ASSERT_TRUE(assignment);
+    EXPECT_EQ(assignment->shard_id, shard_id);
+  }
+  EXPECT_FALSE(order.arrived(8));
+  EXPECT_EQ(order.next(), RequestOrder::Next::kWait);
+  EXPECT_TRUE(order.arrived(7));
+  EXPECT_EQ(order.delivered(7), 2u);
+  EXPECT_EQ(order.next(), RequestOrder::Next::kReady);
+  EXPECT_EQ(order.ready_sequence(), 8u);
+  EXPECT_EQ(order.delivered(8), 0u);
+}
+
+TEST_F(RequestOrderTest, AFirstShardThatIsNotThereIsABug) {
+  EXPECT_THROW(RequestOrder({.shard_count = 2, .outstanding_count_max = 2, .first_shard_id = 2}), AssertionFailure);
+}
+
 TEST_F(RequestOrderTest, FreeOrderGivesNoWorkerMoreThanItsShareOfTheRequests) {
   RequestOrder order({.shard_count = 2, .outstanding_count_max = 4, .in_order = false});
   for (int request = 0; request < 4; ++request) ASSERT_TRUE(order.assign());

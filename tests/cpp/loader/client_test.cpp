@@ -225,6 +225,22 @@ TEST_F(ClientTest, AnIndexStreamFeedsItselfAsBatchesAreTaken) {
   }
 }
 
+TEST_F(ClientTest, AResumedEpochIsNumberedFromWhereItWas) {
+  start({.worker_count = 2});
+  client_->begin_epoch({}, {.sequence = 5, .shard_id = 1});
+  const Indices indices = {1, 2};
+  for (int request = 0; request < 3; ++request) {
+    ASSERT_TRUE(client_->submit(transport::IndexKind::kIntegers, std::as_bytes(std::span(indices))));
+  }
+  for (uint64_t sequence = 5; sequence < 8; ++sequence) {
+    const Event event = next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+    EXPECT_EQ(event.batch->descriptor().sequence, sequence);
+    EXPECT_EQ(event.shard_id, sequence % 2);
+    EXPECT_EQ(event.worker_id, sequence % 2);
+  }
+}
+
 TEST_F(ClientTest, WaitingTimesAndBytesAreCounted) {
   start({.worker_count = 1});
   begin_epoch(std::vector<Indices>(20, Indices{4}));

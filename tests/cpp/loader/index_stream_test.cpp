@@ -124,6 +124,33 @@ TEST_F(IndexStreamTest, RandomSettingsGiveTorchsIndicesAndLeaveTheGeneratorsWher
   }
 }
 
+TEST_F(IndexStreamTest, SkippedBatchesAreDrawnAndLeftOut) {
+  for (int round = 0; round < 200 && !HasFailure(); ++round) {
+    const uint64_t generator_seed = random()();
+    const IndexStreamOptions options{.sample_count = draw<int64_t>(0, 60),
+                                     .batch_size = draw<int64_t>(1, 20),
+                                     .drop_last = toss(),
+                                     .shuffle = toss(),
+                                     .generator = at::detail::createCPUGenerator(generator_seed)};
+    auto resumed_options = options;
+    resumed_options.generator = at::detail::createCPUGenerator(generator_seed);
+    resumed_options.skipped_batch_count = draw<int64_t>(0, 30);
+    IndexStream whole(options);
+    IndexStream resumed(resumed_options);
+    for (int64_t batch = 0; batch < resumed_options.skipped_batch_count; ++batch) whole.next();
+    for (bool is_more = true; is_more && !HasFailure();) {
+      const auto expected = whole.next();
+      const auto given = resumed.next();
+      ASSERT_EQ(given.has_value(), expected.has_value());
+      is_more = given.has_value();
+      if (is_more) {
+        ASSERT_EQ(Indices(given->begin(), given->end()), Indices(expected->begin(), expected->end()));
+      }
+      ASSERT_TRUE(is_same_state(*options.generator, *resumed_options.generator));
+    }
+  }
+}
+
 TEST_F(IndexStreamTest, BatchesThatDivideTheSamplesEvenlyEndOnePullLater) {
   for (const bool drop_last : {false, true}) {
     expect_as_torch({.sample_count = 40,
