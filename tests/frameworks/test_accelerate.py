@@ -17,6 +17,8 @@ from program_runs import run_ranks
 from tiny_training import Noisy, linear_model, train_step
 from torch.utils.data import DataLoader
 
+import penstock
+
 pytestmark = pytest.mark.slow
 
 
@@ -100,3 +102,32 @@ def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
         assert ours["losses"] == torchs["losses"]
     first, second = (report["torch"]["losses"] for report in reports)
     assert first != second
+
+
+def test_a_prepared_loader_resumes_from_its_state() -> None:
+    """It wraps the loader's own state, which it asks for before every batch."""
+    penstock.install()
+    try:
+        accelerator = Accelerator(cpu=True)
+
+        def prepared() -> Any:
+            torch.manual_seed(4)
+            return accelerator.prepare_data_loader(
+                DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)
+            )
+
+        def labels(batches: Any) -> list[Any]:
+            return [labels.tolist() for _, labels in batches]
+
+        expected = labels(prepared())
+        loader = prepared()
+        for place, _ in enumerate(loader):
+            if place == 2:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        resumed = prepared()
+        resumed.load_state_dict(state)
+        assert labels(resumed) == expected[3:]
+        assert resumed.state_dict()["_iterator_finished"]
+    finally:
+        penstock.uninstall()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from datasets import Dataset
 from stream_oracle import describe
 from torch.utils.data import DataLoader
+
+import penstock
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +73,21 @@ def sizes_of_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("loader_name")
 def test_a_batch_is_read_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes_of_reads(monkeypatch) == [10, 10, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_resumed_by_its_own_state(workers: int) -> None:
+    def make() -> Any:
+        stream = make_table().to_iterable_dataset(num_shards=4).with_format("torch")
+        return penstock.DataLoader(stream, batch_size=5, num_workers=workers)
+
+    expected = [batch["number"].tolist() for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert all("examples_iterable" in each["dataset"] for each in state["shards"]["states"])
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [batch["number"].tolist() for batch in resumed] == expected[2:]

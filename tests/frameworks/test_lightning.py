@@ -209,3 +209,34 @@ def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
             assert ours["losses"] == torchs["losses"]
     first, second = (report["torch"][0]["losses"] for report in reports)
     assert first != second
+
+
+class Seen(Tiny):
+    def training_step(self, batch: Any) -> torch.Tensor:
+        self.losses.append(batch[1].tolist())
+        return loss_of(self.model, batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there(workers: int, tmp_path: Path) -> None:
+    """Torch's loader begins the epoch again, and the batches at its end are left out."""
+
+    def fit(steps: int, checkpoint: Path | None) -> list[Any]:
+        torch.manual_seed(9)
+        loader: Any = penstock.DataLoader(Noisy(), 4, shuffle=True, num_workers=workers)
+        trainer = Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = Seen()
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
+        return module.losses
+
+    expected = fit(6, None)
+    assert fit(2, None) == expected[:2]
+    assert fit(6, tmp_path / "2.ckpt") == expected[2:]
