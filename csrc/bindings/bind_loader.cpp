@@ -79,6 +79,11 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
   return py::make_tuple(kind, pair[0], std::move(extra), event.shard_id, pair[1]);
 }
 
+std::span<const std::byte> bytes_of(const py::bytes& object) {
+  const auto view = static_cast<std::string_view>(object);
+  return std::as_bytes(std::span(view.data(), view.size()));
+}
+
 bool submit(Client& client, const py::object& index, const py::object& dumps) {
   using transport::IndexKind;
   if (PyList_CheckExact(index.ptr())) {
@@ -100,8 +105,7 @@ bool submit(Client& client, const py::object& index, const py::object& dumps) {
     if (overflow == 0) return client.submit(IndexKind::kInteger, std::as_bytes(std::span(&value, 1)));
   }
   const auto pickled = dumps(index).cast<py::bytes>();
-  const auto view = static_cast<std::string_view>(pickled);
-  return client.submit(IndexKind::kPickle, std::as_bytes(std::span(view.data(), view.size())));
+  return client.submit(IndexKind::kPickle, bytes_of(pickled));
 }
 
 void use_index_stream(Client& client, int64_t sample_count, int64_t batch_size, bool drop_last, bool shuffle,
@@ -114,6 +118,16 @@ void use_index_stream(Client& client, int64_t sample_count, int64_t batch_size, 
                            .skipped_batch_count = skipped_batch_count});
 }
 
+void begin_early(Client& client, const py::bytes& seeds, int64_t sample_count, int64_t batch_size, bool drop_last,
+                 bool shuffle, std::optional<at::Generator> generator, std::optional<uint64_t> seed) {
+  client.begin_early(bytes_of(seeds), {.sample_count = sample_count,
+                                       .batch_size = batch_size,
+                                       .drop_last = drop_last,
+                                       .shuffle = shuffle,
+                                       .generator = std::move(generator),
+                                       .seed = seed});
+}
+
 py::dict counters_of(const Client& client) {
   const auto& counters = client.counters();
   py::dict result;
@@ -122,6 +136,7 @@ py::dict counters_of(const Client& client) {
   result["copied_batches"] = counters.copied_batches.value();
   result["inline_batches"] = counters.inline_batches.value();
   result["stale_batches"] = counters.stale_batches.value();
+  result["early_batches"] = counters.early_batches.value();
   result["boundary_batches"] = counters.boundary_batches.value();
   result["unrepeatable_batches"] = counters.unrepeatable_batches.value();
   result["arenas"] = counters.arenas.value();
@@ -157,8 +172,7 @@ void bind_loader(py::module_& module) {
       .def(
           "begin_epoch",
           [](Client& self, const py::bytes& seeds, uint64_t first_sequence, uint32_t first_shard_id) {
-            const auto view = static_cast<std::string_view>(seeds);
-            self.begin_epoch(std::as_bytes(std::span(view.data(), view.size())), {first_sequence, first_shard_id});
+            self.begin_epoch(bytes_of(seeds), {first_sequence, first_shard_id});
           },
           py::arg("seeds"), py::kw_only(), py::arg("first_sequence"), py::arg("first_shard_id"))
       .def("submit", &submit, py::arg("index"), py::arg("dumps"))
@@ -166,6 +180,11 @@ void bind_loader(py::module_& module) {
       .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
            py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("skipped_batch_count"))
       .def("submit_from_stream", &Client::submit_from_stream)
+      .def("fill_from_stream", &Client::fill_from_stream)
+      .def("has_stream_ended", &Client::has_stream_ended)
+      .def("begin_early", &begin_early, py::arg("seeds"), py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
+           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("seed"))
+      .def("adopt_early", &Client::adopt_early, py::arg("generator"))
       .def(
           "next",
           [](Client& self, double timeout_s, const py::object& loads, bool with_leaves) {
@@ -192,8 +211,7 @@ void bind_loader(py::module_& module) {
            })
       .def("install_prefix",
            [](Client& self, const py::bytes& message) {
-             const auto view = static_cast<std::string_view>(message);
-             self.broadcast(transport::RequestKind::kPrefix, std::as_bytes(std::span(view.data(), view.size())));
+             self.broadcast(transport::RequestKind::kPrefix, bytes_of(message));
            })
       .def("remove_prefixes", [](Client& self) { self.broadcast(transport::RequestKind::kRemovePrefixes, {}); })
       .def("stop",

@@ -111,6 +111,10 @@ void bind_worker(py::module_& module) {
       .def_property_readonly(
           "is_epoch", [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEpoch; })
       .def_property_readonly(
+          "is_early_epoch",
+          [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEarlyEpoch; })
+      .def_property_readonly("epoch", [](const Server::Received& self) { return self.request.epoch; })
+      .def_property_readonly(
           "is_pickled",
           [](const Server::Received& self) { return self.request.index_kind == transport::IndexKind::kPickle; })
       .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })

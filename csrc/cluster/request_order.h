@@ -59,6 +59,7 @@ class RequestOrder {
   // Requests whose batch is still to be delivered. Those that an ended shard leaves unanswered do not count here.
   uint32_t undelivered_count() const;
 
+  uint64_t send_count() const { return send_index_; }  // assigned so far, those skipped by a resumed epoch included
   bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
   uint32_t outstanding_count() const { return outstanding_count_; }
   uint32_t outstanding_count_max() const { return options_.outstanding_count_max; }

@@ -17,9 +17,26 @@ using transport::RequestKind;
 // The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
 class Client::Impl {
  public:
+  struct Asked {
+    transport::IndexKind kind;
+    std::vector<std::byte> indices;
+  };
+  struct Epoch {
+    Epoch(uint32_t its_number, const cluster::RequestOrderOptions& order_options)
+        : number(its_number), order(order_options) {}
+
+    uint32_t number;
+    cluster::RequestOrder order;
+    std::optional<IndexStream> stream;
+    std::vector<std::byte> seeds;                      // of one that is begun early
+    uint64_t early_count = 0;                          // requests made before it began
+    std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
+    std::map<uint64_t, Asked> asked;                   // and not delivered yet
+  };
+
   explicit Impl(const ClientOptions& wanted)
       : options(wanted),
-        order(order_options(wanted, {})),
+        now(0, order_options(wanted, {})),
         io(ClientIoOptions{.worker_count = wanted.worker_count,
                            .arrival_count_max = 2 * wanted.worker_count * (wanted.prefetch_factor + 4)}) {}
 
@@ -44,70 +61,117 @@ class Client::Impl {
   }
 
   void begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
-    order = cluster::RequestOrder(order_options(options, first));
-    ready.clear();
-    asked.clear();
-    if (stream) index_buffer = stream->take_buffer();
-    stream.reset();
-    ++epoch;
-    io.set_epoch(epoch);
-    const auto index_kind = seeds.empty() ? transport::IndexKind::kNone : transport::IndexKind::kPickle;
-    if (epoch > 1 || !seeds.empty()) broadcast(RequestKind::kEpoch, seeds, index_kind);
+    const uint32_t number = (early ? early->number : now.number) + 1;
+    early.reset();
+    if (now.stream) index_buffer = now.stream->take_buffer();
+    now = Epoch(number, order_options(options, first));
+    io.set_epochs(number, number);
+    if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
   }
 
-  void broadcast(RequestKind kind, std::span<const std::byte> body,
-                 transport::IndexKind index_kind = transport::IndexKind::kNone) {
-    const Request request{.kind = kind, .index_kind = index_kind, .body_bytes = body.size(), .epoch = epoch};
+  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions wanted) {
+    PENSTOCK_ASSERT(!early && now.stream && now.stream->is_exhausted(), "the next epoch begins early once, at the end");
+    early.emplace(now.number + 1, order_options(options, {}));
+    early->stream.emplace(std::move(wanted), std::move(index_buffer));
+    early->seeds.assign(seeds.begin(), seeds.end());
+    io.set_epochs(now.number, early->number);
+    announce(RequestKind::kEarlyEpoch, early->number, seeds);
+    fill(*early);
+  }
+
+  void adopt_early(const std::optional<at::Generator>& generator) {
+    PENSTOCK_ASSERT(early, "no epoch was begun early");
+    if (now.stream) index_buffer = now.stream->take_buffer();
+    now = *std::move(early);
+    early.reset();
+    if (generator) now.stream->rebind(*generator);
+    now.early_count = now.order.send_count();
+    io.set_epochs(now.number, now.number);
+    announce(RequestKind::kEpoch, now.number, now.seeds);
+  }
+
+  void announce(RequestKind kind, uint32_t number, std::span<const std::byte> seeds) {
+    broadcast({.kind = kind,
+               .index_kind = seeds.empty() ? transport::IndexKind::kNone : transport::IndexKind::kPickle,
+               .epoch = number},
+              seeds);
+  }
+
+  void broadcast(Request request, std::span<const std::byte> body) {
+    request.body_bytes = body.size();
     for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
       io.send(worker_id, transport::write_message(request, body));
     }
   }
 
-  bool submit(transport::IndexKind kind, std::span<const std::byte> body) {
-    const auto assignment = order.assign();
+  bool submit(Epoch& epoch, transport::IndexKind kind, std::span<const std::byte> body) {
+    const auto assignment = epoch.order.assign();
     if (!assignment) return false;
     const Request request{.kind = RequestKind::kFetch,
                           .index_kind = kind,
                           .sequence = assignment->sequence,
                           .body_bytes = body.size(),
-                          .epoch = epoch,
+                          .epoch = epoch.number,
                           .shard_id = assignment->shard_id};
-    asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
+    epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
     io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
     return true;
   }
 
   bool has_room() const {
-    if (order.outstanding_count() >= order.outstanding_count_max()) return false;
-    const uint64_t undelivered_count = order.undelivered_count();
+    if (outstanding_count() >= now.order.outstanding_count_max()) return false;
+    const uint64_t undelivered_count = this->undelivered_count();
     if (undelivered_count == 0 || options.prefetch_bytes == 0) return true;
     if (largest_batch_bytes == 0) return false;
-    uint64_t bytes = (undelivered_count - ready.size() + 1) * largest_batch_bytes;
-    for (const auto& [sequence, batch] : ready) bytes += batch->frame().payload_bytes;
-    return bytes <= options.prefetch_bytes;
+    uint64_t ready_count = now.ready.size();
+    uint64_t bytes = ready_bytes(now);
+    if (early) {
+      ready_count += early->ready.size();
+      bytes += ready_bytes(*early);
+    }
+    return bytes + (undelivered_count - ready_count + 1) * largest_batch_bytes <= options.prefetch_bytes;
+  }
+
+  static uint64_t ready_bytes(const Epoch& epoch) {
+    uint64_t bytes = 0;
+    for (const auto& [sequence, batch] : epoch.ready) bytes += batch->frame().payload_bytes;
+    return bytes;
+  }
+
+  uint32_t outstanding_count() const {
+    return now.order.outstanding_count() + (early ? early->order.outstanding_count() : 0);
+  }
+  uint32_t undelivered_count() const {
+    return now.order.undelivered_count() + (early ? early->order.undelivered_count() : 0);
   }
 
   void submit_after_delivery() {
+    if (early) return fill(*early);
     if (options.prefetch_bytes == 0) {
-      submit_from_stream();
+      submit_from_stream(now);
       return;
     }
-    while (has_room() && submit_from_stream()) {
+    while (has_room() && submit_from_stream(now)) {
     }
   }
 
-  bool submit_from_stream() {
-    const auto indices = stream->next();
-    return indices && submit(transport::IndexKind::kIntegers, std::as_bytes(*indices));
+  void fill(Epoch& epoch) {
+    while (undelivered_count() < epoch.order.outstanding_count_max() && has_room() && submit_from_stream(epoch)) {
+    }
+  }
+
+  bool submit_from_stream(Epoch& epoch) {
+    const auto indices = epoch.stream->next();
+    return indices && submit(epoch, transport::IndexKind::kIntegers, std::as_bytes(*indices));
   }
 
   Event try_next() {
     for (;;) {
-      switch (order.next()) {
+      switch (now.order.next()) {
         case cluster::RequestOrder::Next::kEnd: return {.kind = Event::Kind::kEnd, .batch = {}, .error = {}};
         case cluster::RequestOrder::Next::kReady: {
-          const uint64_t sequence = order.ready_sequence();
-          auto stored = ready.extract(sequence);
+          const uint64_t sequence = now.order.ready_sequence();
+          auto stored = now.ready.extract(sequence);
           PENSTOCK_ASSERT(!stored.empty(), "batch ", sequence, " arrived and is not stored");
           return deliver(std::move(stored.mapped()));
         }
@@ -120,9 +184,9 @@ class Client::Impl {
   }
 
   std::optional<Awaited> awaited() const {
-    const auto oldest = order.awaited();
+    const auto oldest = now.order.awaited();
     if (!oldest) return std::nullopt;
-    const Asked& request = asked.at(oldest->sequence);
+    const Asked& request = now.asked.at(oldest->sequence);
     return Awaited{.worker_id = worker_of(oldest->shard_id),
                    .sequence = oldest->sequence,
                    .index_kind = request.kind,
@@ -138,19 +202,11 @@ class Client::Impl {
     return has_arrived;
   }
 
-  struct Asked {
-    transport::IndexKind kind;
-    std::vector<std::byte> indices;
-  };
-
   ClientOptions options;
-  cluster::RequestOrder order;
+  Epoch now;
+  std::optional<Epoch> early;  // the one after it, of which batches are asked for already
   ClientIo io;
-  std::optional<IndexStream> stream;
   at::Tensor index_buffer;  // of the last epoch's stream
-  uint32_t epoch = 0;
-  std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
-  std::map<uint64_t, Asked> asked;                   // and not delivered yet
   uint64_t largest_batch_bytes = 0;
 
  private:
@@ -158,7 +214,7 @@ class Client::Impl {
   bool has_active_shard(uint32_t worker_id) const {
     const uint32_t shard_count = order_options(options, {}).shard_count;
     for (uint32_t shard_id = worker_id; shard_id < shard_count; shard_id += options.worker_count) {
-      if (order.is_active(shard_id)) return true;
+      if (now.order.is_active(shard_id)) return true;
     }
     return false;
   }
@@ -174,9 +230,9 @@ class Client::Impl {
                      .batch = {},
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
-        if (arrival.epoch != epoch) return std::nullopt;
-        const uint32_t worker_id = worker_of(order.shard_ended(arrival.sequence));
-        asked.erase(arrival.sequence);
+        if (arrival.epoch != now.number) return std::nullopt;
+        const uint32_t worker_id = worker_of(now.order.shard_ended(arrival.sequence));
+        now.asked.erase(arrival.sequence);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) io.dismiss(arrival.worker_id);
@@ -188,25 +244,30 @@ class Client::Impl {
       }
       case Arrival::Kind::kBatch: break;
     }
-    if (arrival.epoch != epoch) {
+    const bool is_early = early && arrival.epoch == early->number;
+    if (!is_early && arrival.epoch != now.number) {
       io.counters().stale_batches.add(1);
       return std::nullopt;
     }
     largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
-    if (order.arrived(arrival.sequence)) return deliver(std::move(arrival.batch));
-    ready.emplace(arrival.sequence, std::move(arrival.batch));
+    Epoch& epoch = is_early ? *early : now;
+    const bool is_next = epoch.order.arrived(arrival.sequence);
+    if (is_next && !is_early) return deliver(std::move(arrival.batch));
+    epoch.ready.emplace(arrival.sequence, std::move(arrival.batch));
     return std::nullopt;
   }
 
   Event deliver(std::unique_ptr<Batch> batch) {
-    const uint32_t shard_id = order.delivered(batch->descriptor().sequence);
-    asked.erase(batch->descriptor().sequence);
+    const uint64_t sequence = batch->descriptor().sequence;
+    const uint32_t shard_id = now.order.delivered(sequence);
+    now.asked.erase(sequence);
     io.finish(*batch);
     settle_memory(*batch);
     auto& counters = io.counters();
     counters.batches.add(1);
     counters.batch_bytes.add(batch->frame().payload_bytes);
     counters.fetch_ns.add(batch->descriptor().fetch_ns);
+    if (sequence < now.early_count) counters.early_batches.add(1);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
@@ -241,18 +302,27 @@ void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& fir
   impl_->begin_epoch(seeds, first);
 }
 
-bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
+void Client::begin_early(std::span<const std::byte> seeds, IndexStreamOptions options) {
+  impl_->begin_early(seeds, std::move(options));
+}
+void Client::adopt_early(const std::optional<at::Generator>& generator) { impl_->adopt_early(generator); }
+
+bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) {
+  return impl_->submit(impl_->now, kind, body);
+}
 
 bool Client::has_room() const { return impl_->has_room(); }
 
 void Client::use_index_stream(IndexStreamOptions options) {
-  impl_->stream.emplace(std::move(options), std::move(impl_->index_buffer));
+  impl_->now.stream.emplace(std::move(options), std::move(impl_->index_buffer));
 }
-bool Client::submit_from_stream() { return impl_->submit_from_stream(); }
+bool Client::submit_from_stream() { return impl_->submit_from_stream(impl_->now); }
+bool Client::has_stream_ended() const { return impl_->now.stream && impl_->now.stream->is_exhausted(); }
+void Client::fill_from_stream() { impl_->fill(impl_->now); }
 
 Client::Event Client::try_next() {
   Event event = impl_->try_next();
-  if (event.kind == Event::Kind::kBatch && impl_->stream) impl_->submit_after_delivery();
+  if (event.kind == Event::Kind::kBatch && impl_->now.stream) impl_->submit_after_delivery();
   return event;
 }
 
@@ -260,20 +330,26 @@ std::optional<Client::Awaited> Client::awaited() const { return impl_->awaited()
 
 bool Client::wait_until(steady_clock::time_point deadline) { return impl_->wait_until(deadline); }
 
-void Client::broadcast(RequestKind kind, std::span<const std::byte> body) { impl_->broadcast(kind, body); }
+void Client::broadcast(RequestKind kind, std::span<const std::byte> body) {
+  impl_->broadcast({.kind = kind, .epoch = impl_->now.number}, body);
+}
 
 void Client::stop() {
   if (!impl_.is_owner()) return;
-  impl_->ready.clear();
+  impl_->now.ready.clear();
+  impl_->early.reset();
   impl_->io.stop();
 }
 
 void Client::retire_held() { impl_->io.retire_held(); }
 const telemetry::LoaderCounters& Client::counters() const { return impl_->io.counters(); }
 uint32_t Client::outstanding_count() const {
-  const uint32_t asked_count = impl_->order.outstanding_count();  // those that wait in the queue of arrivals included
+  const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included
   return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->io.arrival_count()));
 }
-uint32_t Client::ready_count() const { return static_cast<uint32_t>(impl_->ready.size() + impl_->io.arrival_count()); }
+uint32_t Client::ready_count() const {
+  const size_t early_count = impl_->early ? impl_->early->ready.size() : 0;
+  return static_cast<uint32_t>(impl_->now.ready.size() + early_count + impl_->io.arrival_count());
+}
 
 }  // namespace penstock::loader

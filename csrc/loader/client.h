@@ -58,9 +58,17 @@ class Client {
   // Starts the I/O thread. Call it after the last worker was forked.
   Result<void> start();
 
-  // Forgets the requests of the epoch before and tells the workers that a new one begins, and what `seeds` says (a
-  // pickle). Without seeds the first epoch is not announced: a worker's start is that of its first epoch.
+  // Forgets the requests of the epoch before, and the early ones, and tells the workers that a new one begins, and what
+  // `seeds` says (a pickle). Without seeds the first epoch is not announced: a worker's start is that of its first
+  // epoch.
   void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
+
+  // While an epoch ends whose stream has_stream_ended(): asks for batches of the next one, which is expected to begin
+  // with these seeds and to take its indices from this stream, in what room the ending epoch leaves from now on.
+  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions options);
+  // Begins the epoch that was begun early, with what has come of it. Its stream draws from `generator` from now on, if
+  // it is one that draws from a generator of the user's.
+  void adopt_early(const std::optional<at::Generator>& generator);
 
   // Sends one request to the worker of the shard whose turn it is. Returns false, sending nothing, when no shard has
   // data left.
@@ -73,8 +81,11 @@ class Client {
   // From now on next() itself submits the next batch of `stream` whenever it hands one out; with prefetch_bytes, as
   // many as there is room for.
   void use_index_stream(IndexStreamOptions options);
+  bool has_stream_ended() const;
   // Submits the next batch of the stream; false at its end or when no shard has data left.
   bool submit_from_stream();
+  // Submits from the stream until prefetch_factor batches a worker are on the way or here, or prefetch_bytes are.
+  void fill_from_stream();
 
   struct Event {
     enum class Kind : uint8_t {

@@ -84,7 +84,7 @@ void ClientIo::stop() {
     wake();
     thread_.join();
   }
-  while (arrivals_.try_pop()) {
+  while (try_pop()) {
   }
   stage_.reset();
   context_.reset();
@@ -107,17 +107,26 @@ void ClientIo::wake() {
   static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
 }
 
-void ClientIo::set_epoch(uint32_t epoch) {
-  epoch_.store(epoch);
-  std::vector<Arrival> kept;  // news of workers matter in every epoch
-  while (auto arrival = arrivals_.try_pop()) {
-    if (arrival->kind == Arrival::Kind::kLost || arrival->kind == Arrival::Kind::kFailed) {
+std::optional<Arrival> ClientIo::try_pop() {
+  if (kept_.empty()) return arrivals_.try_pop();
+  std::optional<Arrival> arrival = std::move(kept_.front());
+  kept_.pop_front();
+  return arrival;
+}
+
+void ClientIo::set_epochs(uint32_t first, uint32_t last) {
+  last_epoch_.store(last);
+  first_epoch_.store(first);
+  std::deque<Arrival> kept;
+  while (auto arrival = try_pop()) {
+    const bool is_news = arrival->kind == Arrival::Kind::kLost || arrival->kind == Arrival::Kind::kFailed;
+    if (is_news || !is_stale(arrival->epoch)) {  // news of workers matter in every epoch
       kept.push_back(std::move(*arrival));
     } else if (arrival->kind == Arrival::Kind::kBatch) {
       counters_.stale_batches.add(1);
     }
   }
-  for (Arrival& arrival : kept) arrive(std::move(arrival));
+  kept_ = std::move(kept);
 }
 
 void ClientIo::finish(Batch& batch) {
@@ -231,7 +240,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
   auto parsed = transport::parse_descriptor(parts.front());
   if (!parsed) return fail(worker_id, parsed.error());
   const Descriptor& descriptor = parsed.value();
-  const bool is_stale = descriptor.kind != DescriptorKind::kHello && descriptor.epoch != epoch_.load();
+  const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && is_stale(descriptor.epoch);
   if (descriptor.worker_id != worker_id) {
     return fail(worker_id,
                 {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
@@ -244,7 +253,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
       channel.waiting.clear();
       return;
     case DescriptorKind::kEnd:
-      if (is_stale) return;
+      if (is_of_other_epoch) return;
       return arrive({.kind = Arrival::Kind::kEnd,
                      .worker_id = worker_id,
                      .epoch = descriptor.epoch,
@@ -256,7 +265,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
   }
   auto batch = make_batch(channel, descriptor, parts);
   if (!batch) return fail(worker_id, batch.error());
-  if (is_stale) {  // its slab goes back as the batch dies here
+  if (is_of_other_epoch) {  // its slab goes back as the batch dies here
     counters_.stale_batches.add(1);
     return;
   }

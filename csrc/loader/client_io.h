@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,13 +56,16 @@ class ClientIo {
   // Hangs up on one worker, whose silence is then no loss.
   void dismiss(uint32_t worker_id);
 
-  std::optional<Arrival> try_pop() { return arrivals_.try_pop(); }
+  std::optional<Arrival> try_pop();
   // Waits until an arrival is there; true when one is. Blocks.
-  bool wait_until(std::chrono::steady_clock::time_point deadline) { return arrivals_.wait_until(deadline); }
-  size_t arrival_count() const { return arrivals_.size(); }
+  bool wait_until(std::chrono::steady_clock::time_point deadline) {
+    return !kept_.empty() || arrivals_.wait_until(deadline);
+  }
+  size_t arrival_count() const { return kept_.size() + arrivals_.size(); }
 
-  // Answers to requests of other epochs are dropped from now on, those that have arrived included.
-  void set_epoch(uint32_t epoch);
+  // Answers to requests of epochs before `first` or after `last` are dropped from now on, those that have arrived
+  // included.
+  void set_epochs(uint32_t first, uint32_t last);
 
   void finish(Batch& batch);
   void retire_held();
@@ -102,6 +106,7 @@ class ClientIo {
   void arrive(Arrival arrival);
   void fail(uint32_t worker_id, const Error& error);
   void wake();
+  bool is_stale(uint32_t epoch) const { return epoch < first_epoch_.load() || epoch > last_epoch_.load(); }
 
   ClientIoOptions options_;
   std::string endpoint_;
@@ -109,11 +114,13 @@ class ClientIo {
   std::string listen_error_;
   FileDescriptor wake_fd_;
   std::atomic<bool> is_awake_{true};
-  std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint32_t> first_epoch_{0};
+  std::atomic<uint32_t> last_epoch_{0};
   std::unique_ptr<BatchStage> stage_;
   telemetry::LoaderCounters counters_;
   BoundedQueue<Outgoing> outgoing_;
   BoundedQueue<Arrival> arrivals_;
+  std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
   Mutex views_mutex_;
   std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
   std::unique_ptr<transport::SocketContext> context_;

@@ -12,6 +12,14 @@
 
 namespace penstock::loader {
 
+namespace {
+
+uint64_t draw_seed() {
+  return static_cast<uint64_t>(at::empty({}, at::TensorOptions().dtype(at::kLong)).random_().item<int64_t>());
+}
+
+}  // namespace
+
 IndexStream::IndexStream(IndexStreamOptions options, at::Tensor buffer)
     : options_(std::move(options)), indices_(std::move(buffer)) {
   if (!indices_.defined()) indices_ = at::empty({0}, at::TensorOptions().dtype(at::kLong));
@@ -24,8 +32,7 @@ void IndexStream::start() {
     return;
   }
   if (!options_.generator) {
-    const auto seed = at::empty({}, at::TensorOptions().dtype(at::kLong)).random_().item<int64_t>();
-    options_.generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+    options_.generator = at::detail::createCPUGenerator(options_.seed ? *options_.seed : draw_seed());
     has_own_generator_ = true;
   }
   at::randperm_out(indices_, options_.sample_count, options_.generator);

@@ -20,6 +20,7 @@ struct IndexStreamOptions {
   bool drop_last = false;
   bool shuffle = false;
   std::optional<at::Generator> generator;  // of the sampler; torch's default generator gives the seed without one
+  std::optional<uint64_t> seed = {};       // and this is the seed where it is known already
   int64_t skipped_batch_count = 0;         // of a resumed epoch: drawn at the first pull, as they were, and not given
 };
 
@@ -32,6 +33,15 @@ class IndexStream {
 
   // The indices of the next batch, valid until the next call, or nothing at the end.
   std::optional<std::span<const int64_t>> next();
+
+  // Draws from another generator from now on: the user's own, which has come to where a copy of it is. Without effect
+  // on a stream that made its generator from a seed.
+  void rebind(const at::Generator& generator) {
+    if (!has_own_generator_) options_.generator = generator;
+  }
+
+  // Whether it has drawn all that it will draw.
+  bool is_exhausted() const { return is_exhausted_; }
 
   at::Tensor take_buffer() { return std::move(indices_); }
 

@@ -25,6 +25,7 @@ struct LoaderCounters {
   Counter copied_batches;        // copied to memory of their own because the user holds many slabs
   Counter inline_batches;        // came through the socket because no shared memory could be had
   Counter stale_batches;         // answers to requests of an earlier epoch, dropped
+  Counter early_batches;         // delivered, and asked for before their epoch began
   Counter wait_ns;               // the trainer waited for a batch this long
   Counter waits;                 // and this often
   Counter fetch_ns;              // workers spent this long on the batches delivered

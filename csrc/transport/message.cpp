@@ -19,7 +19,7 @@ Result<Request> parse_request(std::span<const std::byte> bytes) {
   if (request.version != kMessageVersion) {
     return malformed("request", "its version is " + std::to_string(request.version));
   }
-  if (request.kind < RequestKind::kFetch || request.kind > RequestKind::kRemovePrefixes) {
+  if (request.kind < RequestKind::kFetch || request.kind > RequestKind::kEarlyEpoch) {
     return malformed("request", "unknown kind " + std::to_string(static_cast<int>(request.kind)));
   }
   if (request.index_kind > IndexKind::kPickle) return malformed("request", "unknown kind of indices");

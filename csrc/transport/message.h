@@ -25,6 +25,7 @@ enum class RequestKind : uint8_t {
   kEpoch = 2,           // a new epoch begins: make the fetcher again; the body says what the epoch is seeded with
   kPrefix = 3,          // run this prefix on every later batch; the body is an encoded batch record and payload
   kRemovePrefixes = 4,  // forget all prefixes
+  kEarlyEpoch = 5,      // fetches of the next epoch follow although it may never begin; the body is as for kEpoch
 };
 
 // How the indices of a fetch are written in its body.

@@ -69,6 +69,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         from the global generators (torch, random, numpy) are not reproducible, because the threads
         share them. A dataset with ``__getitems__`` is still called once for a batch.
 
+    overlap_epochs: with ``persistent_workers``, the first batches of the next epoch may be made
+        while one ends and between the two. They are used if that epoch begins as expected (nothing
+        else drew from the generators of its order), and dropped otherwise; the stream is torch's
+        either way. That holds for a map-style dataset in sequential order or shuffled by torch's
+        own sampler, whose state fetching does not change and no other process can, as far as that
+        can be seen; others are fetched from when the epoch begins. False: never, for a dataset that
+        reads files which the program writes between epochs.
+
     With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
     in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
     who keeps many batches gets copies. Cap of one worker's shared memory: ``PENSTOCK_ARENA_BYTES``
@@ -111,6 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shards: int | None = None,
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
+        overlap_epochs: bool = True,
     ) -> None:
         self._set_own_state()
         self.device = device
@@ -118,6 +127,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shards = shards
         self.prefetch_bytes = prefetch_bytes
         self.fetch_threads = fetch_threads
+        self.overlap_epochs = overlap_epochs
         super().__init__(
             dataset,
             batch_size,

@@ -28,6 +28,11 @@ class IndexRecipe(NamedTuple):
     shuffle: bool
     generator: torch.Generator | None
 
+    @property
+    def batch_count(self) -> int:
+        whole_count, left_count = divmod(self.sample_count, self.batch_size)
+        return whole_count + (left_count > 0 and not self.drop_last)
+
 
 def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
     """The recipe of exactly torch's BatchSampler over RandomSampler (without replacement, each

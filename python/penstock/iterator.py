@@ -32,13 +32,19 @@ from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
 from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index, move_batch
+from penstock.expected_epoch import ExpectedEpoch, pickle_seeds
 from penstock.fetching import FetchSpec, InProcessFetcher
-from penstock.indices import prefetch_depth, recognise_sampler
+from penstock.indices import IndexRecipe, prefetch_depth, recognise_sampler
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.out_of_memory import explain, explain_later_kills
 from penstock.progress import CountedPulls
 from penstock.provenance import BatchHandle, Provenance
-from penstock.shard_state import continue_iteration, load_dataset_state, shard_state
+from penstock.shard_state import (
+    continue_iteration,
+    is_stateful,
+    load_dataset_state,
+    shard_state,
+)
 from penstock.stuck_worker import where_it_is
 from penstock.threaded_fetch import make_pool
 from penstock.worker_main import WorkerSpec, worker_loop
@@ -211,6 +217,9 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
+        self._may_begin_early = self._can_begin_early(loader)
+        self._is_early_met = True  # the last expectation; before there is one, hope
+        self._expected: ExpectedEpoch | None = None
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
@@ -247,6 +256,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             self._shard_count,
             self._is_seeded_by_batch,
             self._progress.starts,
+            self._may_begin_early,
         )
         for worker_id in range(self._num_workers):
             process = context.Process(
@@ -297,28 +307,79 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
                 self._base_seed = (
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
                 )
-            seeds = pickle.dumps(tuple(EpochSeeds(int(self._base_seed), loader._next_epoch())))
-        self._client.begin_epoch(
-            seeds,
-            first_sequence=progress.answered_count,
-            first_shard_id=progress.first_shard_id,
-        )
+            seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
         is_map = self._dataset_kind == _DatasetKind.Map
         recipe = recognise_sampler(self._index_sampler) if is_map else None
         self._uses_stream = recipe is not None
-        if recipe is not None:
-            self._client.use_index_stream(
-                **recipe._asdict(), skipped_batch_count=progress.answered_count
+        if not self._try_adopt_early(recipe, seeds):
+            self._client.begin_epoch(
+                seeds,
+                first_sequence=progress.answered_count,
+                first_shard_id=progress.first_shard_id,
             )
-        elif is_map:
-            self._resume_sampler()
+            if recipe is not None:
+                self._client.use_index_stream(
+                    **recipe._asdict(), skipped_batch_count=progress.answered_count
+                )
+            elif is_map:
+                self._resume_sampler()
         progress.begin(int(self._base_seed))
-        if self._is_bounded_by_bytes:
+        self._note_next_epoch(loader, recipe)
+        if self._uses_stream:
+            self._client.fill_from_stream()
+        elif self._is_bounded_by_bytes:
             self._ask_for_more()
+        else:
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
+
+    def _can_begin_early(self, loader: DataLoader[Any]) -> bool:
+        """Whether nothing speaks against asking for the next epoch before it begins, as far as it
+        can be seen here; its worker looks at the dataset.
+        """
+        return (
+            self._persistent_workers
+            and loader.overlap_epochs
+            and bool(self._in_order)
+            and not is_stateful(loader.dataset)
+        )
+
+    def _note_next_epoch(self, loader: DataLoader[Any], recipe: IndexRecipe | None) -> None:
+        """What :meth:`_begin_early` needs to know of the epoch after the one that begins."""
+        self._recipe = recipe
+        self._base_generator = loader.generator
+        self._next_epoch = loader._epoch_count if self._is_seeded_by_batch else None
+        self._early_from: float = float("inf")  # from so many answers on it may be asked for
+        if recipe is not None and self._may_begin_early:
+            asked_ahead = self._prefetch_depth * self._num_workers
+            self._early_from = max(1, recipe.batch_count + 1 - asked_ahead)
+
+    def _begin_early(self) -> None:
+        """Asks for batches of the next epoch, if all of this one were asked for.
+
+        Where that was in vain the last time it is only expected, and asked for again after the
+        first expectation that is met.
+        """
+        if not self._client.has_stream_ended():
             return
-        depth = self._prefetch_depth if self._uses_stream else self._prefetch_factor
-        for _ in range(depth * self._num_workers):
-            self._try_put_index()
+        self._early_from = float("inf")
+        assert self._recipe is not None
+        expected = ExpectedEpoch.after_now(self._recipe, self._base_generator, self._next_epoch)
+        self._expected = expected
+        if self._is_early_met:
+            recipe = self._recipe._replace(generator=expected.generator)
+            self._client.begin_early(expected.seeds, **recipe._asdict(), seed=expected.seed)
+
+    def _try_adopt_early(self, recipe: IndexRecipe | None, seeds: bytes) -> bool:
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return False
+        is_begun, self._is_early_met = self._is_early_met, expected.is_met(recipe, seeds)
+        if not (is_begun and self._is_early_met):
+            return False
+        expected.catch_up()
+        self._client.adopt_early(expected.recipe.generator)
+        return True
 
     def _ask_for_more(self) -> None:
         """After a batch or the end of a shard: torch asks for one in its place."""
@@ -344,7 +405,10 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
                 wait_s, loads, self._provenance is not None
             )
             if kind == _BATCH:
-                self._progress.answer(shard_id, state, is_error=type(extra) is bool)
+                progress = self._progress
+                progress.answer(shard_id, state, is_error=type(extra) is bool)
+                if progress.answered_count >= self._early_from:
+                    self._begin_early()
                 if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
                     self._draw_warning.give(self._drawing_threads)
                     self._drawing_threads = 0  # it is said, and need not be looked for again

@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "shards": None,
     "prefetch_bytes": None,
     "fetch_threads": 1,
+    "overlap_epochs": True,
 }
 
 
@@ -32,6 +33,11 @@ def check_options(loader: DataLoader[Any]) -> None:
     _check_shards(loader)
     _check_prefetch_bytes(loader)
     _check_fetch_threads(loader)
+    if type(loader.overlap_epochs) is not bool:
+        raise TypeError(
+            f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
+            f"first batches of the next epoch may be made while one ends"
+        )
 
 
 def own_options(loader: DataLoader[Any]) -> tuple[Any, ...]:

@@ -14,7 +14,8 @@ class LoaderStats:
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
     first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
     ``fetch_s`` how long workers took to make those delivered. ``outstanding`` batches are asked for
-    and not here yet, ``ready`` ones are here and not taken.
+    and not here yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before
+    their epoch began, ``stale_batches`` came and were dropped because their epoch was left.
     """
 
     iterator: str | None = None
@@ -24,6 +25,7 @@ class LoaderStats:
     copied_batches: int = 0
     inline_batches: int = 0
     stale_batches: int = 0
+    early_batches: int = 0
     boundary_batches: int = 0
     unrepeatable_batches: int = 0
     arenas: int = 0

@@ -13,6 +13,7 @@ import pickle
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ from penstock.fetching import (
     TorchFetcher,
     datasets_of_shards,
 )
+from penstock.fingerprint import fingerprint
+from penstock.request_feed import RequestFeed
 from penstock.shard_state import ShardStarts, load_dataset_state
 from penstock.stuck_worker import offer_stack
 from penstock.table_rows import is_collate_map_untouched, plain_rows
@@ -41,9 +44,6 @@ from penstock.threaded_fetch import FetchPool, make_pool
 
 _CONNECT_TIMEOUT_S = (
     300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
-)
-_IDLE_S = (
-    3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
 )
 
 
@@ -58,6 +58,7 @@ class WorkerSpec:
     shard_count: int
     is_seeded_by_batch: bool
     starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
+    may_begin_early: bool  # whether the next epoch may be asked for before it begins
 
 
 def worker_loop(
@@ -137,14 +138,14 @@ def _serve(
     if init_error is None and fetch.auto_collation:
         rows = plain_rows(fetch.dataset, fetch.collate_fn)
     ended_shards: set[int] = set()
+    state = partial(fingerprint, fetch.dataset, fetch.collate_fn) if spec.may_begin_early else None
+    feed = RequestFeed(server, rows, state)
     while True:
         try:
-            request = server.serve_rows(rows) if rows is not None else server.next(_IDLE_S)
+            request = feed.next()
         except ClosedError:
             return
-        if request is None:
-            continue
-        if request.is_epoch:
+        if request.is_epoch or request.is_early_epoch:
             ended_shards.clear()
             if spec.is_seeded_by_batch:
                 seeds = EpochSeeds(*_indices_of(request))
@@ -161,7 +162,7 @@ def _serve(
         server.begin()
         batch: Any
         raises = threads_drew = False
-        state: bytes | None = None
+        state_after: bytes | None = None
         if init_error is not None:
             batch, init_error, raises = init_error, None, True
         else:
@@ -177,10 +178,10 @@ def _serve(
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
             try:
-                state = _state_after(fetcher, request)
+                state_after = _state_after(fetcher, request)
             except Exception:
                 batch, raises = ExceptionWrapper(where=where), True
-        marks = AnswerMarks(raises, threads_drew, state)
+        marks = AnswerMarks(raises, threads_drew, state_after)
         try:
             _answer(server, request, batch, marks, where)
         except ClosedError:

@@ -4,6 +4,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/randperm.h>
 #include <gtest/gtest.h>
 
@@ -177,6 +178,20 @@ TEST_F(IndexStreamTest, NothingIsDrawnBeforeTheFirstPull) {
   const auto before = default_generator().clone();
   const IndexStream stream({.sample_count = 10, .batch_size = 2, .shuffle = true, .generator = {}});
   EXPECT_TRUE(is_same_state(default_generator(), before));
+}
+
+TEST_F(IndexStreamTest, AKnownSeedIsNotDrawn) {
+  const IndexStreamOptions drawn{.sample_count = 20, .batch_size = 20, .shuffle = true, .generator = {}};
+  at::manual_seed(11);
+  IndexStream expected(drawn);
+  const auto indices = *expected.next();
+  at::manual_seed(11);
+  IndexStreamOptions known = drawn;
+  known.seed = static_cast<uint64_t>(at::empty({}, at::kLong).random_().item<int64_t>());
+  const auto before = at::detail::getDefaultCPUGenerator().get_state();
+  IndexStream stream(known);
+  EXPECT_TRUE(std::ranges::equal(*stream.next(), indices));
+  EXPECT_TRUE(at::equal(at::detail::getDefaultCPUGenerator().get_state(), before));
 }
 
 TEST_F(IndexStreamTest, AMillionShuffledSamplesComeOnceEach) {

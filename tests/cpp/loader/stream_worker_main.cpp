@@ -64,7 +64,7 @@ int serve(Server& server) {
   for (;;) {
     const auto received = server.next(std::chrono::steady_clock::now() + std::chrono::hours(1));
     if (!received) return received.error().code == Errc::kClosed ? EXIT_SUCCESS : 3;
-    if (received.value().request.kind == RequestKind::kEpoch) {
+    if (received.value().request.kind != RequestKind::kFetch) {
       ended_shards.clear();
       continue;
     }

@@ -96,7 +96,7 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
     bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     if (const auto request = parse_request(bytes)) {
       EXPECT_GE(request.value().kind, RequestKind::kFetch);
-      EXPECT_LE(request.value().kind, RequestKind::kRemovePrefixes);
+      EXPECT_LE(request.value().kind, RequestKind::kEarlyEpoch);
       EXPECT_LE(request.value().index_kind, IndexKind::kPickle);
       EXPECT_EQ(request.value().body_bytes, 16u);
       EXPECT_EQ(request.value().reserved[0], 0u);

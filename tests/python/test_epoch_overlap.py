@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next epoch begins while one ends: nobody can tell, but by the clock."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from stream_oracle import describe, error_of
+from torch.utils.data import Dataset, RandomSampler, TensorDataset
+
+from penstock import DataLoader
+
+EPOCHS = 5
+LOADERS: dict[str, Any] = {"torch": torch.utils.data.DataLoader, "penstock": DataLoader}
+
+
+class Augmented(Dataset[Any]):
+    """Draws from each global generator of the worker."""
+
+    def __init__(self, length: int = 25) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return (index, torch.rand(()), random.random(), float(np.random.rand()), os.getpid() > 0)
+
+
+class Counting(Augmented):
+    """Has a number that each sample raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched_count = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.fetched_count += 1
+        return (*super().__getitem__(index), self.fetched_count)
+
+
+class OwnGenerator(Augmented):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(5)
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), float(self.generator.random()))
+
+
+class Told(Augmented):
+    """Reads what the trainer says in shared memory."""
+
+    def __init__(self, epoch: Any) -> None:
+        super().__init__()
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return (index, self.epoch.value if hasattr(self.epoch, "value") else int(self.epoch))
+
+
+told_globally = multiprocessing.Value("i", 0)
+
+
+class ToldGlobally(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        return (index, told_globally.value)
+
+
+class Failing(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        if index % 7 == 3:
+            raise ValueError(f"sample {index} is bad")
+        return super().__getitem__(index)
+
+
+class Gated(Dataset[int]):
+    """Writes down each sample it is asked for, then waits for a byte."""
+
+    def __init__(self, notes: Path, reader: int) -> None:
+        self.notes = notes
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        with self.notes.open("a") as notes:
+            notes.write(f"{index}\n")
+        os.read(self.reader, 1)
+        return index
+
+
+def own_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
+def options_of_own_sampler() -> dict[str, Any]:
+    dataset = Augmented()
+    return {"dataset": dataset, "sampler": RandomSampler(dataset, generator=own_generator())}
+
+
+DATASETS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in sequence": lambda: {"dataset": Augmented()},
+    "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
+    "shuffled, own generator": lambda: {
+        "dataset": Augmented(),
+        "shuffle": True,
+        "generator": own_generator(),
+    },
+    "own sampler": options_of_own_sampler,
+    "drop_last": lambda: {"dataset": Augmented(), "shuffle": True, "drop_last": True},
+    "whole batches": lambda: {
+        "dataset": Augmented(24),
+        "shuffle": True,
+        "generator": own_generator(),
+    },
+    "short": lambda: {"dataset": Augmented(5), "shuffle": True},
+    "empty": lambda: {"dataset": Augmented(0)},
+    "rows": lambda: {"dataset": TensorDataset(torch.arange(50.0)), "shuffle": True},
+    "failing": lambda: {"dataset": Failing(), "shuffle": True},
+    "counting": lambda: {"dataset": Counting(), "shuffle": True},
+    "own numbers": lambda: {"dataset": OwnGenerator(), "shuffle": True},
+    "free order": lambda: {"dataset": Augmented(3), "in_order": False, "num_workers": 1},
+    "prefetch_factor": lambda: {"dataset": Augmented(), "shuffle": True, "prefetch_factor": 5},
+}
+
+
+def nothing(loader: Any, epoch: int) -> None:
+    pass
+
+
+def draw(loader: Any, epoch: int) -> None:
+    torch.rand(1)
+
+
+def draw_now_and_then(loader: Any, epoch: int) -> None:
+    if epoch % 2 == 1:
+        torch.rand(1)
+        if loader.generator is not None:
+            torch.rand(1, generator=loader.generator)
+
+
+def seed(loader: Any, epoch: int) -> None:
+    torch.manual_seed(epoch)
+    if loader.generator is not None:
+        loader.generator.manual_seed(epoch)
+
+
+def iterate_another(loader: Any, epoch: int) -> None:
+    list(torch.utils.data.DataLoader(range(3)))
+
+
+def leave_an_epoch(loader: Any, epoch: int) -> None:
+    with contextlib.suppress(ValueError):
+        for _ in itertools.islice(loader, 2 * epoch):
+            pass
+
+
+MEANWHILE = [nothing, draw, draw_now_and_then, seed, iterate_another, leave_an_epoch]
+
+
+def record(
+    loader_class: Any, options: dict[str, Any], meanwhile: Callable[[Any, int], None]
+) -> list[Any]:
+    """Every batch and error, and the trainer's generators after each epoch."""
+    torch.manual_seed(9)
+    random.seed(9)
+    np.random.seed(9)
+    defaults = {"batch_size": 3, "num_workers": 2, "persistent_workers": True}
+    loader = loader_class(**{**defaults, **options})
+    seen: list[Any] = []
+    for epoch in range(EPOCHS):
+        iterator = iter(loader)
+        while True:
+            try:
+                seen.append(describe(next(iterator)))
+            except StopIteration:
+                break
+            except ValueError as error:
+                seen.append(str(error).partition("\n")[0])
+        seen.append(generators_of(loader))
+        meanwhile(loader, epoch)
+        seen.append(generators_of(loader))
+    return seen
+
+
+def generators_of(loader: Any) -> list[str]:
+    given = [] if loader.generator is None else [loader.generator]
+    states = [each.get_state() for each in (torch.default_generator, *given)]
+    return [hashlib.sha256(state.numpy()).hexdigest()[:8] for state in states]
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("options", DATASETS.values(), ids=DATASETS)
+def test_the_stream_and_the_generators_are_torchs(
+    options: Callable[[], dict[str, Any]], meanwhile: Callable[[Any, int], None]
+) -> None:
+    expected, seen = (record(each, options(), meanwhile) for each in LOADERS.values())
+    assert seen == expected
+
+
+@pytest.mark.parametrize("meanwhile", [nothing, draw, seed])
+@pytest.mark.parametrize("options", [{}, {"generator": own_generator}, {"fetch_threads": 2}])
+def test_seeded_batches_are_those_of_no_workers(
+    options: dict[str, Any], meanwhile: Callable[[Any, int], None]
+) -> None:
+    def stream(**others: Any) -> list[Any]:
+        made = {name: value() if callable(value) else value for name, value in options.items()}
+        dataset = range(25) if "fetch_threads" in made else Augmented()
+        given = {"dataset": dataset, "shuffle": True, "seeding": "batch", **made, **others}
+        return record(DataLoader, given, meanwhile)
+
+    expected = stream(num_workers=0, persistent_workers=False)
+    assert stream() == expected
+    assert stream(prefetch_bytes=1) == expected
+    assert stream(overlap_epochs=False) == expected
+
+
+def made_early(loader: DataLoader[Any], count: int) -> bool:
+    """Waits until so many batches are here that nobody has asked for."""
+    deadline = time.monotonic() + 20
+    while loader.stats().ready < count and time.monotonic() < deadline:
+        time.sleep(0.01)  # nothing tells the trainer that a batch has arrived before it waits
+    return loader.stats().ready == count
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("dataset", [Augmented(), TensorDataset(torch.arange(25.0))])
+def test_batches_are_made_while_nobody_asks(dataset: Any, shuffle: bool) -> None:
+    loader = DataLoader(
+        dataset, batch_size=3, shuffle=shuffle, num_workers=2, persistent_workers=True
+    )
+    count = 4 if isinstance(dataset, Augmented) else 9
+    for epoch in range(3):
+        for _ in loader:
+            pass
+        assert made_early(loader, count)
+        assert loader.stats().early_batches == count * epoch
+        assert loader.stats().stale_batches == 0
+
+
+def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -> None:
+    loader = DataLoader(
+        Augmented(), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True
+    )
+    early_counts = []
+    for moves in (True, True, False, False, True, False):
+        for _ in loader:
+            pass
+        early_counts.append(loader.stats().ready + loader.stats().outstanding)
+        if moves:
+            torch.rand(1)
+    assert early_counts == [4, 0, 0, 4, 4, 0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"persistent_workers": False},
+        {"overlap_epochs": False},
+        {"in_order": False},
+        {"sampler": [3, 1, 2]},
+        {"batch_size": None},
+        {"dataset": Counting()},
+        {"dataset": OwnGenerator()},
+    ],
+    ids=str,
+)
+def test_where_somebody_could_tell_nothing_is_made_early(options: dict[str, Any]) -> None:
+    defaults = {"dataset": Augmented(), "batch_size": 3, "persistent_workers": True}
+    loader = DataLoader(**{**defaults, "num_workers": 2, **options})
+    for _ in range(3):
+        for _ in loader:
+            pass
+        time.sleep(0.1)
+        assert loader.stats().ready == 0
+
+
+class FromNowOn:
+    """Makes a dataset that reads what its trainer says, and says it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.value: Any = multiprocessing.Value("i", 0)
+        if kind == "shared tensor":
+            self.value = torch.zeros((), dtype=torch.int64).share_memory_()
+        if kind == "array":
+            self.value = np.frombuffer(multiprocessing.RawArray("q", 1), dtype=np.int64).reshape(())
+        if kind == "global":
+            self.value = told_globally
+
+    def dataset(self) -> Any:
+        return ToldGlobally() if self.kind == "global" else Told(self.value)
+
+    def say(self, loader: Any, epoch: int) -> None:
+        if hasattr(self.value, "value"):
+            self.value.value = epoch + 1
+        else:
+            self.value[...] = epoch + 1
+
+
+@pytest.mark.parametrize("kind", ["value", "shared tensor", "array", "global"])
+def test_what_the_trainer_says_between_epochs_is_heard(kind: str) -> None:
+    def stream(loader_class: Any) -> list[Any]:
+        said = FromNowOn(kind)
+        said.say(None, -1)
+        return record(loader_class, {"dataset": said.dataset()}, said.say)
+
+    assert stream(DataLoader) == stream(torch.utils.data.DataLoader)
+
+
+@pytest.fixture
+def gate() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_of_an_epoch_in_vain_only_what_was_begun_is_made(
+    gate: tuple[int, int], tmp_path: Path
+) -> None:
+    reader, writer = gate
+    notes = tmp_path / "notes"
+    loader = DataLoader(
+        Gated(notes, reader), batch_size=2, shuffle=True, num_workers=1, persistent_workers=True
+    )
+    os.write(writer, b"." * 8)
+    for _ in loader:
+        pass
+    deadline = time.monotonic() + 20
+    while len(notes.read_text().split()) < 9 and time.monotonic() < deadline:
+        time.sleep(0.01)  # until the first sample of the next epoch waits at the gate
+    torch.rand(1)
+    iterator = iter(loader)
+    os.write(writer, b"." * 10)
+    indices = torch.cat(list(iterator)).tolist()
+    assert sorted(indices) == list(range(8))
+    asked = [int(line) for line in notes.read_text().split()]
+    assert len(asked) == 18, "one batch was made in vain"
+    assert asked[10:] == indices
+
+
+def test_a_worker_that_dies_between_epochs_is_reported() -> None:
+    loader = DataLoader(Augmented(), batch_size=3, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        pass
+    assert made_early(loader, 4)
+    pid = loader._iterator._workers[1].pid  # type: ignore[union-attr]
+    pidfd = os.pidfd_open(pid)
+    message = ""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            list(loader)
+    except RuntimeError as error:
+        message = str(error)
+    finally:
+        os.close(pidfd)
+    assert f"DataLoader worker (pid {pid}) is killed by signal: Killed" in message
+
+
+def test_a_state_between_epochs_knows_nothing_of_early_batches() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(
+            Augmented(), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True
+        )
+
+    torch.manual_seed(1)
+    first = loader()
+    for _ in first:
+        pass
+    assert made_early(first, 4)
+    state = first.state_dict()
+    expected = [batch[0].tolist() for batch in first]
+    second = loader()
+    second.load_state_dict(state)
+    assert [batch[0].tolist() for batch in second] == expected
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_only_a_bool_is_taken(value: Any) -> None:
+    error = error_of(lambda: DataLoader(range(3), overlap_epochs=value))
+    assert isinstance(error, TypeError)
+    assert str(error).startswith(f"overlap_epochs is {value!r}; True or False is expected")
+
+
+def test_an_assignment_is_heeded() -> None:
+    loader = DataLoader(Augmented(), batch_size=3, num_workers=2, persistent_workers=True)
+    for overlap_epochs in (False, True):
+        loader.overlap_epochs = overlap_epochs
+        for _ in loader:
+            pass
+        assert made_early(loader, 4 if overlap_epochs else 0)
