@@ -195,7 +195,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._undo_seed(loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
-        self._workers: list[Any] = []
+        self._workers: list[Any]
         self._worker_pids_set = False
         self._uses_stream = False
         self._prefetch_factor = loader.prefetch_factor
@@ -220,6 +220,14 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._may_begin_early = self._can_begin_early(loader)
         self._is_early_met = True  # the last expectation; before there is one, hope
         self._expected: ExpectedEpoch | None = None
+        self._past_counters = loader._past_counters
+        loader._live_iterators.add(self)
+        self._open_pool(loader)
+        self._reset(loader, first_iter=True)
+
+    def _open_pool(self, loader: DataLoader[Any]) -> None:
+        """Starts ``self._num_workers`` workers, and what is native in the trainer."""
+        self._workers = []
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
@@ -231,9 +239,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             device_index=cuda_index(loader.device),
         )
         _live_clients.add(self._client)
-        self._past_counters = loader._past_counters
         self._shutdown = False
-        loader._live_iterators.add(self)
         try:
             self._start_workers(loader)
             self._client.start()  # native threads start after the last fork
@@ -242,7 +248,6 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             raise
         for message in loader._prefixes.values():
             self._client.install_prefix(message)
-        self._reset(loader, first_iter=True)
 
     def _start_workers(self, loader: DataLoader[Any]) -> None:
         context = loader.multiprocessing_context or torch.multiprocessing
@@ -300,31 +305,38 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
-        self._workers_status = [True] * self._num_workers
-        seeds = b""
+        self._epoch_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
                 self._base_seed = (
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
                 )
-            seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
+            self._epoch_seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
         is_map = self._dataset_kind == _DatasetKind.Map
-        recipe = recognise_sampler(self._index_sampler) if is_map else None
-        self._uses_stream = recipe is not None
-        if not self._try_adopt_early(recipe, seeds):
+        self._recipe = recognise_sampler(self._index_sampler) if is_map else None
+        self._uses_stream = self._recipe is not None
+        if is_map and self._recipe is None:
+            self._resume_sampler()
+        progress.begin(int(self._base_seed))
+        self._base_generator = loader.generator
+        self._next_epoch = loader._epoch_count if self._is_seeded_by_batch else None
+        self._begin_requests()
+
+    def _begin_requests(self) -> None:
+        """Has the workers go on with the epoch after what was answered already."""
+        progress = self._progress
+        self._workers_status = [True] * self._num_workers
+        self._early_from = self._first_early_answer()
+        if not self._try_adopt_early():
             self._client.begin_epoch(
-                seeds,
+                self._epoch_seeds,
                 first_sequence=progress.answered_count,
                 first_shard_id=progress.first_shard_id,
             )
-            if recipe is not None:
+            if self._recipe is not None:
                 self._client.use_index_stream(
-                    **recipe._asdict(), skipped_batch_count=progress.answered_count
+                    **self._recipe._asdict(), skipped_batch_count=progress.answered_count
                 )
-            elif is_map:
-                self._resume_sampler()
-        progress.begin(int(self._base_seed))
-        self._note_next_epoch(loader, recipe)
         if self._uses_stream:
             self._client.fill_from_stream()
         elif self._is_bounded_by_bytes:
@@ -344,15 +356,12 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             and not is_stateful(loader.dataset)
         )
 
-    def _note_next_epoch(self, loader: DataLoader[Any], recipe: IndexRecipe | None) -> None:
-        """What :meth:`_begin_early` needs to know of the epoch after the one that begins."""
-        self._recipe = recipe
-        self._base_generator = loader.generator
-        self._next_epoch = loader._epoch_count if self._is_seeded_by_batch else None
-        self._early_from: float = float("inf")  # from so many answers on it may be asked for
-        if recipe is not None and self._may_begin_early:
-            asked_ahead = self._prefetch_depth * self._num_workers
-            self._early_from = max(1, recipe.batch_count + 1 - asked_ahead)
+    def _first_early_answer(self) -> float:
+        """From how many answers on the next epoch may be asked for."""
+        if self._recipe is None or not self._may_begin_early:
+            return float("inf")
+        asked_ahead = self._prefetch_depth * self._num_workers
+        return max(1, self._recipe.batch_count + 1 - asked_ahead)
 
     def _begin_early(self) -> None:
         """Asks for batches of the next epoch, if all of this one were asked for.
@@ -370,11 +379,12 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             recipe = self._recipe._replace(generator=expected.generator)
             self._client.begin_early(expected.seeds, **recipe._asdict(), seed=expected.seed)
 
-    def _try_adopt_early(self, recipe: IndexRecipe | None, seeds: bytes) -> bool:
+    def _try_adopt_early(self) -> bool:
         expected, self._expected = self._expected, None
         if expected is None:
             return False
-        is_begun, self._is_early_met = self._is_early_met, expected.is_met(recipe, seeds)
+        is_begun = self._is_early_met
+        self._is_early_met = expected.is_met(self._recipe, self._epoch_seeds)
         if not (is_begun and self._is_early_met):
             return False
         expected.catch_up()
@@ -515,6 +525,10 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             return  # multiprocessing ends daemonic workers, and they see the trainer go
         if self._shutdown or os.getpid() != self._owner_pid:
             return  # a forked child inherits this object and none of the workers
+        self._close_pool()
+
+    def _close_pool(self) -> None:
+        self._expected = None
         self._past_counters.update(
             {
                 name: count
