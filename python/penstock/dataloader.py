@@ -16,6 +16,8 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock import _C
+from penstock.automatic_count import AutomaticCount, first_count
+from penstock.automatic_pool import AutomaticPoolIter
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.iterator import LocalPoolIter, SingleProcessIter
@@ -31,6 +33,8 @@ from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
 from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
+from penstock.worker_choice import WorkerChoice
+from penstock.worker_tuner import WorkerTuner
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -43,6 +47,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     penstock's own, which may be assigned later: the next ``iter()`` heeds them, and starts
     persistent workers anew:
 
+    num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
+        and chooses the number from that; :attr:`worker_choice` says what was chosen and why. It
+        needs ``seeding="batch"``, with which the stream is the same for any number, and ``shards``
+        for an ``IterableDataset``. The attribute is the number in force, 1 or more: without workers
+        there is nothing to measure, and the dataset's copy would be the trainer's own. A new number
+        is heeded in the middle of an epoch, and by the next one for an iterable dataset or with
+        ``in_order=False``. New workers have the dataset as the trainer has it and run
+        ``worker_init_fn``, persistent ones too. Compute-bound workers are no more than the CPUs
+        that this process may use (its affinity, its cgroup, its share of a machine with
+        ``LOCAL_WORLD_SIZE`` ranks), those that wait at most four times as many, or 32. A number
+        assigned later ends the choosing.
     device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
     a string or an
         index; None leaves them where torch would. ``iter()`` raises ``UnsupportedError`` when the
@@ -101,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -134,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            first_count(num_workers, seeding, shards),
             collate_fn,
             pin_memory,
             drop_last,
@@ -174,6 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._progress: Progress | None = None  # of the last iter()
         self._loaded_state = None
         self._resuming: Progress | None = None  # while that makes an iterator
+        self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
 
     @property
     def plan(self) -> Any:
@@ -181,6 +197,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         None before :func:`penstock.offload` was asked for one.
         """
         return self._plan
+
+    @property
+    def worker_choice(self) -> WorkerChoice | None:
+        """How many workers ``num_workers="auto"`` chose last, and from what; None before that.
+
+        ``str()`` of it is a sentence. The number is that of the next ``iter()``, or in force.
+
+        Example::
+
+            print(loader.worker_choice)
+        """
+        return self._tuner.choice
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far.
@@ -191,7 +219,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         for iterator in list(self._live_iterators):
             counters.update(iterator.counters())
         return LoaderStats(
-            iterator=self._iterator_kind, fallback_reason=self._fallback_reason, **dict(counters)
+            iterator=self._iterator_kind,
+            fallback_reason=self._fallback_reason,
+            worker_choice=self.worker_choice,
+            **dict(counters),
         )
 
     @property
@@ -252,8 +283,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._iterator_kind = "torch"
             cuda_index(self.device)
             return SingleProcessIter(self)
-        self.check_worker_number_rationality()
-        iterator = LocalPoolIter(self)
+        iterator: LocalPoolIter
+        if isinstance(self.num_workers, AutomaticCount):  # which was measured to be rational
+            iterator = AutomaticPoolIter(self)
+        else:
+            self.check_worker_number_rationality()
+            iterator = LocalPoolIter(self)
         self._iterator_kind = "penstock"
         return iterator
 
@@ -298,8 +333,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What belongs to this process stays here: iterators, the provenance of live batches, the
-        # plan of a model.
-        left_here = {"_live_iterators", "_provenance", "_plan", "_prefixes", "_progress"}
+        # plan of a model, what was measured.
+        left_here = {
+            "_live_iterators",
+            "_provenance",
+            "_plan",
+            "_prefixes",
+            "_progress",
+            "_tuner",
+        }
         return {name: value for name, value in vars(self).items() if name not in left_here}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

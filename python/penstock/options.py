@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
 
+from penstock.automatic_count import AUTO, AutomaticCount
 from penstock.errors import UnsupportedError
+from penstock.shard_state import is_stateful
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -33,6 +35,7 @@ def check_options(loader: DataLoader[Any]) -> None:
     _check_shards(loader)
     _check_prefetch_bytes(loader)
     _check_fetch_threads(loader)
+    _check_num_workers(loader)
     if type(loader.overlap_epochs) is not bool:
         raise TypeError(
             f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
@@ -102,6 +105,42 @@ def _check_shards(loader: DataLoader[Any]) -> None:
         raise ValueError(
             f"shards={shards} was given without seeding='batch'; with torch's seeding every worker "
             f"is one shard, so pass seeding='batch' or leave shards out"
+        )
+
+
+def _check_num_workers(loader: DataLoader[Any]) -> None:
+    """The stream must not depend on a number that is measured."""
+    if isinstance(loader.num_workers, str) and loader.num_workers == AUTO:
+        raise ValueError(
+            "num_workers was set to 'auto' after construction; a number is expected there, so make "
+            "the loader with num_workers='auto', or assign a number"
+        )
+    if not isinstance(loader.num_workers, AutomaticCount):
+        return
+    dataset = loader.dataset
+    name = type(dataset).__name__
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        raise ValueError(
+            "num_workers is 'auto' but the dataset is a datapipe, which torch's own iterator "
+            "reads and nothing is measured of; pass a number"
+        )
+    if not is_seeded_by_batch(loader):
+        raise ValueError(
+            f"num_workers is 'auto' with seeding={loader.seeding!r}, where each worker has random "
+            f"numbers of its own, so the stream would depend on how fast the machine was; "
+            f"seeding='batch' is expected with 'auto': pass it, or a number of workers"
+        )
+    if loader._dataset_kind == _DatasetKind.Iterable and loader.shards is None:
+        raise ValueError(
+            f"num_workers is 'auto' with shards=None, where each worker reads a shard of the "
+            f"{name} that depends on their number; a fixed number of shards is expected "
+            f"with 'auto': pass shards=N, which is also the most workers that are of use"
+        )
+    if loader._dataset_kind == _DatasetKind.Map and is_stateful(dataset):
+        raise ValueError(
+            f"num_workers is 'auto' but {name} has a state_dict() and is read by index, so that "
+            f"each worker has a state of its own and the stream depends on their number; pass a "
+            f"number of workers, or leave the state out of the dataset"
         )
 
 

@@ -55,6 +55,25 @@ class GeneratorsReplayed(GeneratorsKept):
         self._snapshot.put_back_globals()
 
 
+class PullsReplayed(GeneratorsReplayed):
+    """The same with the loader's own generators too, so that pulls draw what they drew before and
+    nobody notices.
+    """
+
+    def __init__(self, snapshot: GeneratorSnapshot, loader: DataLoader[Any]) -> None:
+        super().__init__(snapshot)
+        self._loader = loader
+
+    def __enter__(self) -> None:
+        self._now = GeneratorSnapshot.take(self._loader)
+        super().__enter__()
+        self._snapshot.put_back_own(self._loader)
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._now.put_back_own(self._loader)
+
+
 def own_generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
     """The generators that the user gave to the loader and its samplers, by where they are."""
     holders = {
@@ -164,6 +183,12 @@ class Progress:
             if self._sampler_states:
                 self._sampler_states.popleft()
         self.answer(shard_id, state, is_error)
+
+    def share_out(self, process_count: int) -> None:
+        """So many processes make the rest of a map-style dataset's epoch."""
+        self.shard_counts = [0] * process_count
+        self.shard_states = [None] * process_count
+        self.last_shard_id = (self.answered_count - 1) % process_count
 
     def finish(self) -> None:
         self.is_finished = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.worker_choice import WorkerChoice
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
@@ -16,6 +18,7 @@ class LoaderStats:
     ``fetch_s`` how long workers took to make those delivered. ``outstanding`` batches are asked for
     and not here yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before
     their epoch began, ``stale_batches`` came and were dropped because their epoch was left.
+    ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """
 
     iterator: str | None = None
@@ -34,3 +37,4 @@ class LoaderStats:
     fetch_s: float = 0.0
     outstanding: int = 0
     ready: int = 0
+    worker_choice: WorkerChoice | None = None

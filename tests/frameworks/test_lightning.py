@@ -144,6 +144,17 @@ def test_options_of_penstock_are_kept_when_a_loader_is_made_anew(in_a_hook: bool
     assert again.stats().iterator == "penstock"
 
 
+@pytest.mark.usefixtures("loader_name")
+def test_a_loader_made_anew_still_chooses_its_workers() -> None:
+    loader: Any = penstock.DataLoader(
+        Noisy(), batch_size=2, num_workers="auto", seeding="batch", shuffle=True
+    )
+    again: Any = _update_dataloader(loader, SequentialSampler(range(3)))
+    assert again.num_workers == loader.num_workers >= 1
+    assert type(again.num_workers) is type(loader.num_workers) is not int
+    assert [len(labels) for _, labels in again] == [2, 1]
+
+
 RANKS = """
     import json, logging, sys, warnings
     logging.disable(logging.WARNING)
