@@ -13,6 +13,7 @@ from typing import Any
 from penstock.worker_choice import Measured
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SECONDS_KEPT_MAX = 10_000  # of single batches; a window may have millions
 _PAUSE_MIN = 10  # times the median: longer is a pause, such as a validation, and no batch's time
 
 
@@ -49,7 +50,9 @@ class StallMeter:
 
     def note(self, called_at: float, returned_at: float) -> None:
         """A batch was delivered, for a call of ``next()`` that lasted from then until then."""
-        self._trainer_seconds.append(called_at - self._returned_at)
+        if len(self._trainer_seconds) < _SECONDS_KEPT_MAX:
+            self._trainer_seconds.append(called_at - self._returned_at)
+        self._noted_batches += 1
         self._call_s += returned_at - called_at
         self._returned_at = returned_at
 
@@ -72,7 +75,7 @@ class StallMeter:
         elapsed_s, count = self._elapsed_s, self._batches
         if self._owner is not None:
             elapsed_s += self._returned_at - self._began_at
-            count = len(self._trainer_seconds)
+            count = self._noted_batches
         return elapsed_s >= seconds and count >= batches
 
     def take(self) -> Measured:
@@ -97,7 +100,7 @@ class StallMeter:
         self._workers = 0
         self._elapsed_s = self._wait_s = self._fetch_s = self._call_s = 0.0
         self._cpu_s = self._trainer_cpu_s = 0.0
-        self._batches = self._made_batches = 0
+        self._batches = self._noted_batches = self._made_batches = 0
         self._trainer_seconds: list[float] = []
 
 

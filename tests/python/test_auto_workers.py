@@ -205,6 +205,27 @@ def test_changes_in_the_middle_of_epochs_are_not_to_be_seen(make: Any, is_persis
     assert changes >= 3, counts
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_are_changed_too(method: str) -> None:
+    options: Any = {"batch_size": 2, "shuffle": True}
+    expected = stream(DataLoader(Augmented(), seeding="batch", **options), 1)
+    counts: list[int] = []
+    loader = automatic(Augmented(), [2, 1], **options, multiprocessing_context=method)
+    assert stream(loader, 1, counts) == expected
+    assert set(counts) == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_batch_of_microseconds_is_measured_in_bounded_memory() -> None:
+    loader: Any = DataLoader(
+        TensorDataset(torch.zeros(60_000)), num_workers="auto", seeding="batch", batch_size=2
+    )
+    assert sum(1 for _ in loader) == 30_000
+    meter = loader._tuner.meter
+    assert len(meter._trainer_seconds) <= 10_000
+
+
 @pytest.mark.parametrize("is_persistent", [False, True])
 @pytest.mark.parametrize(
     "options",

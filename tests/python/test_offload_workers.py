@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cut_models import CASES, Case, images, rows
+from test_auto_workers import Scheduled
 from test_offload import bits, fresh, train
 
 from penstock import DataLoader
@@ -94,6 +95,24 @@ def test_collated_batches_and_a_small_last_one() -> None:
     model = offload(fresh(case.make_model), loader, cut="maximal", verify_every=2)
     assert [train(model, loader, case.loss) for _ in range(3)] == expected
     assert loader.plan is not None and loader.plan.moved
+
+
+@pytest.mark.slow
+def test_workers_that_come_in_the_middle_of_an_epoch_run_the_prefix_too() -> None:
+    case = CASES[0]
+    arguments: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seeding": "batch"}
+    reference_model = fresh(case.make_model)
+    reference: DataLoader[Any] = DataLoader(Samples(60), **arguments)
+    expected = [train(reference_model, reference, case.loss) for _ in range(2)]
+    loader: DataLoader[Any] = DataLoader(Samples(60), num_workers="auto", **arguments)
+    loader._tuner = Scheduled([2, 1, 3, 1], every=2)
+    model = offload(fresh(case.make_model), loader, cut="maximal")
+    assert train(model, loader, case.loss) == expected[0]
+    assert loader.plan is not None and loader.plan.moved
+    before = loader.stats().boundary_batches
+    assert train(model, loader, case.loss) == expected[1]
+    assert loader.stats().boundary_batches == before + 10
+    assert int(loader.num_workers) == 1
 
 
 @pytest.mark.slow
