@@ -3,9 +3,10 @@
 
 Worker seconds over trainer seconds of a batch is how many workers keep a trainer busy. That is
 where the number goes, by at most twofold steps, since seconds change with the number: workers share
-CPUs, disks and networks. A step up that did not shorten the waiting is taken back and not tried
-again; a number for which the trainer waited is not gone down to again. So it settles, until a
-batch takes a quite different time.
+CPUs, disks and networks. A step up that did not shorten the waiting is taken back and tried again
+more and more seldom, since the machine may have been busy with something else; a number for which
+the trainer waited is not gone down to again. So it settles, until a batch takes a quite different
+time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ IDLE_SHARE_MIN = 0.5  # of the workers' time; above it fewer would do
 _SPARE = 1.25  # workers beyond the ratio of the means, because no two batches take the same time
 _CPU_BOUND_SHARE = 0.75
 _GAIN_MIN = 0.5  # of what a step up would gain if workers did not get in each other's way
+_FIRST_PATIENCE = (
+    8  # choices until a step up that was taken back is tried again; then twice as many
+)
 _OTHER_CONDITIONS = 2.0  # times longer or shorter
 _SECONDS_MIN = 1e-3  # of a batch in the trainer; what is shorter is noise
 
@@ -111,6 +115,8 @@ class Lessons:
     too_few: int = 0  # the trainer waited for this many
     no_more_than: int | None = None
     basis: Measured | None = None  # when these were seen
+    kept: int = 0  # choices that kept to no_more_than
+    patience: int = _FIRST_PATIENCE
 
 
 def choose_workers(
@@ -129,24 +135,32 @@ def choose_workers(
             too_few=min(lessons.too_few, before.workers - 1),
             no_more_than=before.workers,
             basis=before,
+            patience=lessons.patience,
         )
         return choose(before.workers, "taken back"), taken_back
     lessons = dataclasses.replace(lessons, grown_from=None)
     if before is None and _is_elsewhere(measured, lessons.basis):
         lessons = Lessons()
     if measured.stalled_share > STALLED_SHARE_MAX:
+        if lessons.kept >= lessons.patience:
+            lessons = dataclasses.replace(
+                lessons, no_more_than=None, kept=0, patience=2 * lessons.patience
+            )
         most = limit if lessons.no_more_than is None else min(limit, lessons.no_more_than)
         workers = min(max(_needed(measured), count + max(1, count // 4)), 2 * count, most)
         if workers <= count:
-            return choose(count, "no gain" if count < limit else "limit"), lessons
+            if count >= limit:
+                return choose(count, "limit"), lessons
+            return choose(count, "no gain"), dataclasses.replace(lessons, kept=lessons.kept + 1)
         return choose(workers, "stalled"), dataclasses.replace(
             lessons, grown_from=measured, too_few=count, basis=measured
         )
     workers = max(_needed(measured), lessons.too_few + 1)
     if workers < count and measured.idle_share > IDLE_SHARE_MIN:
         return choose(workers, "idle"), lessons
-    fewer = lessons.basis if 0 < lessons.too_few < count else None
-    return choose(count, "settled", fewer), lessons
+    basis = lessons.basis
+    is_of_fewer = basis is not None and basis.workers == lessons.too_few < count
+    return choose(count, "settled", basis if is_of_fewer else None), lessons
 
 
 def _needed(measured: Measured) -> int:

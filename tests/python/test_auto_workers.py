@@ -302,6 +302,14 @@ def test_a_state_taken_after_a_change_resumes_with_any_number(sampler: Any) -> N
         assert [describe(batch) for batch in other] == rest
 
 
+def test_batches_that_are_kept_stay_as_they_were() -> None:
+    torch.manual_seed(4)
+    kept = list(automatic(Augmented(200), [3, 1, 2, 3, 1, 2], batch_size=2, shuffle=True))
+    torch.manual_seed(4)
+    fixed = DataLoader(Augmented(200), batch_size=2, shuffle=True, seeding="batch")
+    assert [describe(batch) for batch in kept] == [describe(batch) for batch in fixed]
+
+
 def test_stats_add_up_over_the_changes() -> None:
     loader = automatic(Augmented(), [3, 1, 2], batch_size=2)
     for epoch in (1, 2):

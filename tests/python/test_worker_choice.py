@@ -116,7 +116,7 @@ class Machine:
 def settle(machine: Machine, workers: int, lessons: Lessons) -> tuple[list[int], Lessons]:
     """The numbers chosen, one after the other, and what was learnt."""
     counts = [workers]
-    for _ in range(20):
+    for _ in range(60):
         choice, lessons = choose_workers(machine.run(counts[-1]), LIMITS, lessons)
         counts.append(choice.workers)
     return counts, lessons
@@ -128,7 +128,7 @@ def settle(machine: Machine, workers: int, lessons: Lessons) -> tuple[list[int],
 def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> None:
     machine = Machine(worker_s, 0.02, useful)
     counts, _ = settle(machine, first, Lessons())
-    assert len(set(counts[-10:])) == 1, counts
+    assert len(set(counts[-20:])) == 1, counts
     final = machine.run(counts[-1])
     best = min(machine.run(count).wait_s for count in range(1, 33))
     if first <= useful:
@@ -142,18 +142,27 @@ def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> 
 def test_numbers_that_vary_change_it_a_few_times_at_most(worker_s: float, useful: int) -> None:
     machine = Machine(worker_s, 0.02, useful, noise=0.2)
     counts, lessons = [1], Lessons()
-    for _ in range(10):
+    for _ in range(4):
         more, lessons = settle(machine, counts[-1], lessons)
         counts += more[1:]
     changes = [(one, next_one) for one, next_one in itertools.pairwise(counts) if one != next_one]
-    assert len(changes) <= 9, changes
+    assert len(changes) <= 16, changes
 
 
-def test_a_step_up_without_gain_is_taken_back_and_not_tried_again() -> None:
+def test_a_step_up_without_gain_is_taken_back_and_seldom_tried_again() -> None:
     counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, Lessons())
-    assert counts[:5] == [4, 8, 4, 4, 4]
+    steps = [place for place, count in enumerate(counts) if count == 8]
+    assert steps == [1, 11, 29]
+    assert set(counts) == {4, 8}
     choice, _ = choose_workers(Machine(0.2, 0.02, useful=4).run(4), LIMITS, lessons)
     assert choice.reason == "no gain"
+
+
+def test_a_machine_that_was_busy_is_tried_again() -> None:
+    counts, lessons = settle(Machine(0.2, 0.02, useful=1), 1, Lessons())
+    assert counts[-1] == 1
+    counts, _ = settle(Machine(0.2, 0.02), counts[-1], lessons)
+    assert counts[-1] == 13
 
 
 def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
