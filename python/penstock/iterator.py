@@ -34,7 +34,7 @@ from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index, move_batch
 from penstock.expected_epoch import ExpectedEpoch, pickle_seeds
 from penstock.fetching import FetchSpec, InProcessFetcher
-from penstock.indices import IndexRecipe, prefetch_depth, recognise_sampler
+from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.out_of_memory import explain, explain_later_kills
 from penstock.progress import CountedPulls
