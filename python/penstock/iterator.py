@@ -37,6 +37,7 @@ from penstock.fetching import FetchSpec, InProcessFetcher
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.out_of_memory import explain, explain_later_kills
+from penstock.pickled_once import PickledOnce
 from penstock.progress import CountedPulls
 from penstock.provenance import BatchHandle, Provenance
 from penstock.shard_state import (
@@ -45,6 +46,7 @@ from penstock.shard_state import (
     load_dataset_state,
     shard_state,
 )
+from penstock.start_turns import StartTurns
 from penstock.stuck_worker import where_it_is
 from penstock.threaded_fetch import make_pool
 from penstock.worker_main import WorkerSpec, worker_loop
@@ -252,7 +254,9 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     def _start_workers(self, loader: DataLoader[Any]) -> None:
         context = loader.multiprocessing_context or torch.multiprocessing
         fetch = _fetch_spec(self, loader)
-        has_fork_server = context.get_start_method() == "forkserver"
+        start_method = context.get_start_method()
+        has_fork_server = start_method == "forkserver"
+        is_fresh = start_method in ("spawn", "forkserver")
         spec = WorkerSpec(
             self._client.endpoint,
             self._prefetch_depth,
@@ -263,37 +267,44 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             self._progress.starts,
             self._may_begin_early,
         )
-        for worker_id in range(self._num_workers):
-            process = context.Process(
-                target=worker_loop,
-                args=(
-                    fetch,
-                    self._base_seed,
-                    self._worker_init_fn,
-                    worker_id,
-                    self._num_workers,
-                    spec,
-                ),
-            )
-            process.daemon = True
-            try:
-                process.start()
-            except (TypeError, AttributeError, PicklingError):
-                warnings.warn(
-                    "Got pickle error when attempting to start a worker Process. "
-                    "This might be because the worker Process arguments are not picklable. "
-                    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
-                    "platforms "
-                    "to 'forkserver', which requires the worker Process arguments to be picklable. "
-                    "You can also try multiprocessing.set_start_method('fork').",
-                    stacklevel=2,
-                )
-                raise
-            self._workers.append(process)
+        parts = PickledOnce((fetch, self._worker_init_fn, spec))
+        at_once = len(os.sched_getaffinity(0)) if is_fresh else self._num_workers
+        turns = StartTurns(self._num_workers, at_once)
+        try:
+            for worker_id in range(self._num_workers):
+                self._start_worker(context, worker_id, parts, turns)
+        finally:
+            turns.close()
+            parts.close()
         _utils.signal_handling._set_worker_pids(id(self), tuple(w.pid for w in self._workers))
         _utils.signal_handling._set_SIGCHLD_handler()
         explain_later_kills()
         self._worker_pids_set = True
+
+    def _start_worker(
+        self, context: Any, worker_id: int, parts: PickledOnce, turns: StartTurns
+    ) -> None:
+        turn = turns.next_turn()
+        process = context.Process(
+            target=worker_loop,
+            args=(turn, parts, self._base_seed, worker_id, self._num_workers),
+        )
+        turn.begin_with_name(process)
+        process.daemon = True
+        try:
+            process.start()
+        except (TypeError, AttributeError, PicklingError):
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. "
+                "This might be because the worker Process arguments are not picklable. "
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
+                "platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                "You can also try multiprocessing.set_start_method('fork').",
+                stacklevel=2,
+            )
+            raise
+        self._workers.append(process)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:

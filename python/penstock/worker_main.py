@@ -37,7 +37,9 @@ from penstock.fetching import (
 )
 from penstock.fingerprint import fingerprint
 from penstock.request_feed import RequestFeed
+from penstock.pickled_once import PickledOnce
 from penstock.shard_state import ShardStarts, load_dataset_state
+from penstock.start_turns import StartTurn
 from penstock.stuck_worker import offer_stack
 from penstock.table_rows import is_collate_map_untouched, plain_rows
 from penstock.threaded_fetch import FetchPool, make_pool
@@ -62,14 +64,18 @@ class WorkerSpec:
 
 
 def worker_loop(
-    fetch: FetchSpec,
+    turn: StartTurn,
+    parts: PickledOnce,
     base_seed: int,
-    init_fn: Callable[[int], None] | None,
     worker_id: int,
     num_workers: int,
-    spec: WorkerSpec,
 ) -> None:
-    """Serves one trainer until it hangs up or dies."""
+    """Serves one trainer until it hangs up or dies.
+
+    ``parts`` are what all workers get: a FetchSpec, the worker_init_fn, and a WorkerSpec.
+    """
+    fetch, init_fn, spec = parts.value
+    del turn, parts
     try:
         _set_up_process(base_seed, worker_id)
         torch_worker._worker_info = torch_worker.WorkerInfo(

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several fresh processes are given, pickled for the first of them and read by all.
+
+``Process.start()`` pickles its arguments into the new process's pipe and waits there until that
+has imported what it needs to read them, one worker after the other. Here the pipe carries a few
+descriptors, and the pickle lies in memory that every process maps.
+
+Reductions that need the process being started (locks, queues, connections, shared tensors) hand
+over descriptors through it. They are noted while the pickle is made, and handed to every process
+in the same order. What may be consumed only once, or counts who holds it, is pickled for each
+process as ever: CUDA tensors, and storages under the sharing strategy ``file_system``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from multiprocessing import context, popen_forkserver, popen_spawn_posix, reduction
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing import get_sharing_strategy
+
+_MAPPED_BYTES_MIN = 64 << 10  # a smaller array is as fast in the pickle
+_ALIGNMENT = 64
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class PickledOnce:
+    """An argument for several processes; ``value`` is it, here and in each of them.
+
+    A process that is forked sees the trainer's own. The others get one that was pickled when the
+    first of them started, and start() raises what pickle raises. Large arrays are mapped: a
+    process has its own copy of the pages that it writes to, and shares the others. Call
+    :meth:`close` when the last process has been started. Confined to the thread that starts them.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._pickle: _Pickle | None = None
+
+    def __reduce__(self) -> Any:
+        popen = context.get_spawning_popen()
+        if self._pickle is None and _pickles_as_shipped(popen):
+            self._pickle = _make_pickle(self.value, popen)
+        if self._pickle is None:
+            return PickledOnce, (self.value,)
+        return _load, self._pickle.parts()
+
+    def close(self) -> None:
+        """Frees the pickle, as far as no process maps it."""
+        if self._pickle is not None:
+            self._pickle.close()
+            self._pickle = None
+
+
+def _pickles_as_shipped(popen: Any) -> bool:
+    """Whether Python's own start methods run with their own pickler, which ours extends."""
+    if type(popen) not in (popen_spawn_posix.Popen, popen_forkserver.Popen):
+        return False
+    own = (reduction.dump, reduction.ForkingPickler)
+    return sys.modules[type(popen).__module__].reduction is reduction and all(
+        part.__module__ == reduction.__name__ for part in own
+    )
+
+
+class _Memory:
+    """A memfd that is written from its beginning to its end, and then sealed."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("worker-start", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.byte_count = 0
+        self.error: OSError | None = None  # so that it is told from one of the user's reducers
+
+    def write(self, data: Any) -> int:
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                left = left[os.write(self.fd, left) :]
+        except OSError as error:
+            self.error = error
+            raise
+        byte_count = memoryview(data).nbytes
+        self.byte_count += byte_count
+        return byte_count
+
+    def align(self) -> int:
+        self.byte_count += -self.byte_count % _ALIGNMENT
+        os.lseek(self.fd, self.byte_count, os.SEEK_SET)
+        return self.byte_count
+
+    def seal(self) -> None:
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class _Pickle:
+    """The pickle, and what goes to each process beside it."""
+
+    def __init__(self) -> None:
+        self.stream = _Memory()
+        self.arrays = _Memory()
+        self.recorder = _Recorder()
+        self.singles: list[Any] = []  # pickled for each process
+        self.pickler: _Pickler | None = None  # while its memo keeps the descriptors' owners alive
+
+    def parts(self) -> tuple[Any, ...]:
+        """The arguments of :func:`_load` in the process that is being started."""
+        return (
+            reduction.DupFd(self.stream.fd),
+            reduction.DupFd(self.arrays.fd),
+            [reduction.DupFd(fd) for fd in self.recorder.descriptors],
+            self.singles,
+        )
+
+    def forget_objects(self) -> None:
+        if self.pickler is not None:
+            self.pickler.clear_memo()  # it is part of a cycle
+            self.pickler = None
+
+    def close(self) -> None:
+        self.forget_objects()
+        self.stream.close()
+        self.arrays.close()
+        self.recorder.close()
+
+
+def _make_pickle(value: Any, popen: Any) -> _Pickle | None:
+    """Pickles for ``popen`` and those after it. None when there is no memory for that."""
+    made = _Pickle()
+    context.set_spawning_popen(made.recorder)  # type: ignore[arg-type]  # all that reductions use
+    try:
+        made.pickler = _Pickler(made)
+        made.pickler.dump(value)
+        made.stream.seal()
+        made.arrays.seal()
+    except BaseException as error:
+        made.close()
+        if error in (made.stream.error, made.arrays.error):
+            return None
+        raise
+    finally:
+        context.set_spawning_popen(popen)
+    if not made.recorder.descriptors:
+        made.forget_objects()
+    return made
+
+
+class _Recorder:
+    """Takes the place of the process being started, and notes the descriptors that reductions
+    hand over.
+    """
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self._own: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        if fd in self.descriptors:  # each is closed by whoever takes it
+            fd = os.dup(fd)
+            self._own.append(fd)
+        self.descriptors.append(fd)
+        return fd
+
+    def DupFd(self, fd: int) -> _Descriptor:  # noqa: N802  # what multiprocessing calls it
+        return _Descriptor(self.descriptors.index(fd))
+
+    def close(self) -> None:
+        while self._own:
+            os.close(self._own.pop())
+
+
+class _Descriptor:
+    """Stands in a pickle for a descriptor, by its place among those of each process."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __reduce__(self) -> Any:
+        return _descriptor, (self._index,)
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Writes large arrays next to the pickle. Reducers are by type, so other objects cost none."""
+
+    def __init__(self, made: _Pickle) -> None:
+        super().__init__(made.stream)
+        self._made = made
+        self._indices: dict[int, int] = {}
+        table: dict[type, Callable[[Any], Any]] = self.dispatch_table
+        table.setdefault(np.ndarray, self._reduce_array)
+        if get_sharing_strategy() == "file_system":
+            table[torch.UntypedStorage] = self._reduce_single
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            table[kind] = self._reduce_tensor_with(table[kind])
+
+    def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
+        is_plain = array.dtype.isnative and not array.dtype.hasobject
+        if array.nbytes < _MAPPED_BYTES_MIN or not is_plain or not array.flags.forc:
+            return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        order = "C" if array.flags.c_contiguous else "F"
+        offset = self._made.arrays.align()
+        self._made.arrays.write(array.ravel(order="K").view(np.uint8))
+        return _array, (array.shape, array.dtype, offset, order)
+
+    def _reduce_tensor_with(self, reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def reduce_tensor(tensor: torch.Tensor) -> Any:
+            return reduce(tensor) if tensor.device.type == "cpu" else self._reduce_single(tensor)
+
+        return reduce_tensor
+
+    def _reduce_single(self, thing: Any) -> Any:
+        index = self._indices.setdefault(id(thing), len(self._made.singles))
+        if index == len(self._made.singles):
+            self._made.singles.append(thing)
+        return _single, (index,)
+
+
+def _array(shape: tuple[int, ...], dtype: Any, offset: int, order: Any) -> Any:
+    raise AssertionError("read by _Unpickler")
+
+
+def _descriptor(index: int) -> Any:
+    raise AssertionError("read by _Unpickler")
+
+
+def _single(index: int) -> Any:
+    raise AssertionError("read by _Unpickler")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]):
+        super().__init__(stream)
+        self._arrays = arrays
+        self._own = {
+            "_array": self._map_array,
+            "_descriptor": descriptors.__getitem__,
+            "_single": singles.__getitem__,
+        }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in self._own:
+            return self._own[name]
+        return super().find_class(module, name)
+
+    def forget(self) -> None:
+        """Takes it out of its cycle, so that its memo goes with it."""
+        self._own.clear()
+
+    def _map_array(
+        self, shape: tuple[int, ...], dtype: Any, offset: int, order: Any
+    ) -> np.ndarray[Any, Any]:
+        return np.ndarray(shape, dtype, self._arrays, offset, order=order)
+
+
+def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) -> PickledOnce:
+    """In the new process: reads what :func:`_make_pickle` wrote."""
+    with _map(stream, mmap.ACCESS_READ) as mapped, _NoCollections():
+        unpickler = _Unpickler(mapped, _map(arrays, mmap.ACCESS_COPY), descriptors, singles)
+        value = unpickler.load()
+        unpickler.forget()
+    return PickledOnce(value)
+
+
+class _NoCollections:
+    """Millions of new objects are no reason to look for garbage among them again and again."""
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._was_enabled:
+            gc.enable()
+
+
+def _map(descriptor: Any, access: int) -> Any:
+    fd = descriptor.detach()
+    try:
+        # Python refuses to map nothing.
+        return mmap.mmap(fd, 0, access=access) if os.fstat(fd).st_size > 0 else None
+    finally:
+        os.close(fd)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets workers in fresh interpreters import what they need one per core at a time.
+
+Importing torch keeps a core busy for more than a second. When all workers do so at once, all are
+ready at the same late time; when they take turns, the first ones make batches while the others
+come up, and the last is ready no later.
+
+Worker k waits for worker k - core_count: for the end of file of a pipe whose other end that one
+alone holds, and drops when its imports are done or when it dies. The trainer has no part in it.
+"""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import connection, reduction
+from operator import itemgetter, methodcaller
+from typing import Any
+
+# A worker's main module may do anything when it is imported, even wait for another worker.
+_TURN_S_MAX = 10.0
+
+
+class StartTurns:
+    """The pipes between the workers of one pool. Confined to the thread that starts them.
+
+    Call :meth:`close` when all are started, or when one could not be.
+    """
+
+    def __init__(self, worker_count: int, core_count: int) -> None:
+        self._worker_count = worker_count
+        self._core_count = core_count
+        self._awaited: dict[int, int] = {}  # by the worker that waits
+        self._held: int | None = None  # by the worker that is being started
+        self._next_worker = 0
+
+    def next_turn(self) -> StartTurn:
+        """That of the next worker. The one before it has been started."""
+        self._drop_held()
+        worker_id, self._next_worker = self._next_worker, self._next_worker + 1
+        if worker_id + self._core_count < self._worker_count:
+            self._awaited[worker_id + self._core_count], self._held = os.pipe()
+        return StartTurn(self._awaited.get(worker_id), self._held)
+
+    def close(self) -> None:
+        self._drop_held()
+        while self._awaited:
+            os.close(self._awaited.popitem()[1])
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            os.close(held)
+
+
+class StartTurn:
+    """One worker's turn, to be the first of its arguments.
+
+    It ends when it is unpickled: what the worker needs has been imported by then.
+    """
+
+    def __init__(self, awaited: int | None = None, held: int | None = None) -> None:
+        self._awaited = awaited
+        self._held = held
+
+    def begin_with_name(self, process: Any) -> None:
+        """Makes ``process``, which is not started yet, wait for its turn."""
+        if self._awaited is not None:
+            process.name = _AwaitedName.make(process.name, self._awaited)
+
+    def __reduce__(self) -> Any:
+        return _end_turn, (None if self._held is None else reduction.DupFd(self._held),)
+
+
+def _end_turn(held: Any) -> StartTurn:
+    if held is not None:
+        os.close(held.detach())
+    return StartTurn()
+
+
+class _AwaitedName(str):
+    """The name of a process, which is the first thing that it reads: before its main module.
+
+    Its pickle is that of calls that wait for the turn, and then of the name. They are calls of
+    Python's own functions, since ours cannot be had without importing torch. A second pickle, in
+    the process object, does not wait.
+    """
+
+    awaited: int | None
+
+    @classmethod
+    def make(cls, name: str, awaited: int) -> _AwaitedName:
+        made = cls(name)
+        made.awaited = awaited
+        return made
+
+    def __reduce__(self) -> Any:
+        if self.awaited is None:
+            return str, (str(self),)
+        fd = _Call(methodcaller("detach"), reduction.DupFd(self.awaited))
+        self.awaited = None
+        wait, close = _Call(connection.wait, [fd], _TURN_S_MAX), _Call(os.close, fd)
+        return itemgetter(2), ((wait, close, str(self)),)
+
+
+class _Call:
+    """What a function returns where it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
