@@ -8,6 +8,7 @@ maps once.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -105,6 +106,9 @@ def worker_loop(
 
 
 def _set_up_process(base_seed: int, worker_id: int) -> None:
+    # The collector would write to every container that the trainer had at the fork, and the system
+    # would copy its page. What is there now stays for as long as the worker does.
+    gc.freeze()
     signal_handling._set_worker_signal_handlers()
     torch.multiprocessing._set_thread_name("pt_data_worker")
     offer_stack()
