@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from penstock.installation import install, uninstall
     from penstock.offloading import detach, offload
     from penstock.plan import Plan
+    from penstock.shared_list import SharedList
 
 __all__ = [
     "DataLoader",
     "PenstockError",
     "Plan",
+    "SharedList",
     "detach",
     "explain",
     "install",
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 # worker that is spawned, should not wait for it.
 _LAZY = {
     "Plan": "penstock.plan",
+    "SharedList": "penstock.shared_list",
     "detach": "penstock.offloading",
     "explain": "penstock.explanation",
     "install": "penstock.installation",
