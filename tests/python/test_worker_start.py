@@ -34,6 +34,9 @@ METHODS = ["spawn", "forkserver"]
 
 pytestmark = pytest.mark.slow
 
+# multiprocessing keeps the memory that its first Value made for all of them.
+FIRST_VALUE = multiprocessing.Value("i", 0)
+
 
 class Everything(Dataset[Any]):
     """Holds one of each kind, and says what has become of each where it is read."""
