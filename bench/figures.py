@@ -14,8 +14,17 @@ import numpy
 import torch
 
 RESAMPLES = 10_000
-# The questions of a case: a rate, or a delay.
-HIGHER_IS_BETTER = {"rate": True, "first_batch": False, "next_epoch": False, "one_batch": False}
+# The questions of a case, by what answers them: a rate, a delay, or memory.
+ANSWERS = {
+    "rate": "batches_per_s",
+    "first_batch": "latency_s",
+    "next_epoch": "latency_s",
+    "one_batch": "latency_s",
+    "spawn_start": "latency_s",
+    "forkserver_start": "latency_s",
+    "memory": "growth_bytes",
+}
+HIGHER_IS_BETTER = ("batches_per_s",)
 
 Record = dict[str, Any]
 Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each round
@@ -30,14 +39,14 @@ def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]
             result.append(
                 _record(f"{name}/{metric}", {**parameters, "kind": kind}, values, ndigits=6)
             )
-    main = "batches_per_s" if question == "rate" else "latency_s"
+    main = ANSWERS[question]
     for over in rounds:
         for kind in ("torch", "penstock"):
             if kind in rounds and over != kind and over in ("torch", "limit", "sampler"):
                 pairs = zip(rounds[kind], rounds[over], strict=True)
                 ratios = [
                     ours[main] / theirs[main]
-                    if HIGHER_IS_BETTER[question]
+                    if main in HIGHER_IS_BETTER
                     else theirs[main] / ours[main]
                     for ours, theirs in pairs
                 ]

@@ -24,6 +24,7 @@ from workloads import WORKLOADS, load
 
 HERE = Path(__file__).resolve().parent
 WORKER_COUNT = 2
+WORKER_COUNTS = {"one_batch": 0, "spawn_start": 8, "forkserver_start": 8, "memory": 4}
 QUIET_FOREIGN_CORES = 0.2
 # What is measured: the name of a case, the question and the workload it is asked of.
 CASES = {name: ("rate", name) for name in WORKLOADS} | {
@@ -32,6 +33,12 @@ CASES = {name: ("rate", name) for name in WORKLOADS} | {
     for name in ("tiny", "photographs")
 }
 CASES["one_batch/object_store"] = ("one_batch", "object_store")
+CASES |= {
+    f"{question}/{name}": (question, name)
+    for question in ("spawn_start", "forkserver_start")
+    for name in ("object_list", "array", "tensor")
+}
+CASES |= {f"memory/{name}": ("memory", name) for name in ("object_list", "shared_list")}
 
 
 class MeasurementError(Exception):
@@ -81,16 +88,16 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
             say(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
             rounds[kind].append(_run(workload, question, kind, round_index, args))
     parameters: dict[str, Any] = {
-        "num_workers": 0 if question == "one_batch" else WORKER_COUNT,
+        "num_workers": WORKER_COUNTS.get(question, WORKER_COUNT),
         "consumer_threads": 1,
-        "persistent_workers": question not in ("first_batch", "one_batch"),
+        "persistent_workers": question in ("rate", "next_epoch", "memory"),
     }
     if options := load(workload).penstock_options:
         parameters["penstock_options"] = options
     if question == "rate":
         parameters |= {"seconds": args.seconds, "warmup_s": args.warmup}
         parameters["limit"] = load(workload).work_is
-    else:
+    elif question in ("first_batch", "next_epoch", "one_batch"):
         parameters["repeats"] = args.repeats
     return records(f"loader/{case}", question, rounds, parameters)
 

@@ -8,7 +8,6 @@ behind change what the next one costs.
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 import multiprocessing
@@ -23,9 +22,12 @@ import process_tree
 import torch
 from stream_equal import first_difference
 from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
-from workloads import WORKLOADS, Workload, load
+from workloads import HELD_WORKLOADS, WORKLOADS, Workload, load
 
 WORKER_COUNT = 2
+STARTED_WORKER_COUNT = 8
+MEMORY_WORKER_COUNT = 4
+MEMORY_EPOCHS = 3
 SHORT_EPOCH_BATCHES = 8
 
 
@@ -36,7 +38,12 @@ def loader_class(kind: str, workload: Workload) -> Any:
         os.environ["PENSTOCK_FALLBACK"] = "error"
         from penstock import DataLoader
 
-        return functools.partial(DataLoader, **workload.penstock_options)
+        def make_loader(**arguments: Any) -> Any:
+            if workload.adapt_for_penstock is not None:
+                workload.adapt_for_penstock(arguments)
+            return DataLoader(**arguments, **workload.penstock_options)
+
+        return make_loader
     return torch.utils.data.DataLoader
 
 
@@ -117,6 +124,54 @@ def one_batch(
     """
     batches = _endless(make_loader(**{**arguments, "num_workers": 0}))
     return {"latency_s": _median(_seconds_of(lambda: next(batches), 1 + args.repeats)[1:])}
+
+
+def spawn_start(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """Seconds from making the loader to its first batch, with workers that hold nothing yet."""
+    return _fresh_start(make_loader, arguments, "spawn")
+
+
+def forkserver_start(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """The same through a fork server, which starts with the first worker."""
+    return _fresh_start(make_loader, arguments, "forkserver")
+
+
+def _fresh_start(make_loader: Any, arguments: dict[str, Any], method: str) -> dict[str, float]:
+    begin = time.perf_counter()
+    batches = iter(make_loader(**arguments, multiprocessing_context=method))
+    next(batches)
+    first_s = time.perf_counter() - begin
+    # Batches are asked of the workers in turn, so here each has answered.
+    for _ in range(STARTED_WORKER_COUNT - 1):
+        next(batches)
+    every_s = time.perf_counter() - begin
+    pss_bytes = process_tree.pss_bytes(os.getpid())
+    return {"latency_s": first_s, "every_worker_s": every_s, "pss_bytes": float(pss_bytes)}
+
+
+def memory(
+    make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """What the processes hold after some epochs, beyond what the trainer held before the first."""
+    loader = make_loader(**arguments, persistent_workers=True)
+    gc.collect()
+    before = process_tree.pss_bytes(os.getpid())
+    fds_after = []
+    for _ in range(MEMORY_EPOCHS):
+        for _batch in loader:
+            pass
+        fds_after.append(process_tree.open_fds(os.getpid()))
+    after = process_tree.pss_bytes(os.getpid())
+    return {
+        "growth_bytes": float(after - before),
+        "pss_bytes": float(after),
+        "open_fds": float(fds_after[-1]),
+        "open_fds_growth": float(fds_after[-1] - fds_after[0]),
+    }
 
 
 def one_sample(arguments: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
@@ -234,13 +289,20 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-QUESTIONS = {"first_batch": first_batch, "next_epoch": next_epoch, "one_batch": one_batch}
+SHORT_QUESTIONS = {"first_batch": first_batch, "next_epoch": next_epoch, "one_batch": one_batch}
+# Those of the whole dataset, with workers of their own number.
+HELD_QUESTIONS = {
+    "spawn_start": (spawn_start, STARTED_WORKER_COUNT),
+    "forkserver_start": (forkserver_start, STARTED_WORKER_COUNT),
+    "memory": (memory, MEMORY_WORKER_COUNT),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("question", choices=(*QUESTIONS, "rate", "equal"))
+    parser.add_argument("workload", choices=(*WORKLOADS, *HELD_WORKLOADS))
+    questions = (*SHORT_QUESTIONS, *HELD_QUESTIONS, "rate", "equal")
+    parser.add_argument("question", choices=questions)
     parser.add_argument("kind", choices=("torch", "penstock", "limit", "sampler"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
@@ -270,13 +332,16 @@ def main() -> int:
         result = {"batches_per_s": limit(workload, arguments, args)}
     elif args.kind == "sampler":
         result = {"batches_per_s": sampler(arguments, args)}
+    elif args.question in HELD_QUESTIONS:
+        ask, arguments["num_workers"] = HELD_QUESTIONS[args.question]
+        result = ask(loader_class(args.kind, workload), arguments, args)
     else:
         arguments["num_workers"] = WORKER_COUNT
         if args.question == "rate":
             result = rate(loader_class(args.kind, workload), workload, arguments, args)
         else:
             make_loader = loader_class(args.kind, workload)
-            result = QUESTIONS[args.question](make_loader, short_epochs(arguments), args)
+            result = SHORT_QUESTIONS[args.question](make_loader, short_epochs(arguments), args)
     print(json.dumps(result))
     return 0
 

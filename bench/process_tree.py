@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process and all its descendants use, from /proc: CPU time, page faults and memory."""
+"""What a process and all its descendants use, from /proc: CPU time, page faults, memory, files."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ def pss_bytes(root_pid: int) -> int:
             if line.startswith("Pss:"):
                 total_kb += int(line.split()[1])
     return total_kb * 1024
+
+
+def open_fds(root_pid: int) -> int:
+    """Descriptors that the tree has open."""
+    count = 0
+    for fields in _stats_of_tree(root_pid):
+        try:
+            count += len(os.listdir(f"/proc/{fields[-1]}/fd"))
+        except OSError:
+            continue  # it ended meanwhile
+    return count
 
 
 def machine_busy_s() -> float:

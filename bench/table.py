@@ -12,6 +12,8 @@ from workloads import load
 
 FAULTS_PER_MB_CEILING = 1.0
 ARENA_BYTES = 256 << 20  # of one worker, when PENSTOCK_ARENA_BYTES does not say otherwise
+# By question, where it is not that nothing may become worse. Fresh workers: 0.4 of torch's time.
+FLOORS = {"spawn_start": 2.5, "forkserver_start": 2.5}
 MET, OPEN, MISSED = "met", "open", "MISSED"
 
 
@@ -48,9 +50,9 @@ class Figures:
 def render(figures: Figures) -> str:
     """Speeds and ratios, costs, and how each floor stands."""
     parts = [_rows(_speed_rows(figures))]
-    costs = _cost_rows(figures)
-    if len(costs) > 1:
-        parts.append(_rows(costs))
+    for rows in (_cost_rows(figures), _held_rows(figures)):
+        if len(rows) > 1:
+            parts.append(_rows(rows))
     verdicts = [["case", "demand", "seen", "verdict"]]
     verdicts += [[short(f.case), f.demand, f.seen, f.verdict] for f in floors(figures)]
     if len(verdicts) > 1:
@@ -70,7 +72,7 @@ def floors(figures: Figures) -> list[Floor]:
             continue
         workload = load(case.rpartition("/")[2])
         is_rate = figures.find(case, "batches_per_s", "torch") is not None
-        floor = workload.floor if is_rate else 0.97
+        floor = workload.floor if is_rate else FLOORS.get(short(case).partition("/")[0], 0.97)
         low, high = ratio["interval"]
         demand, seen = f"ratio >= {floor:g}", f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
         if floor > 1:
@@ -117,13 +119,21 @@ def _cost_floors(figures: Figures, case: str, ceiling_of_cpu: float) -> list[Flo
     return result
 
 
+# What answers a question: the metric, its unit in the table, and how many of it one is.
+ANSWERS = (
+    ("batches_per_s", "batches/s", 1.0),
+    ("latency_s", "ms", 1e3),
+    ("growth_bytes", "MiB", 2**-20),
+)
+
+
 def _speed_rows(figures: Figures) -> list[list[str]]:
     head = ["case", "unit", "torch", "penstock", "ratio", "95% interval", "of limit", "rounds"]
     rows = [head]
     for case in figures.cases:
-        rate = figures.find(case, "batches_per_s", "torch") is not None
-        metric, scale = ("batches_per_s", 1.0) if rate else ("latency_s", 1e3)
-        row = [short(case), "batches/s" if rate else "ms"]
+        answers = {r["name"].rpartition("/")[2] for r in figures.records if _is_of(r, case)}
+        metric, unit, scale = next(answer for answer in ANSWERS if answer[0] in answers)
+        row = [short(case), unit]
         for kind in ("torch", "penstock"):
             record = figures.find(case, metric, kind)
             row.append("-" if record is None else _spread(record, scale))
@@ -137,18 +147,41 @@ def _speed_rows(figures: Figures) -> list[list[str]]:
     return rows
 
 
+def _is_of(record: Record, case: str) -> bool:
+    return bool(record["name"].rpartition("/")[0] == case)
+
+
 def _cost_rows(figures: Figures) -> list[list[str]]:
-    metrics = (
-        ("GB/s", "gb_per_s", 1.0),
-        ("CPU s/GB", "cpu_s_per_gb", 1.0),
-        ("faults/batch", "faults_per_batch", 1.0),
-        ("faults/MB", "faults_per_mb", 1.0),
-        ("peak PSS, MiB", "peak_pss_bytes", 2**-20),
-        ("foreign cores", "foreign_cores", 1.0),
-    )
+    return _metric_rows(figures, "cpu_s_per_gb", COSTS)
+
+
+def _held_rows(figures: Figures) -> list[list[str]]:
+    return _metric_rows(figures, "pss_bytes", HELD)
+
+
+COSTS = (
+    ("GB/s", "gb_per_s", 1.0),
+    ("CPU s/GB", "cpu_s_per_gb", 1.0),
+    ("faults/batch", "faults_per_batch", 1.0),
+    ("faults/MB", "faults_per_mb", 1.0),
+    ("peak PSS, MiB", "peak_pss_bytes", 2**-20),
+    ("foreign cores", "foreign_cores", 1.0),
+)
+HELD = (
+    ("every worker, s", "every_worker_s", 1.0),
+    ("PSS, MiB", "pss_bytes", 2**-20),
+    ("open fds", "open_fds", 1.0),
+    ("fds since epoch 1", "open_fds_growth", 1.0),
+)
+
+
+def _metric_rows(
+    figures: Figures, present: str, metrics: Sequence[tuple[str, str, float]]
+) -> list[list[str]]:
+    """The cases that have the metric ``present``."""
     rows = [["case (torch -> penstock)", *(heading for heading, _, _ in metrics)]]
     for case in figures.cases:
-        if figures.find(case, "cpu_s_per_gb", "torch") is None:
+        if figures.find(case, present, "torch") is None:
             continue
         row = [short(case)]
         for _, metric, scale in metrics:

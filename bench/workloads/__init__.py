@@ -7,7 +7,10 @@ import importlib
 
 from workloads.workload import Workload
 
+# Those whose rate is measured.
 WORKLOADS = ("large", "tiny", "photographs", "tabular", "audio", "nested", "text", "object_store")
+# Those whose dataset is large: how long workers take to get it, and what they make of its memory.
+HELD_WORKLOADS = ("object_list", "shared_list", "array", "tensor")
 
 
 def load(name: str) -> Workload:
@@ -17,4 +20,4 @@ def load(name: str) -> Workload:
     return workload
 
 
-__all__ = ["WORKLOADS", "Workload", "load"]
+__all__ = ["HELD_WORKLOADS", "WORKLOADS", "Workload", "load"]

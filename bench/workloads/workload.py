@@ -21,6 +21,7 @@ class Workload:
     in process `index` of `count` what the workers do for their batches, without end, and yields
     after each batch: no loader, no hand-over. `floor` is the ratio to torch that must be reached.
     `penstock_options` are what a user of penstock adds to the arguments: options of its own.
+    `adapt_for_penstock` changes arguments to what a user of penstock gives in their place.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Workload:
     # The CPU time per GB, over torch's, that must not be passed.
     ceiling_of_cpu: float = float("inf")
     penstock_options: dict[str, Any] = field(default_factory=dict)
+    adapt_for_penstock: Callable[[dict[str, Any]], None] | None = None
     # The fewest batches before the timing and in it, for batches that take seconds.
     warmup_batches: int = 16
     timed_batches: int = 1

@@ -25,6 +25,10 @@ CASES = (
     "first_batch/tiny",
     "next_epoch/tiny",
     "one_batch/object_store",
+    "spawn_start/array",
+    "forkserver_start/tensor",
+    "memory/object_list",
+    "memory/shared_list",
 )
 
 
