@@ -160,18 +160,18 @@ class _Recorder:
     """
 
     def __init__(self) -> None:
-        self.descriptors: list[int] = []
+        self.descriptors: dict[int, int] = {}  # and the place of each among them
         self._own: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
         if fd in self.descriptors:  # each is closed by whoever takes it
             fd = os.dup(fd)
             self._own.append(fd)
-        self.descriptors.append(fd)
+        self.descriptors[fd] = len(self.descriptors)
         return fd
 
     def DupFd(self, fd: int) -> _Descriptor:  # noqa: N802  # what multiprocessing calls it
-        return _Descriptor(self.descriptors.index(fd))
+        return _Descriptor(self.descriptors[fd])
 
     def close(self) -> None:
         while self._own:
