@@ -257,6 +257,45 @@ def test_a_pickler_that_was_put_in_the_place_of_python_s_is_used(
     assert pickled.count("SpawnProcess") == 2
 
 
+class HandsOverTwice(Computed):
+    """Gives one descriptor to the worker under two names, each to be closed."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"ends": [multiprocessing.reduction.DupFd(0) for _ in range(2)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.length = 2
+        self.ends = [end.detach() for end in state["ends"]]
+
+    def __getitem__(self, index: int) -> int:
+        os.close(self.ends.pop())
+        return len(self.ends)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_descriptor_may_be_handed_over_twice(method: str) -> None:
+    """Python refuses the second ("bad value(s) in fds_to_keep") when it starts a process."""
+    dataset = HandsOverTwice(2, number)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+    assert list(loader) == [1, 0]
+
+
+class InterruptsPickling(Computed):
+    def __getstate__(self) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_dataset_is_pickled_leaves_nothing_behind() -> None:
+    loader = DataLoader(
+        InterruptsPickling(3, number), num_workers=4, multiprocessing_context="spawn"
+    )
+    before = process_traces.descriptors()
+    with pytest.raises(KeyboardInterrupt) as seen:
+        iter(loader)
+    without_frames(seen.value)  # type: ignore[arg-type]
+    assert process_traces.descriptors() == before
+
+
 def test_a_forked_worker_gets_the_object_itself() -> None:
     secret = object()
     loader = DataLoader(
