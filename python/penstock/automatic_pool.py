@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import _DatasetKind
 
 from penstock.automatic_count import AutomaticCount
-from penstock.iterator import LocalPoolIter
+from penstock.local_pool import LocalPoolIter
 from penstock.options import shard_count
 from penstock.progress import GeneratorSnapshot, PullsReplayed
 

@@ -20,8 +20,9 @@ from penstock.automatic_count import AutomaticCount, first_count
 from penstock.automatic_pool import AutomaticPoolIter
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
-from penstock.iterator import LocalPoolIter, SingleProcessIter
+from penstock.in_process import SingleProcessIter
 from penstock.loader_state import begin_from, check_has_state, check_state, make_state
+from penstock.local_pool import LocalPoolIter
 from penstock.options import (
     DEFAULTS,
     check_options,

@@ -7,10 +7,11 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
 from penstock.errors import UnsupportedError
@@ -24,6 +25,9 @@ from penstock.shard_state import (
 )
 from penstock.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
 
+if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
+
 
 @dataclass(frozen=True, slots=True)
 class FetchSpec:
@@ -35,6 +39,17 @@ class FetchSpec:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
     fetch_threads: int
+
+    @staticmethod
+    def of(iterator: _BaseDataLoaderIter, loader: DataLoader[Any]) -> FetchSpec:
+        return FetchSpec(
+            iterator._dataset_kind,
+            iterator._dataset,
+            iterator._auto_collation,
+            iterator._collate_fn,
+            iterator._drop_last,
+            loader.fetch_threads,
+        )
 
     def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
         """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;

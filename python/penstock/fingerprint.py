@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.pickled_once import PrivateMap
+
 _OBJECTS_MAX = 2000  # some milliseconds
 _ITEMS_MAX = 64  # a longer container counts as data, which nobody changes
 _BYTES_MAX = 4096  # a larger array, too
@@ -41,7 +43,7 @@ _COMPARED = (  # by value
     types.MethodDescriptorType, types.WrapperDescriptorType,
 )  # fmt: skip
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
-_IMMUTABLE_ROOTS = ("pyarrow",)  # packages whose objects cannot be changed
+_IMMUTABLE_MODULES = ("pyarrow.", "penstock.shared_list.")  # whose objects cannot be changed
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; classes of Python are not immutable
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
 _LIBRARY_FOLDERS = tuple(
@@ -111,7 +113,7 @@ class _Walk:
             self._visit_all(iter((value.func, value.args, value.keywords)))
         elif isinstance(value, _CONTAINERS):
             self._look_into_container(value)
-        elif kind.__module__.partition(".")[0] not in _IMMUTABLE_ROOTS:
+        elif not f"{kind.__module__}.".startswith(_IMMUTABLE_MODULES):
             self._look_into_object(value)
 
     def _look_into_container(self, value: Any) -> None:
@@ -199,9 +201,9 @@ def _of_array(value: Any) -> Any:
     owner = value
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    if value.dtype.hasobject or not isinstance(owner.base, (type(None), bytes)):
-        if value.dtype.hasobject or owner.flags.writeable:
-            raise _OpaqueError  # memory of something else, that may be shared
+    is_own = isinstance(owner.base, (type(None), bytes, PrivateMap)) or not owner.flags.writeable
+    if value.dtype.hasobject or not is_own:
+        raise _OpaqueError  # or memory of something else, which may be shared
     return (value.shape, value.tobytes() if value.nbytes <= _BYTES_MAX else None)
 
 

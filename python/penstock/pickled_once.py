@@ -263,8 +263,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) -> PickledOnce:
     """In the new process: reads what :func:`_make_pickle` wrote."""
-    with _map(stream, mmap.ACCESS_READ) as mapped, _NoCollections():
-        unpickler = _Unpickler(mapped, _map(arrays, mmap.ACCESS_COPY), descriptors, singles)
+    with _map(stream, mmap.mmap, mmap.ACCESS_READ) as mapped, _NoCollections():
+        private = _map(arrays, PrivateMap, mmap.ACCESS_COPY)
+        unpickler = _Unpickler(mapped, private, descriptors, singles)
         value = unpickler.load()
         unpickler.forget()
     return PickledOnce(value)
@@ -282,10 +283,14 @@ class _NoCollections:
             gc.enable()
 
 
-def _map(descriptor: Any, access: int) -> Any:
+class PrivateMap(mmap.mmap):
+    """Memory whose changes only this process sees."""
+
+
+def _map(descriptor: Any, kind: type[mmap.mmap], access: int) -> Any:
     fd = descriptor.detach()
     try:
         # Python refuses to map nothing.
-        return mmap.mmap(fd, 0, access=access) if os.fstat(fd).st_size > 0 else None
+        return kind(fd, 0, access=access) if os.fstat(fd).st_size > 0 else None
     finally:
         os.close(fd)

@@ -37,8 +37,8 @@ from penstock.fetching import (
     datasets_of_shards,
 )
 from penstock.fingerprint import fingerprint
-from penstock.request_feed import RequestFeed
 from penstock.pickled_once import PickledOnce
+from penstock.request_feed import RequestFeed
 from penstock.shard_state import ShardStarts, load_dataset_state
 from penstock.start_turns import StartTurn
 from penstock.stuck_worker import offer_stack

@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
+from penstock import SharedList
 from penstock.fingerprint import fingerprint
 
 # multiprocessing keeps their memory for good.
@@ -188,6 +189,11 @@ def test_fetching_from_usual_datasets_changes_nothing() -> None:
         assert before is not None
         default_collate([dataset[0], dataset[1]])
         assert fingerprint(dataset, default_collate) == before
+
+
+def test_shared_lists_do_not_change() -> None:
+    samples = SharedList([("a", 1)] * 1000)
+    assert fingerprint(SimpleNamespace(samples=samples)) is not None
 
 
 def test_read_only_maps_and_locks_can_be_looked_at(tmp_path: Path) -> None:

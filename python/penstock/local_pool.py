@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterators behind ``iter(loader)``: torch's classes with penstock's transport in them.
+"""The iterator behind ``iter(loader)``: torch's class with penstock's transport in it.
 
 The trainer's Python does what only it can: pull the user's sampler, start processes, raise what a
 worker raised. Dispatch, receiving, reordering and the memory of batches are native.
@@ -7,49 +7,32 @@ worker raised. Dispatch, receiving, reordering and the memory of batches are nat
 
 from __future__ import annotations
 
-import copy
 import multiprocessing.util
 import os
 import pickle
 import threading
-import time
-import warnings
 import weakref
-from multiprocessing import connection
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import _DatasetKind, _utils
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
-from penstock.batch_seeds import EpochSeeds
-from penstock.device import cuda_index, move_batch
-from penstock.expected_epoch import ExpectedEpoch, pickle_seeds
-from penstock.fetching import FetchSpec, InProcessFetcher
+from penstock.device import cuda_index
+from penstock.early_epochs import EarlyEpochs
+from penstock.expected_epoch import pickle_seeds
+from penstock.fetching import FetchSpec
 from penstock.indices import prefetch_depth, recognise_sampler
+from penstock.local_workers import LocalWorkers
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
-from penstock.out_of_memory import explain, explain_later_kills
-from penstock.pickled_once import PickledOnce
 from penstock.progress import CountedPulls
 from penstock.provenance import BatchHandle, Provenance
-from penstock.shard_state import (
-    continue_iteration,
-    is_stateful,
-    load_dataset_state,
-    shard_state,
-)
-from penstock.start_turns import StartTurns
+from penstock.shard_state import is_stateful
 from penstock.stuck_worker import where_it_is
-from penstock.threaded_fetch import make_pool
-from penstock.worker_main import WorkerSpec, worker_loop
+from penstock.worker_main import WorkerSpec
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -105,88 +88,10 @@ def _sleep_if_python_exits() -> None:
         threading.Event().wait()
 
 
-class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
-    """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        progress = self._progress = loader._begin_progress()
-        point = progress.point
-        self._is_seeded_by_batch = is_seeded_by_batch(loader)
-        self._draw_warning = loader._draw_warning
-        self._drawing_threads = drawing_threads(loader)
-        if is_seeded_by_batch(loader):
-            _BaseDataLoaderIter.__init__(self, loader)
-            if self._timeout != 0:
-                raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-            if point is not None:
-                self._base_seed = point.base_seed
-            seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
-            spec = _fetch_spec(self, loader)
-            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
-        else:
-            load_dataset_state(loader.dataset, progress.starts.get(0))
-            super().__init__(loader)
-            if point is not None:
-                self._base_seed = point.base_seed
-            if loader.fetch_threads > 1:
-                pool = make_pool(loader.fetch_threads)
-                self._dataset_fetcher = _fetch_spec(self, loader).make_fetcher(self._dataset, pool)
-        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        self._device = None if loader.device is None else torch.device(loader.device)
-        self._undo_seed(loader)
-        self._note_sampler()
-        if point is not None:
-            self._num_yielded = point.yielded_count
-        if self._dataset_kind == _DatasetKind.Map:
-            self._resume_sampler()
-            if progress.answered_count == 0:
-                self._pull_ahead()
-        elif not self._is_seeded_by_batch and 0 in progress.starts:
-            indices = [None] * loader.batch_size if loader.batch_size is not None else None
-            continue_iteration(
-                self._dataset_fetcher, progress.starts[0], indices, lambda place: None
-            )
-        progress.begin(int(self._base_seed))
-
-    def _next_data(self) -> Any:
-        try:
-            batch = super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            self._progress.finish()
-            raise
-        except Exception:
-            self._note_answer(is_error=True)
-            raise
-        self._note_answer(is_error=False)
-        if self._drawing_threads and self._dataset_fetcher.threads_drew:
-            self._draw_warning.give(self._drawing_threads)
-        return batch if self._device is None else move_batch(batch, self._device)
-
-    def _note_answer(self, is_error: bool) -> None:
-        fetcher, progress = self._dataset_fetcher, self._progress
-        is_map = self._dataset_kind == _DatasetKind.Map
-        if isinstance(fetcher, InProcessFetcher):
-            shard_id, state = fetcher.shard_id, fetcher.state()
-        else:
-            shard_id, state = 0, shard_state(fetcher, self._dataset)
-        answer = progress.answer_pulled if is_map else progress.answer
-        answer(shard_id, copy.deepcopy(state) if state is not None else None, is_error)
-
-
-def _fetch_spec(iterator: _BaseDataLoaderIter, loader: DataLoader[Any]) -> FetchSpec:
-    return FetchSpec(
-        iterator._dataset_kind,
-        iterator._dataset,
-        iterator._auto_collation,
-        iterator._collate_fn,
-        iterator._drop_last,
-        loader.fetch_threads,
-    )
-
-
 class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     """Batches from workers that this process starts, in torch's order."""
 
+    _workers: list[Any]
     _shutdown = True  # until there is something to shut down
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -197,8 +102,6 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._undo_seed(loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
-        self._workers: list[Any]
-        self._worker_pids_set = False
         self._uses_stream = False
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
@@ -219,9 +122,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
-        self._may_begin_early = self._can_begin_early(loader)
-        self._is_early_met = True  # the last expectation; before there is one, hope
-        self._expected: ExpectedEpoch | None = None
+        self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
         self._past_counters = loader._past_counters
         loader._live_iterators.add(self)
         self._open_pool(loader)
@@ -229,7 +130,8 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _open_pool(self, loader: DataLoader[Any]) -> None:
         """Starts ``self._num_workers`` workers, and what is native in the trainer."""
-        self._workers = []
+        self._pool = LocalWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self._workers = self._pool.processes
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
@@ -252,59 +154,19 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             self._client.install_prefix(message)
 
     def _start_workers(self, loader: DataLoader[Any]) -> None:
-        context = loader.multiprocessing_context or torch.multiprocessing
-        fetch = _fetch_spec(self, loader)
-        start_method = context.get_start_method()
-        has_fork_server = start_method == "forkserver"
-        is_fresh = start_method in ("spawn", "forkserver")
         spec = WorkerSpec(
             self._client.endpoint,
             self._prefetch_depth,
             arena_bytes(),
-            0 if has_fork_server else os.getpid(),
+            self._pool.parent_pid,
             self._shard_count,
             self._is_seeded_by_batch,
             self._progress.starts,
-            self._may_begin_early,
+            self._early.is_allowed,
         )
-        parts = PickledOnce((fetch, self._worker_init_fn, spec))
-        at_once = len(os.sched_getaffinity(0)) if is_fresh else self._num_workers
-        turns = StartTurns(self._num_workers, at_once)
-        try:
-            for worker_id in range(self._num_workers):
-                self._start_worker(context, worker_id, parts, turns)
-        finally:
-            turns.close()
-            parts.close()
-        _utils.signal_handling._set_worker_pids(id(self), tuple(w.pid for w in self._workers))
-        _utils.signal_handling._set_SIGCHLD_handler()
-        explain_later_kills()
-        self._worker_pids_set = True
-
-    def _start_worker(
-        self, context: Any, worker_id: int, parts: PickledOnce, turns: StartTurns
-    ) -> None:
-        turn = turns.next_turn()
-        process = context.Process(
-            target=worker_loop,
-            args=(turn, parts, self._base_seed, worker_id, self._num_workers),
-        )
-        turn.begin_with_name(process)
-        process.daemon = True
-        try:
-            process.start()
-        except (TypeError, AttributeError, PicklingError):
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process. "
-                "This might be because the worker Process arguments are not picklable. "
-                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
-                "platforms "
-                "to 'forkserver', which requires the worker Process arguments to be picklable. "
-                "You can also try multiprocessing.set_start_method('fork').",
-                stacklevel=2,
-            )
-            raise
-        self._workers.append(process)
+        fetch = FetchSpec.of(self, loader)
+        seed = int(self._base_seed)
+        self._pool.start(self._num_workers, seed, fetch, self._worker_init_fn, spec)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:
@@ -337,8 +199,9 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         """Has the workers go on with the epoch after what was answered already."""
         progress = self._progress
         self._workers_status = [True] * self._num_workers
-        self._early_from = self._first_early_answer()
-        if not self._try_adopt_early():
+        asked_ahead = self._prefetch_depth * self._num_workers
+        self._early.note_epoch(self._recipe, asked_ahead, self._base_generator, self._next_epoch)
+        if not self._early.try_adopt(self._client, self._recipe, self._epoch_seeds):
             self._client.begin_epoch(
                 self._epoch_seeds,
                 first_sequence=progress.answered_count,
@@ -367,41 +230,6 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             and not is_stateful(loader.dataset)
         )
 
-    def _first_early_answer(self) -> float:
-        """From how many answers on the next epoch may be asked for."""
-        if self._recipe is None or not self._may_begin_early:
-            return float("inf")
-        asked_ahead = self._prefetch_depth * self._num_workers
-        return max(1, self._recipe.batch_count + 1 - asked_ahead)
-
-    def _begin_early(self) -> None:
-        """Asks for batches of the next epoch, if all of this one were asked for.
-
-        Where that was in vain the last time it is only expected, and asked for again after the
-        first expectation that is met.
-        """
-        if not self._client.has_stream_ended():
-            return
-        self._early_from = float("inf")
-        assert self._recipe is not None
-        expected = ExpectedEpoch.after_now(self._recipe, self._base_generator, self._next_epoch)
-        self._expected = expected
-        if self._is_early_met:
-            recipe = self._recipe._replace(generator=expected.generator)
-            self._client.begin_early(expected.seeds, **recipe._asdict(), seed=expected.seed)
-
-    def _try_adopt_early(self) -> bool:
-        expected, self._expected = self._expected, None
-        if expected is None:
-            return False
-        is_begun = self._is_early_met
-        self._is_early_met = expected.is_met(self._recipe, self._epoch_seeds)
-        if not (is_begun and self._is_early_met):
-            return False
-        expected.catch_up()
-        self._client.adopt_early(expected.recipe.generator)
-        return True
-
     def _ask_for_more(self) -> None:
         """After a batch or the end of a shard: torch asks for one in its place."""
         if not self._is_bounded_by_bytes:
@@ -428,8 +256,8 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             if kind == _BATCH:
                 progress = self._progress
                 progress.answer(shard_id, state, is_error=type(extra) is bool)
-                if progress.answered_count >= self._early_from:
-                    self._begin_early()
+                if progress.answered_count >= self._early.answers_before:
+                    self._early.begin(self._client)
                 if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
                     self._draw_warning.give(self._drawing_threads)
                     self._drawing_threads = 0  # it is said, and need not be looked for again
@@ -455,7 +283,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
                 self._ask_for_more()
             elif kind == _WORKER_LOST:
                 _sleep_if_python_exits()
-                self._raise_lost_workers([self._workers[value]])
+                self._pool.raise_lost([self._workers[value]])
             else:
                 self._check_workers()
                 if self._timeout > 0:
@@ -497,28 +325,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             if is_active and not worker.is_alive()
         ]
         if dead:
-            self._raise_lost_workers(dead)
-
-    def _raise_lost_workers(self, workers: list[Any]) -> None:
-        """Raises torch's error for workers that went away:
-        by how they died when the system can tell, else by pid.
-        """
-        connection.wait(
-            [worker.sentinel for worker in workers], timeout=_utils.MP_STATUS_CHECK_INTERVAL
-        )
-        for worker in workers:
-            try:
-                os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:
-                pass  # a child of the fork server, or reaped already
-        try:
-            _utils.signal_handling._error_if_any_worker_fails()
-        except RuntimeError as error:
-            raise explain(error) from None
-        for worker in workers:
-            self._workers_status[self._workers.index(worker)] = False
-        pids = ", ".join(str(worker.pid) for worker in workers)
-        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+            self._pool.raise_lost(dead)
 
     def counters(self) -> dict[str, Any]:
         """What this iterator has counted; empty once the loader has taken the counts over."""
@@ -539,7 +346,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._close_pool()
 
     def _close_pool(self) -> None:
-        self._expected = None
+        self._early.forget()
         self._past_counters.update(
             {
                 name: count
@@ -550,18 +357,8 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._shutdown = True
         try:
             self._client.stop()
-            # Torch waits as long for each of them, one after the other.
-            deadline = time.monotonic() + _utils.MP_STATUS_CHECK_INTERVAL
-            for worker in self._workers:
-                worker.join(timeout=max(0.0, deadline - time.monotonic()))
         finally:
-            if self._worker_pids_set:
-                _utils.signal_handling._remove_worker_pids(id(self))
-                self._worker_pids_set = False
-            for worker in self._workers:
-                if worker.is_alive():
-                    worker.terminate()
-                    worker.join(timeout=1)  # reaped, so that neither a zombie nor its pipe is left
+            self._pool.end()
 
     def __del__(self) -> None:
         self._shutdown_workers()

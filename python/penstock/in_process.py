@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterator of ``num_workers=0``: torch's own, with penstock's options."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from penstock.batch_seeds import EpochSeeds
+from penstock.device import move_batch
+from penstock.fetching import FetchSpec, InProcessFetcher
+from penstock.options import drawing_threads, is_seeded_by_batch, shard_count
+from penstock.progress import CountedPulls
+from penstock.shard_state import continue_iteration, load_dataset_state, shard_state
+from penstock.threaded_fetch import make_pool
+
+if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
+
+
+class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
+    """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        progress = self._progress = loader._begin_progress()
+        point = progress.point
+        self._is_seeded_by_batch = is_seeded_by_batch(loader)
+        self._draw_warning = loader._draw_warning
+        self._drawing_threads = drawing_threads(loader)
+        if is_seeded_by_batch(loader):
+            _BaseDataLoaderIter.__init__(self, loader)
+            if self._timeout != 0:
+                raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+            if point is not None:
+                self._base_seed = point.base_seed
+            seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            spec = FetchSpec.of(self, loader)
+            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
+        else:
+            load_dataset_state(loader.dataset, progress.starts.get(0))
+            super().__init__(loader)
+            if point is not None:
+                self._base_seed = point.base_seed
+            if loader.fetch_threads > 1:
+                pool = make_pool(loader.fetch_threads)
+                self._dataset_fetcher = FetchSpec.of(self, loader).make_fetcher(self._dataset, pool)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._device = None if loader.device is None else torch.device(loader.device)
+        self._undo_seed(loader)
+        self._note_sampler()
+        if point is not None:
+            self._num_yielded = point.yielded_count
+        if self._dataset_kind == _DatasetKind.Map:
+            self._resume_sampler()
+            if progress.answered_count == 0:
+                self._pull_ahead()
+        elif not self._is_seeded_by_batch and 0 in progress.starts:
+            indices = [None] * loader.batch_size if loader.batch_size is not None else None
+            continue_iteration(
+                self._dataset_fetcher, progress.starts[0], indices, lambda place: None
+            )
+        progress.begin(int(self._base_seed))
+
+    def _next_data(self) -> Any:
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._progress.finish()
+            raise
+        except Exception:
+            self._note_answer(is_error=True)
+            raise
+        self._note_answer(is_error=False)
+        if self._drawing_threads and self._dataset_fetcher.threads_drew:
+            self._draw_warning.give(self._drawing_threads)
+        return batch if self._device is None else move_batch(batch, self._device)
+
+    def _note_answer(self, is_error: bool) -> None:
+        fetcher, progress = self._dataset_fetcher, self._progress
+        is_map = self._dataset_kind == _DatasetKind.Map
+        if isinstance(fetcher, InProcessFetcher):
+            shard_id, state = fetcher.shard_id, fetcher.state()
+        else:
+            shard_id, state = 0, shard_state(fetcher, self._dataset)
+        answer = progress.answer_pulled if is_map else progress.answer
+        answer(shard_id, copy.deepcopy(state) if state is not None else None, is_error)
