@@ -88,7 +88,7 @@ def measure_case(case: str, args: argparse.Namespace) -> list[Record]:
             say(f"{case}: round {round_index + 1} of {args.rounds}, {kind}")
             rounds[kind].append(_run(workload, question, kind, round_index, args))
     parameters: dict[str, Any] = {
-        "num_workers": WORKER_COUNTS.get(question, WORKER_COUNT),
+        "num_workers": min(WORKER_COUNTS.get(question, WORKER_COUNT), 2 if args.quick else 8),
         "consumer_threads": 1,
         "persistent_workers": question in ("rate", "next_epoch", "memory"),
     }

@@ -146,7 +146,7 @@ def _fresh_start(make_loader: Any, arguments: dict[str, Any], method: str) -> di
     next(batches)
     first_s = time.perf_counter() - begin
     # Batches are asked of the workers in turn, so here each has answered.
-    for _ in range(STARTED_WORKER_COUNT - 1):
+    for _ in range(arguments["num_workers"] - 1):
         next(batches)
     every_s = time.perf_counter() - begin
     pss_bytes = process_tree.pss_bytes(os.getpid())
@@ -333,7 +333,8 @@ def main() -> int:
     elif args.kind == "sampler":
         result = {"batches_per_s": sampler(arguments, args)}
     elif args.question in HELD_QUESTIONS:
-        ask, arguments["num_workers"] = HELD_QUESTIONS[args.question]
+        ask, worker_count = HELD_QUESTIONS[args.question]
+        arguments["num_workers"] = WORKER_COUNT if args.quick else worker_count
         result = ask(loader_class(args.kind, workload), arguments, args)
     else:
         arguments["num_workers"] = WORKER_COUNT

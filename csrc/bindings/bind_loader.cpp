@@ -154,19 +154,20 @@ void bind_loader(py::module_& module) {
   py::class_<Client> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
-                       bool in_order, bool keep_workers, bool pin_memory, int device_index) {
+                       bool in_order, bool keep_workers, bool keep_indices, bool pin_memory, int device_index) {
              return std::make_unique<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
                                                                    .shard_count = shard_count,
                                                                    .prefetch_bytes = prefetch_bytes,
                                                                    .in_order = in_order,
                                                                    .keep_workers = keep_workers,
+                                                                   .keep_indices = keep_indices,
                                                                    .pin_memory = pin_memory,
                                                                    .device_index = device_index});
            }),
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
-           py::arg("shard_count"), py::arg("in_order"), py::arg("keep_workers"), py::arg("pin_memory"),
-           py::arg("device_index"))
+           py::arg("shard_count"), py::arg("in_order"), py::arg("keep_workers"), py::arg("keep_indices"),
+           py::arg("pin_memory"), py::arg("device_index"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def(

@@ -113,7 +113,7 @@ class Client::Impl {
                           .body_bytes = body.size(),
                           .epoch = epoch.number,
                           .shard_id = assignment->shard_id};
-    epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
+    if (options.keep_indices) epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
     io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
     return true;
   }
@@ -186,11 +186,12 @@ class Client::Impl {
   std::optional<Awaited> awaited() const {
     const auto oldest = now.order.awaited();
     if (!oldest) return std::nullopt;
-    const Asked& request = now.asked.at(oldest->sequence);
-    return Awaited{.worker_id = worker_of(oldest->shard_id),
-                   .sequence = oldest->sequence,
-                   .index_kind = request.kind,
-                   .indices = request.indices};
+    Awaited awaited{.worker_id = worker_of(oldest->shard_id), .sequence = oldest->sequence, .indices = {}};
+    if (const auto request = now.asked.find(oldest->sequence); request != now.asked.end()) {
+      awaited.index_kind = request->second.kind;
+      awaited.indices = request->second.indices;
+    }
+    return awaited;
   }
 
   bool wait_until(steady_clock::time_point deadline) {

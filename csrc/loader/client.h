@@ -34,6 +34,7 @@ struct ClientOptions {
   uint64_t prefetch_bytes = 0;  // bound on the bytes of batches asked for and not delivered, see has_room(); 0: none
   bool in_order = true;
   bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
+  bool keep_indices = true;   // of requests that were not answered, for awaited()
   bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
   int device_index = -1;      // a CUDA device that batches are copied to ahead of use, or -1
 };
@@ -112,6 +113,7 @@ class Client {
   bool wait_until(std::chrono::steady_clock::time_point deadline);
 
   // The request whose answer the trainer waits for: with a free order, the oldest one. Nothing when none is out.
+  // Without keep_indices there are none.
   struct Awaited {
     uint32_t worker_id = 0;
     uint64_t sequence = 0;

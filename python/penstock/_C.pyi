@@ -83,6 +83,7 @@ class Client:
         shard_count: int,
         in_order: bool,
         keep_workers: bool,
+        keep_indices: bool,
         pin_memory: bool,
         device_index: int,
     ) -> None: ...

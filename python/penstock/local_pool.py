@@ -88,6 +88,19 @@ def _sleep_if_python_exits() -> None:
         threading.Event().wait()
 
 
+class NativeThread:
+    """What can be asked of the thread that receives, and pins, the batches of one pool."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def is_alive(self) -> bool:
+        return not self.ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.ended.wait(timeout)
+
+
 class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     """Batches from workers that this process starts, in torch's order."""
 
@@ -139,10 +152,12 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             shard_count=self._shard_count,
             in_order=bool(self._in_order),
             keep_workers=self._persistent_workers,
+            keep_indices=self._timeout > 0,
             pin_memory=self._pin_memory and loader.device is None,
             device_index=cuda_index(loader.device),
         )
         _live_clients.add(self._client)
+        self._native_thread = NativeThread()
         self._shutdown = False
         try:
             self._start_workers(loader)
@@ -327,6 +342,13 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         if dead:
             self._pool.raise_lost(dead)
 
+    @property
+    def _pin_memory_thread(self) -> NativeThread:  # type: ignore[override]
+        """Torch has a Python thread of that name, where memory is pinned."""
+        if not self._pin_memory:
+            raise AttributeError(f"{type(self).__name__} pins no memory")
+        return self._native_thread
+
     def counters(self) -> dict[str, Any]:
         """What this iterator has counted; empty once the loader has taken the counts over."""
         return {} if self._shutdown else self._client.counters()
@@ -357,6 +379,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._shutdown = True
         try:
             self._client.stop()
+            self._native_thread.ended.set()
         finally:
             self._pool.end()
 

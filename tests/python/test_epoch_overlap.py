@@ -262,7 +262,8 @@ def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -
     for moves in (True, True, False, False, True, False):
         for _ in loader:
             pass
-        early_counts.append(loader.stats().ready + loader.stats().outstanding)
+        stats = loader.stats()
+        early_counts.append(stats.ready + stats.outstanding)
         if moves:
             torch.rand(1)
     assert early_counts == [4, 0, 0, 4, 4, 0]

@@ -25,8 +25,8 @@ class Blocked:
 
 reader, writer = os.pipe()
 iterator = iter(DataLoader(Blocked(), batch_size=4, num_workers={workers}, fetch_threads=4))
-os.write(1, str(next(iterator).tolist()).encode() + b"\\n")
 """
+FIRST = 'os.write(1, str(next(iterator).tolist()).encode() + b"\\n")\n'
 
 
 @pytest.mark.slow
@@ -37,7 +37,8 @@ def test_ctrl_c_reaches_a_loop_that_waits_for_blocked_samples(
 ) -> None:
     """The program goes on, and ends although the samples never do."""
     source = f"""{BLOCKED.format(workers=workers)}
-try:
+try:  # an interrupt that follows upon its output may find the program still in this line
+    {FIRST}
     next(iterator)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -53,7 +54,7 @@ except KeyboardInterrupt:
 def test_samples_that_an_interrupt_left_running_are_waited_for_by_the_next_batch(
     tmp_path: Path,
 ) -> None:
-    source = f"""{BLOCKED.format(workers=0)}
+    source = f"""{BLOCKED.format(workers=0)}{FIRST}
 order = [4, 5, 6, 7, 0, 1, 2, 3]
 iterator = iter(DataLoader(Blocked(), batch_size=4, sampler=order, fetch_threads=4))
 try:
@@ -74,7 +75,9 @@ print([t.name for t in threading.enumerate() if t.name.startswith("pk_")], flush
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ctrl_c_that_nobody_catches_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:
-    with running("penstock", BLOCKED.format(workers=workers) + "next(iterator)", tmp_path) as run:
+    with running(
+        "penstock", BLOCKED.format(workers=workers) + FIRST + "next(iterator)", tmp_path
+    ) as run:
         assert sorted([run.read_line(), run.read_line()]) == ["[0, 1, 2, 3]", "blocked"]
         run.signal_group(signal.SIGINT)
         code, out, error = run.finish()

@@ -55,6 +55,17 @@ def test_a_worker_runs_no_threads_of_loaders_that_were_alive_at_its_fork() -> No
     del first, second
 
 
+def test_what_torch_calls_the_pin_memory_thread_lives_as_long_as_the_iterator() -> None:
+    iterator = iter(DataLoader(Computed(50, number), num_workers=1))
+    assert not hasattr(iterator, "_pin_memory_thread"), "nothing is pinned, as with torch's"
+    iterator._pin_memory = True
+    thread = iterator._pin_memory_thread  # type: ignore[attr-defined]
+    assert thread.is_alive()
+    del iterator
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing() -> None:
     """Torch's loses its queues before it can say goodbye, and waits 5 s for each worker."""
     before = process_traces.take()
