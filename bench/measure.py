@@ -102,7 +102,10 @@ def first_batch(
 def next_epoch(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
-    """Seconds from an epoch's last batch to the next one's first; the median of several epochs."""
+    """Seconds from an epoch's last batch to the next one's first, the median of several epochs; and
+    how much that is beyond the seconds that one batch takes, made without workers.
+    """
+    batch_s = one_batch(make_loader, arguments, args)["latency_s"]
     loader = make_loader(**arguments, persistent_workers=True)
     seconds: list[float] = []
     last = None
@@ -112,7 +115,12 @@ def next_epoch(
             if batch_index == 0 and last is not None:
                 seconds.append(now - last)
             last = now
-    return {"latency_s": _median(seconds[1:])}  # the first turn is warm-up
+    turn_s = _median(seconds[1:])  # the first turn is warm-up
+    return {
+        "latency_s": turn_s,
+        "batch_s": batch_s,
+        "beyond_batch_s": max(0.0, turn_s - batch_s),
+    }
 
 
 def one_batch(

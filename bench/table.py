@@ -50,7 +50,7 @@ class Figures:
 def render(figures: Figures) -> str:
     """Speeds and ratios, costs, and how each floor stands."""
     parts = [_rows(_speed_rows(figures))]
-    for rows in (_cost_rows(figures), _held_rows(figures)):
+    for rows in (_cost_rows(figures), _turn_rows(figures), _held_rows(figures)):
         if len(rows) > 1:
             parts.append(_rows(rows))
     verdicts = [["case", "demand", "seen", "verdict"]]
@@ -155,6 +155,10 @@ def _cost_rows(figures: Figures) -> list[list[str]]:
     return _metric_rows(figures, "cpu_s_per_gb", COSTS)
 
 
+def _turn_rows(figures: Figures) -> list[list[str]]:
+    return _metric_rows(figures, "beyond_batch_s", TURNS)
+
+
 def _held_rows(figures: Figures) -> list[list[str]]:
     return _metric_rows(figures, "pss_bytes", HELD)
 
@@ -166,6 +170,10 @@ COSTS = (
     ("faults/MB", "faults_per_mb", 1.0),
     ("peak PSS, MiB", "peak_pss_bytes", 2**-20),
     ("foreign cores", "foreign_cores", 1.0),
+)
+TURNS = (
+    ("one batch, ms", "batch_s", 1e3),
+    ("turn-around beyond it, ms", "beyond_batch_s", 1e3),
 )
 HELD = (
     ("every worker, s", "every_worker_s", 1.0),

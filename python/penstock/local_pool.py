@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind, _utils
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
@@ -134,6 +135,9 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._drawing_threads = drawing_threads(loader)
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._shard_count = shard_count(loader)
+        self._pin_device_index = (
+            torch.accelerator.current_device_index() if self._pin_memory else None
+        )
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
         self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
         self._past_counters = loader._past_counters
@@ -284,9 +288,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
                     raise value
                 if extra is not None:
                     self._record_leaves(*extra)
-                return (
-                    torch_pin_memory(value, self._pin_memory_device) if self._pin_memory else value
-                )
+                return self._pin(value) if self._pin_memory else value
             if kind == _END:
                 self._progress.finish()
                 if not self._persistent_workers:
@@ -306,6 +308,14 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
                         f"DataLoader timed out after {self._timeout} seconds"
                         f"{self._who_is_awaited()}"
                     )
+
+    def _pin(self, batch: Any) -> Any:
+        """What torch's thread does with a batch, whose plain tensors have been pinned natively."""
+        try:
+            return torch_pin_memory(batch, self._pin_memory_device)
+        except Exception:
+            where = f"in pin memory thread for device {self._pin_device_index}"
+            ExceptionWrapper(where=where).reraise()
 
     def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
         provenance = self._provenance

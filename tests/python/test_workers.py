@@ -66,6 +66,20 @@ def test_what_torch_calls_the_pin_memory_thread_lives_as_long_as_the_iterator() 
     assert not thread.is_alive()
 
 
+class Unpinnable(list[Any]):
+    def pin_memory(self) -> Any:
+        raise ValueError("cannot be pinned")
+
+
+def test_an_error_of_pinning_names_the_thread_as_torchs_does() -> None:
+    iterator = iter(DataLoader(Computed(4, number), num_workers=1, collate_fn=Unpinnable))
+    iterator._pin_memory = True  # without a GPU the loader leaves it off
+    error = error_of(lambda: next(iterator))
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("Caught ValueError in pin memory thread for device ")
+    assert str(error).endswith("ValueError: cannot be pinned\n")
+
+
 def test_an_iterator_in_a_cycle_is_collected_without_waiting_and_leaves_nothing() -> None:
     """Torch's loses its queues before it can say goodbye, and waits 5 s for each worker."""
     before = process_traces.take()
