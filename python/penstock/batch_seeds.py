@@ -49,6 +49,14 @@ def generator_states() -> tuple[Any, ...]:
     return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))
 
 
+def put_back(states: tuple[Any, ...]) -> None:
+    """Makes the global generators what they were at :func:`generator_states`."""
+    of_torch, of_random, of_numpy = states
+    torch.set_rng_state(of_torch)
+    random.setstate(of_random)
+    np.random.set_state(of_numpy)
+
+
 def have_moved(states: tuple[Any, ...]) -> bool:
     """Whether something was drawn since :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
@@ -73,6 +81,4 @@ class GeneratorsKept:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        torch.set_rng_state(self._states[0])
-        random.setstate(self._states[1])
-        np.random.set_state(self._states[2])
+        put_back(self._states)

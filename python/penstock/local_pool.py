@@ -24,7 +24,7 @@ from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
-from penstock.expected_epoch import pickle_seeds
+from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.local_workers import LocalWorkers
@@ -200,9 +200,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._epoch_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
-                self._base_seed = (
-                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-                )
+                self._base_seed = draw_seed(loader.generator)
             self._epoch_seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
         is_map = self._dataset_kind == _DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None

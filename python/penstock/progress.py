@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from penstock.batch_seeds import GeneratorsKept, generator_states
+from penstock.batch_seeds import GeneratorsKept, generator_states, put_back
 from penstock.shard_state import ShardStarts, is_stateful
 
 if TYPE_CHECKING:
@@ -33,10 +31,7 @@ class GeneratorSnapshot:
         return GeneratorSnapshot(generator_states(), {name: own[name].get_state() for name in own})
 
     def put_back_globals(self) -> None:
-        of_torch, of_random, of_numpy = self.of_globals
-        torch.set_rng_state(of_torch)
-        random.setstate(of_random)
-        np.random.set_state(of_numpy)
+        put_back(self.of_globals)
 
     def put_back_own(self, loader: DataLoader[Any]) -> None:
         for name, generator in own_generators(loader).items():

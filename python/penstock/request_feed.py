@@ -8,16 +8,14 @@ when the epoch began and the random numbers can be taken back; else they wait fo
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from penstock import _C
-from penstock.batch_seeds import generator_states
+from penstock.batch_seeds import generator_states, put_back
 
 _IDLE_S = (
     3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
@@ -62,7 +60,7 @@ class RequestFeed:
                 return request
             early_epoch, self._early_epoch = self._early_epoch, None
             if request.epoch != early_epoch:
-                self._put_generators_back()
+                put_back(self._generators)
                 return request
 
     def _receive(self) -> _C.WorkerRequest:
@@ -110,9 +108,3 @@ class RequestFeed:
             if request.epoch == early_epoch:
                 self._received.extend(held)
             return request
-
-    def _put_generators_back(self) -> None:
-        of_torch, of_random, of_numpy = self._generators
-        torch.set_rng_state(of_torch)
-        random.setstate(of_random)
-        np.random.set_state(of_numpy)
