@@ -37,17 +37,6 @@ def loader_class(loader_name: str) -> type:
     return importlib.import_module(LOADER_MODULES[loader_name]).DataLoader  # type: ignore[no-any-return]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Torch's half is there to show that a test is right, which one pass does.
-
-    Torch's loader loses a descriptor or a file now and then when it is killed or interrupted at a
-    bad moment; that is no news about ours, whose half is run once.
-    """
-    for item in items:
-        if "[torch" in item.name and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=2))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Temporary files of loaders go to a folder of this run alone, so that left ones are seen."""
