@@ -9,7 +9,7 @@ state and stays with the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,12 +60,12 @@ def classify(
     arguments: Sequence[Any],
     leaf_index_of: LeafLookup,
     buffers: Mapping[int, torch.Tensor],
-    changing: frozenset[int],
+    changing: Set[str],
 ) -> list[GraphInput]:
-    """Says what each argument is. `buffers` is by id; `changing` lists inputs that were seen to
-    change."""
+    """Says what each argument is. `buffers` is by id; `changing` lists the labels of constants that
+    were seen to change."""
     inputs: list[GraphInput] = []
-    for index, (place, value) in enumerate(zip(placeholders, arguments, strict=True)):
+    for place, value in zip(placeholders, arguments, strict=True):
         if not isinstance(value, torch.Tensor):
             inputs.append(GraphInput("int", place.label, size_of=place.size_of))
             continue
@@ -74,14 +74,14 @@ def classify(
             kind = GraphInput("leaf", place.label, leaf_index, place.dynamic_dims)
         elif (
             is_plain(value)
-            and index not in changing
+            and place.label not in changing
             and (place.place != "local" or id(value) in buffers)
         ):
             kind = GraphInput("const", place.label, dynamic_dims=place.dynamic_dims)
         else:
             kind = GraphInput("state", place.label, dynamic_dims=place.dynamic_dims)
         inputs.append(kind)
-    return _tie_sizes(inputs)
+    return inputs
 
 
 def is_plain(value: torch.Tensor) -> bool:
@@ -160,7 +160,7 @@ def _placeholder(node: fx.Node, index_by_source: Mapping[str, int]) -> Placehold
     )
 
 
-def _tie_sizes(inputs: list[GraphInput]) -> list[GraphInput]:
+def tie_sizes(inputs: Sequence[GraphInput]) -> list[GraphInput]:
     """Integers that are a symbolic size of a leaf follow it; all others are numbers of their
     own."""
     tied: list[GraphInput] = []

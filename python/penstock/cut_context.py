@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from penstock.plan import Plan
+from penstock.plan import Plan, joined
 from penstock.planning import CutOptions, PlannedCut
 from penstock.provenance import ProvenanceTable
 
@@ -34,7 +37,7 @@ class PrefixHost(Protocol):
 class CutContext:
     """What the graphs of one offloaded model share."""
 
-    model: torch.nn.Module
+    target: Any  # the model, or the function that stands for a training step
     host: weakref.ref[PrefixHost]
     provenance: ProvenanceTable
     options: CutOptions
@@ -43,6 +46,30 @@ class CutContext:
     installed: set[str] = field(default_factory=set)
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
+    is_foreign: bool = True  # no tensor of the loader was seen in this call so far
+    _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
+    _shown: list[Plan] = field(default_factory=list)  # what the loader's plan was made of
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """Tensors that are the model's own, wherever in its forward they are met."""
+        for module in modules_of(self.target):
+            yield from module.buffers()
+
+    def begin_call(self) -> None:
+        """To be called before the model runs."""
+        self.is_foreign = True
+        self._plans = []
+
+    def note_plan(self, plan: Plan) -> None:
+        """Notes the plan of a graph that runs in this call."""
+        self._plans.append(plan)
+
+    def end_call(self) -> None:
+        """To be called after the model ran: its plan is that of all graphs that did."""
+        self._note_foreign()
+        if self.is_open and self._plans and not _are_same(self._plans, self._shown):
+            self._shown = self._plans
+            self.publish(joined(self._plans))
 
     def install(self, cut: PlannedCut) -> None:
         host = self.host()
@@ -57,10 +84,10 @@ class CutContext:
             logger.warning("penstock: nothing moves for this graph: %s", reason)
         self.publish(Plan(refused=reason))
 
-    def note_call(self, is_foreign: bool) -> None:
+    def _note_foreign(self) -> None:
         """Counts calls without any tensor of the loader, so that a cut that never comes has a
         reason."""
-        self.foreign_calls = self.foreign_calls + 1 if is_foreign else 0
+        self.foreign_calls = self.foreign_calls + 1 if self.is_foreign else 0
         if self.foreign_calls == FOREIGN_CALLS_MAX:
             self.refuse_graph(
                 f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the loader as it came"
@@ -91,3 +118,27 @@ class CutContext:
             if self.installed:
                 host._remove_prefixes(self.installed)
             host._plan = plan
+
+
+def modules_of(target: Any) -> Iterator[torch.nn.Module]:
+    """The model itself, or the models that a function can name: what it is bound to, closes over,
+    or finds among its globals."""
+    if isinstance(target, torch.nn.Module):
+        yield target
+    elif isinstance(target, functools.partial):
+        for value in (target.func, *target.args, *target.keywords.values()):
+            yield from modules_of(value)
+    elif inspect.ismethod(target):
+        yield from modules_of(target.__self__)
+        yield from modules_of(target.__func__)
+    elif inspect.isfunction(target):
+        closed = inspect.getclosurevars(target)
+        for value in (*closed.nonlocals.values(), *closed.globals.values()):
+            if isinstance(value, torch.nn.Module):
+                yield value
+            elif isinstance(getattr(value, "__dict__", None), dict) and not callable(value):
+                yield from (v for v in vars(value).values() if isinstance(v, torch.nn.Module))
+
+
+def _are_same(a: list[Plan], b: list[Plan]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -10,23 +10,30 @@ runs the whole graph on the raw inputs, which are always there.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.capture import Placeholder, classify, is_plain
 from penstock.constants import ConstantWatch, is_same_bits
 from penstock.cut_context import CutContext
+from penstock.expression import Expression, Result, holds
+from penstock.extended_graph import extend
 from penstock.lowering import Lowering, lower
 from penstock.planning import Layout, PlannedCut, plan_cut
+from penstock.provenance import BatchHandle, Provenance
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
-
-if TYPE_CHECKING:
-    from penstock.provenance import BatchHandle
+from penstock.surroundings import (
+    REGION_BEGIN,
+    AutocastState,
+    autocast_put_back,
+    refuse_by_surroundings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +44,19 @@ REFUSALS_MAX = 8
 # How often a constant may change before it counts as state.
 CONSTANT_CHANGES_MAX = 1
 
+_Pattern = tuple[
+    tuple[int, int | Expression], ...
+]  # inputs that are of the batch, and what they are
+
 
 @dataclass
 class _Cut:
     """A plan that is in use: what it needs of a call, and what it runs."""
 
     lowering: Lowering
-    leaves: tuple[tuple[int, int], ...]  # input of the graph, tensor of the batch
-    planned: PlannedCut | None  # None: nothing moves
+    pattern: _Pattern
+    added: list[tuple[int, int]]  # inputs beside the graph's own: see ExtendedGraph
+    planned: PlannedCut
     suffix: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
     constants: ConstantWatch | None = None
@@ -54,7 +66,6 @@ class _Cut:
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
         """What the boundary tensors look like when eager makes them: kernels depend on it."""
-        assert self.planned is not None
         layouts = self._layouts.get(sizes)
         if layouts is None:
             if len(self._layouts) >= REMEMBERED_SIZES:
@@ -63,6 +74,22 @@ class _Cut:
             layouts = [item.layout(values) for item in self.planned.boundary]
             self._layouts[sizes] = layouts
         return layouts
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of the graph with tensors of one batch."""
+
+    handle: BatchHandle
+    found: dict[int, Provenance]  # by input
+    inputs: Sequence[Any]  # with those that a cut has added
+
+    @property
+    def pattern(self) -> _Pattern:
+        return tuple((index, provenance.source) for index, provenance in self.found.items())
+
+    def with_added(self, added: Sequence[tuple[int, int]]) -> Sequence[Any]:
+        return [*self.inputs, *(self.found[i].input(position) for i, position in added)]
 
 
 class CutGraph:
@@ -75,43 +102,60 @@ class CutGraph:
         self._context = context
         self._whole = graph_module
         self._run_whole = graph_module.forward
+        self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = list(placeholders)
         self._tensor_inputs = [i for i, p in enumerate(placeholders) if p.is_tensor]
         self._cuts: list[_Cut] = []
         self._refusals = 0
         self._refused_patterns: set[tuple[Any, ...]] = set()
-        self._changes: dict[int, int] = {}
+        self._changes: Counter[str] = Counter()  # of constants, by label
         self._versions: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # when first used
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._context.is_open:
-            try:
-                ready = self._suffix_and_boundary(inputs)
-            except Exception as error:
-                # Nothing of the model has run yet, so the whole of it still can.
-                logger.debug("the cut failed", exc_info=True)
-                self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
-                ready = None
-            if ready is not None:
-                suffix, boundary = ready
-                return suffix(*inputs, *boundary)
-        return self._run_whole(*inputs)
+        if not self._has_regions:
+            return self._run(inputs)
+        with autocast_put_back():
+            return self._run(inputs)
 
-    def _suffix_and_boundary(
-        self, inputs: Sequence[Any]
-    ) -> tuple[Callable[..., Any], list[torch.Tensor]] | None:
-        """What to run in place of the whole graph, or None when the whole graph has to run."""
-        cut, handle = self._find(inputs)
-        if cut is None or cut.suffix is None or handle is None:
-            return None
-        boundary = self._boundary(cut, handle, inputs)
-        return None if boundary is None else (cut.suffix, boundary)
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        if not self._context.is_open:
+            return self._run_whole(*inputs)
+        try:
+            call, cut = self._find(inputs)
+            boundary = None if call is None or cut is None else self._boundary(cut, call)
+        except Exception as error:
+            # Nothing of the graph has run yet, so the whole of it still can.
+            logger.debug("the cut failed", exc_info=True)
+            self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
+            return self._run_whole(*inputs)
+        if call is None or cut is None:
+            return self._run_whole(*inputs)
+        self._context.note_plan(cut.planned.plan)
+        if cut.suffix is None or boundary is None:
+            results = self._run_whole(*inputs)
+        else:
+            results = cut.suffix(*call.inputs, *boundary)
+        for item in cut.planned.results:
+            self._record(item, call, results[item.position])
+        return results
 
-    def _find(self, inputs: Sequence[Any]) -> tuple[_Cut | None, BatchHandle | None]:
-        """The cut for these inputs, planned now if there is none yet, and the batch they are
-        from."""
+    def _record(self, item: Result, call: _Call, result: Any) -> None:
+        """Notes what a result follows from, for the graph that it may be given to."""
+        if isinstance(result, torch.Tensor) and holds(result):
+            taken = [call.inputs[index] for index in item.taken]
+            inputs = tuple(
+                TensorWeakRef(value) if role.kind == "leaf" else value
+                for role, value in zip(item.expression.inputs, taken, strict=True)
+            )
+            self._context.provenance.record_result(
+                result, Provenance(call.handle, item.expression, result._version, inputs)
+            )
+
+    def _find(self, inputs: Sequence[Any]) -> tuple[_Call | None, _Cut | None]:
+        """What of the inputs is of a batch, and the cut for such, planned now if there is none
+        yet."""
         handle: BatchHandle | None = None
-        leaves: list[tuple[int, int]] = []
+        provenance_of: dict[int, Provenance] = {}
         for index in self._tensor_inputs:
             found = self._context.provenance.lookup(inputs[index])
             if found is None:
@@ -119,26 +163,28 @@ class CutGraph:
             if handle is not None and found.handle is not handle:
                 return None, None  # tensors of two batches at once
             handle = found.handle
-            leaves.append((index, found.leaf_index))
-        self._context.note_call(is_foreign=handle is None)
+            provenance_of[index] = found
         if handle is None:
             return None, None
-        pattern = tuple(leaves)
+        self._context.is_foreign = False
+        call = _Call(handle, provenance_of, inputs)
+        pattern = call.pattern
         for cut in self._cuts:
-            if cut.leaves == pattern and cut.lowering.conditions.hold(inputs):
-                return cut, handle
-        return self._plan(pattern, handle, inputs), handle
+            if cut.pattern == pattern:
+                all_inputs = call.with_added(cut.added) if cut.added else inputs
+                if cut.lowering.conditions.hold(all_inputs):
+                    call.inputs = all_inputs
+                    return call, cut
+        return call, self._plan(call)
 
-    def _plan(
-        self, leaves: tuple[tuple[int, int], ...], handle: BatchHandle, inputs: Sequence[Any]
-    ) -> _Cut | None:
+    def _plan(self, call: _Call) -> _Cut | None:
         if len(self._cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
             return None
-        signature = (leaves, tuple(_signature(value) for value in inputs))
+        signature = (call.pattern, tuple(_signature(value) for value in call.inputs))
         if signature in self._refused_patterns:
             return None
         try:
-            cut = self._try_plan(leaves, handle.leaf_count, inputs)
+            cut = self._try_plan(call)
         except Unlowerable as refusal:
             self._refuse(signature, str(refusal))
             return None
@@ -156,51 +202,94 @@ class CutGraph:
         self._refused_patterns.add(signature)
         self._context.refuse_graph(reason)
 
-    def _try_plan(
-        self, leaves: tuple[tuple[int, int], ...], leaf_count: int, inputs: Sequence[Any]
-    ) -> _Cut:
-        for index, _ in leaves:
-            if not is_plain(inputs[index]):
+    def _try_plan(self, call: _Call) -> _Cut:
+        refuse_by_surroundings()
+        autocast = AutocastState.now()
+        leaf_index: dict[int, int] = {}
+        expressions: dict[int, Expression] = {}
+        for index, provenance in call.found.items():
+            if isinstance(provenance.source, int):
+                leaf_index[id(call.inputs[index])] = provenance.source
+            elif provenance.source.autocast == autocast:
+                expressions[index] = provenance.source
+            if not is_plain(call.inputs[index]):
                 label = self._placeholders[index].label
                 raise Unlowerable(
                     f"the batch tensor {label} requires grad, is not strided or is not on the CPU"
                 )
-        leaf_index = {id(inputs[index]): leaf for index, leaf in leaves}
-        changing = frozenset(i for i, n in self._changes.items() if n > CONSTANT_CHANGES_MAX)
-        graph_inputs = classify(
+        try:
+            return self._plan_with(call, leaf_index, expressions)
+        except Unlowerable:
+            if not expressions:
+                raise
+        return self._plan_with(call, leaf_index, {})
+
+    def _plan_with(
+        self, call: _Call, leaf_index: dict[int, int], expressions: dict[int, Expression]
+    ) -> _Cut:
+        """A cut that follows its inputs by these expressions; other results of earlier graphs are
+        state."""
+        changing = {label for label, count in self._changes.items() if count > CONSTANT_CHANGES_MAX}
+        own = classify(
             self._placeholders,
-            inputs,
+            call.inputs,
             lambda tensor: leaf_index.get(id(tensor)),
-            {id(buffer): buffer for buffer in self._context.model.buffers()},
+            {id(buffer): buffer for buffer in self._context.buffers()},
             changing,
         )
+        extended = extend(self._whole, own, expressions)
+        extended.inputs = [
+            replace(item, kind="state") if item.kind == "const" and item.label in changing else item
+            for item in extended.inputs
+        ]
+        inputs = call.with_added(extended.added)
         lowering, planned = plan_cut(
-            lambda symbolic: lower(self._whole, graph_inputs, inputs, symbolic=symbolic),
+            lambda symbolic: lower(
+                extended.graph_module,
+                extended.inputs,
+                inputs,
+                symbolic=symbolic,
+                given=extended.given,
+                in_front=extended.in_front,
+            ),
             inputs,
-            leaf_count,
+            call.handle.leaf_count,
             self._context.options,
         )
-        cut = _Cut(lowering, leaves, planned if planned.boundary else None)
-        if cut.planned is not None:
+        if expressions and self._writes_to_inputs(lowering):
+            raise Unlowerable("it writes to what an earlier part of forward may share memory with")
+        cut = _Cut(lowering, call.pattern, extended.added, planned)
+        if planned.boundary:
             assert planned.suffix is not None and planned.reference is not None
             cut.suffix = planned.suffix.forward
             cut.reference = planned.reference.forward
             cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
             self._context.install(planned)
-        self._context.publish(planned.plan)
+        call.inputs = inputs
         return cut
 
-    def _boundary(
-        self, cut: _Cut, handle: BatchHandle, inputs: Sequence[Any]
-    ) -> list[torch.Tensor] | None:
+    def _writes_to_inputs(self, lowering: Lowering) -> bool:
+        """Whether something is written that may lie in the memory of another input, made before
+        this graph: what that has come to is not known here."""
+        recording = lowering.recording
+        written = recording.mutated_storages
+        return any(recording.forms[name].storage in written for name in lowering.given) or any(
+            recording.forms[name].storage in written
+            and index < len(self._placeholders)
+            and self._placeholders[index].place == "local"
+            for name, index in lowering.input_names.items()
+        )
+
+    def _boundary(self, cut: _Cut, call: _Call) -> list[torch.Tensor] | None:
         """The boundary tensors of this call, or None when the whole graph has to run."""
-        assert cut.planned is not None and cut.constants is not None
-        changed = cut.constants.changed(inputs)
+        if cut.constants is None:
+            return None
+        changed = cut.constants.changed(call.inputs)
         if changed:
             self._drop(cut, changed)
             return None
         boundary: list[torch.Tensor] = []
-        shipped = handle.boundary
+        shipped = call.handle.boundary
         for item in cut.planned.boundary:
             tensor = shipped.get(item.key)
             if tensor is None:
@@ -212,7 +301,7 @@ class CutGraph:
             first = self._versions.setdefault(tensor, tensor._version)
             if first != tensor._version:
                 return None
-        sizes = cut.lowering.conditions.sizes(inputs)
+        sizes = cut.lowering.conditions.sizes(call.inputs)
         if not has_layouts(boundary, cut.layouts(sizes)):
             return None
         # Kernels split their work by size and by the number of threads, and the workers have one
@@ -220,7 +309,7 @@ class CutGraph:
         setting = (sizes, torch.get_num_threads())
         is_due = cut.used_count % self._context.verify_every == 0
         if is_due or setting not in cut.verified:
-            if not self._verify(cut, inputs, boundary):
+            if not self._verify(cut, call.inputs, boundary):
                 return None
             if len(cut.verified) < REMEMBERED_SIZES:
                 cut.verified.add(setting)
@@ -229,7 +318,7 @@ class CutGraph:
 
     def _verify(self, cut: _Cut, inputs: Sequence[Any], boundary: list[torch.Tensor]) -> bool:
         """Runs what moved on the raw inputs and compares bit for bit."""
-        assert cut.planned is not None and cut.reference is not None
+        assert cut.reference is not None
         compared = [
             (item, tensor)
             for item, tensor in zip(cut.planned.boundary, boundary, strict=True)
@@ -257,8 +346,9 @@ class CutGraph:
         """Forgets a cut whose constants changed. It is planned again; what keeps changing is
         state."""
         for index in changed:
-            self._changes[index] = self._changes.get(index, 0) + 1
-            logger.debug("constant %s changed", self._placeholders[index].label)
+            label = cut.lowering.inputs[index].label
+            self._changes[label] += 1
+            logger.debug("constant %s changed", label)
         self._cuts.remove(cut)
 
 

@@ -37,6 +37,7 @@ class Emission:
     text: str
     constants: dict[str, torch.Tensor]
     held: list[torch.Tensor | None]  # the same, with a None for each state input in its place
+    nodes: list[int]  # the node of each recorded operator
 
 
 def emit(lowering: Lowering, arguments: Sequence[Any]) -> Emission:
@@ -50,6 +51,7 @@ class _Printer:
         self._lowering = lowering
         self._arguments = arguments
         self._lines: list[str] = ["penstock-ir 1"]
+        self._operator_lines: list[int] = []
         self._constants: dict[str, torch.Tensor] = {}
         self._held: list[torch.Tensor | None] = []
         self._symbols = {b.symbol: f"s{i}" for i, b in enumerate(lowering.conditions.bindings)}
@@ -65,11 +67,17 @@ class _Printer:
             leaf = f"%x{binding.input_index}"
             self._lines.append(f'input {name} int "size of {leaf}" = {leaf}.size({binding.dim})')
         labels = self._unit_labels()
+        first_line = len(self._lines)
         for op in self._lowering.recording.ops:
             self._operator(op, labels)
         for output in dict.fromkeys(self._lowering.output_names):
             self._lines.append(f"output {output}")
-        return Emission("\n".join(self._lines) + "\n", self._constants, self._held)
+        return Emission(
+            "\n".join(self._lines) + "\n",
+            self._constants,
+            self._held,
+            [line - first_line for line in self._operator_lines],
+        )
 
     def _inputs(self) -> None:
         lowering = self._lowering
@@ -135,6 +143,7 @@ class _Printer:
             target = "unwritable::" + op.target.partition("::")[2].replace(".", "_")
             parts = [str(name) for name in _names_in([op.args, list(op.kwargs.values())])]
         results = ", ".join(str(name) for name in op.outputs)
+        self._operator_lines.append(len(self._lines))
         self._lines.append(
             f"{results}{' = ' if results else ''}{target}({', '.join(parts)}){suffix}"
         )

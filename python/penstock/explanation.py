@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.capture import capture_whole, classify
+from penstock.capture import capture_whole, classify, tie_sizes
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
@@ -71,12 +71,14 @@ def _explain_captured(
         captured = capture_whole(_forward_call(model), args, kwargs)
     leaf_index = {id(leaf): index for index, leaf in enumerate(leaves)}
     buffers = {id(b): b for b in model.buffers()} if isinstance(model, torch.nn.Module) else {}
-    graph_inputs = classify(
-        captured.placeholders,
-        captured.examples,
-        lambda tensor: leaf_index.get(id(tensor)),
-        buffers,
-        frozenset(),
+    graph_inputs = tie_sizes(
+        classify(
+            captured.placeholders,
+            captured.examples,
+            lambda tensor: leaf_index.get(id(tensor)),
+            buffers,
+            frozenset(),
+        )
     )
     _, planned = plan_cut(
         lambda symbolic: lower(

@@ -8,7 +8,8 @@ which value (`homes`), what every call reads (`reads`), and which calls move tog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,8 +22,10 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from penstock.recording import Name, Recorder, Recording, WholeOperators, storage_key
 from penstock.sizes import SizeBinding, SizeConditions, Unlowerable
+from penstock.surroundings import REGION_BEGIN, REGION_END, AutocastState, autocast_put_back
 
-InputKind = Literal["leaf", "const", "state", "int"]
+# A "made" one is computed in the graph itself, by an expression in front of what was captured.
+InputKind = Literal["leaf", "const", "state", "int", "made"]
 
 
 # What a call may return beside tensors. A torch.Size holds integers, perhaps symbolic ones.
@@ -32,12 +35,17 @@ PLAIN_RESULTS = (
     bool,
     str,
     torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
     torch.Size,
     torch.dtype,
     torch.device,
     torch.layout,
     type(None),
 )
+
+SHARES_MEMORY = "its result leaves forward and shares memory with an input or with another result"
+IS_NO_OPERATOR = "it is no operator: it has an effect, and nothing to compute"
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,10 @@ class Lowering:
     unit_of: list[int]
     output_names: list[Name]
     attributes: dict[Name, torch.Tensor]  # tensors that the graph module itself holds
+    given: dict[Name, int]  # computed in front of the captured calls, and at hand as that input
+    in_front: set[fx.Node]  # the calls that are
+    regions: dict[fx.Node, fx.Node]  # under autocast: where each ends, by where it begins
+    autocast: AutocastState
 
 
 def lower(
@@ -84,15 +96,19 @@ def lower(
     examples: Sequence[Any],
     *,
     symbolic: bool = True,
+    given: Mapping[fx.Node, int] | None = None,
+    in_front: Set[fx.Node] = frozenset(),
 ) -> Lowering:
     """Writes `graph_module` down for inputs like `examples`. Raises Unlowerable with the reason.
 
     With `symbolic`, dimensions of leaves that Dynamo treats as dynamic stay symbols; without, every
-    size is the example's, and the conditions say so.
+    size is the example's, and the conditions say so. `given` and `in_front` are those of an
+    ExtendedGraph.
     """
     refuse_by_construction(graph_module)
     shape_env = ShapeEnv(specialize_zero_one=True) if symbolic else None
     mode = FakeTensorMode(shape_env=shape_env)
+    mode.allow_scalar_outputs = symbolic  # a number read from a tensor is one that nobody knows
     arguments, conditions = _fake_arguments(mode, inputs, examples, symbolic)
     recorder = Recorder(shape_env)
     input_names: dict[Name, int] = {}
@@ -102,8 +118,14 @@ def lower(
             name = Name(f"%{prefix}{index}")
             recorder.name_input(value, name)
             input_names[name] = index
-    interpreter = _Interpreter(graph_module, recorder, mode)
-    with torch.inference_mode(False), mode, recorder, WholeOperators(recorder):
+    interpreter = _Interpreter(graph_module, recorder, mode, given or {})
+    with (
+        autocast_put_back(),
+        torch.inference_mode(False),
+        mode,
+        recorder,
+        WholeOperators(recorder),
+    ):
         try:
             interpreter.run(*arguments)
         except Unlowerable:
@@ -130,19 +152,23 @@ def lower(
         unit_of=_join(len(interpreter.nodes), recorder.recording.fused_calls),
         output_names=interpreter.output_names,
         attributes=interpreter.attributes,
+        given=interpreter.given,
+        in_front=set(in_front),
+        regions=interpreter.regions,
+        autocast=AutocastState.now(),
     )
 
 
 def refuse_by_construction(graph_module: fx.GraphModule) -> None:
     """Raises Unlowerable for graphs whose meaning is more than their operators."""
+    begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
+    if begun[REGION_BEGIN] != begun[REGION_END]:
+        raise Unlowerable("autocast begins or ends in the middle of a part of forward")
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise Unlowerable(f"the model uses the higher-order operator {node.target}")
-        if node.op == "call_function" and getattr(node.target, "__name__", "") in (
-            "_enter_autocast",
-            "_enter_inference_mode",
-        ):
-            raise Unlowerable(f"forward switches {node.target.__name__.removeprefix('_enter_')}")
+        if getattr(node.target, "__name__", "") == "_enter_inference_mode":
+            raise Unlowerable("forward switches inference_mode")
         if node.op == "call_module":
             raise Unlowerable(f"the module {node.target} was not inlined")
 
@@ -167,7 +193,13 @@ def source_line(node: fx.Node) -> str:
 class _Interpreter(fx.Interpreter):
     """Runs the captured graph on fake tensors, one call at a time, and keeps what each one did."""
 
-    def __init__(self, graph_module: fx.GraphModule, recorder: Recorder, mode: FakeTensorMode):
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        recorder: Recorder,
+        mode: FakeTensorMode,
+        given: Mapping[fx.Node, int],
+    ) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.nodes = [
             node
@@ -180,6 +212,9 @@ class _Interpreter(fx.Interpreter):
         self.droppable: set[fx.Node] = set()
         self.output_names: list[Name] = []
         self.attributes: dict[Name, torch.Tensor] = {}
+        self.given: dict[Name, int] = {}
+        self.regions: dict[fx.Node, fx.Node] = {}
+        self._given = given
         self._staying: set[Name] = set()
         self._recorder = recorder
         self._mode = mode
@@ -204,6 +239,11 @@ class _Interpreter(fx.Interpreter):
             self._pin_escaping_aliases(n)
             return super().run_node(n)
         self._recorder.begin_call(self._index_of[n])
+        if n.target in (REGION_BEGIN, REGION_END):
+            if n.target is REGION_END:
+                self.regions[n.args[0]] = n  # type: ignore[index]
+            self.droppable.add(n)
+            return super().run_node(n)
         op_count = len(self._recorder.recording.ops)
         if not self._staying.isdisjoint(_names_of(list(read.values()))):
             # It depends on a parameter, so it stays whatever it is made of. Dynamo's own
@@ -217,6 +257,9 @@ class _Interpreter(fx.Interpreter):
             value = self._fake_attribute(n, value)
         self.values[n] = value
         self._settle(n, value, op_count)
+        if n in self._given:
+            self._recorder.note_input_memory(value)
+            self.given[self._recorder.name_of(value)] = self._given[n]
         return value
 
     def _fake_attribute(self, node: fx.Node, value: Any) -> Any:
@@ -244,7 +287,7 @@ class _Interpreter(fx.Interpreter):
                 # It hands on what exists already, or an integer: nothing to run anywhere.
                 self.droppable.add(node)
             else:
-                self._recorder.pin_call(read)
+                self._recorder.pin_call(read, IS_NO_OPERATOR)
             return
         if node.op == "get_attr":
             self.droppable.add(node)
@@ -264,7 +307,8 @@ class _Interpreter(fx.Interpreter):
         inputs = {
             storage_key(v)
             for node, v in self.values.items()
-            if node.op in ("placeholder", "get_attr") and isinstance(v, torch.Tensor)
+            if (node.op in ("placeholder", "get_attr") or node in self._given)
+            and isinstance(v, torch.Tensor)
         }
         seen: dict[int, int] = {}
         for tensor in {id(t): t for t in tensors}.values():
@@ -275,11 +319,12 @@ class _Interpreter(fx.Interpreter):
             home = self.homes.get(name)
             if (
                 home is not None
+                and name not in self.given
                 and home.node in self._index_of
                 and (key in inputs or seen[key] > 1)
             ):
                 self._recorder.begin_call(self._index_of[home.node])
-                self._recorder.pin_call([name])
+                self._recorder.pin_call([name], SHARES_MEMORY)
 
 
 def _names_of(value: Any) -> list[Name]:
@@ -299,7 +344,7 @@ def _fake_arguments(
     arguments: list[Any] = [None] * len(inputs)
     conditions = SizeConditions([], [])
     for index, (item, example) in enumerate(zip(inputs, examples, strict=True)):
-        if item.kind == "int":
+        if item.kind in ("int", "made"):
             continue
         if not (symbolic and item.kind == "leaf" and item.dynamic_dims):
             arguments[index] = mode.from_tensor(example, static_shapes=True)

@@ -8,7 +8,9 @@ did before.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,11 +26,13 @@ from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
 from penstock.sizes import Unlowerable
-from penstock.surroundings import refuse_by_surroundings
 
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=torch.nn.Module)
+M = TypeVar("M", bound=Callable[..., Any])
+
+_OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
+_CALL = "_penstock_call"  # the attribute of a function that stands for another
 
 
 def offload(
@@ -52,14 +56,26 @@ def offload(
         model = penstock.offload(model, loader)
         for inputs, target in loader:
             loss = criterion(model(inputs), target)
+
+    `model` may also be a function, such as a training step with the loss in it. What it does to the
+    batch before it calls the model may move, too, and what is returned is another function:
+
+        @functools.partial(penstock.offload, loader=loader)
+        def training_step(batch):
+            images = batch["image"].to(device).float() / 255
+            return criterion(model(images), batch["label"].to(device))
     """
     options = CutOptions(cut, allow_random, max(1, int(getattr(loader, "num_workers", 0) or 0)))
     if verify_every < 1:
         raise ValueError(
             f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
         )
-    if isinstance(getattr(model, "_compiled_call_impl", None), OffloadedCall):
-        detach(model)
+    if not callable(model) or isinstance(model, torch.export.ExportedProgram):
+        raise TypeError(
+            f"offload was given a {type(model).__name__}, where a module or a function was "
+            f"expected; of an ExportedProgram pass program.module()"
+        )
+    model = detach(model)
     reason = _refusal(model, loader)
     if reason is not None:
         logger.warning("penstock: offload does nothing: %s", reason)
@@ -68,22 +84,39 @@ def offload(
     if loader._provenance is None:
         loader._provenance = ProvenanceTable()
     context = CutContext(model, weakref.ref(loader), loader._provenance, options, verify_every)
-    model.__dict__["_compiled_call_impl"] = OffloadedCall(context)
-    return model
+    if isinstance(model, torch.nn.Module):
+        model.__dict__["_compiled_call_impl"] = OffloadedCall(context, model._call_impl)
+        return model
+    return _standing_for(model, OffloadedCall(context, model))
 
 
 def detach(model: M) -> M:
     """Undoes `offload`: the model runs as before, and the loader's workers stop running its
-    prefix."""
-    call = getattr(model, "_compiled_call_impl", None)
+    prefix. Returns the model, or the function that was offloaded."""
+    if isinstance(model, torch.nn.Module):
+        call = getattr(model, "_compiled_call_impl", None)
+        if isinstance(call, OffloadedCall):
+            model._compiled_call_impl = None
+            call.close()
+        return model
+    call = getattr(model, _CALL, None)
     if isinstance(call, OffloadedCall):
-        model._compiled_call_impl = None
         call.close()
+        return call.call_impl  # type: ignore[return-value]
     return model
 
 
-def _refusal(model: torch.nn.Module, loader: Any) -> str | None:
-    if isinstance(model, torch.jit.ScriptModule):
+def _standing_for(function: M, call: OffloadedCall) -> M:
+    @functools.wraps(function)
+    def offloaded(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    setattr(offloaded, _CALL, call)
+    return offloaded  # type: ignore[return-value]
+
+
+def _refusal(model: Any, loader: Any) -> str | None:
+    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return "the model is a ScriptModule, whose forward Dynamo cannot capture"
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
         return "the model is the result of torch.compile; offload it before compiling it"
@@ -97,22 +130,25 @@ def _refusal(model: torch.nn.Module, loader: Any) -> str | None:
 
 
 class OffloadedCall:
-    """Stands where `model.compile` puts its callable. Confined to the training thread."""
+    """Stands where `model.compile` puts its callable, or for a function. Confined to the training
+    thread."""
 
-    def __init__(self, context: CutContext) -> None:
+    def __init__(self, context: CutContext, call_impl: Callable[..., Any]) -> None:
+        self.call_impl = call_impl
         self._context = context
         self._refusal: str | None = None
         self._has_run_graph = False
         self._guards_hooks = False
-        self._call_impl: Callable[..., Any] = context.model._call_impl
-        self._compiled: Callable[..., Any] = torch.compile(
-            self._call_impl, backend=self._compile_graph, fullgraph=True
-        )
+        self._compiled: Callable[..., Any] = torch.compile(call_impl, backend=self._compile_graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_tracing() or not self._context.is_open:
-            return self._call_impl(*args, **kwargs)
+            return self.call_impl(*args, **kwargs)
+        config = torch._dynamo.config
         self._has_run_graph = False
+        self._context.begin_call()
+        # What Dynamo cannot take is then run by Python, whatever has run before it.
+        suppresses_errors, config.suppress_errors = config.suppress_errors, True
         try:
             return self._compiled(*args, **kwargs)
         except Exception as error:
@@ -121,13 +157,15 @@ class OffloadedCall:
             # Dynamo traces before it runs: none of the forward has happened yet.
             reason = self._refusal or _reason(error)
         finally:
+            config.suppress_errors = suppresses_errors
             if self._guards_hooks:
-                torch._dynamo.config.skip_nnmodule_hook_guards = True
+                config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
+            self._context.end_call()
         self._context.give_up(reason)
-        if self._context.model._compiled_call_impl is self:
-            self._context.model._compiled_call_impl = None
-        return self._call_impl(*args, **kwargs)
+        if getattr(self._context.target, "_compiled_call_impl", None) is self:
+            self._context.target._compiled_call_impl = None
+        return self.call_impl(*args, **kwargs)
 
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
@@ -142,7 +180,7 @@ class OffloadedCall:
             # hook added later would never fire.
             torch._dynamo.config.skip_nnmodule_hook_guards = False
             self._guards_hooks = True
-        run = self._callable_for(graph_module)
+        run = self._callable_for(graph_module, examples)
 
         def run_noted(*inputs: Any) -> Any:
             self._has_run_graph = True
@@ -150,22 +188,37 @@ class OffloadedCall:
 
         return run_noted
 
-    def _callable_for(self, graph_module: fx.GraphModule) -> Callable[..., Any]:
+    def _callable_for(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        reason = _reason_to_run_python(graph_module)
+        if reason is not None:
+            if self._knows_the_batch(examples):
+                self._context.refuse_graph(reason)
+            raise torch._dynamo.exc.SkipFrame(reason)
         try:
             refuse_by_construction(graph_module)
-            refuse_by_surroundings()
             placeholders = read_placeholders(graph_module)
         except Unlowerable as refusal:
-            if any(
-                isinstance(node.target, torch._ops.HigherOrderOperator)
-                for node in graph_module.graph.nodes
-            ):
-                # Run by Dynamo, some of them (checkpointing) give other bits than eager does.
-                self._refusal = str(refusal)
-                raise
             self._context.refuse_graph(str(refusal))
             return graph_module.forward
         return CutGraph(self._context, graph_module, placeholders)
+
+    def _knows_the_batch(self, examples: Sequence[Any]) -> bool:
+        return any(
+            isinstance(value, torch.Tensor) and self._context.provenance.lookup(value) is not None
+            for value in examples
+        )
+
+
+def _reason_to_run_python(graph_module: fx.GraphModule) -> str | None:
+    """Why Dynamo must not run the graph: where it was seen to give other bits than eager does."""
+    for node in graph_module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"the model uses the higher-order operator {node.target}"
+        if _OPTIMIZER_FILES in (node.meta.get("stack_trace") or ""):
+            return "an optimizer steps where the batch is read, too"
+    return None
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -78,3 +79,21 @@ class Plan:
     def to_json(self) -> str:
         """The same as one JSON object, field by field."""
         return json.dumps(dataclasses.asdict(self))
+
+
+def joined(plans: Sequence[Plan]) -> Plan:
+    """The plan of a model that runs as several graphs, from theirs, in order.
+
+    What was given to more than one graph is counted for each.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    return Plan(
+        moved=tuple(call for plan in plans for call in plan.moved),
+        kept=tuple(call for plan in plans for call in plan.kept),
+        raw_bytes=max(plan.raw_bytes for plan in plans),
+        maximal_bytes=sum(plan.maximal_bytes for plan in plans),
+        boundary_bytes=sum(plan.boundary_bytes for plan in plans),
+        worker_s=sum(plan.worker_s for plan in plans),
+        trainer_s=sum(plan.trainer_s for plan in plans),
+    )

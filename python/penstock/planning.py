@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from penstock import _C
 from penstock.constants import is_same_bits
-from penstock.emission import emit
+from penstock.emission import Emission, emit
+from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
 from penstock.plan import Plan, PlannedCall
-from penstock.recording import Form, Name
+from penstock.recording import PINNED, Form, Name
 from penstock.sizes import Unlowerable, evaluate
 from penstock.suffix import build_reference, build_suffix
 
@@ -76,6 +77,7 @@ class PlannedCut:
     prefix: str = ""
     prefix_constants: tuple[torch.Tensor, ...] = ()
     constant_inputs: tuple[int, ...] = ()  # graph inputs that the prefix has copies of
+    results: tuple[Result, ...] = ()  # what follows from the batch and is returned
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
 
@@ -104,7 +106,8 @@ def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions
     """The plan of a TorchScript module, read by the native front end."""
     with _refusals():
         graph, constants = _C.capture_torchscript(module, list(leaves))
-        return read_plan(_native_plan(graph, list(leaves), constants, options))
+        verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
+        return read_plan(_native_plan(graph, verdicts, list(leaves), constants, options))
 
 
 @contextlib.contextmanager
@@ -118,11 +121,11 @@ def _refusals() -> Iterator[None]:
 
 def _native_plan(
     graph: Any,
+    verdicts: Sequence[Any],
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     options: CutOptions,
 ) -> Any:
-    verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
     calibration = _C.calibrate(graph, verdicts, leaves, list(held))
     # Local workers share their memory with the trainer, so the raw batch is there in any case.
     return _C.make_plan(
@@ -143,20 +146,20 @@ def _plan(
     with _refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        native = _native_plan(graph, leaves, emission.held, options)
+        verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
+        native = _native_plan(graph, verdicts, leaves, emission.held, options)
         prefix = _C.extract_prefix(graph, native)
-    plan = read_plan(native, _state_reasons(lowering))
-    if not prefix.output_names:
-        return PlannedCut(plan, [])
-    prefix_text = str(prefix)
-    crossing = [Name(f"%{name}") for name in prefix.output_names]
+    in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
+    plan = read_plan(native, _state_reasons(lowering), in_front)
+    results = tuple(expressions_of(lowering, _changing_units(lowering, emission, verdicts)))
+    kept = {group.group for group in native.kept if not group.replicated}
+    labels = {group.group: group.label for group in native.moved}
+    random_units = {group.group for group in native.moved if group.level == "RANDOM"}
     units = {
         name: lowering.unit_of[op.call_index]
         for op in lowering.recording.ops
         for name in op.outputs
     }
-    labels = {group.group: group.label for group in native.moved}
-    random_units = {group.group for group in native.moved if group.level == "RANDOM"}
     boundary = [
         BoundaryValue(
             name=name,
@@ -165,10 +168,12 @@ def _plan(
             is_random=units[name] in random_units,
             form=lowering.recording.forms[name],
         )
-        for name, key in zip(crossing, prefix.output_keys, strict=True)
+        for text, key in zip(prefix.output_names, prefix.output_keys, strict=True)
+        if (name := Name(f"%{text}")) not in lowering.given
     ]
-    moved = set(labels)
-    kept = {group.group for group in native.kept if not group.replicated}
+    if not boundary:
+        return PlannedCut(plan, [], results=results)
+    prefix_text = _without_outputs(str(prefix), lowering.given)
     constants = CONSTANT_LINE.findall(prefix_text)
     tensors = [emission.constants[text] for text in constants]
     checked = [item.name for item in boundary if not item.is_random]
@@ -182,11 +187,30 @@ def _plan(
             for text in constants
             if Name(text) in lowering.input_names
         ),
-        suffix=build_suffix(lowering, kept, moved, [item.name for item in boundary]),
+        results=results,
+        suffix=build_suffix(lowering, kept, set(labels), [item.name for item in boundary]),
         reference=build_reference(lowering, kept, checked),
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
+
+
+def _without_outputs(prefix: str, names: Collection[Name]) -> str:
+    """The text of a prefix that does not ship what the trainer has at hand."""
+    dropped = tuple(f"output {name} " for name in names)
+    return "".join(
+        line for line in prefix.splitlines(keepends=True) if not line.startswith(dropped)
+    )
+
+
+def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[Any]) -> set[int]:
+    """The units that do more than follow from the batch; that they have to stay is another
+    matter."""
+    return {
+        lowering.unit_of[op.call_index]
+        for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
+        if op.target != PINNED and verdicts[node].level in ("RANDOM", "STATE")
+    }
 
 
 def _check_fidelity(
@@ -233,9 +257,10 @@ def _leaves(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[
 
 
 def _state_reasons(lowering: Lowering) -> dict[int, str]:
-    """By unit, the parameter or state that a call reads: for people it says more than the operators
-    that the call is made of."""
-    reasons: dict[int, str] = {}
+    """By unit, why a call stays, or the parameter or state that it reads: for people it says more
+    than the operators that the call is made of."""
+    pins = lowering.recording.pins
+    reasons = {lowering.unit_of[call_index]: reason for call_index, reason in pins.items()}
     for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
         for name in tree_leaves(list(lowering.reads[node].values())):
             index = lowering.input_names.get(name) if isinstance(name, Name) else None
@@ -247,23 +272,28 @@ def _state_reasons(lowering: Lowering) -> dict[int, str]:
                 or form.storage in lowering.recording.mutated_storages
             ):
                 label = lowering.inputs[index].label
-                source = spoken_source(label)
-                why = "training changes" if source != label else "is not the batch's own"
-                reasons.setdefault(unit, f"it reads {source}, which {why}")
+                reasons.setdefault(unit, f"it reads {spoken_source(label)}")
     return reasons
 
 
 def spoken_source(label: str) -> str:
-    """`net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
+    """`net.0.weight, which training changes` for
+    `L['self']._modules['net']._modules['0']._parameters['weight']`."""
     members = MODULE_MEMBER.findall(label)
-    return ".".join(members) if label.startswith("L['self']") and members else label
+    if members:
+        return f"{'.'.join(members)}, which training changes"
+    if label.startswith("L['___"):
+        return "what Python made of a value in the middle of forward"
+    return f"{label}, which is not the batch's own"
 
 
-def read_plan(native: Any, state_reasons: Mapping[int, str] | None = None) -> Plan:
-    """The native plan, in the words of the façade."""
+def read_plan(
+    native: Any, state_reasons: Mapping[int, str] | None = None, hidden: Set[int] = frozenset()
+) -> Plan:
+    """The native plan without the `hidden` units, in the words of the façade."""
     reasons = state_reasons or {}
     return Plan(
-        moved=tuple(_call(group, "worker") for group in native.moved),
+        moved=tuple(_call(group, "worker") for group in native.moved if group.group not in hidden),
         kept=tuple(
             _call(
                 group,
@@ -271,6 +301,7 @@ def read_plan(native: Any, state_reasons: Mapping[int, str] | None = None) -> Pl
                 None if group.level != "STATE" else reasons.get(group.group),
             )
             for group in native.kept
+            if group.group not in hidden
         ),
         raw_bytes=native.raw_bytes,
         maximal_bytes=native.maximal_bytes,

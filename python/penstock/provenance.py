@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells a model's input apart from any other tensor: which batch it came with, and whether it still
-is what came.
+is what came, or what follows from it.
 
 The table is keyed by tensor identity and holds tensors weakly, so a batch dies when the user drops
 it. A tensor that was written to in place since its delivery has lost its provenance.
@@ -8,14 +8,18 @@ it. A tensor that was written to in place since its delivery has lost its proven
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+if TYPE_CHECKING:
+    from penstock.expression import Expression
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class BatchHandle:
     """One delivered batch: its boundary tensors by key, and how many leaves it has."""
 
@@ -24,13 +28,30 @@ class BatchHandle:
 
 
 class Provenance(NamedTuple):
-    """Leaf ``leaf_index`` of the batch ``handle``, delivered when its tensor had version
-    ``version``.
+    """Leaf ``source`` of the batch ``handle``, or a tensor with that expression, delivered or made
+    when its tensor had version ``version``.
+
+    ``inputs`` are those of the expression; leaves among them are held weakly.
     """
 
     handle: BatchHandle
-    leaf_index: int
+    source: int | Expression
     version: int
+    inputs: tuple[Any, ...] = ()
+
+    def input(self, position: int) -> Any:
+        value = self.inputs[position]
+        return value() if isinstance(value, TensorWeakRef) else value
+
+
+class _Entry(NamedTuple):
+    """A provenance in the table. What is made of a batch holds the handle weakly: it may be one of
+    the handle's own boundary tensors."""
+
+    handle: BatchHandle | weakref.ref[BatchHandle]
+    source: int | Expression
+    version: int
+    inputs: tuple[Any, ...]
 
 
 class ProvenanceTable:
@@ -39,14 +60,28 @@ class ProvenanceTable:
     def __init__(self) -> None:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def record(self, tensor: torch.Tensor, provenance: Provenance) -> None:
-        self._entries[tensor] = provenance
+    def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
+        """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
+        self._entries[leaf] = _Entry(*provenance)
+
+    def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
+        """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
+        handle, *rest = provenance
+        self._entries[result] = _Entry(weakref.ref(handle), *rest)
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was
-        changed since.
+        changed since, or what it follows from was.
         """
-        provenance: Provenance | None = self._entries.get(tensor)
-        if provenance is None or tensor.is_inference() or tensor._version != provenance.version:
+        entry: _Entry | None = self._entries.get(tensor)
+        if entry is None or tensor.is_inference() or tensor._version != entry.version:
             return None
-        return provenance
+        handle = entry.handle() if isinstance(entry.handle, weakref.ref) else entry.handle
+        if handle is None:
+            return None
+        for value in entry.inputs:
+            if isinstance(value, TensorWeakRef):
+                leaf = value()
+                if leaf is None or self.lookup(leaf) is None:
+                    return None
+        return Provenance(handle, entry.source, entry.version, entry.inputs)

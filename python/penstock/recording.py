@@ -34,6 +34,9 @@ from penstock.whole_calls import WHOLE_CALLS
 
 aten = torch.ops.aten
 
+# Computes nothing; the call that it belongs to stays in the trainer.
+PINNED = "opaque::pinned"
+
 
 @dataclass(frozen=True)
 class Name:
@@ -77,6 +80,7 @@ class Recording:
     mutated_storages: set[int] = field(default_factory=set)
     forms: dict[Name, Form] = field(default_factory=dict)
     fused_calls: list[tuple[int, int]] = field(default_factory=list)  # calls that stay together
+    pins: dict[int, str] = field(default_factory=dict)  # why a call never moves
 
 
 # Metadata questions that reach the dispatcher when sizes are symbolic; they compute nothing.
@@ -132,6 +136,10 @@ class Recorder(TorchDispatchMode):
         self._bind(tensor, name)
         self._origin[storage_key(tensor)] = None
 
+    def note_input_memory(self, tensor: torch.Tensor) -> None:
+        """Says that others look at this tensor's memory too, as they do at an input's."""
+        self._origin[storage_key(tensor)] = None
+
     def name_of(self, tensor: torch.Tensor) -> Name:
         """The name under which the tensor's present value is known."""
         name: Name | None = self._names.get(tensor)
@@ -158,9 +166,11 @@ class Recorder(TorchDispatchMode):
         self._append(operator, encoded, {}, out)
         return out
 
-    def pin_call(self, values: Sequence[Name]) -> None:
-        """Makes the present call one that never moves and that needs `values`."""
-        op = RecordedOp("opaque::pinned", list(values), {}, [], self._call_index)
+    def pin_call(self, values: Sequence[Name], reason: str) -> None:
+        """Makes the present call one that never moves, for that `reason`, and that needs
+        `values`."""
+        self.recording.pins.setdefault(self._call_index, reason)
+        op = RecordedOp(PINNED, list(values), {}, [], self._call_index)
         self.recording.ops.append(op)
 
     def note_reads(self, values: Sequence[Name]) -> None:

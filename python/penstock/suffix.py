@@ -10,9 +10,10 @@ held against.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -33,9 +34,13 @@ def build_suffix(
 
     Units in neither set are computed wherever they are needed.
     """
-    assembly = _Assembly(lowering, moved, moved, boundary)
+    assembly = _Assembly(lowering, moved, moved, boundary, lowering.given)
     for node in lowering.nodes:
-        if lowering.unit_of[assembly.index_of[node]] in kept and node not in lowering.droppable:
+        if (
+            lowering.unit_of[assembly.index_of[node]] in kept
+            and node not in lowering.droppable
+            and node not in lowering.in_front
+        ):
             assembly.need(node)
     output = next(iter(reversed(lowering.graph_module.graph.nodes)))
     assembly.need_reads(output)
@@ -47,7 +52,7 @@ def build_suffix(
 def build_reference(lowering: Lowering, kept: set[int], values: Sequence[Name]) -> fx.GraphModule:
     """Computes `values` from the graph's own inputs, as eager would, with no call that is
     `kept`."""
-    assembly = _Assembly(lowering, set(), kept, [])
+    assembly = _Assembly(lowering, set(), kept, [], {})
     for name in values:
         assembly.need_name(name)
     assembly.emit(snapshots={name for name in values if name in lowering.recording.superseded})
@@ -58,7 +63,12 @@ class _Assembly:
     """Collects the calls that are needed, then writes them in their original order."""
 
     def __init__(
-        self, lowering: Lowering, moved: set[int], forbidden: set[int], boundary: Sequence[Name]
+        self,
+        lowering: Lowering,
+        moved: set[int],
+        forbidden: set[int],
+        boundary: Sequence[Name],
+        given: Mapping[Name, int],
     ) -> None:
         self.index_of = {node: index for index, node in enumerate(lowering.nodes)}
         self._members: dict[int, list[fx.Node]] = {unit: [] for unit in lowering.unit_of}
@@ -77,6 +87,8 @@ class _Assembly:
             if node.op == "placeholder":
                 self._copies[node] = self._graph.placeholder(node.name)
         self._placeholders = list(self._copies.values())
+        self._at_hand = {**lowering.input_names, **given}
+        self._in_front = lowering.in_front if given else set()
         self._boundary = {
             name: self._graph.placeholder(f"boundary_{index}")
             for index, name in enumerate(boundary)
@@ -121,11 +133,13 @@ class _Assembly:
         """Whether readers of `node` read a copy of the call, rather than values by name."""
         if node.op == "placeholder" or node in self._lowering.droppable:
             return node.op == "get_attr"
+        if node in self._in_front:
+            return False
         return self._lowering.unit_of[self.index_of[node]] not in self._moved
 
     def _home(self, name: Name) -> fx.Node | None:
         """The call to run for `name`; None when it is at hand anyway."""
-        if name in self._boundary or name in self._lowering.input_names:
+        if name in self._boundary or name in self._at_hand:
             return None
         home = self._lowering.homes.get(name)
         if home is None:
@@ -133,6 +147,7 @@ class _Assembly:
         return home.node
 
     def emit(self, snapshots: set[Name] | None = None) -> None:
+        self._need_regions()
         for node in self._lowering.nodes:
             if node not in self._needed:
                 continue
@@ -150,6 +165,14 @@ class _Assembly:
                 if self._lowering.homes[name].node is node:
                     # A later call writes to this object; what is wanted is the value it has now.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
+
+    def _need_regions(self) -> None:
+        """Marks the ends of each region that a call in it is needed of."""
+        indices = sorted(self.index_of[node] for node in self._needed)
+        for begin, end in self._lowering.regions.items():
+            inside = bisect.bisect(indices, self.index_of[begin])
+            if inside < len(indices) and indices[inside] < self.index_of[end]:
+                self._needed.update((begin, end))
 
     def read(self, reader: fx.Node, argument: fx.Node) -> Any:
         """What stands for `argument` where `reader` reads it."""
@@ -172,8 +195,8 @@ class _Assembly:
             return self._snapshots[name]
         if name in self._boundary:
             return self._boundary[name]
-        if name in self._lowering.input_names:
-            return self._placeholders[self._lowering.input_names[name]]
+        if name in self._at_hand:
+            return self._placeholders[self._at_hand[name]]
         home = self._lowering.homes[name]
         node = self._copies[home.node]
         for step in home.path:

@@ -110,8 +110,23 @@ def test_a_model_that_is_not_one_graph_is_refused_with_the_reason() -> None:
     plan = explain(TwoGraphs(), rows(0))
     assert plan.refused is not None and "not one whole graph" in plan.refused
     assert str(plan).startswith("nothing moves: ")
+
+
+def test_under_autocast_the_casts_are_a_part_of_what_moves() -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mix", torch.randn(20, 20))
+            self.net = nn.Linear(20, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x @ self.mix)
+
+    full = explain(Mixes(), rows(0), cut="maximal")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast" in str(explain(fresh(NormalizedResNet), images(0)).refused)
+        half = explain(Mixes(), rows(0), cut="maximal")
+    assert names(full.moved) == names(half.moved) == ["matmul"]
+    assert half.boundary_bytes == full.boundary_bytes - 10 * 20 * 2
 
 
 @pytest.mark.slow

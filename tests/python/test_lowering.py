@@ -309,8 +309,11 @@ def test_sizes_that_kernels_assume_become_conditions() -> None:
     assert not lowering.conditions.hold([IMAGE[:1]])  # a batch of one broadcasts
 
 
-def test_an_operator_that_needs_a_value_refuses_the_graph_by_name() -> None:
-    with pytest.raises(Unlowerable, match="item at test_lowering.py"):
-        lowered(lambda x: x * x.max().item(), FLOATS)
+def test_a_number_that_is_read_from_a_tensor_keeps_what_is_computed_with_it() -> None:
+    text, _ = lowered(lambda x: x.abs() * x.max().item(), FLOATS)
+    assert "= aten::abs(" in text and "= unwritable::mul_" in text
+
+
+def test_a_branch_on_values_is_not_one_graph() -> None:
     with pytest.raises(Unlowerable, match="not one whole graph"):
         lowered(lambda x: x if x.sum() > 0 else -x, FLOATS)
