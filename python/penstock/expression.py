@@ -72,7 +72,8 @@ def expressions_of(lowering: Lowering, changing: set[int]) -> list[Result]:
 
 def _unshared(lowering: Lowering, names: list[tuple[int, Name]]) -> Iterator[tuple[int, Name]]:
     recording = lowering.recording
-    batch, others = set(), set(recording.mutated_storages)
+    batch: set[int] = set()
+    others = set(recording.mutated_storages)
     for name, index in lowering.input_names.items():
         is_leaf = lowering.inputs[index].kind == "leaf"
         (batch if is_leaf else others).add(recording.forms[name].storage)

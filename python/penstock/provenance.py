@@ -66,8 +66,8 @@ class ProvenanceTable:
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
         """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
-        handle, *rest = provenance
-        self._entries[result] = _Entry(weakref.ref(handle), *rest)
+        handle, source, version, inputs = provenance
+        self._entries[result] = _Entry(weakref.ref(handle), source, version, inputs)
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was

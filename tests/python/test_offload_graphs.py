@@ -5,7 +5,6 @@ batch are followed from one into the next."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
