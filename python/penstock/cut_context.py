@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # After so many calls in a row without a batch of the loader, the plan says so.
 FOREIGN_CALLS_MAX = 16
+# How many calls may go back to the trainer one after the other before all do.
+MISTRUSTS_MAX = 4
 
 
 class PrefixHost(Protocol):
@@ -46,6 +48,7 @@ class CutContext:
     installed: set[str] = field(default_factory=set)
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
+    mistrusts: int = 0  # how often a worker was found to be wrong
     is_foreign: bool = True  # no tensor of the loader was seen in this call so far
     _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
     _shown: list[Plan] = field(default_factory=list)  # what the loader's plan was made of
@@ -76,6 +79,23 @@ class CutContext:
         if host is not None and cut.prefix not in self.installed:
             host._install_prefix(cut.prefix, list(cut.prefix_constants))
             self.installed.add(cut.prefix)
+
+    def withdraw(self, cut: PlannedCut) -> None:
+        """Makes the workers stop running the prefix of `cut`."""
+        host = self.host()
+        if host is not None and cut.prefix in self.installed:
+            host._remove_prefixes({cut.prefix})
+            self.installed.discard(cut.prefix)
+
+    def mistrust(self, operators: Sequence[str], message: str) -> None:
+        """Notes that workers were wrong about `operators`: what else they make is compared anew."""
+        logger.warning("penstock: %s", message)
+        self.mistrusts += 1
+        if self.mistrusts > MISTRUSTS_MAX:
+            self.give_up(
+                f"the workers' results of {', '.join(operators)} and of {MISTRUSTS_MAX} calls "
+                "before differed from the trainer's own"
+            )
 
     def refuse_graph(self, reason: str) -> None:
         """Notes that one captured graph stays whole."""

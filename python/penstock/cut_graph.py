@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from penstock.constants import ConstantWatch, is_same_bits
 from penstock.cut_context import CutContext
 from penstock.expression import Expression, Result, holds
 from penstock.extended_graph import extend
+from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_batches
 from penstock.lowering import Lowering, lower
-from penstock.planning import Layout, PlannedCut, plan_cut
+from penstock.planning import BoundaryValue, Mistrusted, plan_cut
 from penstock.provenance import BatchHandle, Provenance
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
 from penstock.surroundings import (
@@ -44,53 +45,6 @@ REFUSALS_MAX = 8
 # How often a constant may change before it counts as state.
 CONSTANT_CHANGES_MAX = 1
 
-_Pattern = tuple[
-    tuple[int, int | Expression], ...
-]  # inputs that are of the batch, and what they are
-
-
-@dataclass
-class _Cut:
-    """A plan that is in use: what it needs of a call, and what it runs."""
-
-    lowering: Lowering
-    pattern: _Pattern
-    added: list[tuple[int, int]]  # inputs beside the graph's own: see ExtendedGraph
-    planned: PlannedCut
-    suffix: Callable[..., Any] | None = None
-    reference: Callable[..., Any] | None = None
-    constants: ConstantWatch | None = None
-    used_count: int = 0
-    verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
-    _layouts: dict[tuple[int, ...], list[Layout]] = field(default_factory=dict)
-
-    def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
-        """What the boundary tensors look like when eager makes them: kernels depend on it."""
-        layouts = self._layouts.get(sizes)
-        if layouts is None:
-            if len(self._layouts) >= REMEMBERED_SIZES:
-                self._layouts.clear()
-            values = self.lowering.conditions.values(sizes)
-            layouts = [item.layout(values) for item in self.planned.boundary]
-            self._layouts[sizes] = layouts
-        return layouts
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call of the graph with tensors of one batch."""
-
-    handle: BatchHandle
-    found: dict[int, Provenance]  # by input
-    inputs: Sequence[Any]  # with those that a cut has added
-
-    @property
-    def pattern(self) -> _Pattern:
-        return tuple((index, provenance.source) for index, provenance in self.found.items())
-
-    def with_added(self, added: Sequence[tuple[int, int]]) -> Sequence[Any]:
-        return [*self.inputs, *(self.found[i].input(position) for i, position in added)]
-
 
 class CutGraph:
     """The callable that Dynamo runs in place of one captured graph. Confined to the training
@@ -105,9 +59,10 @@ class CutGraph:
         self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = list(placeholders)
         self._tensor_inputs = [i for i, p in enumerate(placeholders) if p.is_tensor]
-        self._cuts: list[_Cut] = []
+        self._cuts: list[LiveCut] = []
         self._refusals = 0
         self._refused_patterns: set[tuple[Any, ...]] = set()
+        self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, and why
         self._changes: Counter[str] = Counter()  # of constants, by label
         self._versions: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # when first used
 
@@ -139,7 +94,7 @@ class CutGraph:
             self._record(item, call, results[item.position])
         return results
 
-    def _record(self, item: Result, call: _Call, result: Any) -> None:
+    def _record(self, item: Result, call: GraphCall, result: Any) -> None:
         """Notes what a result follows from, for the graph that it may be given to."""
         if isinstance(result, torch.Tensor) and holds(result):
             taken = [call.inputs[index] for index in item.taken]
@@ -151,7 +106,7 @@ class CutGraph:
                 result, Provenance(call.handle, item.expression, result._version, inputs)
             )
 
-    def _find(self, inputs: Sequence[Any]) -> tuple[_Call | None, _Cut | None]:
+    def _find(self, inputs: Sequence[Any]) -> tuple[GraphCall | None, LiveCut | None]:
         """What of the inputs is of a batch, and the cut for such, planned now if there is none
         yet."""
         handle: BatchHandle | None = None
@@ -167,17 +122,17 @@ class CutGraph:
         if handle is None:
             return None, None
         self._context.is_foreign = False
-        call = _Call(handle, provenance_of, inputs)
+        call = GraphCall(handle, provenance_of, inputs)
         pattern = call.pattern
         for cut in self._cuts:
-            if cut.pattern == pattern:
+            if cut.variant[0] == pattern:
                 all_inputs = call.with_added(cut.added) if cut.added else inputs
                 if cut.lowering.conditions.hold(all_inputs):
                     call.inputs = all_inputs
                     return call, cut
         return call, self._plan(call)
 
-    def _plan(self, call: _Call) -> _Cut | None:
+    def _plan(self, call: GraphCall) -> LiveCut | None:
         if len(self._cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
             return None
         signature = (call.pattern, tuple(_signature(value) for value in call.inputs))
@@ -202,7 +157,7 @@ class CutGraph:
         self._refused_patterns.add(signature)
         self._context.refuse_graph(reason)
 
-    def _try_plan(self, call: _Call) -> _Cut:
+    def _try_plan(self, call: GraphCall) -> LiveCut:
         refuse_by_surroundings()
         autocast = AutocastState.now()
         leaf_index: dict[int, int] = {}
@@ -218,17 +173,32 @@ class CutGraph:
                     f"the batch tensor {label} requires grad, is not strided or is not on the CPU"
                 )
         try:
-            return self._plan_with(call, leaf_index, expressions)
+            return self._plan_trusted(call, leaf_index, expressions)
         except Unlowerable:
             if not expressions:
                 raise
-        return self._plan_with(call, leaf_index, {})
+        return self._plan_trusted(call, leaf_index, {})
+
+    def _plan_trusted(
+        self, call: GraphCall, leaf_index: dict[int, int], expressions: dict[int, Expression]
+    ) -> LiveCut:
+        """A cut without the calls of which an executor in this process makes something else."""
+        while True:
+            try:
+                return self._plan_with(call, leaf_index, expressions)
+            except Mistrusted as error:
+                logger.debug("%s", error)
+                units = self._mistrusted.setdefault((call.pattern, frozenset(expressions)), {})
+                if error.unit in units:
+                    raise
+                units[error.unit] = str(error)
 
     def _plan_with(
-        self, call: _Call, leaf_index: dict[int, int], expressions: dict[int, Expression]
-    ) -> _Cut:
+        self, call: GraphCall, leaf_index: dict[int, int], expressions: dict[int, Expression]
+    ) -> LiveCut:
         """A cut that follows its inputs by these expressions; other results of earlier graphs are
         state."""
+        variant = (call.pattern, frozenset(expressions))
         changing = {label for label, count in self._changes.items() if count > CONSTANT_CHANGES_MAX}
         own = classify(
             self._placeholders,
@@ -255,10 +225,17 @@ class CutGraph:
             inputs,
             call.handle.leaf_count,
             self._context.options,
+            self._mistrusted.get(variant, {}),
         )
         if expressions and self._writes_to_inputs(lowering):
             raise Unlowerable("it writes to what an earlier part of forward may share memory with")
-        cut = _Cut(lowering, call.pattern, extended.added, planned)
+        cut = LiveCut(
+            lowering,
+            variant,
+            extended.added,
+            planned,
+            mistrusts=self._context.mistrusts,
+        )
         if planned.boundary:
             assert planned.suffix is not None and planned.reference is not None
             cut.suffix = planned.suffix.forward
@@ -280,7 +257,7 @@ class CutGraph:
             for name, index in lowering.input_names.items()
         )
 
-    def _boundary(self, cut: _Cut, call: _Call) -> list[torch.Tensor] | None:
+    def _boundary(self, cut: LiveCut, call: GraphCall) -> list[torch.Tensor] | None:
         """The boundary tensors of this call, or None when the whole graph has to run."""
         if cut.constants is None:
             return None
@@ -308,15 +285,19 @@ class CutGraph:
         # thread each: a combination that is new here is compared like a first batch.
         setting = (sizes, torch.get_num_threads())
         is_due = cut.used_count % self._context.verify_every == 0
-        if is_due or setting not in cut.verified:
-            if not self._verify(cut, call.inputs, boundary):
+        if is_due or setting not in cut.verified or cut.mistrusts != self._context.mistrusts:
+            if not self._verify(cut, call, boundary):
                 return None
+            cut.mistrusts = self._context.mistrusts
+            cut.unchecked.clear()
             if len(cut.verified) < REMEMBERED_SIZES:
                 cut.verified.add(setting)
+        else:
+            cut.unchecked.append((call.handle.epoch, call.handle.sequence))
         cut.used_count += 1
         return boundary
 
-    def _verify(self, cut: _Cut, inputs: Sequence[Any], boundary: list[torch.Tensor]) -> bool:
+    def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
         """Runs what moved on the raw inputs and compares bit for bit."""
         assert cut.reference is not None
         compared = [
@@ -326,23 +307,40 @@ class CutGraph:
         ]
         with torch.no_grad():
             try:
-                expected = cut.reference(*inputs)
+                expected = cut.reference(*call.inputs)
             except Exception:
                 return False  # the whole graph will say the same, in the user's own words
         wrong = [
-            item.operator
+            item
             for (item, tensor), value in zip(compared, expected, strict=True)
             if not is_same_bits(tensor, value)
         ]
-        if not wrong:
-            return True
-        self._context.give_up(
-            f"the workers' result of {', '.join(sorted(set(wrong)))} differs from the trainer's own"
-            f" (workers run on 1 thread, the trainer on {torch.get_num_threads()})"
-        )
-        return False
+        if wrong:
+            self._mistrust(cut, call, wrong)
+        return not wrong
 
-    def _drop(self, cut: _Cut, changed: Sequence[int]) -> None:
+    def _mistrust(self, cut: LiveCut, call: GraphCall, wrong: Sequence[BoundaryValue]) -> None:
+        """Takes calls back into the trainer of which a worker made something else. Batches that are
+        under way lack what the next cut needs of them, so they are computed anew."""
+        operators = sorted({item.operator for item in wrong})
+        threads = torch.get_num_threads()
+        what = (
+            f"the workers' result of {', '.join(operators)} differs from the trainer's own in "
+            f"batch {call.handle.sequence} of epoch {call.handle.epoch} (workers run on 1 thread, "
+            f"the trainer on {threads})"
+        )
+        for item in wrong:
+            self._mistrusted.setdefault(cut.variant, {})[item.unit] = (
+                "a worker's result of it was not the trainer's own"
+            )
+        self._cuts.remove(cut)
+        self._context.withdraw(cut.planned)
+        self._context.mistrust(
+            operators,
+            f"{what}; it runs in the trainer from here on. {spoken_batches(cut.unchecked)}",
+        )
+
+    def _drop(self, cut: LiveCut, changed: Sequence[int]) -> None:
         """Forgets a cut whose constants changed. It is planned again; what keeps changing is
         state."""
         for index in changed:
@@ -350,13 +348,6 @@ class CutGraph:
             self._changes[label] += 1
             logger.debug("constant %s changed", label)
         self._cuts.remove(cut)
-
-
-def has_layouts(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> bool:
-    return all(
-        (tensor.dtype, tuple(tensor.shape), tensor.stride()) == layout
-        for tensor, layout in zip(tensors, layouts, strict=True)
-    )
 
 
 def _signature(value: Any) -> Any:

@@ -318,7 +318,8 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
         provenance = self._provenance
         assert provenance is not None
-        handle = BatchHandle(len(leaves), boundary)
+        progress = self._progress
+        handle = BatchHandle(len(leaves), boundary, progress.epoch, progress.answered_count - 1)
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 provenance.record(leaf, Provenance(handle, index, leaf._version))

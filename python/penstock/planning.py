@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import sympy  # type: ignore[import-untyped]
@@ -20,7 +21,7 @@ from penstock.emission import Emission, emit
 from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
 from penstock.plan import Plan, PlannedCall
-from penstock.recording import PINNED, Form, Name
+from penstock.recording import PINNED, Form, Name, RecordedOp
 from penstock.sizes import Unlowerable, evaluate
 from penstock.suffix import build_reference, build_suffix
 
@@ -54,6 +55,7 @@ class BoundaryValue:
 
     name: Name
     key: str
+    unit: int  # the call that makes it, and those that move with it
     operator: str  # the call that makes it, for messages
     is_random: bool
     form: Form
@@ -82,24 +84,51 @@ class PlannedCut:
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
 
 
+class Mistrusted(Unlowerable):
+    """A worker's result of one call is not the trainer's."""
+
+    def __init__(self, reason: str, unit: int) -> None:
+        super().__init__(reason)
+        self.unit = unit
+
+
 def plan_cut(
     lower_graph: Callable[[bool], Lowering],
     inputs: Sequence[Any],
     leaf_count: int,
     options: CutOptions,
+    mistrusted: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Lowering, PlannedCut]:
     """Lowers (with symbolic sizes if that works), times and cuts a graph for inputs like `inputs`.
 
     The movable operators are run, on `inputs`; parameters, buffers and random generators stay as
-    they are. Raises Unlowerable with the reason when there can be no plan.
+    they are. Units that are `mistrusted`, for that reason, stay. Raises Unlowerable with the reason
+    when there can be no plan.
     """
+
+    def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
+        _pin(lowering, mistrusted)
+        return lowering, _plan(lowering, inputs, leaf_count, options, mistrusted.keys())
+
     try:
         lowering = lower_graph(True)
         if lowering.conditions.bindings:
-            return lowering, _plan(lowering, inputs, leaf_count, options)
+            return plan(lowering)
+    except Mistrusted:
+        raise
     except Unlowerable:
         lowering = lower_graph(False)
-    return lowering, _plan(lowering, inputs, leaf_count, options)
+    return plan(lowering)
+
+
+def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
+    """Makes units stay."""
+    recording = lowering.recording
+    for op in list(recording.ops):
+        reason = mistrusted.get(lowering.unit_of[op.call_index])
+        if reason is not None and op.outputs:
+            recording.ops.append(RecordedOp(PINNED, op.outputs[:1], {}, [], op.call_index))
+            recording.pins[op.call_index] = reason
 
 
 def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions) -> Plan:
@@ -139,7 +168,11 @@ def _native_plan(
 
 
 def _plan(
-    lowering: Lowering, inputs: Sequence[Any], leaf_count: int, options: CutOptions
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    options: CutOptions,
+    mistrusted: Set[int],
 ) -> PlannedCut:
     leaves = _leaves(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
@@ -151,7 +184,8 @@ def _plan(
         prefix = _C.extract_prefix(graph, native)
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(native, _state_reasons(lowering), in_front)
-    results = tuple(expressions_of(lowering, _changing_units(lowering, emission, verdicts)))
+    changing = _changing_units(lowering, emission, verdicts)
+    results = tuple(expressions_of(lowering, changing | mistrusted))
     kept = {group.group for group in native.kept if not group.replicated}
     labels = {group.group: group.label for group in native.moved}
     random_units = {group.group for group in native.moved if group.level == "RANDOM"}
@@ -164,6 +198,7 @@ def _plan(
         BoundaryValue(
             name=name,
             key=key,
+            unit=units[name],
             operator=labels[units[name]],
             is_random=units[name] in random_units,
             form=lowering.recording.forms[name],
@@ -238,12 +273,15 @@ def _check_fidelity(
     values = conditions.values(conditions.sizes(inputs))
     for (item, value), reference in zip(checked, expected, strict=True):
         if not is_same_bits(value, reference):
-            raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")
+            raise Mistrusted(
+                f"{item.operator} gives other bits in a worker than in the trainer", item.unit
+            )
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
-            raise Unlowerable(
+            raise Mistrusted(
                 f"{item.operator} makes a tensor of the layout {layout}, "
-                f"where {item.layout(values)} was expected"
+                f"where {item.layout(values)} was expected",
+                item.unit,
             )
 
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class BatchHandle:
-    """One delivered batch: its boundary tensors by key, and how many leaves it has."""
+    """One delivered batch: its boundary tensors by key, how many leaves it has, and its number."""
 
     leaf_count: int
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
+    epoch: int = 0
+    sequence: int = 0  # in its epoch, from 0
 
 
 class Provenance(NamedTuple):

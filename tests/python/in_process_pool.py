@@ -31,6 +31,8 @@ class InProcessPool:
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
         self.spoil = False  # flip a bit of every boundary tensor, as a broken worker would
+        self.spoiled: str | None = None  # do so where a prefix ends in this operator
+        self.delivered_count = 0
         self.withhold = False  # a worker that sends no boundary tensors
 
     @property
@@ -62,7 +64,8 @@ class InProcessPool:
         """A copy of `batch` as it would reach the trainer."""
         fresh = clone(batch)
         leaves = flatten_batch(fresh)
-        handle = BatchHandle(leaf_count=len(leaves))
+        handle = BatchHandle(leaf_count=len(leaves), sequence=self.delivered_count)
+        self.delivered_count += 1
         if not self.withhold:
             for keys, executor in self.prefixes:
                 handle.boundary.update(self._run(keys, executor, leaves))
@@ -76,9 +79,10 @@ class InProcessPool:
             return {}
         results = [in_a_slab(result) for result in executor.run(leaves)]
         self.shipped_count += len(results)
-        if self.spoil:
-            for result in results:
-                result.reshape(-1).view(torch.uint8)[:1] ^= 1
+        for name, result in zip(executor.graph.output_names, results, strict=True):
+            made = f"%{name} = {self.spoiled}("
+            if self.spoil or self.spoiled is not None and made in str(executor.graph):
+                result.reshape(-1).view(torch.uint8)[result.itemsize // 2] ^= 1
         return dict(zip(keys, results, strict=True))
 
 

@@ -239,18 +239,6 @@ def test_a_changed_buffer_is_seen_in_each_graph() -> None:
         assert bits(model(batch)) == bits(reference(batch.clone()))
 
 
-def test_a_wrong_worker_is_found_out_in_any_graph(caplog: pytest.LogCaptureFixture) -> None:
-    case = training(ThreeGraphsAndABranch)
-    pool = InProcessPool(batches_of(case))
-    pool.spoil = True
-    model = offload(fresh(case.make_model), pool, cut="maximal")
-    assert train(model, pool, case.loss) == eager_trace(case)
-    assert pool.plan is not None and pool.plan.refused is not None
-    assert "differs from the trainer's own" in pool.plan.refused
-    assert not pool.prefixes
-    assert len(warnings_of(caplog)) == 1
-
-
 def test_hooks_fire_in_a_model_of_several_graphs() -> None:
     calls: list[str] = []
     pool = InProcessPool([])

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers made is compared with the trainer's own, and what differs goes back to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cut_models import CASES, Case, rows
+from in_process_pool import InProcessPool
+from offload_training import batches_of, bits, eager_trace, fresh, train, warnings_of
+from test_offload_graphs import ThreeGraphsAndABranch
+from torch import nn
+
+from penstock.live_cut import spoken_batches
+from penstock.offloading import offload
+
+pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+
+
+class TwoBranches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net((x * 2.0).cos()) + self.net(x.abs().log1p())
+
+
+def moved(pool: InProcessPool) -> set[str]:
+    assert pool.plan is not None
+    return {call.operator.partition(" at ")[0] for call in pool.plan.moved}
+
+
+def test_one_wrong_operator_goes_back_and_the_others_stay(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case("", TwoBranches, rows, CASES[5].loss, True)
+    pool = InProcessPool(batches_of(case))
+    pool.spoiled = "aten::log1p"
+    model = offload(fresh(TwoBranches), pool, cut="maximal")
+    assert train(model, pool, case.loss) == eager_trace(case)
+    assert moved(pool) == {"mul", "cos", "abs"}
+    [warning] = warnings_of(caplog)
+    assert "result of log1p at test_offload_proof.py" in warning
+    assert "in batch 1 of epoch 0" in warning
+    kept = {call.operator.partition(" at ")[0]: call.reason for call in pool.plan.kept}  # type: ignore[union-attr]
+    assert kept["log1p"] == "a worker's result of it was not the trainer's own"
+
+
+def test_the_batches_that_were_not_compared_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    pool = InProcessPool([])
+    model, reference = (
+        offload(fresh(TwoBranches), pool, cut="maximal", verify_every=10),
+        fresh(TwoBranches),
+    )
+    for step in range(14):
+        pool.spoiled = "aten::log1p" if step >= 8 else None
+        batch = pool.deliver(torch.randn(10, 20))
+        is_right = bits(model(batch)) == bits(reference(batch.clone()))
+        assert (
+            is_right or 8 <= step < 11
+        )  # found out at the tenth batch after the first compared one
+    [warning] = warnings_of(caplog)
+    assert "in batch 11 of epoch 0" in warning
+    assert "since the last one that was right: batch 2 to 10 of epoch 0" in warning
+
+
+def test_batches_that_were_under_way_are_computed_anew() -> None:
+    pool = InProcessPool([])
+    model, reference = (
+        offload(fresh(TwoBranches), pool, cut="maximal", verify_every=3),
+        fresh(TwoBranches),
+    )
+    model(pool.deliver(torch.randn(10, 20)))
+    model(pool.deliver(torch.randn(10, 20)))
+    pool.spoiled = "aten::log1p"
+    early = [pool.deliver(torch.randn(10, 20)) for _ in range(9)]
+    right = [bits(model(batch)) == bits(reference(batch.clone())) for batch in early]
+    assert right == [False, False] + [True] * 7
+    assert moved(pool) == {"mul", "cos", "abs"}
+
+
+def test_after_a_report_every_other_cut_is_compared_before_it_is_used() -> None:
+    pool = InProcessPool([])
+    model, reference = (
+        offload(fresh(TwoBranches), pool, cut="maximal", verify_every=4),
+        fresh(TwoBranches),
+    )
+    for is_training in (True, False) * 2:
+        model.train(is_training)
+        model(pool.deliver(torch.randn(10, 20)))
+    pool.spoiled = "aten::log1p"
+    reports = [False]
+    for step in range(12):
+        is_training = step % 3 == 0
+        model.train(is_training), reference.train(is_training)
+        batch = pool.deliver(torch.randn(10, 20))
+        is_right = bits(model(batch)) == bits(reference(batch.clone()))
+        assert is_right or not reports[-1]
+        reports.append(reports[-1] or moved(pool) == {"mul", "cos", "abs"})
+    assert reports[-1]
+
+
+def test_a_worker_that_is_always_wrong_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    case = CASES[0]
+    pool = InProcessPool([case.make_batch(k % 6) for k in range(20)])
+    pool.spoil = True
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    reference = train(fresh(case.make_model), pool.batches, case.loss)
+    assert train(model, pool, case.loss) == reference
+    assert pool.plan is not None and not pool.plan.moved
+    assert not pool.prefixes
+    assert "interpolate at cut_models.py" in warnings_of(caplog)[0]
+
+
+def test_a_wrong_worker_is_found_out_in_any_graph(caplog: pytest.LogCaptureFixture) -> None:
+    case = Case("", ThreeGraphsAndABranch, rows, CASES[5].loss, True)
+    pool = InProcessPool([case.make_batch(k % 6) for k in range(20)])
+    pool.spoil = True
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    assert train(model, pool, case.loss) == train(fresh(case.make_model), pool.batches, case.loss)
+    assert pool.plan is not None and pool.plan.refused is not None
+    assert "calls before differed from the trainer's own" in pool.plan.refused
+    assert not pool.prefixes
+    assert 4 <= len(warnings_of(caplog)) <= 8
+
+
+def test_batches_are_named_in_runs() -> None:
+    assert "No batch" in spoken_batches([])
+    batches = [(0, 7), (0, 8), (0, 8), (0, 9), (0, 12), (1, 0), (1, 1)]
+    text = spoken_batches(batches)
+    assert text.endswith("batch 7 to 9 of epoch 0, 12 of epoch 0, 0 to 1 of epoch 1")
