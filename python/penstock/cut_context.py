@@ -104,6 +104,14 @@ class CutContext:
             logger.warning("penstock: nothing moves for this graph: %s", reason)
         self.publish(Plan(refused=reason))
 
+    def note_idle(self, reason: str) -> None:
+        """Notes that no graph runs any more, so that no plan is in force."""
+        self._shown = []
+        host = self.host()
+        if host is not None:
+            host._plan = None
+        self.refuse_graph(reason)
+
     def _note_foreign(self) -> None:
         """Counts calls without any tensor of the loader, so that a cut that never comes has a
         reason."""

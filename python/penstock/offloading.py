@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Callable[..., Any])
 
+# After so many calls in a row without a captured graph, the plan says so.
+UNCAPTURED_CALLS_MAX = 16
 _OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
 _CALL = "_penstock_call"  # the attribute of a function that stands for another
 
@@ -136,8 +138,8 @@ class OffloadedCall:
     def __init__(self, context: CutContext, call_impl: Callable[..., Any]) -> None:
         self.call_impl = call_impl
         self._context = context
-        self._refusal: str | None = None
         self._has_run_graph = False
+        self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
         self._compiled: Callable[..., Any] = torch.compile(call_impl, backend=self._compile_graph)
 
@@ -155,17 +157,28 @@ class OffloadedCall:
             if self._has_run_graph or not _is_capture_failure(error):
                 raise
             # Dynamo traces before it runs: none of the forward has happened yet.
-            reason = self._refusal or _reason(error)
+            reason = f"the model cannot be captured ({first_sentence(error)})"
         finally:
             config.suppress_errors = suppresses_errors
             if self._guards_hooks:
                 config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
             self._context.end_call()
+            self._note_run()
         self._context.give_up(reason)
         if getattr(self._context.target, "_compiled_call_impl", None) is self:
             self._context.target._compiled_call_impl = None
         return self.call_impl(*args, **kwargs)
+
+    def _note_run(self) -> None:
+        self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
+        if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
+            limit = torch._dynamo.config.recompile_limit
+            self._context.note_idle(
+                f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
+                f"this forward, or gave up after {limit} captures because it keeps changing; "
+                f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
+            )
 
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
@@ -219,13 +232,6 @@ def _reason_to_run_python(graph_module: fx.GraphModule) -> str | None:
         if _OPTIMIZER_FILES in (node.meta.get("stack_trace") or ""):
             return "an optimizer steps where the batch is read, too"
     return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        limit = torch._dynamo.config.recompile_limit
-        return f"forward had to be captured more than {limit} times, for it keeps changing"
-    return f"the model is not one whole graph ({first_sentence(error)})"
 
 
 def _is_capture_failure(error: Exception) -> bool:

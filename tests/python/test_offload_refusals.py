@@ -145,3 +145,23 @@ def test_ambient_autocast_is_refused_and_other_calls_are_cut() -> None:
             torch.manual_seed(3)
             assert bits(ours) == bits(reference(batch[0]))
     assert pool.plan is not None and pool.plan.moved
+
+
+@pytest.mark.slow
+def test_a_forward_that_keeps_changing_ends_up_in_python_and_the_plan_says_so() -> None:
+    class Counts(TwoGraphs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.name = "0"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.name = str(int(self.name) + 1)
+            return self.net(x * float(len(self.name)))
+
+    pool = InProcessPool([])
+    model, reference = offload(fresh(Counts), pool, cut="maximal"), fresh(Counts)
+    for _ in range(30):
+        batch = pool.deliver(torch.randn(10, 20))
+        assert bits(model(batch)) == bits(reference(batch.clone()))
+    assert model.name == reference.name == "30"
+    assert pool.plan is not None and "captured nothing" in str(pool.plan.refused)
