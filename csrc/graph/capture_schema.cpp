@@ -15,9 +15,14 @@ std::optional<c10::OperatorHandle> find_operator(std::string_view name) {
 }
 
 Result<MatchedCall> match_schema(const Node& node) {
-  // Other namespaces are other libraries: what they do is theirs to change.
-  if (!node.op.starts_with("aten::")) return Error{Errc::kUnsupported, "is not an operator of torch itself"};
-  const auto op = find_operator(node.op);
+  // Other namespaces are other libraries: what they do is theirs to change, unless the user vouches for it.
+  std::string_view name = node.op;
+  if (name.starts_with(kDeclared)) {
+    name.remove_prefix(kDeclared.size());
+  } else if (!name.starts_with("aten::")) {
+    return Error{Errc::kUnsupported, "is not an operator of torch itself (penstock.stateless declares one)"};
+  }
+  const auto op = find_operator(name);
   if (!op) return Error{Errc::kUnsupported, "is not an operator that this torch has"};
   const c10::FunctionSchema& schema = op->schema();
   const auto& parameters = schema.arguments();

@@ -13,6 +13,10 @@
 
 namespace penstock::graph {
 
+// Stands before the name of an operator of another library that the user has declared to have no effect but its
+// results, which share no memory with anything.
+inline constexpr std::string_view kDeclared = "declared::";
+
 struct MatchedCall {
   c10::OperatorHandle op;
   std::vector<const Argument*> arguments;  // by argument of the schema; null where its default stands
@@ -21,8 +25,8 @@ struct MatchedCall {
 // "aten::sub.Tensor"; none when the dispatcher has no such operator.
 std::optional<c10::OperatorHandle> find_operator(std::string_view name);
 
-// kUnsupported when the operator is not aten's or not there; kMalformed when its schema has no room for an argument,
-// lacks one, or has another number of results. Types are not looked at. Points into `node`.
+// kUnsupported when the operator is neither aten's nor declared, or is not there; kMalformed when its schema has no
+// room for an argument, lacks one, or has another number of results. Types are not looked at. Points into `node`.
 Result<MatchedCall> match_schema(const Node& node);
 
 // The argument of that name, or null when the schema has none or its default stands.

@@ -12,6 +12,7 @@ from penstock.dataloader import DataLoader
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from penstock.declared_operators import stateless
     from penstock.explanation import explain
     from penstock.installation import install, uninstall
     from penstock.offloading import detach, offload
@@ -27,6 +28,7 @@ __all__ = [
     "explain",
     "install",
     "offload",
+    "stateless",
     "uninstall",
 ]
 __version__ = "0.1.0"
@@ -40,6 +42,7 @@ _LAZY = {
     "explain": "penstock.explanation",
     "install": "penstock.installation",
     "offload": "penstock.offloading",
+    "stateless": "penstock.declared_operators",
     "uninstall": "penstock.installation",
 }
 

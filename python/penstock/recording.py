@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from penstock.declared_operators import is_declared
 from penstock.operator_twins import (
     METADATA_TWINS,
     functional_twin,
@@ -259,7 +260,10 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], out: Any) -> None:
         results = out if len(func._schema.returns) > 1 else [out] * len(func._schema.returns)
-        op = RecordedOp(operator_name(with_numbers(func, args)), args, kwargs, [], self._call_index)
+        target = operator_name(with_numbers(func, args))
+        if is_declared(func):
+            target = f"declared::{target}"
+        op = RecordedOp(target, args, kwargs, [], self._call_index)
         self.recording.ops.append(op)
         for result in results:
             name = self._fresh_name()

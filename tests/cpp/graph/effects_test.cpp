@@ -4,9 +4,14 @@
 #include "graph/effects.h"
 
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
 #include "graph/capture.h"
 #include "graph/ir_text.h"
+
+TORCH_LIBRARY(penstock_test, library) {
+  library.def("copied(Tensor x) -> Tensor", [](const at::Tensor& x) { return x.clone(); });
+}
 
 namespace penstock::graph {
 namespace {
@@ -50,6 +55,22 @@ class Effects : public testing::Test {
   Graph graph_;
   std::vector<Verdict> verdicts_;
 };
+
+TEST_F(Effects, OperatorsOfOtherLibrariesStayUnlessTheyAreDeclared) {
+  load(R"(
+%b = declared::penstock_test::copied(%x)
+%c1 = aten::cos(%b)
+%d = declared::penstock_test::missing(%x)
+%e = declared::penstock_test::copied(%p)
+%a = penstock_test::copied(%x)
+output %c1
+)");
+  expect_stays("a", "penstock.stateless declares one");
+  expect("b", Level::kStateless, true);
+  expect("c1", Level::kStateless, true);
+  expect_stays("d", "is not an operator that this torch has");
+  expect("e", Level::kState, false);
+}
 
 TEST_F(Effects, LevelsJoinOverOperands) {
   load(R"(
