@@ -5,27 +5,27 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from penstock import _C
+from penstock.call_flow import TensorExtent, read_flow, recorded_extents
 from penstock.constants import is_same_bits
 from penstock.emission import emit
 from penstock.lowering import Lowering
-from penstock.plan import Plan, PlannedCall
+from penstock.native_plan import NO_STORAGE, NativePlans, make_plans, read_plan, state_reasons
+from penstock.plan import Plan
 from penstock.recording import Form, Name
 from penstock.sizes import Unlowerable, evaluate
 from penstock.suffix import build_reference, build_suffix
 
 CutMode = Literal["auto", "maximal", "none"]
 
-MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 
 
@@ -104,7 +104,14 @@ def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions
     """The plan of a TorchScript module, read by the native front end."""
     with _refusals():
         graph, constants = _C.capture_torchscript(module, list(leaves))
-        return read_plan(_native_plan(graph, list(leaves), constants, options))
+        native = _make_plans(graph, list(leaves), constants, options)
+        # What cannot move was not run, so nothing is known of the size of its results.
+        extents = {
+            f"%{name}": TensorExtent(size.bytes, size.storage)
+            for name, size in zip(graph.value_names, native.calibration.values, strict=True)
+            if size.storage != NO_STORAGE
+        }
+        return read_plan(native, read_flow(str(graph), extents))
 
 
 @contextlib.contextmanager
@@ -116,22 +123,19 @@ def _refusals() -> Iterator[None]:
         raise Unlowerable(str(error).partition("\n")[0]) from error
 
 
-def _native_plan(
+def _make_plans(
     graph: Any,
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     options: CutOptions,
-) -> Any:
-    verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
-    calibration = _C.calibrate(graph, verdicts, leaves, list(held))
-    # Local workers share their memory with the trainer, so the raw batch is there in any case.
-    return _C.make_plan(
+) -> NativePlans:
+    return make_plans(
         graph,
-        verdicts,
-        calibration,
-        cut=options.mode,
+        leaves,
+        held,
+        mode=options.mode,
+        allow_random=options.allow_random,
         worker_count=options.worker_count,
-        raw_stays=True,
     )
 
 
@@ -143,9 +147,11 @@ def _plan(
     with _refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        native = _native_plan(graph, leaves, emission.held, options)
+        plans = _make_plans(graph, leaves, emission.held, options)
+        native = plans.chosen
         prefix = _C.extract_prefix(graph, native)
-    plan = read_plan(native, _state_reasons(lowering))
+    flow = read_flow(emission.text, recorded_extents(lowering, inputs))
+    plan = read_plan(plans, flow, state_reasons(lowering))
     if not prefix.output_names:
         return PlannedCut(plan, [])
     prefix_text = str(prefix)
@@ -230,61 +236,3 @@ def _leaves(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[
         if item.kind == "leaf":
             leaves[item.leaf_index] = value
     return leaves
-
-
-def _state_reasons(lowering: Lowering) -> dict[int, str]:
-    """By unit, the parameter or state that a call reads: for people it says more than the operators
-    that the call is made of."""
-    reasons: dict[int, str] = {}
-    for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
-        for name in tree_leaves(list(lowering.reads[node].values())):
-            index = lowering.input_names.get(name) if isinstance(name, Name) else None
-            if index is None:
-                continue
-            form = lowering.recording.forms[name]
-            if (
-                lowering.inputs[index].kind == "state"
-                or form.storage in lowering.recording.mutated_storages
-            ):
-                label = lowering.inputs[index].label
-                source = spoken_source(label)
-                why = "training changes" if source != label else "is not the batch's own"
-                reasons.setdefault(unit, f"it reads {source}, which {why}")
-    return reasons
-
-
-def spoken_source(label: str) -> str:
-    """`net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
-    members = MODULE_MEMBER.findall(label)
-    return ".".join(members) if label.startswith("L['self']") and members else label
-
-
-def read_plan(native: Any, state_reasons: Mapping[int, str] | None = None) -> Plan:
-    """The native plan, in the words of the façade."""
-    reasons = state_reasons or {}
-    return Plan(
-        moved=tuple(_call(group, "worker") for group in native.moved),
-        kept=tuple(
-            _call(
-                group,
-                "both" if group.replicated else "trainer",
-                None if group.level != "STATE" else reasons.get(group.group),
-            )
-            for group in native.kept
-        ),
-        raw_bytes=native.raw_bytes,
-        maximal_bytes=native.maximal_bytes,
-        boundary_bytes=native.boundary_bytes,
-        worker_s=native.worker_s,
-        trainer_s=native.trainer_s,
-    )
-
-
-def _call(group: Any, place: str, reason: str | None = None) -> PlannedCall:
-    return PlannedCall(
-        operator=group.label or ", ".join(group.operators),
-        place=place,
-        reason=reason or group.reason,
-        worker_s=group.worker_s,
-        trainer_s=group.trainer_s,
-    )
