@@ -129,6 +129,11 @@ class OffloadedCall:
             self._context.model._compiled_call_impl = None
         return self._call_impl(*args, **kwargs)
 
+    @property
+    def options(self) -> CutOptions:
+        """What the caller of `offload` asked for."""
+        return self._context.options
+
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
         self._context.close()
