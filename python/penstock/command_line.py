@@ -3,21 +3,40 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from typing import Any
 
 import penstock
+from penstock.explained_program import explain_program
 from penstock.program import ProgramError, run_file, run_module
 
 USAGE = """\
 usage: penstock run PROGRAM.py [ARGUMENT ...]
        penstock run -m MODULE [ARGUMENT ...]
+       penstock explain [--format text|json|dot] [--cut auto|maximal|none]
+                        PROGRAM.py [ARGUMENT ...] | -m MODULE [ARGUMENT ...]
        penstock --version | --help
 """
 HELP = f"""{USAGE}
 penstock run runs a Python program as python does, with penstock's DataLoader in the place of
 torch's. The program, its arguments and the frameworks that it uses stay as they are.
+
+penstock explain runs a program in the same way until it first calls a model with a batch of a
+DataLoader. Then it ends the program and prints what of that model could run in the workers, what
+has to stay in the trainer, why, and what it costs: as a table, as JSON, or as a graph for
+Graphviz's dot. --cut says what to plan: the cheapest cut (auto), everything that can move, or
+nothing; without it, what the program's own penstock.offload asks for, else auto. Standard output is
+the plan alone; what the program prints goes to standard error. The exit code is 0 when there is a
+plan (also one that says why nothing moves), 1 when the program called no model with a batch, and
+the program's own when it fails.
+
 `python -m penstock` is the same as `penstock`.
 """
+EXPLAIN_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--format": ("text", "json", "dot"),
+    "--cut": ("auto", "maximal", "none"),
+}
 # What Python and its tools end with when they are called wrongly.
 USAGE_EXIT_CODE = 2
 
@@ -29,7 +48,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     try:
         match arguments:
-            case ["--help" | "-h", *_] | ["run", "--help" | "-h", *_]:
+            case ["--help" | "-h", *_] | ["run" | "explain", "--help" | "-h", *_]:
                 print(HELP, end="")
             case ["--version"]:
                 print(f"penstock {penstock.__version__}")
@@ -43,6 +62,8 @@ def main() -> int:
                 return _refuse("run wants a program to run")
             case ["run", option, *_]:
                 return _refuse(f"run has no option {option}; the program's own come after it")
+            case ["explain", *rest]:
+                return _explain(rest)
             case []:
                 return _refuse("a command is missing")
             case [command, *_]:
@@ -51,6 +72,31 @@ def main() -> int:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
     return 0
+
+
+def _explain(arguments: list[str]) -> int:
+    """`penstock explain` with these arguments."""
+    chosen: dict[str, Any] = {"--format": "text", "--cut": None}
+    while arguments and arguments[0] != "-m" and arguments[0].startswith("-"):
+        name, has_value, value = arguments.pop(0).partition("=")
+        if name not in EXPLAIN_OPTIONS:
+            return _refuse(f"explain has no option {name}; the program's own come after it")
+        expected = EXPLAIN_OPTIONS[name]
+        if not has_value:
+            value = arguments.pop(0) if arguments else ""
+        if value not in expected:
+            return _refuse(f"{name} is {value!r}, but {', '.join(expected)} are what it can be")
+        chosen[name] = value
+    match arguments:
+        case ["-m", module, *rest]:
+            run = functools.partial(run_module, module, rest)
+        case ["-m"]:
+            return _refuse("explain -m wants the name of a module")
+        case [path, *rest]:
+            run = functools.partial(run_file, path, rest)
+        case _:
+            return _refuse("explain wants a program to run")
+    return explain_program(run, chosen["--format"], chosen["--cut"])
 
 
 def _refuse(reason: str) -> int:

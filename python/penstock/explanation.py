@@ -8,8 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.external_utils import wrap_inline
 
-from penstock.capture import capture_whole, classify, tie_sizes
+from penstock.capture import (
+    Captured,
+    LeafLookup,
+    capture_whole,
+    classify,
+    is_plain,
+    tie_sizes,
+)
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
@@ -61,6 +69,27 @@ def explain(
         return Plan(refused=str(refusal))
 
 
+def explain_call(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    leaf_index_of: LeafLookup,
+    leaf_count: int,
+    options: CutOptions,
+) -> Plan:
+    """The plan for `model(*args, **kwargs)`, where `leaf_index_of` says which tensors are of the
+    batch and it has `leaf_count` of them. As `explain` otherwise."""
+    try:
+        if isinstance(model, torch.jit.ScriptModule):
+            return plan_script(model, _script_inputs(args, kwargs), options)
+        refuse_by_surroundings()
+        target = _eager(model)
+        captured = capture_whole(_forward_call(target), args, kwargs)
+        return _plan_captured(target, captured, leaf_index_of, leaf_count, options)
+    except Unlowerable as refusal:
+        return Plan(refused=str(refusal))
+
+
 def _explain_captured(
     model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None, options: CutOptions
 ) -> Plan:
@@ -70,25 +99,45 @@ def _explain_captured(
         args, kwargs = default_arguments(model, batch)
         captured = capture_whole(_forward_call(model), args, kwargs)
     leaf_index = {id(leaf): index for index, leaf in enumerate(leaves)}
+    return _plan_captured(
+        model, captured, lambda tensor: leaf_index.get(id(tensor)), len(leaves), options
+    )
+
+
+def _plan_captured(
+    model: Any,
+    captured: Captured,
+    leaf_index_of: LeafLookup,
+    leaf_count: int,
+    options: CutOptions,
+) -> Plan:
+    for place, value in zip(captured.placeholders, captured.examples, strict=True):
+        if isinstance(value, torch.Tensor) and leaf_index_of(value) is not None:
+            if not is_plain(value):
+                raise Unlowerable(
+                    f"the batch tensor {place.label} requires grad, is not strided or is not on "
+                    "the CPU"
+                )
     buffers = {id(b): b for b in model.buffers()} if isinstance(model, torch.nn.Module) else {}
     graph_inputs = tie_sizes(
-        classify(
-            captured.placeholders,
-            captured.examples,
-            lambda tensor: leaf_index.get(id(tensor)),
-            buffers,
-            frozenset(),
-        )
+        classify(captured.placeholders, captured.examples, leaf_index_of, buffers, frozenset())
     )
     _, planned = plan_cut(
         lambda symbolic: lower(
             captured.graph_module, graph_inputs, captured.examples, symbolic=symbolic
         ),
         captured.examples,
-        len(leaves),
+        leaf_count,
         options,
     )
     return planned.plan
+
+
+def _script_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """TorchScript's front end takes every input of forward for a tensor of the batch."""
+    if kwargs or not all(isinstance(value, torch.Tensor) for value in args):
+        raise Unlowerable("a TorchScript module is read only when called with tensors, by position")
+    return list(args)
 
 
 def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -132,4 +181,10 @@ def _eager(model: Any) -> Any:
 
 def _forward_call(model: Any) -> Callable[..., Any]:
     """The model's call without what `model.compile` or `offload` put in front of it."""
-    return model._call_impl if isinstance(model, torch.nn.Module) else model
+    if not isinstance(model, torch.nn.Module):
+        return model  # type: ignore[no-any-return]
+    if torch._dynamo.trace_rules.check(model.forward):
+        # Dynamo leaves frames of torch.nn alone, such as Sequential's, unless they are called from
+        # one that it captures.
+        return wrap_inline(model._call_impl)
+    return model._call_impl

@@ -180,6 +180,11 @@ class OffloadedCall:
                 f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
             )
 
+    @property
+    def options(self) -> CutOptions:
+        """What the caller of `offload` asked for."""
+        return self._context.options
+
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
         self._context.close()

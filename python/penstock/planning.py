@@ -13,21 +13,21 @@ from typing import Any, Literal
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from penstock import _C
+from penstock.call_flow import TensorExtent, read_flow, recorded_extents
 from penstock.constants import is_same_bits
 from penstock.emission import Emission, emit
 from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
-from penstock.plan import Plan, PlannedCall
+from penstock.native_plan import NO_STORAGE, NativePlans, make_plans, read_plan, state_reasons
+from penstock.plan import Plan
 from penstock.recording import PINNED, Form, Name, RecordedOp
 from penstock.sizes import Unlowerable, evaluate
 from penstock.suffix import build_reference, build_suffix
 
 CutMode = Literal["auto", "maximal", "none"]
 
-MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 
 
@@ -135,8 +135,14 @@ def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions
     """The plan of a TorchScript module, read by the native front end."""
     with _refusals():
         graph, constants = _C.capture_torchscript(module, list(leaves))
-        verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
-        return read_plan(_native_plan(graph, verdicts, list(leaves), constants, options))
+        native = _make_plans(graph, list(leaves), constants, options)
+        # What cannot move was not run, so nothing is known of the size of its results.
+        extents = {
+            f"%{name}": TensorExtent(size.bytes, size.storage)
+            for name, size in zip(graph.value_names, native.calibration.values, strict=True)
+            if size.storage != NO_STORAGE
+        }
+        return read_plan(native, read_flow(str(graph), extents))
 
 
 @contextlib.contextmanager
@@ -148,22 +154,19 @@ def _refusals() -> Iterator[None]:
         raise Unlowerable(str(error).partition("\n")[0]) from error
 
 
-def _native_plan(
+def _make_plans(
     graph: Any,
-    verdicts: Sequence[Any],
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     options: CutOptions,
-) -> Any:
-    calibration = _C.calibrate(graph, verdicts, leaves, list(held))
-    # Local workers share their memory with the trainer, so the raw batch is there in any case.
-    return _C.make_plan(
+) -> NativePlans:
+    return make_plans(
         graph,
-        verdicts,
-        calibration,
-        cut=options.mode,
+        leaves,
+        held,
+        mode=options.mode,
+        allow_random=options.allow_random,
         worker_count=options.worker_count,
-        raw_stays=True,
     )
 
 
@@ -179,12 +182,13 @@ def _plan(
     with _refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        verdicts = _C.analyse_effects(graph, allow_random=options.allow_random)
-        native = _native_plan(graph, verdicts, leaves, emission.held, options)
+        plans = _make_plans(graph, leaves, emission.held, options)
+        native = plans.chosen
         prefix = _C.extract_prefix(graph, native)
+    flow = read_flow(emission.text, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
-    plan = read_plan(native, _state_reasons(lowering), in_front)
-    changing = _changing_units(lowering, emission, verdicts)
+    plan = read_plan(plans, flow, state_reasons(lowering), in_front)
+    changing = _changing_units(lowering, emission, plans.verdicts)
     results = tuple(expressions_of(lowering, changing | mistrusted))
     kept = {group.group for group in native.kept if not group.replicated}
     labels = {group.group: group.label for group in native.moved}
@@ -292,68 +296,3 @@ def _leaves(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[
         if item.kind == "leaf":
             leaves[item.leaf_index] = value
     return leaves
-
-
-def _state_reasons(lowering: Lowering) -> dict[int, str]:
-    """By unit, why a call stays, or the parameter or state that it reads: for people it says more
-    than the operators that the call is made of."""
-    pins = lowering.recording.pins
-    reasons = {lowering.unit_of[call_index]: reason for call_index, reason in pins.items()}
-    for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
-        for name in tree_leaves(list(lowering.reads[node].values())):
-            index = lowering.input_names.get(name) if isinstance(name, Name) else None
-            if index is None:
-                continue
-            form = lowering.recording.forms[name]
-            if (
-                lowering.inputs[index].kind == "state"
-                or form.storage in lowering.recording.mutated_storages
-            ):
-                label = lowering.inputs[index].label
-                reasons.setdefault(unit, f"it reads {spoken_source(label)}")
-    return reasons
-
-
-def spoken_source(label: str) -> str:
-    """`net.0.weight, which training changes` for
-    `L['self']._modules['net']._modules['0']._parameters['weight']`."""
-    members = MODULE_MEMBER.findall(label)
-    if members:
-        return f"{'.'.join(members)}, which training changes"
-    if label.startswith("L['___"):
-        return "what Python made of a value in the middle of forward"
-    return f"{label}, which is not the batch's own"
-
-
-def read_plan(
-    native: Any, state_reasons: Mapping[int, str] | None = None, hidden: Set[int] = frozenset()
-) -> Plan:
-    """The native plan without the `hidden` units, in the words of the façade."""
-    reasons = state_reasons or {}
-    return Plan(
-        moved=tuple(_call(group, "worker") for group in native.moved if group.group not in hidden),
-        kept=tuple(
-            _call(
-                group,
-                "both" if group.replicated else "trainer",
-                None if group.level != "STATE" else reasons.get(group.group),
-            )
-            for group in native.kept
-            if group.group not in hidden
-        ),
-        raw_bytes=native.raw_bytes,
-        maximal_bytes=native.maximal_bytes,
-        boundary_bytes=native.boundary_bytes,
-        worker_s=native.worker_s,
-        trainer_s=native.trainer_s,
-    )
-
-
-def _call(group: Any, place: str, reason: str | None = None) -> PlannedCall:
-    return PlannedCall(
-        operator=group.label or ", ".join(group.operators),
-        place=place,
-        reason=reason or group.reason,
-        worker_s=group.worker_s,
-        trainer_s=group.trainer_s,
-    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of the quickstart: it trains, its files are right, and it fails when it should."""
+"""Smoke runs of the examples: they train, and their plans are explained; the quickstart's files are
+right, and it fails when it should."""
 
 from __future__ import annotations
 
@@ -117,3 +118,23 @@ def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: Modul
     assert difference == "step 1 is 2.0 with torch and 2.0000000000000004 with offload"
     shorter = report.first_difference([run("torch", 1.0, 2.0), run("swapped", 1.0)])
     assert shorter == "2 steps with torch, 1 with swapped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("images", {"float", "truediv", "sub", "interpolate"}),
+        ("spectrogram", {"float", "truediv", "stft", "abs", "square", "matmul", "log1p"}),
+        ("purchases", {"bucketize", "one_hot", "float", "log1p", "std"}),
+    ],
+)
+def test_an_example_trains_and_its_plan_is_explained(name: str, moved: set[str]) -> None:
+    path = str(EXAMPLES / f"{name}.py")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("loss of the last batch: "), done.stderr
+    command = [sys.executable, "-m", "penstock", "explain", "--cut", "maximal", "--format", "json"]
+    done = subprocess.run([*command, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert moved <= {call["operator"].partition(" at ")[0] for call in plan["moved"]}

@@ -3,18 +3,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from cut_models import CASES, NormalizedResNet, WideAndDeep, images, rows, table
+from cut_models import (
+    CASES,
+    NormalizedResNet,
+    SideBranch,
+    TokenTransformer,
+    WideAndDeep,
+    images,
+    mapping,
+    rows,
+    table,
+    tokens,
+)
+from dot_grammar import parse_dot
 from test_offload import TwoGraphs, bits, fresh
 from torch import nn
 
 from penstock.explanation import default_arguments, explain
-from penstock.plan import Plan, PlannedCall
+from penstock.plan import Plan, PlannedCall, PlannedEdge
+from penstock.plan_table import COLUMNS, shorten
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +97,152 @@ def test_the_plan_names_calls_places_reasons_and_bytes() -> None:
     read_back = json.loads(plan.to_json())
     assert read_back["moved"][0]["operator"] == plan.moved[0].operator
     assert read_back["refused"] is None and read_back["raw_bytes"] == plan.raw_bytes
+
+
+def test_bytes_that_a_call_makes_are_those_of_its_own_memory() -> None:
+    plan = explain(fresh(NormalizedResNet), images(0), cut="maximal")
+    wide, small = 6 * 3 * 24 * 24 * 4, 6 * 3 * 16 * 16 * 4
+    assert [call.made_bytes for call in plan.moved] == [wide, wide, wide, wide, small]
+    # relu(..., inplace=True) hands on what batch_norm made; the head's result leaves the model.
+    assert {call.operator.partition(" at ")[0]: call.made_bytes for call in plan.kept[:4]} == {
+        "conv2d": 6 * 8 * 16 * 16 * 4,
+        "add_": 0,
+        "batch_norm": 6 * 8 * 16 * 16 * 4,
+        "relu": 0,
+    }
+    assert plan.kept[-1].made_bytes == 6 * 4 * 4
+    views = explain(fresh(SideBranch), mapping(0), cut="maximal")
+    assert {c.made_bytes for c in views.moved if c.operator.startswith(("split", "chunk"))} == {0}
+
+
+def test_what_is_expanded_makes_no_bytes() -> None:
+    class Picks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(20, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(torch.zeros(3, 1).expand(3, 20) + x[:3] * 2.0)
+
+    plan = explain(Picks(), rows(0), cut="maximal")
+    made = {
+        call.operator.partition(" at ")[0]: call.made_bytes for call in (*plan.moved, *plan.kept)
+    }
+    assert (made["zeros"], made["expand"], made["mul"]) == (12, 0, 240)
+
+
+def test_totals_tell_no_cut_and_the_maximal_cut_beside_the_chosen_one() -> None:
+    for cut in ("auto", "none", "maximal"):
+        plan = explain(fresh(NormalizedResNet), images(0), cut=cut)  # type: ignore[arg-type]
+        none, maximal, chosen = plan.totals
+        assert [item.cut for item in plan.totals] == ["none", "maximal", "chosen"]
+        assert (none.worker_s, none.boundary_bytes) == (0.0, plan.raw_bytes)
+        # By one measurement: what workers take over is what the trainer is rid of.
+        assert maximal.trainer_s == 0.0 and 0.0 < maximal.worker_s < none.trainer_s
+        assert maximal.boundary_bytes == plan.maximal_bytes
+        assert (chosen.worker_s, chosen.trainer_s) == (plan.worker_s, plan.trainer_s)
+        assert chosen.boundary_bytes == plan.boundary_bytes
+        if cut != "auto":
+            other = none if cut == "none" else maximal
+            assert dataclasses.replace(other, cut="chosen") == chosen
+
+
+def test_edges_lead_from_the_batch_through_every_call_to_the_result() -> None:
+    plan = explain(fresh(NormalizedResNet), images(0), cut="maximal")
+    calls = {call.index: call.operator.partition(" at ")[0] for call in (*plan.moved, *plan.kept)}
+    assert plan.edges[0] == PlannedEdge(None, plan.moved[0].index, images(0)[0].nbytes, 0)
+    crossing = [e for e in plan.edges if e.source == plan.moved[-1].index]
+    assert [(calls[e.target or 0], e.tensor_bytes) for e in crossing] == [
+        ("conv2d", plan.boundary_bytes)
+    ]
+    assert [calls[e.source or 0] for e in plan.edges if e.target is None] == ["linear"]
+    assert {e.target for e in plan.edges} - {None} == {
+        index for index, operator in calls.items() if operator != "add_"
+    }  # num_batches_tracked.add_ reads a buffer alone
+    masked = explain(fresh(TokenTransformer), token_inputs(), cut="maximal")
+    assert {edge.leaf for edge in masked.edges} == {None, 0, 1}
+    known = {call.index for call in (*masked.moved, *masked.kept)} | {None}
+    assert all({edge.source, edge.target} <= known for edge in masked.edges)
+
+
+def test_json_has_every_field_and_is_the_plan_again() -> None:
+    plan = explain(fresh(SideBranch), mapping(0), cut="maximal")
+    fields = json.loads(plan.to_json())
+    assert list(fields) == [
+        "moved", "kept", "raw_bytes", "maximal_bytes", "boundary_bytes", "worker_s", "trainer_s",
+        "refused", "totals", "edges",
+    ]  # fmt: skip
+    assert fields["moved"] == [dataclasses.asdict(call) for call in plan.moved]
+    assert [PlannedEdge(**edge) for edge in fields["edges"]] == list(plan.edges)
+    assert [item["cut"] for item in fields["totals"]] == ["none", "maximal", "chosen"]
+
+
+def token_inputs() -> dict[str, torch.Tensor]:
+    return {key: value for key, value in tokens(0).items() if key != "label"}
+
+
+def check_dot(text: str) -> Any:
+    if shutil.which("dot"):
+        subprocess.run(["dot", "-Tsvg"], input=text, capture_output=True, text=True, check=True)
+    return parse_dot(text)
+
+
+def test_dot_shows_the_cut_as_two_clusters() -> None:
+    plan = explain(fresh(TokenTransformer), token_inputs(), cut="maximal")
+    graph = check_dot(plan.to_dot())
+    places = {
+        f"call {call.index}": {"worker": "cluster_worker", "trainer": "cluster_trainer"}.get(
+            call.place
+        )
+        for call in (*plan.moved, *plan.kept)
+    }
+    assert {name: graph.cluster_of.get(name) for name in places} == places
+    assert {"cluster_worker", "cluster_trainer", None} == set(places.values())
+    assert set(graph.nodes) - set(places) == {"leaf 0", "leaf 1", "result"}
+    assert len(graph.edges) == len(plan.edges)
+    assert graph.labels["cluster_worker"] == f"workers, {plan.worker_s * 1e3:.3f} ms per batch"
+    first = plan.moved[0]
+    what, _, where = first.operator.partition(" at ")
+    label = graph.nodes[f"call {first.index}"]["label"]
+    assert label == f"{what}\n{where}\n{first.worker_s * 1e3:.3f} ms"
+    crossing = [edge for edge in graph.edges if "style" in edge[2]]
+    assert crossing and all(
+        (places[source], places[target]) == ("cluster_worker", "cluster_trainer")
+        for source, target, _ in crossing
+    )
+
+
+def test_dot_escapes_what_a_label_may_hold() -> None:
+    odd = 'a "b" \\N {c} -> <d>; // at C:\\m.py:1'
+    call = PlannedCall(3, odd, "worker", 'it says "no"\n', 1e-3, 0.0, 8)
+    graph = check_dot(Plan(moved=(call,), edges=(PlannedEdge(None, 3, 8, 0),)).to_dot())
+    what, _, where = odd.rpartition(" at ")
+    assert graph.nodes["call 3"]["label"] == f"{what}\n{where}\n1.000 ms"
+    assert graph.nodes["call 3"]["tooltip"] == 'it says "no"\n'
+    assert graph.edges == [("leaf 0", "call 3", {"label": "8"})]
+    refused = check_dot(Plan(refused='forward says "no"').to_dot())
+    assert refused.nodes["refused"]["label"] == 'nothing moves: forward says "no"'
+
+
+def test_the_table_fits_a_terminal_and_tells_like_reasons_once() -> None:
+    layers = [nn.Conv2d(3, 3, 1) for _ in range(40)]
+    plan = explain(nn.Sequential(*layers), images(0)[0].float())
+    text = str(plan)
+    assert all(len(line) <= COLUMNS for line in text.splitlines())
+    assert "[1] it reads 0.weight, which training changes (39 others likewise)" in text
+    assert len({call.reason for call in plan.kept}) == 40
+    assert "everything that can move" in text and f"{plan.raw_bytes:,}" in text
+    long = "clone, sub_, div_, mul_, add_, clamp_, mul_, add_, pow_ at transforms.py:60"
+    assert len(shorten(long, 48)) == 48 and shorten(long, 48).endswith("… at transforms.py:60")
+    assert len(shorten("x" * 300, 48)) == 48 and shorten("mul at m.py:1", 48) == "mul at m.py:1"
+    refused = str(Plan(refused="word " * 60))
+    assert all(len(line) <= COLUMNS for line in refused.splitlines())
+
+
+def test_a_sequential_of_torchs_own_modules_is_captured_whole() -> None:
+    plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
+    assert [*names(plan.moved), *names(plan.kept)] == ["flatten", "linear"]
+    assert plan.kept[-1].reason == "it reads 1.weight, which training changes"
 
 
 def test_cut_none_keeps_all_and_a_bad_mode_is_an_error() -> None:
@@ -150,6 +313,10 @@ def test_a_torchscript_module_is_read_without_dynamo() -> None:
 
     plan = explain(torch.jit.script(Scripted()), rows(0)[0], cut="maximal")
     assert plan.refused is None and len(plan.moved) >= 2 and plan.kept
+    assert [call.made_bytes for call in plan.moved] == [rows(0)[0].nbytes] * 3
+    assert plan.moved[0].operator.startswith("aten::abs at test_explain.py:")
+    assert re.search(r"\(aten::linear at linear.py:\d+\) reads self.net.weight", str(plan))
+    check_dot(plan.to_dot())
 
 
 class TakesBatch(nn.Module):

@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock explain: a program runs as it is until its model's plan is known, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import process_traces
+import pytest
+import torch
+from dot_grammar import parse_dot
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+import penstock
+from penstock.command_line import main
+
+pytestmark = pytest.mark.slow
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+SECONDS_MAX = 90.0
+EXIT_SECONDS_MAX = 10.0
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `penstock` with these arguments, and sees that no process of it is left."""
+
+    def run_command(*arguments: str) -> Outcome:
+        process = subprocess.Popen(
+            [*PENSTOCK, *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                out, error = process.communicate(timeout=SECONDS_MAX)
+            except BaseException:
+                for pid in session_members(process.pid):
+                    os.kill(pid, 9)
+                raise
+        process_traces.wait_gone(session_members(process.pid), EXIT_SECONDS_MAX)
+        assert not session_members(process.pid)
+        return process.returncode, out, error
+
+    return run_command
+
+
+def session_members(session: int) -> set[int]:
+    members: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            if int(fields[3]) == session and fields[0] != "Z":
+                members.add(int(entry.name))
+    return members
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, *sources: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(textwrap.dedent(source) for source in sources))
+        return path
+
+    return write_file
+
+
+NET = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1))
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x, mask=None):
+            x = x.float() / 255 - self.mean
+            if mask is not None:
+                x = x * mask.unsqueeze(1).float()
+            return self.head(self.conv(x).mean((2, 3)))
+
+    def loader_of(workers, count=32):
+        torch.manual_seed(0)
+        images = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8)
+        data = TensorDataset(images, torch.zeros(count, dtype=torch.long))
+        return DataLoader(data, batch_size=4, num_workers=workers)
+"""
+TRAINING = """
+    if __name__ == "__main__":
+        print("training begins", sys.argv, __name__, __file__)
+        model, criterion = Net(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for images, labels in loader_of(int(sys.argv[1])):
+            loss = criterion(model(images), labels)
+            print("a step was made")
+            loss.backward()
+            optimizer.step()
+"""
+IMAGE_BYTES = 4 * 3 * 8 * 8
+
+
+def operators(plan: dict[str, list[dict[str, str]]], part: str = "moved") -> list[str]:
+    return [call["operator"].partition(" at ")[0] for call in plan[part]]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
+    run: Run, write: Write, workers: str
+) -> None:
+    path = write("train.py", NET, TRAINING)
+    code, out, error = run("explain", "--cut", "maximal", "train.py", workers, "--format", "x")
+    assert code == 0
+    begun, subject = error.splitlines()
+    arguments = f"['train.py', '{workers}', '--format', 'x']"
+    assert begun == f"training begins {arguments} __main__ {path}"
+    loaded = "without workers (priced as with 2)" if workers == "0" else "by 2 workers"
+    line = path.read_text().splitlines().index("        loss = criterion(model(images), labels)")
+    assert subject == (
+        f"penstock: the plan of Net, called at train.py:{line + 1} in train mode with 1 of the 2 "
+        f"tensors of a batch loaded {loaded}"
+    )
+    lines = out.splitlines()
+    assert re.match("operator +runs in +worker ms +trainer ms +bytes +why$", lines[0])
+    assert re.match(r"float at train.py:\d+ +worker +[\d.]+ +[\d.]+ +3,072  \[1\]$", lines[2])
+    assert [line.split()[0] for line in lines[2:8]] == [
+        "float", "truediv", "sub", "conv2d", "mean", "linear",
+    ]  # fmt: skip
+    assert "it reads conv.weight, which training changes" in out
+    assert {"no cut", "everything that can move", "this plan"} <= {
+        re.split(" {2,}", line)[0] for line in lines
+    }
+
+
+def test_json_is_one_object_whatever_the_program_writes_to_its_output(
+    run: Run, write: Write
+) -> None:
+    noise = """
+    import atexit, os, subprocess
+    print("of Python")
+    os.write(1, b"of the descriptor\\n")
+    subprocess.run(["echo", "of a child"])
+    atexit.register(print, "at the end")
+    class Loud(TensorDataset):
+        def __getitem__(self, index):
+            print("of a worker", flush=True)
+            return super().__getitem__(index)
+    TensorDataset = Loud
+    """
+    write("train.py", NET, noise, TRAINING)
+    code, out, error = run("explain", "--format=json", "--cut=maximal", "train.py", "2")
+    assert code == 0
+    plan = json.loads(out)
+    assert out.count("\n") == 1
+    for line in ("of Python", "of the descriptor", "of a child", "of a worker", "at the end"):
+        assert f"{line}\n" in error
+    assert operators(plan) == ["float", "truediv", "sub"] and plan["refused"] is None
+    assert (plan["raw_bytes"], plan["boundary_bytes"]) == (IMAGE_BYTES, 4 * IMAGE_BYTES)
+    assert [item["cut"] for item in plan["totals"]] == ["none", "maximal", "chosen"]
+
+
+def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
+    write("package/__init__.py", "")
+    write("package/train.py", NET, TRAINING)
+    code, out, error = run(
+        "explain", "--cut", "maximal", "--format", "dot", "-m", "package.train", "0"
+    )
+    assert code == 0, error
+    graph = parse_dot(out)
+    clusters = {
+        graph.nodes[name]["label"].split("\n")[0]: c for name, c in graph.cluster_of.items()
+    }
+    assert clusters == {
+        "float": "cluster_worker",
+        "truediv": "cluster_worker",
+        "sub": "cluster_worker",
+        "conv2d": "cluster_trainer",
+        "mean": "cluster_trainer",
+        "linear": "cluster_trainer",
+    }
+    (crossing,) = [edge for edge in graph.edges if "style" in edge[2]]
+    assert crossing[2]["label"] == f"{4 * IMAGE_BYTES:,}"
+
+
+@pytest.mark.parametrize(("options", "moved"), [((), 3), (("--cut", "none"), 0)])
+def test_a_program_with_offload_in_it_is_explained_as_that_asks(
+    run: Run, write: Write, options: tuple[str, ...], moved: int
+) -> None:
+    offloaded = TRAINING.replace(
+        "optimizer =", 'penstock.offload(model, loader := loader_of(2), cut="maximal"); optimizer ='
+    ).replace("in loader_of(int(sys.argv[1]))", "in loader")
+    write("train.py", NET, "import penstock", offloaded)
+    code, out, error = run("explain", "--format", "json", *options, "train.py")
+    assert code == 0, error
+    assert len(json.loads(out)["moved"]) == moved and "a step was made" not in error
+
+
+def test_the_part_that_was_offloaded_is_explained_not_what_holds_it(run: Run, write: Write) -> None:
+    write(
+        "train.py",
+        NET,
+        """
+        import penstock
+
+        class Whole(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.other, self.net = nn.Conv2d(3, 1, 1), Net()
+            def forward(self, x):
+                return self.net(x), self.other(x.float())
+
+        if __name__ == "__main__":
+            loader, model = loader_of(2), Whole()
+            penstock.offload(model.net, loader, cut="maximal")
+            for images, labels in loader:
+                model(images)
+        """,
+    )
+    code, out, error = run("explain", "--format", "json", "train.py")
+    assert code == 0 and "the plan of Net, called at train.py" in error
+    assert operators(json.loads(out)) == ["float", "truediv", "sub"]
+
+
+def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, write: Write) -> None:
+    write(
+        "train.py",
+        NET,
+        """
+        class Pairs(Dataset):
+            def __len__(self):
+                return 32
+            def __getitem__(self, index):
+                image = torch.full((3, 8, 8), index, dtype=torch.uint8)
+                return {"x": image, "mask": torch.ones(8, 8, dtype=torch.bool), "label": index % 2}
+
+        if __name__ == "__main__":
+            model = Net().eval()
+            model(torch.zeros(1, 3, 8, 8))  # before there is a batch
+            for batch in DataLoader(Pairs(), batch_size=4, num_workers=2):
+                labels = batch.pop("label")
+                model(mask=batch["mask"], x=torch.zeros_like(batch["x"]))  # x is another's
+                raise SystemExit("the call before was one with a tensor of the batch")
+        """,
+    )
+    code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py")
+    assert code == 0, error
+    assert "in eval mode with 1 of the 3 tensors of a batch loaded by 2 workers" in error
+    plan = json.loads(out)
+    assert operators(plan) == ["unsqueeze", "float"]
+    assert {edge["leaf"] for edge in plan["edges"]} == {None, 1}
+
+
+def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
+    run: Run, write: Write
+) -> None:
+    write(
+        "train.py",
+        NET,
+        """
+        class Doubled(nn.Module):  # no parameters: no model
+            def forward(self, x):
+                return x * 2
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = Net()
+            def forward(self, batch):
+                return self.net(batch[0].flip(-1))
+
+        if __name__ == "__main__":
+            doubled, critic, outer, second = Doubled(), nn.Linear(4, 1), Outer(), Net()
+            before, after = loader_of(2), loader_of(2)
+            seen = None
+            for images, labels in before:  # a pass for statistics calls no model
+                pass
+            for images, labels in after:
+                critic(torch.randn(4, 4))
+                doubled(images)
+                next(iter(before))  # what is delivered meanwhile is another batch
+                outer((images, labels))
+                second(images)
+        """,
+    )
+    code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py")
+    assert code == 0, error
+    assert "the plan of Outer, called at train.py" in error
+    assert "with 2 of the 2 tensors" in error
+    assert operators(json.loads(out)) == ["flip", "float", "truediv", "sub"]
+
+
+def test_a_compiled_model_and_autocast_are_told(run: Run, write: Write) -> None:
+    compiled = TRAINING.replace("Net(), nn", 'torch.compile(Net(), backend="eager"), nn')
+    write("train.py", NET, compiled)
+    code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", "0")
+    assert (code, operators(json.loads(out))) == (0, ["float", "truediv", "sub"]), error
+    assert "the plan of Net" in error
+    autocast = TRAINING.replace(
+        "        for", '        torch.autocast("cpu").__enter__()\n        for'
+    )
+    write("train.py", NET, autocast)
+    code, out, error = run("explain", "train.py", "0")
+    assert (code, out) == (0, "nothing moves: forward runs under autocast\n"), error
+
+
+CONVERTED = (
+    NET
+    + """
+    if __name__ == "__main__":
+        model, criterion = Net(), nn.CrossEntropyLoss()
+        for images, labels in loader_of(2, count=4 * int(sys.argv[1])):
+            criterion(model(images.float()), labels)
+"""
+)
+
+
+def test_a_model_that_is_called_with_converted_batches_is_told_without_training_on(
+    run: Run, write: Write
+) -> None:
+    write("train.py", CONVERTED)
+    for batches, seen, times in (("3", "3 batches", "3 times"), ("400", "16 batches", "16 times")):
+        code, out, error = run("explain", "--format", "json", "train.py", batches)
+        assert (code, out) == (1, "")
+        (line,) = error.splitlines()
+        assert line == (
+            f"penstock: there is no plan: {seen} were delivered, but no model was called with a "
+            "tensor of one as it came (a moved, converted or sliced batch is another tensor): Net "
+            f"was called {times}, first with float32 [4, 3, 8, 8]; pass the tensors as they come "
+            "and convert them in the model's forward"
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        ("pass", "no batch was delivered by a DataLoader in the program's own process, and"),
+        (
+            "list(loader_of(2))",
+            "8 batches were delivered, but no model to explain: none was called",
+        ),
+        (
+            "sys.exit([nn.Flatten()(x) for x, _ in loader_of(0, count=4)][:0] or 0)",
+            "1 batch was delivered, but no model to explain: only Flatten was called, without",
+        ),
+        (
+            "m = Net()\n    for x, _ in loader_of(0): m(x.mul_(2))",
+            "first with uint8 [4, 3, 8, 8] of a batch, but written to since; pass the tensors",
+        ),
+    ],
+)
+def test_a_program_that_calls_no_model_with_a_batch_says_what_was_seen(
+    run: Run, write: Write, body: str, seen: str
+) -> None:
+    write("train.py", NET, f'if __name__ == "__main__":\n    {body}\n')
+    code, out, error = run("explain", "train.py")
+    assert (code, out) == (1, "")
+    assert error.startswith("penstock: there is no plan: ") and error.count("\n") == 1
+    assert seen in error
+
+
+FAILURES = {
+    "before": "raise ValueError('no data')",
+    "in_a_model": "for x, _ in loader_of(0): nn.Linear(5, 5)(Net()(torch.zeros(1, 3, 8, 8)))",
+    "in_a_dataset": "next(iter(DataLoader([1, 'a'], batch_size=2)))",
+    "by_exit": "sys.exit(7)",
+    "by_message": "sys.exit('no data')",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_program_that_fails_ends_as_under_run(run: Run, write: Write, failure: str) -> None:
+    write("train.py", NET, f'if __name__ == "__main__":\n    {FAILURES[failure]}\n')
+    got, want = run("explain", "train.py"), run("run", "train.py")
+    assert got == want and want[0] in (1, 7)
+
+
+def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
+    run: Run, write: Write
+) -> None:
+    write(
+        "train.py",
+        NET,
+        """
+        import os, queue, threading
+
+        def train(results):
+            model = Net()
+            for images, _ in loader_of(2):
+                try:
+                    results.put(model(images))
+                except BaseException:
+                    print("caught")
+                    if "leave" in sys.argv:
+                        sys.stdout.flush()
+                        os._exit(3)
+                finally:
+                    undefined_name
+
+        if __name__ == "__main__":
+            results = queue.Queue()
+            if "thread" in sys.argv:
+                threading.Thread(target=train, args=(results,)).start()
+                results.get()  # which never comes
+            train(results)
+        """,
+    )
+    code, out, error = run("explain", "train.py")
+    assert code == 0 and out.startswith("operator") and error.splitlines()[1:] == ["caught"]
+    code, out, error = run("explain", "train.py", "leave")
+    assert code == 3 and out.startswith("operator") and error.splitlines()[1:] == ["caught"]
+    code, out, error = run("explain", "train.py", "thread")
+    assert code == 0 and out.startswith("operator")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("", "explain wants a program to run"),
+        ("--cut auto", "explain wants a program to run"),
+        ("-m", "explain -m wants the name of a module"),
+        ("--fast train.py", "explain has no option --fast"),
+        ("--format xml train.py", "--format is 'xml', but text, json, dot are what it can be"),
+        ("--cut", "--cut is '', but auto, maximal, none are what it can be"),
+        ("missing.py", r"can't open file '.*/missing.py': \[Errno 2\] No such file"),
+        ("-m missing", "there is no module named missing"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: str,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "argv", ["penstock", "explain", *arguments.split()])
+    called, advanced = torch.nn.Module.__call__, _BaseDataLoaderIter.__next__
+    assert main() == 2
+    penstock.uninstall()
+    out, error = capfd.readouterr()
+    assert out == "" and re.match(f"penstock: {reason}", error), error
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    assert (torch.nn.Module.__call__, _BaseDataLoaderIter.__next__) == (called, advanced)
