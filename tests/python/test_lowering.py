@@ -314,3 +314,10 @@ def test_an_operator_that_needs_a_value_refuses_the_graph_by_name() -> None:
         lowered(lambda x: x * x.max().item(), FLOATS)
     with pytest.raises(Unlowerable, match="not one whole graph"):
         lowered(lambda x: x if x.sum() > 0 else -x, FLOATS)
+
+
+def test_a_transform_of_torch_func_is_refused_and_none_of_its_levels_stays_behind() -> None:
+    """Every later capture ended with "Unsupported functorch tracing attempt"."""
+    with pytest.raises(Unlowerable, match="torch.func"):
+        lowered(torch.vmap(lambda row: row - row.mean()), torch.randn(3, 4))
+    assert torch._C._functorch.peek_interpreter_stack() is None
