@@ -30,7 +30,7 @@ class InProcessPool:
         self.prefixes: list[tuple[list[str], Any]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
-        self.spoil = False  # flip a bit of every boundary tensor, as a broken worker would
+        self.spoil = False  # flip the lowest bits of boundary tensors, as a broken worker would
         self.withhold = False  # a worker that sends no boundary tensors
 
     @property
@@ -78,7 +78,8 @@ class InProcessPool:
         self.shipped_count += len(results)
         if self.spoil:
             for result in results:
-                result.reshape(-1).view(torch.uint8)[:1] ^= 1
+                flat = torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage())
+                flat[:: result.element_size()] ^= 1
         return dict(zip(keys, results, strict=True))
 
 
@@ -93,7 +94,9 @@ def clone(batch: Any) -> Any:
 
 
 def in_a_slab(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits and strides, overlapping ones too, in memory of its own."""
+    """The same values and strides, overlapping ones too, in memory of its own; a slab has no
+    conjugates that are views."""
+    tensor = tensor.resolve_conj().resolve_neg()
     copy = tensor.untyped_storage().clone()
     fresh = torch.empty(0, dtype=tensor.dtype)
     return fresh.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
