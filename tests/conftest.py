@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For every Python test: the seed of the run, and skipping what needs a GPU where there is none."""
+"""For every Python test: the seed of the run, and skipping what needs a GPU where there is none.
+
+Also what the tests of the cut share.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import random
 import sys
 import zlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,6 +44,17 @@ def seed(request: pytest.FixtureRequest) -> int:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(value)
     return value
+
+
+@pytest.fixture
+def one_thread_and_fresh_dynamo() -> Iterator[None]:
+    """For tests of the cut: Dynamo forgets what it compiled in the tests before."""
+    import torch
+    from limits import one_thread
+
+    torch._dynamo.reset()
+    with one_thread():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

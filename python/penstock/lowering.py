@@ -167,8 +167,12 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise Unlowerable(f"the model uses the higher-order operator {node.target}")
-        if getattr(node.target, "__name__", "") == "_enter_inference_mode":
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name == "_enter_inference_mode":
             raise Unlowerable("forward switches inference_mode")
+        if name.endswith("_increment_nesting"):
+            # Its levels are the process's own: a walk that ends between two of them leaves one.
+            raise Unlowerable("forward uses a torch.func transform")
         if node.op == "call_module":
             raise Unlowerable(f"the module {node.target} was not inlined")
 

@@ -2,16 +2,19 @@
 """Calls that are written down whole, as one composite operator, before they come apart.
 
 What they are composed of depends on whether the tensors are plain ones, and fake tensors are not:
-one_hot loses its range check, upsampling bakes symbolic sizes in.
+one_hot loses its range check, upsampling bakes symbolic sizes in, and singular values come with
+their vectors, by a routine that rounds otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from penstock.sizes import Unlowerable
 
 aten = torch.ops.aten
 
@@ -52,13 +55,73 @@ def whole_interpolate(
     return operator, [input, sizes, bool(align_corners), factors]
 
 
+def whole_svdvals(A: torch.Tensor) -> tuple[OpOverload, list[Any]]:
+    return aten.linalg_svdvals.default, [A]
+
+
+def whole_eigvalsh(A: torch.Tensor, UPLO: str = "L") -> tuple[OpOverload, list[Any]]:
+    return aten.linalg_eigvalsh.default, [A, UPLO]
+
+
+def whole_cond(A: torch.Tensor, p: Any = None) -> tuple[OpOverload, list[Any]]:
+    return aten.linalg_cond.p_str if isinstance(p, str) else aten.linalg_cond.default, [A, p]
+
+
+def whole_norm(
+    A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **others: Any
+) -> tuple[OpOverload, list[Any]] | None:
+    if ord not in SINGULAR_ORDERS:
+        return None
+    _refuse(others)
+    operator = aten.linalg_norm.ord_str if isinstance(ord, str) else aten.linalg_norm.default
+    return operator, [A, ord, [dim] if isinstance(dim, int) else dim, keepdim]
+
+
+def whole_matrix_norm(
+    A: torch.Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **others: Any
+) -> tuple[OpOverload, list[Any]] | None:
+    if ord not in SINGULAR_ORDERS:
+        return None
+    _refuse(others)
+    norms = aten.linalg_matrix_norm
+    return norms.str_ord if isinstance(ord, str) else norms.default, [A, ord, list(dim), keepdim]
+
+
+def whole_old_norm(
+    input: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **others: Any
+) -> tuple[OpOverload, list[Any]] | None:
+    if p != "nuc":
+        return None
+    _refuse(others)
+    if dim is None:
+        return aten.nuclear_norm.default, [input, keepdim]
+    return aten.nuclear_norm.dim, [input, list(dim), keepdim]
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """`out` and `dtype` are not written down."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise Unlowerable(f"a norm is called with {given[0]}")
+
+
 def _per_dim(value: Any, dims: int) -> Any:
     if value is None:
         return None
     return list(value) if isinstance(value, (list, tuple)) else [value] * dims
 
 
+# Norms of matrices that are made of singular values.
+SINGULAR_ORDERS = (2, -2, "nuc")
+
 WHOLE_CALLS: dict[Any, Callable[..., tuple[OpOverload, list[Any]] | None]] = {
     torch.nn.functional.one_hot: whole_one_hot,
     torch.nn.functional.interpolate: whole_interpolate,
+    torch.linalg.svdvals: whole_svdvals,
+    torch.linalg.eigvalsh: whole_eigvalsh,
+    torch.linalg.cond: whole_cond,
+    torch.linalg.norm: whole_norm,
+    torch.linalg.matrix_norm: whole_matrix_norm,
+    torch.norm: whole_old_norm,
+    torch.Tensor.norm: whole_old_norm,
 }

@@ -120,14 +120,3 @@ def describe(kind: str, thing: int | str) -> str:
     if status == "Z":
         return f"{thing}, dead, but nobody waited for it"
     return f"{thing}, still running after {EXIT_SECONDS_MAX} s: {command}"
-
-
-@pytest.fixture
-def one_thread_and_fresh_dynamo() -> Iterator[None]:
-    """For tests of the cut: Dynamo forgets what it compiled in the tests before."""
-    import torch
-    from limits import one_thread
-
-    torch._dynamo.reset()
-    with one_thread():
-        yield

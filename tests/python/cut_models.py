@@ -21,6 +21,9 @@ class Case:
     make_batch: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
     moves: bool  # whether cut="maximal" moves something
+    style: str = ""  # what of people's code it stands for
+    note: str = ""  # what stays, or why nothing moves
+    package: str = ""  # what has to be installed for it, where that is no package of all tests
 
 
 class NormalizedResNet(nn.Module):

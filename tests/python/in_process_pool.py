@@ -30,7 +30,7 @@ class InProcessPool:
         self.prefixes: list[tuple[list[str], Any]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
-        self.spoil = False  # flip a bit of every boundary tensor, as a broken worker would
+        self.spoil = False  # change all boundary tensors a little, as a broken worker would
         self.spoiled: str | None = None  # do so where a prefix ends in this operator
         self.delivered_count = 0
         self.withhold = False  # a worker that sends no boundary tensors
@@ -82,7 +82,8 @@ class InProcessPool:
         for name, result in zip(executor.graph.output_names, results, strict=True):
             made = f"%{name} = {self.spoiled}("
             if self.spoil or self.spoiled is not None and made in str(executor.graph):
-                result.reshape(-1).view(torch.uint8)[result.itemsize // 2] ^= 1
+                flat = torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage())
+                flat[result.element_size() // 2 :: result.element_size()] ^= 1
         return dict(zip(keys, results, strict=True))
 
 
@@ -97,7 +98,9 @@ def clone(batch: Any) -> Any:
 
 
 def in_a_slab(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits and strides, overlapping ones too, in memory of its own."""
+    """The same values and strides, overlapping ones too, in memory of its own; a slab has no
+    conjugates that are views."""
+    tensor = tensor.resolve_conj().resolve_neg()
     copy = tensor.untyped_storage().clone()
     fresh = torch.empty(0, dtype=tensor.dtype)
     return fresh.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cut_models import Case
@@ -21,6 +24,8 @@ def train(
     step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(1234)
+    random.seed(1234)
+    np.random.seed(1234)
     trace: list[bytes] = []
     for batch in batches:
         optimizer.zero_grad()
@@ -30,8 +35,15 @@ def train(
         trace.append(bits(loss))
         trace += [bits(p.grad) for p in model.parameters() if p.grad is not None]
         trace += [bits(value) for value in model.state_dict().values()]
-        trace.append(bits(torch.get_rng_state()))
+        trace += [bits(value) for value in model.buffers()]  # those that are not saved, too
+        trace += generator_states()
     return trace
+
+
+def generator_states() -> list[bytes]:
+    """What torch, Python and NumPy would draw from next."""
+    others = repr((random.getstate(), np.random.get_state(legacy=False)))
+    return [bits(torch.get_rng_state()), hashlib.sha256(others.encode()).digest()]
 
 
 def bits(tensor: torch.Tensor) -> bytes:

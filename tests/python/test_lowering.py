@@ -281,6 +281,33 @@ def test_one_hot_keeps_its_range_check() -> None:
         run_prefix(planned, IDS + 5)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.eigvalsh(x @ x.t()),
+        torch.linalg.cond,
+        lambda x: torch.linalg.cond(x, "nuc"),
+        lambda x: torch.linalg.norm(x, "nuc"),
+        lambda x: torch.linalg.norm(x, 2, dim=(0, 1), keepdim=True),
+        lambda x: torch.linalg.norm(x, 3, dim=0),
+        lambda x: torch.linalg.matrix_norm(x, -2),
+        lambda x: torch.linalg.matrix_norm(x),
+        lambda x: x.norm("nuc"),
+        lambda x: torch.norm(x, "nuc", dim=(0, 1)),
+    ],
+)
+def test_singular_values_are_made_by_the_routine_of_eager(fn: Callable[..., Any]) -> None:
+    """Some batches had the same bits by the other routine, so that nothing was noticed at first."""
+    # A square matrix, for cond of a string has to invert it.
+    batches = [torch.randn(8, 8, generator=torch.Generator().manual_seed(k)) for k in range(12)]
+    planned, _ = cut(lambda x: fn(x) * 1.0, batches[0])
+    assert planned.boundary
+    for batch in batches:
+        (made,) = run_prefix(planned, batch).values()
+        assert_same(made, fn(batch) * 1.0)
+
+
 def test_random_operators_stay_and_draw_nothing_while_planning() -> None:
     before = torch.get_rng_state()
     planned, _ = cut(lambda x: F.dropout(x * 2.0, 0.5) + torch.rand(8), FLOATS)
@@ -317,3 +344,10 @@ def test_a_number_that_is_read_from_a_tensor_keeps_what_is_computed_with_it() ->
 def test_a_branch_on_values_is_not_one_graph() -> None:
     with pytest.raises(Unlowerable, match="not one whole graph"):
         lowered(lambda x: x if x.sum() > 0 else -x, FLOATS)
+
+
+def test_a_transform_of_torch_func_is_refused_and_none_of_its_levels_stays_behind() -> None:
+    """Every later capture ended with "Unsupported functorch tracing attempt"."""
+    with pytest.raises(Unlowerable, match="torch.func"):
+        lowered(torch.vmap(lambda row: row - row.mean()), torch.randn(3, 4))
+    assert torch._C._functorch.peek_interpreter_stack() is None

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the packages of the zoo want around every test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# Read by the packages when they are imported: nothing here reaches for a network.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
+
+import pytest  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every model of the zoo lives with a cut as it lives without one, to the bit.
+
+The lives are compared part by part, so that a failure says what differs first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cut_models import Case
+from zoo_calls import CALLS
+from zoo_control_flow import CONTROL_FLOW
+from zoo_features import FEATURES
+from zoo_models import ZOO
+from zoo_runs import differences, is_spoiled_by_its_worker, with_cut, without_cut
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+
+# Dynamo takes seconds for each of these, so they live with one cut only.
+LONG = {"hf_bert", "hf_llama", "hf_vit", "timm_resnet", "timm_vit", "compiled"}
+
+# For these the plan tells of a graph that does not come again.
+UNUSED = {"anneal", "warm_up"}
+UNUSED_MARK = pytest.mark.xfail(
+    reason="a number of Python that changes makes another graph", raises=AssertionError, strict=True
+)
+
+
+def each(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+@each(ZOO)
+def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
+    skip_without_its_package(case)
+    life, plan, shipped_count = with_cut(case, "maximal")
+    assert differences(life, without_cut(case)) == []
+    assert bool(plan and plan.moved) == bool(shipped_count) == case.moves
+    if plan is not None and plan.refused is not None:
+        assert not plan.moved and len(plan.refused) > 10
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[UNUSED_MARK] * (case.name in UNUSED))
+        for case in ZOO
+        if case.moves
+    ],
+)
+def test_what_workers_send_is_what_the_trainer_uses(case: Case) -> None:
+    """Else the lives could be the same for no other reason than that the whole model ran."""
+    skip_without_its_package(case)
+    assert is_spoiled_by_its_worker(case)
+
+
+@each([case for case in ZOO if case.name not in LONG])
+def test_training_with_a_cut_by_price_is_training_without(case: Case) -> None:
+    skip_without_its_package(case)
+    life, _, _ = with_cut(case, "auto", is_whole=False)
+    assert life.trained == without_cut(case).trained
+
+
+@each([*CONTROL_FLOW, *CALLS, *FEATURES])
+def test_training_without_a_cut_through_dynamo_is_training_without(case: Case) -> None:
+    life, plan, shipped_count = with_cut(case, "none", is_whole=False)
+    assert life.trained == without_cut(case).trained
+    assert not shipped_count and not (plan and plan.moved)
+
+
+def skip_without_its_package(case: Case) -> Any:
+    if case.package:
+        pytest.importorskip(case.package, reason=f"needs {case.package}; see tests/zoo/README.md")
