@@ -8,12 +8,17 @@ from typing import Any
 
 import torch
 
+SMALL_BYTES_MAX = 16_384
+SMALL_COUNT_MAX = 16
+
 
 class ConstantWatch:
     """Remembers tensors by position, address, version and content. Confined to one thread.
 
-    The common question costs two comparisons per tensor. A version that moved is not yet a change:
-    DistributedDataParallel broadcasts buffers, which bumps their versions and writes the same bits.
+    A version that moved is not yet a change: DistributedDataParallel broadcasts buffers, which
+    bumps their versions and writes the same bits. Nor is one that stayed a proof: writes through
+    ``.data``, NumPy or DLPack leave it. So small constants, such as means and bounds, are compared
+    each time (2 us for each); of large ones only the comparison of whole batches can tell.
     """
 
     def __init__(self, constants: Mapping[int, torch.Tensor]) -> None:
@@ -23,6 +28,11 @@ class ConstantWatch:
         self._marks = [
             (index, tensor.data_ptr(), tensor._version) for index, tensor in constants.items()
         ]
+        self._small = [
+            (index, _bytes(tensor), _bytes(self._copies[index]))
+            for index, tensor in constants.items()
+            if tensor.nbytes <= SMALL_BYTES_MAX and tensor.is_contiguous()
+        ][:SMALL_COUNT_MAX]
 
     def changed(self, inputs: Sequence[Any]) -> list[int]:
         """The positions whose tensors now hold something else."""
@@ -36,7 +46,17 @@ class ConstantWatch:
                 self._marks[place] = (index, tensor.data_ptr(), tensor._version)
             else:
                 changed.append(index)
+        changed += [
+            index
+            for index, now, then in self._small
+            if index not in changed and not torch.equal(now, then)
+        ]
         return changed
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory, seen as bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def is_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

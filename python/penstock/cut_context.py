@@ -67,9 +67,10 @@ class CutContext:
         """Notes the plan of a graph that runs in this call."""
         self._plans.append(plan)
 
-    def end_call(self) -> None:
+    def end_call(self, has_run_graph: bool) -> None:
         """To be called after the model ran: its plan is that of all graphs that did."""
-        self._note_foreign()
+        if has_run_graph:
+            self._note_foreign()
         if self.is_open and self._plans and not _are_same(self._plans, self._shown):
             self._shown = self._plans
             self.publish(joined(self._plans))
@@ -119,7 +120,8 @@ class CutContext:
         if self.foreign_calls == FOREIGN_CALLS_MAX:
             self.refuse_graph(
                 f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the loader as it came"
-                " (a moved, converted or sliced batch is another tensor)"
+                " (a moved, converted or sliced batch is another tensor; offload the training step "
+                "itself, and what it does to the batch is seen)"
             )
 
     def publish(self, plan: Plan) -> None:

@@ -15,7 +15,7 @@ import torch
 from penstock import _C
 from penstock.lowering import Lowering, call_label, source_line
 from penstock.recording import Name, RecordedOp
-from penstock.sizes import Unlowerable, expression_of, fold
+from penstock.sizes import Unlowerable, expression_of, fold, has_unknown
 
 SIZE_OPERATORS = {
     "add": "size::add",
@@ -164,6 +164,8 @@ class _Printer:
             self._lines.append(f"{name} = {SIZE_OPERATORS[op]}({a}, {b}){suffix}")
             return name
 
+        if has_unknown(expression):
+            raise Unlowerable(f"the size {expression} follows from the values of a tensor")
         return fold(expression, lambda symbol: self._size_names[symbol], str, binary)
 
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from penstock.recording import Name, Recorder, Recording, WholeOperators, storage_key
-from penstock.sizes import SizeBinding, SizeConditions, Unlowerable
+from penstock.sizes import SizeBinding, SizeConditions, Unlowerable, has_unknown
 from penstock.surroundings import REGION_BEGIN, REGION_END, AutocastState, autocast_put_back
 
 # A "made" one is computed in the graph itself, by an expression in front of what was captured.
@@ -287,7 +287,7 @@ class _Interpreter(fx.Interpreter):
         read = _names_of(list(self.reads[node].values()))
         if not ops and node.op != "get_attr":
             made = [leaf for leaf in tree_leaves(value) if leaf is not None]
-            if made:
+            if made and not any(_is_unknown(leaf) for leaf in made):
                 # It hands on what exists already, or an integer: nothing to run anywhere.
                 self.droppable.add(node)
             else:
@@ -329,6 +329,13 @@ class _Interpreter(fx.Interpreter):
             ):
                 self._recorder.begin_call(self._index_of[home.node])
                 self._recorder.pin_call([name], SHARES_MEMORY)
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether a number follows from the values of a tensor, which nobody knows here."""
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        return True
+    return isinstance(value, torch.SymInt) and has_unknown(value.node.expr)
 
 
 def _names_of(value: Any) -> list[Name]:

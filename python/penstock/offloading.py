@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._dynamo.external_utils import wrap_inline
 
 from penstock.capture import first_sentence, read_placeholders
 from penstock.cut_context import CutContext
@@ -141,7 +142,9 @@ class OffloadedCall:
         self._has_run_graph = False
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
-        self._compiled: Callable[..., Any] = torch.compile(call_impl, backend=self._compile_graph)
+        self._compiled: Callable[..., Any] = torch.compile(
+            _traceable(call_impl), backend=self._compile_graph
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_tracing() or not self._context.is_open:
@@ -163,7 +166,7 @@ class OffloadedCall:
             if self._guards_hooks:
                 config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
-            self._context.end_call()
+            self._context.end_call(self._has_run_graph)
             self._note_run()
         self._context.give_up(reason)
         if getattr(self._context.target, "_compiled_call_impl", None) is self:
@@ -184,6 +187,10 @@ class OffloadedCall:
     def options(self) -> CutOptions:
         """What the caller of `offload` asked for."""
         return self._context.options
+
+    def __reduce__(self) -> Any:
+        """A copy of the model is not offloaded, also where its class pickles all it has."""
+        return _no_call, ()
 
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
@@ -227,6 +234,18 @@ class OffloadedCall:
             isinstance(value, torch.Tensor) and self._context.provenance.lookup(value) is not None
             for value in examples
         )
+
+
+def _no_call() -> None:
+    return None
+
+
+def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo skips the frames of torch.nn's own modules unless they are called by a frame that it
+    takes."""
+    target = getattr(call_impl, "__self__", None)
+    is_torchs = isinstance(target, torch.nn.Module) and type(target).__module__.startswith("torch.")
+    return wrap_inline(call_impl) if is_torchs else call_impl
 
 
 def _reason_to_run_python(graph_module: fx.GraphModule) -> str | None:

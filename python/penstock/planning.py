@@ -23,7 +23,7 @@ from penstock.lowering import Lowering
 from penstock.native_plan import NO_STORAGE, NativePlans, make_plans, read_plan, state_reasons
 from penstock.plan import Plan
 from penstock.recording import PINNED, Form, Name, RecordedOp
-from penstock.sizes import Unlowerable, evaluate
+from penstock.sizes import Unlowerable, evaluate, has_unknown
 from penstock.suffix import build_reference, build_suffix
 
 CutMode = Literal["auto", "maximal", "none"]
@@ -210,6 +210,9 @@ def _plan(
         for text, key in zip(prefix.output_names, prefix.output_keys, strict=True)
         if (name := Name(f"%{text}")) not in lowering.given
     ]
+    for item in boundary:
+        if any(has_unknown(_expression(size)) for size in (*item.form.sizes, *item.form.strides)):
+            raise Unlowerable(f"the size of what {item.operator} makes follows from values")
     if not boundary:
         return PlannedCut(plan, [], results=results)
     prefix_text = _without_outputs(str(prefix), lowering.given)
@@ -232,6 +235,10 @@ def _plan(
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _without_outputs(prefix: str, names: Collection[Name]) -> str:

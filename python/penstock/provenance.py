@@ -51,6 +51,7 @@ class _Entry(NamedTuple):
     the handle's own boundary tensors."""
 
     handle: BatchHandle | weakref.ref[BatchHandle]
+    address: int  # `tensor.data = other` leaves the version as it was
     source: int | Expression
     version: int
     inputs: tuple[Any, ...]
@@ -64,12 +65,15 @@ class ProvenanceTable:
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
-        self._entries[leaf] = _Entry(*provenance)
+        handle, source, version, inputs = provenance
+        self._entries[leaf] = _Entry(handle, _address(leaf), source, version, inputs)
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
         """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
         handle, source, version, inputs = provenance
-        self._entries[result] = _Entry(weakref.ref(handle), source, version, inputs)
+        self._entries[result] = _Entry(
+            weakref.ref(handle), _address(result), source, version, inputs
+        )
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was
@@ -77,6 +81,8 @@ class ProvenanceTable:
         """
         entry: _Entry | None = self._entries.get(tensor)
         if entry is None or tensor.is_inference() or tensor._version != entry.version:
+            return None
+        if _address(tensor) != entry.address:
             return None
         handle = entry.handle() if isinstance(entry.handle, weakref.ref) else entry.handle
         if handle is None:
@@ -87,3 +93,8 @@ class ProvenanceTable:
                 if leaf is None or self.lookup(leaf) is None:
                     return None
         return Provenance(handle, entry.source, entry.version, entry.inputs)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its elements lie. Layouts without one are their own."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0

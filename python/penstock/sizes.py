@@ -17,6 +17,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 T = TypeVar("T")
 
@@ -102,6 +103,14 @@ def expression_of(value: Any, shape_env: ShapeEnv | None) -> int | sympy.Basic:
     if shape_env is not None:
         expression = shape_env.simplify(expression)
     return int(expression) if expression.is_Integer else expression
+
+
+def has_unknown(expression: Any) -> bool:
+    """Whether the expression of a size holds a number that follows from the values of a tensor."""
+    return isinstance(expression, sympy.Basic) and any(
+        symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+        for symbol in expression.free_symbols
+    )
 
 
 BinaryEmitter = Callable[[str, T, T], T]

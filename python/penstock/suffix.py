@@ -222,7 +222,10 @@ class _Assembly:
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         if symbol not in self._sizes:
-            binding = next(b for b in self._lowering.conditions.bindings if b.symbol == symbol)
+            bindings = [b for b in self._lowering.conditions.bindings if b.symbol == symbol]
+            if not bindings:
+                raise Unlowerable(f"the size {symbol} follows from the values of a tensor")
+            binding = bindings[0]
             self._sizes[symbol] = self._graph.call_method(
                 "size", (self._placeholders[binding.input_index], binding.dim)
             )
