@@ -70,8 +70,8 @@ AUGMENTATION = [
         RandomResolution,
         images,
         first_argument,
-        False,
+        True,
         "resize by a drawn size",
-        "refused: the drawn size becomes a Python number",
+        "two graphs; the drawn size becomes a Python number",
     ),
 ]
