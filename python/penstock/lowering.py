@@ -8,7 +8,9 @@ which value (`homes`), what every call reads (`reads`), and which calls move tog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
+from penstock.call_labels import call_label
+from penstock.construction import refuse_by_construction
 from penstock.recording import Name, Recorder, Recording, WholeOperators, storage_key
 from penstock.sizes import SizeBinding, SizeConditions, Unlowerable
 
@@ -103,7 +107,7 @@ def lower(
             recorder.name_input(value, name)
             input_names[name] = index
     interpreter = _Interpreter(graph_module, recorder, mode)
-    with torch.inference_mode(False), mode, recorder, WholeOperators(recorder):
+    with _quiet(), torch.inference_mode(False), mode, recorder, WholeOperators(recorder):
         try:
             interpreter.run(*arguments)
         except Unlowerable:
@@ -133,35 +137,20 @@ def lower(
     )
 
 
-def refuse_by_construction(graph_module: fx.GraphModule) -> None:
-    """Raises Unlowerable for graphs whose meaning is more than their operators."""
-    for node in graph_module.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise Unlowerable(f"the model uses the higher-order operator {node.target}")
-        if node.op == "call_function" and getattr(node.target, "__name__", "") in (
-            "_enter_autocast",
-            "_enter_inference_mode",
-        ):
-            raise Unlowerable(f"forward switches {node.target.__name__.removeprefix('_enter_')}")
-        if node.op == "call_module":
-            raise Unlowerable(f"the module {node.target} was not inlined")
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps from the user's log what torch says of an operator that takes no symbolic sizes: it is
+    tried again without."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-def call_label(node: fx.Node) -> str:
-    """`interpolate at model.py:12`, as a person would say which call it is."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
-
-
-def source_line(node: fx.Node) -> str:
-    """`model.py:12`, the innermost line of the user's program, or nothing."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not lines:
-        return ""
-    parts = lines[-1].split('"')
-    line = lines[-1].rpartition("line ")[2].split(",")[0]
-    return f"{parts[1].rpartition('/')[2]}:{line}"
+    def is_another(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("failed while attempting to run meta")
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
 
 
 class _Interpreter(fx.Interpreter):

@@ -17,13 +17,13 @@ import torch
 from torch import fx
 
 from penstock.capture import first_sentence, read_placeholders
+from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext
 from penstock.cut_graph import CutGraph
-from penstock.lowering import refuse_by_construction
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
-from penstock.sizes import Unlowerable
+from penstock.sizes import Unlowerable, Unrunnable
 from penstock.surroundings import refuse_by_surroundings
 
 logger = logging.getLogger(__name__)
@@ -105,9 +105,11 @@ class OffloadedCall:
         self._has_run_graph = False
         self._guards_hooks = False
         self._call_impl: Callable[..., Any] = context.model._call_impl
-        self._compiled: Callable[..., Any] = torch.compile(
-            self._call_impl, backend=self._compile_graph, fullgraph=True
-        )
+        # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
+        # twice where eager rounds once.
+        self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
+            enable_dynamo_decompositions=False
+        )(torch.compile(self._call_impl, backend=self._compile_graph, fullgraph=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_tracing() or not self._context.is_open:
@@ -155,14 +157,10 @@ class OffloadedCall:
             refuse_by_construction(graph_module)
             refuse_by_surroundings()
             placeholders = read_placeholders(graph_module)
+        except Unrunnable as refusal:
+            self._refusal = str(refusal)
+            raise
         except Unlowerable as refusal:
-            if any(
-                isinstance(node.target, torch._ops.HigherOrderOperator)
-                for node in graph_module.graph.nodes
-            ):
-                # Run by Dynamo, some of them (checkpointing) give other bits than eager does.
-                self._refusal = str(refusal)
-                raise
             self._context.refuse_graph(str(refusal))
             return graph_module.forward
         return CutGraph(self._context, graph_module, placeholders)
