@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
             self._bind(out, name)
             self._origin[storage_key(out)] = None
             return out
-        if func is aten.detach.default:
+        if func is aten.detach.default and not args[0].requires_grad:
             out = func(*args)
             self._bind(out, self.name_of(args[0]))
             return out
