@@ -243,32 +243,30 @@ class _Interpreter(fx.Interpreter):
         self._recorder.note_reads(unused)
 
     def _pin_escaping_aliases(self, output: fx.Node) -> None:
-        """What leaves the model and shares memory with an input or another result stays: the user
-        may write to one and look at the other."""
-        tensors = [
-            t
-            for t in tree_leaves([self.env[a] for a in output.all_input_nodes])
-            if isinstance(t, torch.Tensor)
-        ]
+        """Where what leaves the model shares memory with an input or another result, every view of
+        that memory stays: the user may write to one and look at the other.
+
+        The views in between stay too. Shipped, they would be copies.
+        """
+        forms = self._recorder.recording.forms
         inputs = {
             storage_key(v)
             for node, v in self.values.items()
             if node.op in ("placeholder", "get_attr") and isinstance(v, torch.Tensor)
         }
-        seen: dict[int, int] = {}
-        for tensor in {id(t): t for t in tensors}.values():
-            seen[storage_key(tensor)] = seen.get(storage_key(tensor), 0) + 1
-        for tensor in tensors:
-            key = storage_key(tensor)
-            name = self._recorder.name_of(tensor)
-            home = self.homes.get(name)
-            if (
-                home is not None
-                and home.node in self._index_of
-                and (key in inputs or seen[key] > 1)
-            ):
-                self._recorder.begin_call(self._index_of[home.node])
-                self._recorder.pin_call([name])
+        escaping: dict[int, set[int]] = {}
+        for tensor in tree_leaves([self.env[a] for a in output.all_input_nodes]):
+            if isinstance(tensor, torch.Tensor):
+                escaping.setdefault(storage_key(tensor), set()).add(id(tensor))
+        shared = {key for key, tensors in escaping.items() if key in inputs or len(tensors) > 1}
+        made: dict[tuple[fx.Node, int], list[Name]] = {}
+        for name, home in self.homes.items():
+            if home.node in self._index_of and forms[name].storage in shared:
+                made.setdefault((home.node, forms[name].storage), []).append(name)
+        for (node, key), names in made.items():
+            read = _names_of(list(self.reads[node].values()))
+            if len(names) > 1 or any(forms[name].storage == key for name in read):
+                self._recorder.recording.pin(self._index_of[node], names)
 
 
 def _names_of(value: Any) -> list[Name]:

@@ -79,6 +79,9 @@ class Recording:
     fused_calls: list[tuple[int, int]] = field(default_factory=list)  # calls that stay together
 
 
+    def pin(self, call_index: int, values: Sequence[Name]) -> None:
+        """Makes a call one that never moves and that needs `values`."""
+        self.ops.append(RecordedOp("opaque::pinned", list(values), {}, [], call_index))
 # Metadata questions that reach the dispatcher when sizes are symbolic; they compute nothing.
 SILENT_OPERATORS = frozenset(
     {
@@ -160,8 +163,7 @@ class Recorder(TorchDispatchMode):
 
     def pin_call(self, values: Sequence[Name]) -> None:
         """Makes the present call one that never moves and that needs `values`."""
-        op = RecordedOp("opaque::pinned", list(values), {}, [], self._call_index)
-        self.recording.ops.append(op)
+        self.recording.pin(self._call_index, values)
 
     def note_reads(self, values: Sequence[Name]) -> None:
         """Says that the present call looks at `values`, though no operator of it does
