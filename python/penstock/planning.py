@@ -17,15 +17,21 @@ from torch.utils._pytree import tree_leaves
 from penstock import _C
 from penstock.constants import is_same_bits
 from penstock.emission import emit
+from penstock.errors import PenstockError
 from penstock.lowering import Lowering
 from penstock.plan import Plan, PlannedCall
 from penstock.recording import Form, Name
 from penstock.sizes import Unlowerable, evaluate
-from penstock.suffix import build_reference, build_suffix
+from penstock.suffix import MustStay, build_reference, build_suffix
 
 CutMode = Literal["auto", "maximal", "none"]
 
 MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+# How many calls may turn out to have to stay, one after the other. Each costs a calibration run.
+PINS_MAX = 8
+# Operators that may run once more in the trainer whatever they stand beside.
+COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors")
+VALUE_NAME = re.compile(r"%\w+")
 CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 
 
@@ -112,7 +118,7 @@ def _refusals() -> Iterator[None]:
     """What the native part will not take is a refusal with its text as the reason."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, PenstockError) as error:
         raise Unlowerable(str(error).partition("\n")[0]) from error
 
 
@@ -138,6 +144,21 @@ def _native_plan(
 def _plan(
     lowering: Lowering, inputs: Sequence[Any], leaf_count: int, options: CutOptions
 ) -> PlannedCut:
+    pinned: set[int] = set()
+    while True:
+        try:
+            return _plan_once(lowering, inputs, leaf_count, options)
+        except MustStay as fault:
+            if fault.call_index in pinned or len(pinned) >= PINS_MAX:
+                raise
+            pinned.add(fault.call_index)
+            lowering.recording.pin(fault.call_index, fault.values)
+
+
+def _plan_once(
+    lowering: Lowering, inputs: Sequence[Any], leaf_count: int, options: CutOptions
+) -> PlannedCut:
+    """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = _leaves(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
     with _refusals():
@@ -150,11 +171,13 @@ def _plan(
         return PlannedCut(plan, [])
     prefix_text = str(prefix)
     crossing = [Name(f"%{name}") for name in prefix.output_names]
-    units = {
-        name: lowering.unit_of[op.call_index]
-        for op in lowering.recording.ops
-        for name in op.outputs
-    }
+    calls = _calls(lowering)
+    for name in crossing:
+        if lowering.recording.forms[name].is_lazy:
+            # A slab holds memory and not how it is read, so this view of it is made where it is
+            # needed.
+            raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
+    units = {name: lowering.unit_of[call] for name, call in calls.items()}
     labels = {group.group: group.label for group in native.moved}
     random_units = {group.group for group in native.moved if group.level == "RANDOM"}
     boundary = [
@@ -183,10 +206,32 @@ def _plan(
             if Name(text) in lowering.input_names
         ),
         suffix=build_suffix(lowering, kept, moved, [item.name for item in boundary]),
-        reference=build_reference(lowering, kept, checked),
+        reference=build_reference(lowering, kept - _run_by_both(lowering, prefix_text), checked),
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
+
+
+def _calls(lowering: Lowering) -> dict[Name, int]:
+    return {name: op.call_index for op in lowering.recording.ops for name in op.outputs}
+
+
+def _run_by_both(lowering: Lowering, prefix: str) -> set[int]:
+    """The units of which the prefix has every operator, whatever they are in the trainer: a view of
+    a constant that the model also returns."""
+    made = {
+        name
+        for line in prefix.splitlines()
+        if not line.startswith(("input ", "output "))
+        for name in VALUE_NAME.findall(line.partition(" = ")[0])
+    }
+    operators = [op for op in lowering.recording.ops if not op.target.startswith(COMPUTES_NOTHING)]
+    elsewhere = {
+        lowering.unit_of[op.call_index]
+        for op in operators
+        if made.isdisjoint(str(name) for name in op.outputs)
+    }
+    return {lowering.unit_of[op.call_index] for op in operators} - elsewhere
 
 
 def _check_fidelity(
@@ -203,7 +248,10 @@ def _check_fidelity(
             list(planned.prefix_constants),
             allow_random=any(item.is_random for item in planned.boundary),
         )
-        made = executor.run(leaves)
+        try:
+            made = executor.run(leaves)
+        except PenstockError as error:
+            raise Unlowerable(str(error).partition("\n")[0]) from error
         expected = planned.reference(*inputs)
     checked = [
         (item, value)
@@ -214,12 +262,15 @@ def _check_fidelity(
     values = conditions.values(conditions.sizes(inputs))
     for (item, value), reference in zip(checked, expected, strict=True):
         if not is_same_bits(value, reference):
-            raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")
+            reason = f"{item.operator} gives other bits in a worker than in the trainer"
+            raise MustStay(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
-            raise Unlowerable(
+            raise MustStay(
                 f"{item.operator} makes a tensor of the layout {layout}, "
-                f"where {item.layout(values)} was expected"
+                f"where {item.layout(values)} was expected",
+                _calls(lowering)[item.name],
+                [item.name],
             )
 
 

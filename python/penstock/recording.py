@@ -65,6 +65,7 @@ class Form:
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     storage: int
+    is_lazy: bool = False  # its numbers are the conjugates or the negatives of what memory holds
 
 
 @dataclass
@@ -293,7 +294,8 @@ class Recorder(TorchDispatchMode):
         key = storage_key(tensor)
         is_strided = tensor.layout is torch.strided
         strides = tuple(tensor.stride()) if is_strided else ()
-        self.recording.forms[name] = Form(tensor.dtype, tuple(tensor.shape), strides, key)
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        self.recording.forms[name] = Form(tensor.dtype, tuple(tensor.shape), strides, key, is_lazy)
         if key not in self._objects:
             self._held.append(tensor.untyped_storage() if is_strided else tensor)
             self._objects[key] = []
