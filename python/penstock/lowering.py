@@ -61,6 +61,7 @@ class Home:
 
     node: fx.Node
     path: tuple[Any, ...]
+    since: fx.Node  # the call after which it sits there: a later one, when that wrote to the object
 
 
 @dataclass
@@ -143,9 +144,9 @@ def _quiet() -> Iterator[None]:
     tried again without."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
-
     def is_another(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("failed while attempting to run meta")
+
     logger.addFilter(is_another)
     try:
         yield
@@ -166,6 +167,7 @@ class _Interpreter(fx.Interpreter):
         self.values: dict[fx.Node, Any] = {}
         self.reads: dict[fx.Node, dict[fx.Node, Any]] = {}
         self.homes: dict[Name, Home] = {}
+        self._home_of_object: dict[int, Home] = {}
         self.droppable: set[fx.Node] = set()
         self.output_names: list[Name] = []
         self.attributes: dict[Name, torch.Tensor] = {}
@@ -222,9 +224,18 @@ class _Interpreter(fx.Interpreter):
         for path, leaf in tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 name = self._recorder.name_of(leaf)
-                self.homes.setdefault(name, Home(node, tuple(_key(step) for step in path)))
+                home = Home(node, tuple(_key(step) for step in path), node)
+                self.homes.setdefault(name, home)
+                self._home_of_object.setdefault(id(leaf), home)
             elif not isinstance(leaf, PLAIN_RESULTS):
                 raise Unlowerable(f"{call_label(node)} returns a {type(leaf).__name__}")
+        for argument in node.all_input_nodes:
+            for leaf in tree_leaves(self.env[argument]):
+                known = self._home_of_object.get(id(leaf))
+                if known is not None and self._recorder.name_of(leaf) not in self.homes:
+                    # A write that gives no result (`y[mask] = 0`).
+                    name = self._recorder.name_of(leaf)
+                    self.homes[name] = Home(known.node, known.path, node)
         ops = recording.ops[op_count:]
         read = _names_of(list(self.reads[node].values()))
         if not ops and node.op != "get_attr":

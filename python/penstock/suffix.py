@@ -165,7 +165,7 @@ class _Assembly:
             copy.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
             self._copies[node] = copy
             for name in snapshots or ():
-                if self._lowering.homes[name].node is node:
+                if self._lowering.homes[name].since is node:
                     # A later call writes to this object; what is wanted is the value it has now.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
 
