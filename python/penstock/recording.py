@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.operator_twins import (
@@ -79,11 +79,13 @@ class Recording:
     forms: dict[Name, Form] = field(default_factory=dict)
     fused_calls: list[tuple[int, int]] = field(default_factory=list)  # calls that stay together
 
-
     def pin(self, call_index: int, values: Sequence[Name]) -> None:
         """Makes a call one that never moves and that needs `values`."""
         self.ops.append(RecordedOp("opaque::pinned", list(values), {}, [], call_index))
-# Metadata questions that reach the dispatcher when sizes are symbolic; they compute nothing.
+
+
+# Questions about sizes and dtypes that reach the dispatcher, as when sizes are symbolic; they
+# compute nothing.
 SILENT_OPERATORS = frozenset(
     {
         torch.ops.prim.device.default,
@@ -101,6 +103,11 @@ SILENT_OPERATORS = frozenset(
         aten.is_contiguous.memory_format,
         aten.is_non_overlapping_and_dense.default,
         aten.is_strides_like_format.default,
+        aten.promote_types.default,
+        aten.result_type.Tensor,
+        aten.result_type.Scalar,
+        aten.result_type.Scalar_Tensor,
+        aten.result_type.Scalar_Scalar,
     }
 )
 
@@ -219,6 +226,10 @@ class Recorder(TorchDispatchMode):
             return None  # an input
         if any(other is not target for other in self._living(key)):
             return None  # something else looks at this memory too
+        if any(other is target for other in tree_leaves([args[1:], kwargs])):
+            # `y.add_(y, alpha=0.3)`: kernels that read what they write take other paths through
+            # their loops, with other roundings.
+            return None
         twin = functional_twin(func)
         if twin is None:
             return None
