@@ -240,7 +240,9 @@ class _Interpreter(fx.Interpreter):
         read = _names_of(list(self.reads[node].values()))
         if not ops and node.op != "get_attr":
             made = [leaf for leaf in tree_leaves(value) if leaf is not None]
-            if made:
+            # `y.detach_()` never gets below autograd, which it changes.
+            is_write = node.op == "call_method" and str(node.target).endswith("_")
+            if made and not (is_write and not self._staying.isdisjoint(read)):
                 # It hands on what exists already, or an integer: nothing to run anywhere.
                 self.droppable.add(node)
             else:

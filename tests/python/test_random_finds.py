@@ -20,6 +20,9 @@ MOVES: dict[str, Program] = {
     "a result of a detached parameter came back requiring grad": Program(
         lines=("v0 = self.linear(x).detach()", "v1 = x * 2.0"), features=("v1",), extras=("v0",)
     ),
+    "a gradient went through detach_": Program(
+        lines=("v0 = self.gain * 2.0", "v0.detach_()", "v1 = x * 2.0"), features=("v0", "v1")
+    ),
     "statistics kept with add_(alpha=) were off by a bit": Program(
         lines=(
             "v0 = torch.special.i0e(self.running).pow(2)",
