@@ -52,5 +52,5 @@ test-tsan:
 	@sh .make/sanitize.sh thread
 
 clean:
-	rm -rf build python/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find python tests bench examples -name __pycache__ -prune -exec rm -rf {} +

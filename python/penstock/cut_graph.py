@@ -26,7 +26,7 @@ from penstock.expression import Expression, Result, holds
 from penstock.extended_graph import extend
 from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_batches
 from penstock.lowering import Lowering, lower
-from penstock.planning import BoundaryValue, Mistrusted, plan_cut
+from penstock.planning import BoundaryValue, plan_cut
 from penstock.provenance import BatchHandle, Provenance
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
 from penstock.surroundings import (
@@ -173,25 +173,11 @@ class CutGraph:
                     f"the batch tensor {label} requires grad, is not strided or is not on the CPU"
                 )
         try:
-            return self._plan_trusted(call, leaf_index, expressions)
+            return self._plan_with(call, leaf_index, expressions)
         except Unlowerable:
             if not expressions:
                 raise
-        return self._plan_trusted(call, leaf_index, {})
-
-    def _plan_trusted(
-        self, call: GraphCall, leaf_index: dict[int, int], expressions: dict[int, Expression]
-    ) -> LiveCut:
-        """A cut without the calls of which an executor in this process makes something else."""
-        while True:
-            try:
-                return self._plan_with(call, leaf_index, expressions)
-            except Mistrusted as error:
-                logger.debug("%s", error)
-                units = self._mistrusted.setdefault((call.pattern, frozenset(expressions)), {})
-                if error.unit in units:
-                    raise
-                units[error.unit] = str(error)
+        return self._plan_with(call, leaf_index, {})
 
     def _plan_with(
         self, call: GraphCall, leaf_index: dict[int, int], expressions: dict[int, Expression]

@@ -13,7 +13,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from penstock import _C
-from penstock.lowering import Lowering, call_label, source_line
+from penstock.call_labels import call_label, source_line
+from penstock.lowering import Lowering
 from penstock.recording import Name, RecordedOp
 from penstock.sizes import Unlowerable, expression_of, fold, has_unknown
 

@@ -8,8 +8,9 @@ which value (`homes`), what every call reads (`reads`), and which calls move tog
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
+from penstock.call_labels import call_label
+from penstock.construction import refuse_by_construction
 from penstock.recording import Name, Recorder, Recording, WholeOperators, storage_key
 from penstock.sizes import SizeBinding, SizeConditions, Unlowerable, has_unknown
 from penstock.surroundings import REGION_BEGIN, REGION_END, AutocastState, autocast_put_back
@@ -65,6 +68,7 @@ class Home:
 
     node: fx.Node
     path: tuple[Any, ...]
+    since: fx.Node  # the call after which it sits there: a later one, when that wrote to the object
 
 
 @dataclass
@@ -120,6 +124,7 @@ def lower(
             input_names[name] = index
     interpreter = _Interpreter(graph_module, recorder, mode, given or {})
     with (
+        _quiet(),
         autocast_put_back(),
         torch.inference_mode(False),
         mode,
@@ -159,39 +164,20 @@ def lower(
     )
 
 
-def refuse_by_construction(graph_module: fx.GraphModule) -> None:
-    """Raises Unlowerable for graphs whose meaning is more than their operators."""
-    begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
-    if begun[REGION_BEGIN] != begun[REGION_END]:
-        raise Unlowerable("autocast begins or ends in the middle of a part of forward")
-    for node in graph_module.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise Unlowerable(f"the model uses the higher-order operator {node.target}")
-        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name == "_enter_inference_mode":
-            raise Unlowerable("forward switches inference_mode")
-        if name.endswith("_increment_nesting"):
-            # Its levels are the process's own: a walk that ends between two of them leaves one.
-            raise Unlowerable("forward uses a torch.func transform")
-        if node.op == "call_module":
-            raise Unlowerable(f"the module {node.target} was not inlined")
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps from the user's log what torch says of an operator that takes no symbolic sizes: it is
+    tried again without."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
 
+    def is_another(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("failed while attempting to run meta")
 
-def call_label(node: fx.Node) -> str:
-    """`interpolate at model.py:12`, as a person would say which call it is."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
-
-
-def source_line(node: fx.Node) -> str:
-    """`model.py:12`, the innermost line of the user's program, or nothing."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not lines:
-        return ""
-    parts = lines[-1].split('"')
-    line = lines[-1].rpartition("line ")[2].split(",")[0]
-    return f"{parts[1].rpartition('/')[2]}:{line}"
+    logger.addFilter(is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_another)
 
 
 class _Interpreter(fx.Interpreter):
@@ -213,6 +199,7 @@ class _Interpreter(fx.Interpreter):
         self.values: dict[fx.Node, Any] = {}
         self.reads: dict[fx.Node, dict[fx.Node, Any]] = {}
         self.homes: dict[Name, Home] = {}
+        self._home_of_object: dict[int, Home] = {}
         self.droppable: set[fx.Node] = set()
         self.output_names: list[Name] = []
         self.attributes: dict[Name, torch.Tensor] = {}
@@ -280,14 +267,29 @@ class _Interpreter(fx.Interpreter):
         for path, leaf in tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 name = self._recorder.name_of(leaf)
-                self.homes.setdefault(name, Home(node, tuple(_key(step) for step in path)))
+                home = Home(node, tuple(_key(step) for step in path), node)
+                self.homes.setdefault(name, home)
+                self._home_of_object.setdefault(id(leaf), home)
             elif not isinstance(leaf, PLAIN_RESULTS):
                 raise Unlowerable(f"{call_label(node)} returns a {type(leaf).__name__}")
+        for argument in node.all_input_nodes:
+            for leaf in tree_leaves(self.env[argument]):
+                known = self._home_of_object.get(id(leaf))
+                if known is not None and self._recorder.name_of(leaf) not in self.homes:
+                    # A write that gives no result (`y[mask] = 0`).
+                    name = self._recorder.name_of(leaf)
+                    self.homes[name] = Home(known.node, known.path, node)
         ops = recording.ops[op_count:]
         read = _names_of(list(self.reads[node].values()))
         if not ops and node.op != "get_attr":
             made = [leaf for leaf in tree_leaves(value) if leaf is not None]
-            if made and not any(_is_unknown(leaf) for leaf in made):
+            # `y.detach_()` never gets below autograd, which it changes.
+            is_write = node.op == "call_method" and str(node.target).endswith("_")
+            if (
+                made
+                and not any(_is_unknown(leaf) for leaf in made)
+                and not (is_write and not self._staying.isdisjoint(read))
+            ):
                 # It hands on what exists already, or an integer: nothing to run anywhere.
                 self.droppable.add(node)
             else:
@@ -301,34 +303,33 @@ class _Interpreter(fx.Interpreter):
         self._recorder.note_reads(unused)
 
     def _pin_escaping_aliases(self, output: fx.Node) -> None:
-        """What leaves the model and shares memory with an input or another result stays: the user
-        may write to one and look at the other."""
-        tensors = [
-            t
-            for t in tree_leaves([self.env[a] for a in output.all_input_nodes])
-            if isinstance(t, torch.Tensor)
-        ]
+        """Where what leaves the model shares memory with an input or another result, every view of
+        that memory stays: the user may write to one and look at the other.
+
+        The views in between stay too. Shipped, they would be copies.
+        """
+        forms = self._recorder.recording.forms
         inputs = {
             storage_key(v)
             for node, v in self.values.items()
             if (node.op in ("placeholder", "get_attr") or node in self._given)
             and isinstance(v, torch.Tensor)
         }
-        seen: dict[int, int] = {}
-        for tensor in {id(t): t for t in tensors}.values():
-            seen[storage_key(tensor)] = seen.get(storage_key(tensor), 0) + 1
-        for tensor in tensors:
-            key = storage_key(tensor)
-            name = self._recorder.name_of(tensor)
-            home = self.homes.get(name)
-            if (
-                home is not None
-                and name not in self.given
-                and home.node in self._index_of
-                and (key in inputs or seen[key] > 1)
-            ):
-                self._recorder.begin_call(self._index_of[home.node])
-                self._recorder.pin_call([name], SHARES_MEMORY)
+        escaping: dict[int, set[int]] = {}
+        for tensor in tree_leaves([self.env[a] for a in output.all_input_nodes]):
+            if isinstance(tensor, torch.Tensor):
+                escaping.setdefault(storage_key(tensor), set()).add(id(tensor))
+        shared = {key for key, tensors in escaping.items() if key in inputs or len(tensors) > 1}
+        made: dict[tuple[fx.Node, int], list[Name]] = {}
+        for name, home in self.homes.items():
+            if home.node in self._index_of and forms[name].storage in shared:
+                made.setdefault((home.node, forms[name].storage), []).append(name)
+        for (node, key), names in made.items():
+            if node in self._given:
+                continue  # the trainer has it at hand
+            read = _names_of(list(self.reads[node].values()))
+            if len(names) > 1 or any(forms[name].storage == key for name in read):
+                self._recorder.recording.pin(self._index_of[node], names, SHARES_MEMORY)
 
 
 def _is_unknown(value: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,13 +19,13 @@ from torch import fx
 from torch._dynamo.external_utils import wrap_inline
 
 from penstock.capture import first_sentence, read_placeholders
+from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext
 from penstock.cut_graph import CutGraph
-from penstock.lowering import refuse_by_construction
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
-from penstock.sizes import Unlowerable
+from penstock.sizes import Unlowerable, Unrunnable
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 # After so many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
-_OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
 _CALL = "_penstock_call"  # the attribute of a function that stands for another
 
 
@@ -142,9 +140,11 @@ class OffloadedCall:
         self._has_run_graph = False
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
-        self._compiled: Callable[..., Any] = torch.compile(
-            _traceable(call_impl), backend=self._compile_graph
-        )
+        # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
+        # twice where eager rounds once.
+        self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
+            enable_dynamo_decompositions=False
+        )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_tracing() or not self._context.is_open:
@@ -216,14 +216,14 @@ class OffloadedCall:
     def _callable_for(
         self, graph_module: fx.GraphModule, examples: Sequence[Any]
     ) -> Callable[..., Any]:
-        reason = _reason_to_run_python(graph_module)
-        if reason is not None:
-            if self._knows_the_batch(examples):
-                self._context.refuse_graph(reason)
-            raise torch._dynamo.exc.SkipFrame(reason)
         try:
             refuse_by_construction(graph_module)
             placeholders = read_placeholders(graph_module)
+        except Unrunnable as refusal:
+            # The frame is run by Python, as it would be without us.
+            if self._knows_the_batch(examples):
+                self._context.refuse_graph(str(refusal))
+            raise torch._dynamo.exc.SkipFrame(str(refusal)) from refusal
         except Unlowerable as refusal:
             self._context.refuse_graph(str(refusal))
             return graph_module.forward
@@ -246,16 +246,6 @@ def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     target = getattr(call_impl, "__self__", None)
     is_torchs = isinstance(target, torch.nn.Module) and type(target).__module__.startswith("torch.")
     return wrap_inline(call_impl) if is_torchs else call_impl
-
-
-def _reason_to_run_python(graph_module: fx.GraphModule) -> str | None:
-    """Why Dynamo must not run the graph: where it was seen to give other bits than eager does."""
-    for node in graph_module.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return f"the model uses the higher-order operator {node.target}"
-        if _OPTIMIZER_FILES in (node.meta.get("stack_trace") or ""):
-            return "an optimizer steps where the batch is read, too"
-    return None
 
 
 def _is_capture_failure(error: Exception) -> bool:

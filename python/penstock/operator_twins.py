@@ -44,13 +44,14 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
     ):
         return None
     packet = getattr(aten, base[:-1], None)
-    overload = getattr(packet, func._schema.overload_name or "default", None)
-    if not isinstance(overload, OpOverload) or overload._schema.is_mutable:
-        return None
-    same_arguments = [(a.name, str(a.type)) for a in overload._schema.arguments] == [
-        (a.name, str(a.type)) for a in func._schema.arguments
-    ]
-    return overload if same_arguments else None
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    # Mostly the overload has the same name. `pow_.Scalar` goes with `pow.Tensor_Scalar`.
+    for name in packet.overloads() if packet is not None else ():
+        overload: OpOverload = getattr(packet, name)
+        arguments = [(a.name, str(a.type)) for a in overload._schema.arguments]
+        if arguments == wanted and not overload._schema.is_mutable:
+            return overload
+    return None
 
 
 def with_numbers(func: OpOverload, args: list[Any]) -> OpOverload:

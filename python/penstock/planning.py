@@ -18,16 +18,22 @@ from penstock import _C
 from penstock.call_flow import TensorExtent, read_flow, recorded_extents
 from penstock.constants import is_same_bits
 from penstock.emission import Emission, emit
+from penstock.errors import PenstockError
 from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
 from penstock.native_plan import NO_STORAGE, NativePlans, make_plans, read_plan, state_reasons
 from penstock.plan import Plan
-from penstock.recording import PINNED, Form, Name, RecordedOp
+from penstock.recording import PINNED, Form, Name
 from penstock.sizes import Unlowerable, evaluate, has_unknown
-from penstock.suffix import build_reference, build_suffix
+from penstock.suffix import MustStay, build_reference, build_suffix
 
 CutMode = Literal["auto", "maximal", "none"]
 
+# How many calls may turn out to have to stay, one after the other. Each costs a calibration run.
+PINS_MAX = 8
+# Operators that may run once more in the trainer whatever they stand beside.
+COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors")
+VALUE_NAME = re.compile(r"%\w+")
 CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 
 
@@ -84,14 +90,6 @@ class PlannedCut:
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
 
 
-class Mistrusted(Unlowerable):
-    """A worker's result of one call is not the trainer's."""
-
-    def __init__(self, reason: str, unit: int) -> None:
-        super().__init__(reason)
-        self.unit = unit
-
-
 def plan_cut(
     lower_graph: Callable[[bool], Lowering],
     inputs: Sequence[Any],
@@ -114,8 +112,6 @@ def plan_cut(
         lowering = lower_graph(True)
         if lowering.conditions.bindings:
             return plan(lowering)
-    except Mistrusted:
-        raise
     except Unlowerable:
         lowering = lower_graph(False)
     return plan(lowering)
@@ -127,8 +123,7 @@ def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
     for op in list(recording.ops):
         reason = mistrusted.get(lowering.unit_of[op.call_index])
         if reason is not None and op.outputs:
-            recording.ops.append(RecordedOp(PINNED, op.outputs[:1], {}, [], op.call_index))
-            recording.pins[op.call_index] = reason
+            recording.pin(op.call_index, op.outputs[:1], reason)
 
 
 def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions) -> Plan:
@@ -150,7 +145,7 @@ def _refusals() -> Iterator[None]:
     """What the native part will not take is a refusal with its text as the reason."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, PenstockError) as error:
         raise Unlowerable(str(error).partition("\n")[0]) from error
 
 
@@ -177,6 +172,25 @@ def _plan(
     options: CutOptions,
     mistrusted: Set[int],
 ) -> PlannedCut:
+    pinned: set[int] = set()
+    while True:
+        try:
+            return _plan_once(lowering, inputs, leaf_count, options, mistrusted)
+        except MustStay as fault:
+            if fault.call_index in pinned or len(pinned) >= PINS_MAX:
+                raise
+            pinned.add(fault.call_index)
+            lowering.recording.pin(fault.call_index, fault.values, str(fault))
+
+
+def _plan_once(
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    options: CutOptions,
+    mistrusted: Set[int],
+) -> PlannedCut:
+    """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = _leaves(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
     with _refusals():
@@ -188,16 +202,19 @@ def _plan(
     flow = read_flow(emission.text, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(plans, flow, state_reasons(lowering), in_front)
+    calls = _calls(lowering)
+    for text in prefix.output_names:
+        name = Name(f"%{text}")
+        if lowering.recording.forms[name].is_lazy and name not in lowering.given:
+            # A slab holds memory and not how it is read, so this view of it is made where it is
+            # needed.
+            raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
     changing = _changing_units(lowering, emission, plans.verdicts)
     results = tuple(expressions_of(lowering, changing | mistrusted))
     kept = {group.group for group in native.kept if not group.replicated}
+    units = {name: lowering.unit_of[call] for name, call in calls.items()}
     labels = {group.group: group.label for group in native.moved}
     random_units = {group.group for group in native.moved if group.level == "RANDOM"}
-    units = {
-        name: lowering.unit_of[op.call_index]
-        for op in lowering.recording.ops
-        for name in op.outputs
-    }
     boundary = [
         BoundaryValue(
             name=name,
@@ -231,7 +248,7 @@ def _plan(
         ),
         results=results,
         suffix=build_suffix(lowering, kept, set(labels), [item.name for item in boundary]),
-        reference=build_reference(lowering, kept, checked),
+        reference=build_reference(lowering, kept - _run_by_both(lowering, prefix_text), checked),
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
@@ -259,6 +276,28 @@ def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[A
     }
 
 
+def _calls(lowering: Lowering) -> dict[Name, int]:
+    return {name: op.call_index for op in lowering.recording.ops for name in op.outputs}
+
+
+def _run_by_both(lowering: Lowering, prefix: str) -> set[int]:
+    """The units of which the prefix has every operator, whatever they are in the trainer: a view of
+    a constant that the model also returns."""
+    made = {
+        name
+        for line in prefix.splitlines()
+        if not line.startswith(("input ", "output "))
+        for name in VALUE_NAME.findall(line.partition(" = ")[0])
+    }
+    operators = [op for op in lowering.recording.ops if not op.target.startswith(COMPUTES_NOTHING)]
+    elsewhere = {
+        lowering.unit_of[op.call_index]
+        for op in operators
+        if made.isdisjoint(str(name) for name in op.outputs)
+    }
+    return {lowering.unit_of[op.call_index] for op in operators} - elsewhere
+
+
 def _check_fidelity(
     planned: PlannedCut, lowering: Lowering, inputs: Sequence[Any], leaves: list[torch.Tensor]
 ) -> None:
@@ -273,7 +312,10 @@ def _check_fidelity(
             list(planned.prefix_constants),
             allow_random=any(item.is_random for item in planned.boundary),
         )
-        made = executor.run(leaves)
+        try:
+            made = executor.run(leaves)
+        except PenstockError as error:
+            raise Unlowerable(str(error).partition("\n")[0]) from error
         expected = planned.reference(*inputs)
     checked = [
         (item, value)
@@ -284,15 +326,15 @@ def _check_fidelity(
     values = conditions.values(conditions.sizes(inputs))
     for (item, value), reference in zip(checked, expected, strict=True):
         if not is_same_bits(value, reference):
-            raise Mistrusted(
-                f"{item.operator} gives other bits in a worker than in the trainer", item.unit
-            )
+            reason = f"{item.operator} gives other bits in a worker than in the trainer"
+            raise MustStay(reason, _calls(lowering)[item.name], [item.name])
         layout = (reference.dtype, tuple(reference.shape), reference.stride())
         if layout != item.layout(values):
-            raise Mistrusted(
+            raise MustStay(
                 f"{item.operator} makes a tensor of the layout {layout}, "
                 f"where {item.layout(values)} was expected",
-                item.unit,
+                _calls(lowering)[item.name],
+                [item.name],
             )
 
 

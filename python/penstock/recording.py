@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.declared_operators import is_declared
@@ -69,6 +69,7 @@ class Form:
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     storage: int
+    is_lazy: bool = False  # its numbers are the conjugates or the negatives of what memory holds
 
 
 @dataclass
@@ -83,8 +84,14 @@ class Recording:
     fused_calls: list[tuple[int, int]] = field(default_factory=list)  # calls that stay together
     pins: dict[int, str] = field(default_factory=dict)  # why a call never moves
 
+    def pin(self, call_index: int, values: Sequence[Name], reason: str) -> None:
+        """Makes a call one that never moves, for that `reason`, and that needs `values`."""
+        self.pins.setdefault(call_index, reason)
+        self.ops.append(RecordedOp(PINNED, list(values), {}, [], call_index))
 
-# Metadata questions that reach the dispatcher when sizes are symbolic; they compute nothing.
+
+# Questions about sizes and dtypes that reach the dispatcher, as when sizes are symbolic; they
+# compute nothing.
 SILENT_OPERATORS = frozenset(
     {
         torch.ops.prim.device.default,
@@ -102,6 +109,11 @@ SILENT_OPERATORS = frozenset(
         aten.is_contiguous.memory_format,
         aten.is_non_overlapping_and_dense.default,
         aten.is_strides_like_format.default,
+        aten.promote_types.default,
+        aten.result_type.Tensor,
+        aten.result_type.Scalar,
+        aten.result_type.Scalar_Tensor,
+        aten.result_type.Scalar_Scalar,
     }
 )
 
@@ -170,9 +182,7 @@ class Recorder(TorchDispatchMode):
     def pin_call(self, values: Sequence[Name], reason: str) -> None:
         """Makes the present call one that never moves, for that `reason`, and that needs
         `values`."""
-        self.recording.pins.setdefault(self._call_index, reason)
-        op = RecordedOp(PINNED, list(values), {}, [], self._call_index)
-        self.recording.ops.append(op)
+        self.recording.pin(self._call_index, values, reason)
 
     def note_reads(self, values: Sequence[Name]) -> None:
         """Says that the present call looks at `values`, though no operator of it does
@@ -197,7 +207,7 @@ class Recorder(TorchDispatchMode):
             self._bind(out, name)
             self._origin[storage_key(out)] = None
             return out
-        if func is aten.detach.default:
+        if func is aten.detach.default and not args[0].requires_grad:
             out = func(*args)
             self._bind(out, self.name_of(args[0]))
             return out
@@ -227,6 +237,10 @@ class Recorder(TorchDispatchMode):
             return None  # an input
         if any(other is not target for other in self._living(key)):
             return None  # something else looks at this memory too
+        if any(other is target for other in tree_leaves([args[1:], kwargs])):
+            # `y.add_(y, alpha=0.3)`: kernels that read what they write take other paths through
+            # their loops, with other roundings.
+            return None
         twin = functional_twin(func)
         if twin is None:
             return None
@@ -305,7 +319,8 @@ class Recorder(TorchDispatchMode):
         key = storage_key(tensor)
         is_strided = tensor.layout is torch.strided
         strides = tuple(tensor.stride()) if is_strided else ()
-        self.recording.forms[name] = Form(tensor.dtype, tuple(tensor.shape), strides, key)
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        self.recording.forms[name] = Form(tensor.dtype, tuple(tensor.shape), strides, key, is_lazy)
         if key not in self._objects:
             self._held.append(tensor.untyped_storage() if is_strided else tensor)
             self._objects[key] = []

@@ -29,6 +29,10 @@ class Unlowerable(Exception):
     """A construct that has no faithful form in the text of a prefix; the message is the reason."""
 
 
+class Unrunnable(Unlowerable):
+    """A graph that would give other results than eager if the trainer ran it as Dynamo wrote it."""
+
+
 @dataclass(frozen=True)
 class SizeBinding:
     """A symbol stands for one dimension of one input of the captured graph."""

@@ -26,6 +26,16 @@ from penstock.recording import Name
 from penstock.sizes import Unlowerable, expression_of, fold
 
 
+class MustStay(Unlowerable):
+    """A call that the plan moved or copied and that can only run in its place, which needs
+    `values`. Another plan may do."""
+
+    def __init__(self, reason: str, call_index: int, values: Sequence[Name]) -> None:
+        super().__init__(reason)
+        self.call_index = call_index
+        self.values = list(values)
+
+
 def build_suffix(
     lowering: Lowering, kept: set[int], moved: set[int], boundary: Sequence[Name]
 ) -> fx.GraphModule:
@@ -96,17 +106,25 @@ class _Assembly:
 
     def need(self, node: fx.Node) -> None:
         """Marks a call, all it reads, and the calls that write to the same memory."""
-        stack = [node]
+        stack: list[tuple[fx.Node, fx.Node | None]] = [(node, None)]
         while stack:
-            node = stack.pop()
+            node, reader = stack.pop()
             if node in self._needed or node.op in ("placeholder", "output"):
                 continue
             unit = self._lowering.unit_of[self.index_of[node]]
             if unit in self._forbidden and node not in self._lowering.droppable:
-                raise Unlowerable(f"{node.name} would be needed on both sides of the cut")
+                raise self._needed_twice(node, reader)
             self._needed.add(node)
-            stack.extend(self._members[unit])
-            stack.extend(self._homes_read_by(node))
+            stack.extend((member, reader) for member in self._members[unit])
+            stack.extend((home, node) for home in self._homes_read_by(node))
+
+    def _needed_twice(self, node: fx.Node, reader: fx.Node | None) -> Unlowerable:
+        reason = f"{node.name} would be needed on both sides of the cut"
+        if reader is None:
+            return Unlowerable(reason)
+        read = tree_leaves(list(self._lowering.reads[reader].values()))
+        names = [value for value in read if isinstance(value, Name)]
+        return MustStay(reason, self.index_of[reader], names)
 
     def need_reads(self, node: fx.Node) -> None:
         for home in self._homes_read_by(node):
@@ -162,7 +180,7 @@ class _Assembly:
             copy.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
             self._copies[node] = copy
             for name in snapshots or ():
-                if self._lowering.homes[name].node is node:
+                if self._lowering.homes[name].since is node:
                     # A later call writes to this object; what is wanted is the value it has now.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
 

@@ -2,8 +2,9 @@
 """Calls that are written down whole, as one composite operator, before they come apart.
 
 What they are composed of depends on whether the tensors are plain ones, and fake tensors are not:
-one_hot loses its range check, upsampling bakes symbolic sizes in, and singular values come with
-their vectors, by a routine that rounds otherwise.
+one_hot loses its range check, upsampling and padding bake symbolic sizes in, and singular values
+come with their vectors, by a routine that rounds otherwise. An inverse comes apart into numbers and
+a check of them, which is no use alone.
 """
 
 from __future__ import annotations
@@ -55,12 +56,18 @@ def whole_interpolate(
     return operator, [input, sizes, bool(align_corners), factors]
 
 
-def whole_svdvals(A: torch.Tensor) -> tuple[OpOverload, list[Any]]:
+def whole_svdvals(
+    A: torch.Tensor, *, driver: str | None = None, out: Any = None
+) -> tuple[OpOverload, list[Any]] | None:
+    if driver is not None or out is not None:
+        return None
     return aten.linalg_svdvals.default, [A]
 
 
-def whole_eigvalsh(A: torch.Tensor, UPLO: str = "L") -> tuple[OpOverload, list[Any]]:
-    return aten.linalg_eigvalsh.default, [A, UPLO]
+def whole_eigvalsh(
+    A: torch.Tensor, UPLO: str = "L", *, out: Any = None
+) -> tuple[OpOverload, list[Any]] | None:
+    return None if out is not None else (aten.linalg_eigvalsh.default, [A, UPLO])
 
 
 def whole_cond(A: torch.Tensor, p: Any = None) -> tuple[OpOverload, list[Any]]:
@@ -105,6 +112,34 @@ def _refuse(options: Mapping[str, Any]) -> None:
         raise Unlowerable(f"a norm is called with {given[0]}")
 
 
+def whole_pad(
+    input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None
+) -> tuple[OpOverload, list[Any]] | None:
+    if mode != "constant":
+        return None
+    return aten.constant_pad_nd.default, [input, list(pad), 0.0 if value is None else value]
+
+
+def whole_eigvals(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
+    return None if out is not None else (aten.linalg_eigvals.default, [A])
+
+
+def whole_inv(A: torch.Tensor, *, out: Any = None) -> tuple[OpOverload, list[Any]] | None:
+    return None if out is not None else (aten.linalg_inv.default, [A])
+
+
+def whole_cholesky(
+    A: torch.Tensor, *, upper: bool = False, out: Any = None
+) -> tuple[OpOverload, list[Any]] | None:
+    return None if upper or out is not None else (aten.linalg_cholesky.default, [A])
+
+
+def whole_solve(
+    A: torch.Tensor, B: torch.Tensor, *, left: bool = True, out: Any = None
+) -> tuple[OpOverload, list[Any]] | None:
+    return (aten.linalg_solve.default, [A, B]) if left and out is None else None
+
+
 def _per_dim(value: Any, dims: int) -> Any:
     if value is None:
         return None
@@ -117,8 +152,13 @@ SINGULAR_ORDERS = (2, -2, "nuc")
 WHOLE_CALLS: dict[Any, Callable[..., tuple[OpOverload, list[Any]] | None]] = {
     torch.nn.functional.one_hot: whole_one_hot,
     torch.nn.functional.interpolate: whole_interpolate,
+    torch.nn.functional.pad: whole_pad,
     torch.linalg.svdvals: whole_svdvals,
     torch.linalg.eigvalsh: whole_eigvalsh,
+    torch.linalg.eigvals: whole_eigvals,
+    torch.linalg.inv: whole_inv,
+    torch.linalg.cholesky: whole_cholesky,
+    torch.linalg.solve: whole_solve,
     torch.linalg.cond: whole_cond,
     torch.linalg.norm: whole_norm,
     torch.linalg.matrix_norm: whole_matrix_norm,

@@ -149,6 +149,7 @@ MOVABLE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "in-place clone": (lambda x: x.clone().sub_(1.0).div_(3.0).clamp_(0.0), (FLOATS,)),
     "in-place operators": (lambda x: plus_equals(x), (FLOATS,)),
     "in-place copy": (lambda x: torch.zeros_like(x).copy_(x.abs()), (FLOATS,)),
+    "square in place": (lambda x: x.clone().square_(), (FLOATS,)),
     "relu in place": (lambda x: F.relu(x + 1.0, inplace=True), (FLOATS,)),
     "scatter": (lambda x: torch.zeros(6, 20).scatter_(1, x, 1.0), (IDS,)),
     "meshgrid": (
@@ -159,6 +160,13 @@ MOVABLE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (IMAGE,),
     ),
     "integers": (lambda x: (x // 3 + (x << 2) - (x & 7)).to(torch.int32), (IDS,)),
+    "constant pad": (lambda x: F.pad(x.float(), (1, 2), value=1.0), (IMAGE,)),
+    "whitening": (
+        lambda x: torch.linalg.solve(torch.linalg.cholesky(x.t() @ x + torch.eye(8)), x.t()),
+        (FLOATS,),
+    ),
+    "inverse": (lambda x: torch.linalg.inv(x.t() @ x + torch.eye(8)), (FLOATS,)),
+    "singular values": (lambda x: torch.linalg.svdvals(x.reshape(2, -1, 4)), (FLOATS,)),
     "complex": (lambda x: torch.polar(x.abs(), x), (FLOATS,)),
     "double": (lambda x: (x.double() ** 2).sum(1).sqrt().float(), (FLOATS,)),
     "no grad inside": (lambda x: without_grad(x), (FLOATS,)),

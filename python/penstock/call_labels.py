@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of a captured graph is called, and where it is written."""
+
+from __future__ import annotations
+
+from torch import fx
+
+
+def call_label(node: fx.Node) -> str:
+    """`interpolate at model.py:12`, as a person would say which call it is."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
+
+
+def source_line(node: fx.Node) -> str:
+    """`model.py:12`, the innermost line of the user's program, or nothing."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return ""
+    parts = lines[-1].split('"')
+    line = lines[-1].rpartition("line ")[2].split(",")[0]
+    return f"{parts[1].rpartition('/')[2]}:{line}"

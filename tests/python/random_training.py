@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a random model with a cut and without, and compares all that can be seen of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from in_process_pool import InProcessPool, clone
+from random_models import LEAVES, Program
+from torch import nn
+
+from penstock.offloading import detach, offload
+
+# Reasons that are never right here: an exception where there should be none, or a worker that
+# computes something else than the trainer on the same thread of the same machine.
+FAULTS = ("planning failed", "the cut failed", "the workers' result")
+OPERATOR = re.compile(r" = (\w+::\w+)")
+
+Trace = list[tuple[str, Any]]
+
+
+class EagerRefused(Exception):
+    """The program is none that can be trained at all."""
+
+
+@dataclass
+class Outcome:
+    """What became of one program."""
+
+    moved: set[str] = field(default_factory=set)  # ATen operators that workers ran
+    staying: set[str] = field(default_factory=set)  # calls that only the trainer runs
+    refused: str | None = None
+    shipped_count: int = 0
+
+
+def check(program: Program) -> Outcome:
+    """Compares training with a cut to training without; raises AssertionError with the program."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = program.batches()
+        try:
+            expected = train(program, program.make_model(), [clone(batch) for batch in batches])
+        except Exception as error:
+            raise EagerRefused(str(error)) from error
+        return _compare(program, batches, expected)
+
+
+def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outcome:
+    torch._dynamo.reset()
+    pool = InProcessPool(batches)
+    with heard() as warned:
+        model = offload(program.make_model(), pool, cut="maximal")
+        try:
+            got = train(program, model, pool)
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__}: {error}\n\n{program}") from error
+        plan, prefixes = pool.plan, list(pool.prefix_texts)
+        detach(model)
+    difference = first_difference(expected, got)
+    if difference is not None and not is_repeatable(program, batches, expected):
+        raise EagerRefused("eager gives other bits each time")
+    assert difference is None, f"{difference}\n\n{program}"
+    reasons = [text.replace("nothing moves for this graph: ", "") for text in warned]
+    for reason in reasons:
+        assert not reason.startswith(FAULTS), f"{reason}\n\n{program}"
+    moved = {name for text in prefixes for name in OPERATOR.findall(text)}
+    kept = plan.kept if plan is not None else ()
+    staying = {call.operator for call in kept if call.place == "trainer"}
+    return Outcome(moved, staying, "; ".join(reasons) or None, pool.shipped_count)
+
+
+def smallest_that_differs(program: Program) -> Program:
+    """What is left of a program that differs from eager when everything that can go is gone."""
+    while True:
+        count = len(program.lines)
+        candidates = [
+            replace(program, lines=(*program.lines[:i], *program.lines[i + 1 :]))
+            for i in reversed(range(count))
+        ]
+        candidates += [
+            replace(program, extras=(*program.extras[:i], *program.extras[i + 1 :]))
+            for i in range(len(program.extras))
+        ]
+        candidates += [
+            replace(program, features=(feature,))
+            for feature in (*program.features, "x")
+            if program.features not in ((feature,), ("x",))
+        ]
+        smaller = next((candidate for candidate in candidates if differs(candidate)), None)
+        if smaller is None:
+            return program
+        program = smaller
+
+
+def differs(program: Program) -> bool:
+    try:
+        check(program)
+    except EagerRefused:
+        return False
+    except AssertionError:
+        return True
+    return False
+
+
+def is_repeatable(program: Program, batches: Sequence[Any], expected: Trace) -> bool:
+    """Whether eager says the same again, with other memory around it."""
+    kept: list[torch.Tensor] = []
+    for k in range(8):
+        kept += [torch.empty(3 * k + 1), torch.empty(17)]
+        again = train(program, program.make_model(), [clone(batch) for batch in batches])
+        if again != expected:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """What penstock warns of meanwhile."""
+    texts: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage().removeprefix("penstock: "))
+
+    logger, ear = logging.getLogger("penstock"), Ear(logging.WARNING)
+    before = logger.propagate
+    logger.addHandler(ear)
+    logger.propagate = False
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(ear)
+        logger.propagate = before
+
+
+def train(program: Program, model: nn.Module, batches: Any) -> Trace:
+    """Trains with momentum; everything that can be seen after each call and step, with a label."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(1234)
+    trace: Trace = []
+    for step, batch in enumerate(batches):
+        if program.evaluates:
+            model.train(step % 2 == 0)
+        if program.retunes and step == 2:
+            with torch.no_grad():
+                model.scale.add_(0.125)
+        optimizer.zero_grad()
+        for call in range(program.calls):
+            where = f"step {step}, call {call}: "
+            given = (batch,) if program.takes == "a dict" else [batch[leaf] for leaf in LEAVES]
+            logits, extras = model(*given)
+            loss = logits.square().mean()
+            loss.backward()
+            trace.append((where + "loss", bits(loss)))
+            trace += [(where + f"extra {i}", look(t)) for i, t in enumerate(extras)]
+            if program.scribbles:
+                trace += [(where + f"writing {i}", scribble(t)) for i, t in enumerate(extras)]
+                trace += [(where + f"extra {i} then", look(t)) for i, t in enumerate(extras)]
+            trace += [(where + f"batch {name}", look(t)) for name, t in batch.items()]
+        where = f"step {step}: "
+        trace += [
+            (where + f"gradient of {name}", None if p.grad is None else bits(p.grad))
+            for name, p in model.named_parameters()
+        ]
+        optimizer.step()
+        trace += [(where + name, bits(value)) for name, value in model.state_dict().items()]
+        trace.append((where + "generator", bits(torch.get_rng_state())))
+    return trace
+
+
+def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor as a program sees it."""
+    return (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.requires_grad,
+        bits(tensor),
+    )
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def scribble(tensor: torch.Tensor) -> str | None:
+    """Writes to a result of the model, as a program may; what was said when it may not."""
+    try:
+        with torch.no_grad():
+            tensor.fill_(1)
+    except RuntimeError as error:
+        return type(error).__name__
+    return None
+
+
+def first_difference(expected: Trace, got: Trace) -> str | None:
+    for (label, theirs), (ours_label, ours) in zip(expected, got, strict=True):
+        assert label == ours_label
+        if theirs != ours:
+            return f"{label} differs from eager's:\n  eager {theirs!r:.300}\n  ours  {ours!r:.300}"
+    return None
