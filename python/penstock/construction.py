@@ -37,7 +37,8 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             # Some of them (checkpointing) give other bits than eager does.
             raise Unrunnable(f"the model uses the higher-order operator {node.target}")
-        if node.meta.get("unbacked_bindings"):
+        is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)
+        if node.meta.get("unbacked_bindings") and not is_number:
             # Dynamo asserts what it assumed of that size; eager assumes nothing.
             raise Unrunnable(f"{call_label(node)} gives a tensor whose size depends on contents")
         if _is_split_addcdiv(node):
