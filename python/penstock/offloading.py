@@ -141,9 +141,9 @@ class OffloadedCall:
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
-        # twice where eager rounds once.
+        # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
         self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
-            enable_dynamo_decompositions=False
+            enable_dynamo_decompositions=False, trace_numpy=False
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
