@@ -8,3 +8,7 @@ say "The C++ parts, one at a time"
 "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')/bench/micro"
 say "penstock and torch's DataLoader, side by side"
 .venv/bin/python bench/loader.py "$@"
+say "The cut against no cut and against the maximal one"
+.venv/bin/python bench/cut.py --out bench/out/cut.jsonl --markdown
+say "What offload costs when nothing moves"
+.venv/bin/python bench/cut.py --overhead --out bench/out/cut-overhead.jsonl --markdown
