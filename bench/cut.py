@@ -35,7 +35,7 @@ PLANS = (
 )
 QUIET_FOREIGN_CORES = 0.2
 # By default: measurements of each kind of a workload, and processes of --overhead.
-ROUNDS, OVERHEAD_ROUNDS = 12, 4
+ROUNDS, OVERHEAD_ROUNDS = 16, 4
 LIMIT_S = 300.0  # of one process
 
 Measurement = dict[str, Any]

@@ -26,12 +26,9 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def records_of(lines: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The lines of a quick run, after its tables were made of them a second time."""
+    """The lines of a quick run."""
     done = run_bench("--quick", *arguments, "--out", str(lines))
     assert done.returncode == 0, done.stderr
-    again = run_bench("--read", str(lines))
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.strip() == done.stdout.strip()
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     for record in records:
         assert set(record) >= {
@@ -65,6 +62,9 @@ def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> N
         if record["name"] == "cut/tabular/ratio" and record["parameters"]["kind"] == "auto"
     ]
     assert overs == ["better", "none", "maximal", "eager"]
+    again = run_bench("--read", str(tmp_path / "cut.jsonl"))
+    assert again.returncode == 0, again.stderr
+    assert "| tabular" in again.stdout and "auto / better" in again.stdout
 
 
 @pytest.mark.slow
