@@ -23,7 +23,7 @@ RATE_HZ = 16_000
 TABLE_ROWS = 1 << 16
 VOCABULARY_SIZE = 500
 SENTENCE_PIECES = 32
-PIECE_LENGTH = 8  # of the longest, in letters
+PIECE_LENGTH = 10  # of the longest, in letters
 MULTIPLIER = -7046029254386353131  # 2**64 divided by the golden ratio, as a signed integer
 
 
@@ -153,7 +153,8 @@ class Sentences(Dataset[Any]):
             if piece not in pieces:
                 pieces.append(piece)
         self._ids = {piece: index for index, piece in enumerate(pieces)}
-        self._texts = [" ".join(draw.choices(pieces, k=SENTENCE_PIECES)) for _ in range(count)]
+        words = ["".join(draw.choices(pieces, k=3)) for _ in range(10_000)]
+        self._texts = [" ".join(draw.choices(words, k=SENTENCE_PIECES // 3)) for _ in range(count)]
         self._labels = [draw.randrange(4) for _ in range(count)]
 
     def __len__(self) -> int:
@@ -169,6 +170,7 @@ class Sentences(Dataset[Any]):
                     end -= 1
                 ids.append(self._ids[word[begin:end]])
                 begin = end
+        ids += [0] * (SENTENCE_PIECES - len(ids))
         return torch.tensor(ids[:SENTENCE_PIECES]), self._labels[index]
 
 
