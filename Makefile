@@ -15,7 +15,7 @@ help:
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
 	@echo "  make test       every test, C++ and Python; ARGS goes to pytest"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
-	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py"
+	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: bench.sh [OPTIONS OF bench/loader.py]
+# Given options, which choose among its cases, it leaves out the benches after it.
 set -eu
 . .make/say.sh
 
@@ -8,3 +9,8 @@ say "The C++ parts, one at a time"
 "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')/bench/micro"
 say "penstock and torch's DataLoader, side by side"
 .venv/bin/python bench/loader.py "$@"
+[ $# -eq 0 ] || exit 0
+say "The cut against no cut and against the maximal one"
+.venv/bin/python bench/cut.py --out bench/out/cut.jsonl --markdown
+say "What offload costs when nothing moves"
+.venv/bin/python bench/cut.py --overhead --out bench/out/cut-overhead.jsonl --markdown

@@ -37,7 +37,7 @@ def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]
         for metric in measurements[0]:
             values = [measurement[metric] for measurement in measurements]
             result.append(
-                _record(f"{name}/{metric}", {**parameters, "kind": kind}, values, ndigits=6)
+                summary(f"{name}/{metric}", {**parameters, "kind": kind}, values, ndigits=6)
             )
     main = ANSWERS[question]
     for over in rounds:
@@ -50,7 +50,7 @@ def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]
                     else theirs[main] / ours[main]
                     for ours, theirs in pairs
                 ]
-                record = _record(
+                record = summary(
                     f"{name}/ratio", {**parameters, "kind": kind, "over": over}, ratios
                 )
                 record["interval"] = median_interval(ratios)
@@ -66,9 +66,10 @@ def median_interval(values: Sequence[float]) -> list[float]:
     return [round(float(low), 4), round(float(high), 4)]
 
 
-def _record(
+def summary(
     name: str, parameters: dict[str, Any], values: Sequence[float], ndigits: int = 4
 ) -> Record:
+    """One record: what is seen most, and the spread."""
     p10, median, p90 = (float(value) for value in numpy.percentile(values, [10, 50, 90]))
     return {
         "name": name,

@@ -49,14 +49,14 @@ class Figures:
 
 def render(figures: Figures) -> str:
     """Speeds and ratios, costs, and how each floor stands."""
-    parts = [_rows(_speed_rows(figures))]
+    parts = [aligned(_speed_rows(figures))]
     for rows in (_cost_rows(figures), _turn_rows(figures), _held_rows(figures)):
         if len(rows) > 1:
-            parts.append(_rows(rows))
+            parts.append(aligned(rows))
     verdicts = [["case", "demand", "seen", "verdict"]]
     verdicts += [[short(f.case), f.demand, f.seen, f.verdict] for f in floors(figures)]
     if len(verdicts) > 1:
-        parts.append(_rows(verdicts))
+        parts.append(aligned(verdicts))
     return "\n\n".join(parts)
 
 
@@ -136,7 +136,7 @@ def _speed_rows(figures: Figures) -> list[list[str]]:
         row = [short(case), unit]
         for kind in ("torch", "penstock"):
             record = figures.find(case, metric, kind)
-            row.append("-" if record is None else _spread(record, scale))
+            row.append("-" if record is None else spread(record, scale))
         ratio = figures.find(case, "ratio", "penstock", over="torch")
         row += ["-", "-"] if ratio is None else [_x(ratio["median"]), _interval(ratio)]
         shares = [figures.median(case, "ratio", k, over="limit") for k in ("torch", "penstock")]
@@ -194,13 +194,13 @@ def _metric_rows(
         row = [short(case)]
         for _, metric, scale in metrics:
             both = [figures.median(case, metric, kind) for kind in ("torch", "penstock")]
-            row.append(" -> ".join("-" if v is None else _number(v * scale) for v in both))
+            row.append(" -> ".join("-" if v is None else number(v * scale) for v in both))
         rows.append(row)
     return rows
 
 
-def _spread(record: Record, scale: float) -> str:
-    median, p10, p90 = (_number(record[name] * scale) for name in ("median", "p10", "p90"))
+def spread(record: Record, scale: float) -> str:
+    median, p10, p90 = (number(record[name] * scale) for name in ("median", "p10", "p90"))
     return f"{median} ({p10}..{p90})"
 
 
@@ -213,11 +213,11 @@ def _x(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _rows(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with one extra worker core: penstock's cut against no cut and against the maximal one.
+
+The trainer has a core and a thread, its one worker has another core. Every measurement has a fresh
+process, and the kinds take turns at being first, so that what else the machine does falls on all
+alike. Ratios are taken within a round. The first losses of every process are compared to the bit
+before its figures count. With --overhead instead: what `offload` costs a step when nothing moves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cut_table
+from cut_training import KINDS
+from cut_workloads import OVERHEAD_MODELS, WORKLOADS
+from figures import Record, commit, machine, median_interval, summary
+
+HERE = Path(__file__).resolve().parent
+RATES = ("steps_per_s", "waiting_share", "foreign_cores")
+PLANS = (
+    "moved_calls",
+    "raw_bytes",
+    "maximal_bytes",
+    "boundary_bytes",
+    "priced_worker_s",
+    "priced_trainer_s",
+)
+QUIET_FOREIGN_CORES = 0.2
+# By default: measurements of each kind of a workload, and processes of --overhead.
+ROUNDS, OVERHEAD_ROUNDS = 16, 4
+LIMIT_S = 300.0  # of one process
+
+Measurement = dict[str, Any]
+
+
+class MeasurementError(Exception):
+    """A measurement did not come to its end, or training was not the same."""
+
+
+def _run(script: str, *arguments: str) -> Measurement:
+    name = " ".join(arguments[:2])
+    command = [sys.executable, str(HERE / script), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired as err:
+        raise MeasurementError(f"{name} took over {LIMIT_S:.0f} s") from err
+    if done.returncode != 0:
+        raise MeasurementError(f"{name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    result: Measurement = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure_workload(workload: str, args: argparse.Namespace) -> list[Record]:
+    rounds: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
+    for round_index in range(args.rounds):
+        for kind in kinds_in_turn(round_index):
+            say(f"{workload}: round {round_index + 1} of {args.rounds}, {kind}")
+            arguments = ["--seconds", str(args.seconds), "--warmup", str(args.warmup)]
+            arguments += ["--seed", str(round_index), *(["--quick"] if args.quick else [])]
+            rounds[kind].append(_run("cut_rate.py", workload, kind, *arguments))
+        check_losses(workload, {kind: rounds[kind][-1]["losses"] for kind in KINDS})
+    parameters = {
+        "trainer_threads": 1,
+        "num_workers": 1,
+        "cores": rounds["auto"][0]["cores"],
+        "seconds": args.seconds,
+        "warmup_s": args.warmup,
+        "equal_losses": len(rounds["auto"][0]["losses"]),
+    }
+    return rate_records(f"cut/{workload}", rounds, parameters)
+
+
+def kinds_in_turn(round_index: int) -> list[str]:
+    """Every kind is at every place, forwards and backwards."""
+    start = round_index // 2 % len(KINDS)
+    kinds = [*KINDS[start:], *KINDS[:start]]
+    return kinds if round_index % 2 == 0 else kinds[::-1]
+
+
+def check_losses(workload: str, losses: dict[str, list[str]]) -> None:
+    for kind in KINDS[1:]:
+        for step, (ours, theirs) in enumerate(zip(losses[kind], losses["eager"], strict=True)):
+            if ours != theirs:
+                raise MeasurementError(
+                    f'{workload}: with cut="{kind}" the loss of step {step} has the bytes {ours}, '
+                    f"without offload {theirs}; nothing is reported"
+                )
+
+
+def rate_records(
+    name: str, rounds: dict[str, list[Measurement]], parameters: dict[str, Any]
+) -> list[Record]:
+    """One record for each kind and metric, and one for each ratio of interest."""
+    result = []
+    for kind, measurements in rounds.items():
+        own: dict[str, Any] = {**parameters, "kind": kind}
+        if kind != "eager":
+            plans = Counter(tuple(measurement["moved"]) for measurement in measurements)
+            own["plans"] = [{"rounds": n, "moved": list(moved)} for moved, n in plans.items()]
+        for metric in RATES if kind == "eager" else RATES + PLANS:
+            values = [measurement[metric] for measurement in measurements]
+            result.append(summary(f"{name}/{metric}", own, values, ndigits=6))
+
+    rates = {kind: [m["steps_per_s"] for m in measured] for kind, measured in rounds.items()}
+    # Noise of two makes the better one look better than either is: the ratio to it is a bit severe.
+    rates["better"] = [max(pair) for pair in zip(rates["none"], rates["maximal"], strict=True)]
+    ratios = [("auto", over) for over in ("better", "none", "maximal", "eager")]
+    for kind, over in [*ratios, ("maximal", "none")]:
+        values = [ours / theirs for ours, theirs in zip(rates[kind], rates[over], strict=True)]
+        record = summary(f"{name}/ratio", {**parameters, "kind": kind, "over": over}, values)
+        record["interval"] = median_interval(values)
+        result.append(record)
+    return result
+
+
+def measure_overhead(model: str, args: argparse.Namespace) -> list[Record]:
+    measured = []
+    for round_index in range(args.rounds):
+        say(f"overhead/{model}: process {round_index + 1} of {args.rounds}")
+        arguments = ("--steps", str(args.steps), "--seed", str(round_index))
+        measured.append(_run("cut_overhead.py", model, *arguments))
+    differences = [
+        [(ours - theirs) * 1e6 for ours, theirs in zip(m["offloaded_s"], m["eager_s"], strict=True)]
+        for m in measured
+    ]
+    name, parameters = f"cut/overhead/{model}", {
+        "trainer_threads": 1,
+        "num_workers": 1,
+        "cores": measured[0]["cores"],
+        "graphs": measured[0]["graphs"],
+        "rows": [m["rows"] for m in measured],
+        "steps_of_a_process": args.steps,
+    }  # fmt: skip
+    result = []
+    for kind in ("eager", "offloaded"):
+        values = [value for m in measured for value in m[f"{kind}_s"]]
+        result.append(summary(f"{name}/step_s", {**parameters, "kind": kind}, values, ndigits=6))
+    values = [m["foreign_cores"] for m in measured]
+    result.append(summary(f"{name}/foreign_cores", {**parameters, "kind": "both"}, values))
+    pooled = [value for process in differences for value in process]
+    own = {**parameters, "kind": "offloaded", "over": "eager"}
+    own["of_processes"] = [summary("", {}, process)["median"] for process in differences]
+    record = summary(f"{name}/overhead_us", own, pooled)
+    record["interval"] = median_interval(pooled)
+    result.append(record)
+    step_us = result[0]["median"] * 1e6
+    percent = summary(f"{name}/overhead_percent", own, [value / step_us * 100 for value in pooled])
+    percent["interval"] = [round(value / step_us * 100, 4) for value in record["interval"]]
+    return [*result, percent]
+
+
+def say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    cases = f"of: {', '.join(WORKLOADS)}; with --overhead of: {', '.join(OVERHEAD_MODELS)}"
+    rounds = f"measurements of each kind ({ROUNDS}), or processes of --overhead ({OVERHEAD_ROUNDS})"
+    add("--only", nargs="+", metavar="NAME", default=[], help=cases)
+    add("--rounds", type=int, help=rounds)
+    add("--seconds", type=float, default=5.0, help="timed part of one measurement (5)")
+    add("--warmup", type=float, default=2.0, help="seconds before it, after the first losses (2)")
+    add("--overhead", action="store_true", help="what offload costs when nothing moves")
+    add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
+    add("--quick", action="store_true", help="little data and one short round: does it run?")
+    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add("--markdown", action="store_true", help="print only the tables")
+    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+    args = parser.parse_args()
+    names = OVERHEAD_MODELS if args.overhead else WORKLOADS
+    if unknown := [name for name in args.only if name not in names]:
+        parser.error(f"--only {unknown[0]}: no such case; there are {', '.join(names)}")
+    args.only = args.only or list(names)
+    if args.rounds is None:
+        args.rounds = OVERHEAD_ROUNDS if args.overhead else ROUNDS
+    for name, lowest in (("rounds", 1), ("steps", 1), ("seconds", 0.1), ("warmup", 0)):
+        if not lowest <= getattr(args, name) < 100_000:
+            parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
+    if args.quick:
+        args.rounds, args.seconds, args.warmup, args.steps = 1, 0.3, 0.1, 20
+    if args.read is None and importlib.util.find_spec("penstock") is None:
+        parser.error("penstock cannot be imported here; run `make bench`")
+    return args
+
+
+def main() -> int:
+    args = parse_arguments()
+    if args.read is not None:
+        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
+    else:
+        try:
+            everything = measure_all(args)
+        except MeasurementError as err:
+            print(f"\ncut: {err}", file=sys.stderr)
+            return 2
+    print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
+    print(cut_table.render(everything))
+    busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
+    if busy and max(busy) > QUIET_FOREIGN_CORES:
+        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
+    return 0
+
+
+def measure_all(args: argparse.Namespace) -> list[Record]:
+    where = {"commit": commit(), "machine": machine()}
+    everything: list[Record] = []
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("")
+    for name in args.only:
+        measure = measure_overhead if args.overhead else measure_workload
+        for record in measure(name, args):
+            everything.append(record | where)
+            line = json.dumps(everything[-1])
+            if args.out is not None:
+                with args.out.open("a") as file:
+                    file.write(line + "\n")
+            elif not args.markdown:
+                print(line, flush=True)
+    say("")
+    return everything
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

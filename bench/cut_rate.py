@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps per second of one training, in a process of its own: bench/cut.py starts this and reads the
+last line. By hand it also prints the plan.
+
+    python bench/cut_rate.py audio auto
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import process_tree
+import torch
+from cut_training import KINDS, choose_cores, endless, fresh, prepare_trainer, steps_of
+from cut_workloads import WORKLOADS
+
+from penstock import DataLoader, offload
+
+# The losses of so many steps from the first are handed back for comparison. Batches that were asked
+# for before there was a plan come without the worker's part, up to 17 of them where they are small.
+CHECKED_STEPS = 32
+BOUNDARY_BATCHES_MIN = 6
+WARMUP_STEPS = 16
+QUICK_EPOCH_BATCHES = 12
+
+
+class Waiting:
+    """Adds up the seconds for which `batches` were waited for."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> Waiting:
+        return self
+
+    def __next__(self) -> Any:
+        begin = time.perf_counter()
+        batch = next(self._batches)
+        self.seconds += time.perf_counter() - begin
+        return batch
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    workload = WORKLOADS[args.workload]
+    cores = choose_cores()
+    pin_worker = prepare_trainer(cores, args.seed)
+    batch_count = QUICK_EPOCH_BATCHES if args.quick else workload.epoch_batches
+    loader: DataLoader[Any] = DataLoader(
+        workload.make_dataset(batch_count * workload.batch_size),
+        batch_size=workload.batch_size,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+        worker_init_fn=pin_worker,
+    )
+    model = fresh(workload.make_model)
+    if args.kind != "eager":
+        model = offload(model, loader, cut=args.kind)
+    batches = Waiting(endless(loader))
+    steps = steps_of(model, batches, workload.loss)
+
+    losses = [next(steps) for _ in range(CHECKED_STEPS)]
+    result: dict[str, Any] = {"losses": [_bits(loss) for loss in losses], "cores": cores}
+    plan = loader.plan
+    if args.kind != "eager":
+        assert plan is not None
+        print(plan, file=sys.stderr)
+        if plan.refused is not None:
+            raise SystemExit(f"cut: penstock refused this model: {plan.refused}")
+        boundary_batch_count = loader.stats().boundary_batches
+        if plan.moved and boundary_batch_count < BOUNDARY_BATCHES_MIN:
+            raise SystemExit(
+                f"cut: the worker ran what moved for {boundary_batch_count} of the first "
+                f"{CHECKED_STEPS} batches, expected {BOUNDARY_BATCHES_MIN}; raise CHECKED_STEPS"
+            )
+        result["moved"] = [call.operator for call in plan.moved]
+        result |= {
+            "moved_calls": float(len(plan.moved)),
+            "raw_bytes": float(plan.raw_bytes),
+            "maximal_bytes": float(plan.maximal_bytes),
+            "boundary_bytes": float(plan.boundary_bytes),
+            "priced_worker_s": plan.worker_s,
+            "priced_trainer_s": plan.trainer_s,
+        }
+    warm = time.perf_counter() + args.warmup
+    warm_count = 0
+    while time.perf_counter() < warm or warm_count < WARMUP_STEPS:
+        next(steps)
+        warm_count += 1
+    busy_s, used, waited_s = process_tree.machine_busy_s(), _usage(), batches.seconds
+    begin = now = time.perf_counter()
+    step_count = 0
+    while now < begin + args.seconds:
+        next(steps)
+        step_count += 1
+        now = time.perf_counter()
+    seconds = now - begin
+    used, waited_s = _usage() - used, batches.seconds - waited_s
+    busy_s = process_tree.machine_busy_s() - busy_s
+    result |= {
+        "steps_per_s": step_count / seconds,
+        "waiting_share": waited_s / seconds,  # of batches: high where the worker is the slower one
+        "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
+    }
+    if loader.plan is not plan:
+        raise SystemExit(f"cut: the plan changed in the run: {loader.plan}")
+    return result
+
+
+def _usage() -> process_tree.Usage:
+    return process_tree.usage(os.getpid())
+
+
+def _bits(loss: torch.Tensor) -> str:
+    return loss.numpy().tobytes().hex()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=tuple(WORKLOADS))
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--warmup", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true")
+    print(json.dumps(measure(parser.parse_args())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke runs of bench/cut.py: it runs, its lines are whole, and what it trains has a part to
+move."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import penstock
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+WORKLOADS = ("audio", "tabular", "resize", "one_hot", "one_hot_ready")
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / "cut.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def records_of(lines: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The lines of a quick run."""
+    done = run_bench("--quick", *arguments, "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    for record in records:
+        assert set(record) >= {
+            "name", "parameters", "median", "p10", "p90", "n", "commit", "machine",
+        }  # fmt: skip
+    return records
+
+
+@pytest.fixture
+def workloads(monkeypatch: pytest.MonkeyPatch, one_thread_and_fresh_dynamo: None) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return pytest.importorskip("cut_workloads")
+
+
+@pytest.mark.slow
+def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> None:
+    records = records_of(tmp_path / "cut.jsonl", "--only", "tabular")
+    rates = [record for record in records if record["name"] == "cut/tabular/steps_per_s"]
+    kinds = [record["parameters"]["kind"] for record in rates]
+    assert kinds == ["eager", "none", "maximal", "auto"]
+    assert all(record["median"] > 0 and record["n"] == 1 for record in rates)
+    moved = {
+        record["parameters"]["kind"]: record["median"]
+        for record in records
+        if record["name"] == "cut/tabular/moved_calls"
+    }
+    assert moved["none"] == 0 < moved["maximal"]
+    overs = [
+        record["parameters"]["over"]
+        for record in records
+        if record["name"] == "cut/tabular/ratio" and record["parameters"]["kind"] == "auto"
+    ]
+    assert overs == ["better", "none", "maximal", "eager"]
+    again = run_bench("--read", str(tmp_path / "cut.jsonl"))
+    assert again.returncode == 0, again.stderr
+    assert "| tabular" in again.stdout and "auto / better" in again.stdout
+
+
+@pytest.mark.slow
+def test_the_overhead_has_its_lines(tmp_path: Path) -> None:
+    lines = tmp_path / "overhead.jsonl"
+    records = records_of(lines, "--overhead", "--only", "several_graphs")
+    overhead = next(r for r in records if r["name"] == "cut/overhead/several_graphs/overhead_us")
+    assert overhead["n"] == overhead["parameters"]["steps_of_a_process"] == 20
+    assert overhead["parameters"]["graphs"] == 3
+    low, high = overhead["interval"]
+    assert low <= overhead["median"] <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name: str) -> None:
+    assert tuple(workloads.WORKLOADS) == WORKLOADS
+    workload = workloads.WORKLOADS[name]
+    dataset = workload.make_dataset(4)
+    batch = torch.utils.data.default_collate([dataset[index] for index in range(4)])
+    model = workload.make_model()
+    loss = workload.loss(model, batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+    plan = penstock.explain(
+        model, batch, call=lambda m, b: workload.loss(m, b), cut="maximal", worker_count=1
+    )
+    assert plan.refused is None and plan.moved
+
+
+@pytest.mark.slow
+def test_an_unknown_workload_is_refused_by_name() -> None:
+    done = run_bench("--only", "adio")
+    assert done.returncode == 2
+    assert "--only adio: no such case; there are audio, tabular" in done.stderr
