@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smoke runs of the quickstart: it trains, its files are right, and it fails when it should."""
+"""Smoke runs of the examples: they train, the quickstart's files are right, and it fails when it
+should.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +120,14 @@ def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: Modul
     assert difference == "step 1 is 2.0 with torch and 2.0000000000000004 with offload"
     shorter = report.first_difference([run("torch", 1.0, 2.0), run("swapped", 1.0)])
     assert shorter == "2 steps with torch, 1 with swapped"
+
+
+@pytest.mark.slow
+def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
+    command = [sys.executable, str(EXAMPLES / "embedding_cache.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"(\S.*): ([\d.]+)%, losses equal to those without a cache", done.stdout)
+    ratios = {way: float(ratio) for way, ratio in found}
+    assert [*ratios] == ["without look-ahead", "with look-ahead", "an oracle"]
+    assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
