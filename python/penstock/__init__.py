@@ -12,6 +12,7 @@ from penstock.dataloader import DataLoader
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from penstock.embedding_ids import embedding_ids
     from penstock.explanation import explain
     from penstock.installation import install, uninstall
     from penstock.offloading import detach, offload
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "SharedList",
     "detach",
+    "embedding_ids",
     "explain",
     "install",
     "offload",
@@ -37,6 +39,7 @@ _LAZY = {
     "Plan": "penstock.plan",
     "SharedList": "penstock.shared_list",
     "detach": "penstock.offloading",
+    "embedding_ids": "penstock.embedding_ids",
     "explain": "penstock.explanation",
     "install": "penstock.installation",
     "offload": "penstock.offloading",

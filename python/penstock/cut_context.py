@@ -6,13 +6,16 @@ from __future__ import annotations
 import logging
 import weakref
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from penstock.plan import Plan
 from penstock.planning import CutOptions, PlannedCut
 from penstock.provenance import ProvenanceTable
+
+if TYPE_CHECKING:
+    from penstock.known_ids import KnownIds
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class CutContext:
     verify_every: int
     is_open: bool = True  # False once cutting was given up
     installed: set[str] = field(default_factory=set)
+    known_ids: list[KnownIds] = field(default_factory=list)  # by cut that is in use
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
 
@@ -86,6 +90,7 @@ class CutContext:
         """Stops cutting and withdraws what the workers run; `plan` is what the loader shows
         then."""
         self.is_open = False
+        self.known_ids.clear()
         host = self.host()
         if host is not None:
             if self.installed:

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock.capture import Placeholder, classify, is_plain
 from penstock.constants import ConstantWatch, is_same_bits
 from penstock.cut_context import CutContext
+from penstock.known_ids import KnownIds
 from penstock.lowering import Lowering, lower
 from penstock.planning import Layout, PlannedCut, plan_cut
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
@@ -187,6 +188,7 @@ class CutGraph:
             cut.reference = planned.reference.forward
             cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
             self._context.install(planned)
+        self._context.known_ids.append(KnownIds.of(lowering, planned, leaves, inputs))
         self._context.publish(planned.plan)
         return cut
 
@@ -260,6 +262,9 @@ class CutGraph:
             self._changes[index] = self._changes.get(index, 0) + 1
             logger.debug("constant %s changed", self._placeholders[index].label)
         self._cuts.remove(cut)
+        self._context.known_ids[:] = [
+            known for known in self._context.known_ids if known.planned is not cut.planned
+        ]
 
 
 def has_layouts(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> bool:

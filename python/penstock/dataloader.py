@@ -246,12 +246,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ahead, and indices with torch's own samplers from the first batch on; an iterable dataset
         has no indices; ``in_order=False`` has no known order: ``UnsupportedError``.
 
-        ``select`` is given the very tensors that the loader will deliver. What it returns of them
-        stays valid as long as it is kept, but is not to be written to, and shows what the program
-        writes to the batch later. It is called for the same batch again by the next call that
-        reaches it. Where a batch cannot be made, the list ends before it and ``next()`` raises the
-        error in its place; a ``timeout`` that runs out is raised here. Batches that were looked at
-        are held on top of ``prefetch_bytes``. With a CUDA ``device`` they may be used under the
+        :func:`penstock.embedding_ids` makes a ``select`` for ids that an offloaded model makes of a
+        batch. ``select`` is given the very tensors that the loader will deliver. What it returns of
+        them stays valid as long as it is kept, but is not to be written to, and shows what the
+        program writes to the batch later. It is called for the same batch again by the next call
+        that reaches it. Where a batch cannot be made, the list ends before it and ``next()`` raises
+        the error in its place; a ``timeout`` that runs out is raised here. Batches that were looked
+        at are held on top of ``prefetch_bytes``. With a CUDA ``device`` they may be used under the
         stream that was current here.
 
         The stream is that of the newest ``iter()``; an iterator has this method too, for its own.

@@ -100,7 +100,7 @@ class OffloadedCall:
     """Stands where `model.compile` puts its callable. Confined to the training thread."""
 
     def __init__(self, context: CutContext) -> None:
-        self._context = context
+        self.context = context
         self._refusal: str | None = None
         self._has_run_graph = False
         self._guards_hooks = False
@@ -110,7 +110,7 @@ class OffloadedCall:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_tracing() or not self._context.is_open:
+        if torch._C._is_tracing() or not self.context.is_open:
             return self._call_impl(*args, **kwargs)
         self._has_run_graph = False
         try:
@@ -124,14 +124,14 @@ class OffloadedCall:
             if self._guards_hooks:
                 torch._dynamo.config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
-        self._context.give_up(reason)
-        if self._context.model._compiled_call_impl is self:
-            self._context.model._compiled_call_impl = None
+        self.context.give_up(reason)
+        if self.context.model._compiled_call_impl is self:
+            self.context.model._compiled_call_impl = None
         return self._call_impl(*args, **kwargs)
 
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
-        self._context.close()
+        self.context.close()
 
     def _compile_graph(
         self, graph_module: fx.GraphModule, examples: Sequence[Any]
@@ -163,9 +163,9 @@ class OffloadedCall:
                 # Run by Dynamo, some of them (checkpointing) give other bits than eager does.
                 self._refusal = str(refusal)
                 raise
-            self._context.refuse_graph(str(refusal))
+            self.context.refuse_graph(str(refusal))
             return graph_module.forward
-        return CutGraph(self._context, graph_module, placeholders)
+        return CutGraph(self.context, graph_module, placeholders)
 
 
 def _reason(error: Exception) -> str:
