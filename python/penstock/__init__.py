@@ -13,6 +13,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.declared_operators import stateless
+    from penstock.embedding_ids import embedding_ids
     from penstock.explanation import explain
     from penstock.installation import install, uninstall
     from penstock.offloading import detach, offload
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "SharedList",
     "detach",
+    "embedding_ids",
     "explain",
     "install",
     "offload",
@@ -39,6 +41,7 @@ _LAZY = {
     "Plan": "penstock.plan",
     "SharedList": "penstock.shared_list",
     "detach": "penstock.offloading",
+    "embedding_ids": "penstock.embedding_ids",
     "explain": "penstock.explanation",
     "install": "penstock.installation",
     "offload": "penstock.offloading",

@@ -35,8 +35,8 @@ class AutomaticPoolIter(LocalPoolIter):
         self._loader = weakref.ref(loader)
         self._stretch = object()  # by which the meter knows what is measured here
         self._is_replaceable = loader._dataset_kind == _DatasetKind.Map and bool(loader.in_order)
-        self._asked: deque[Any] = deque()  # indices that were pulled and not answered yet
-        self._asked_again: deque[Any] = deque()  # those that the new workers are to be asked for
+        self._asked_again: deque[Any] = deque()  # what the new workers are to be asked for
+        self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
         super().__init__(loader)
 
     def _open_pool(self, loader: DataLoader[Any]) -> None:
@@ -45,7 +45,6 @@ class AutomaticPoolIter(LocalPoolIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._end_stretch()
-        self._asked.clear()
         self._asked_again.clear()
         count = loader.num_workers
         if isinstance(count, AutomaticCount) and count != self._num_workers:
@@ -61,18 +60,15 @@ class AutomaticPoolIter(LocalPoolIter):
         super()._begin_requests()
 
     def _next_index(self) -> Any:
-        if self._asked_again:
-            return self._asked_again.popleft()
-        index = super()._next_index()
-        if self._is_replaceable:
-            self._asked.append(index)
-        return index
+        return self._asked_again.popleft() if self._asked_again else super()._next_index()
 
     def _next_data(self) -> Any:
         loader = self._measured_loader()
         if loader is not None and loader.num_workers != self._num_workers and self._can_replace():
             self._go_on_with_another_pool(loader)
-        called_at = time.monotonic()
+        # Waiting for what is looked at ahead is waiting for batches, only called for elsewhere.
+        called_at = time.monotonic() - self._ahead_s
+        self._ahead_s = 0.0
         answered_count = self._progress.answered_count
         try:
             return super()._next_data()
@@ -82,9 +78,17 @@ class AutomaticPoolIter(LocalPoolIter):
             elif self._progress.is_finished:
                 self._end_stretch()
 
+    def _take_ahead(self, batch_count: int) -> None:
+        called_at = time.monotonic()
+        try:
+            super()._take_ahead(batch_count)
+        finally:
+            self._ahead_s += time.monotonic() - called_at
+
+    def _sure_workers(self) -> tuple[int, str]:
+        return 1, 'num_workers="auto", which may choose 1'
+
     def _note_answer(self, called_at: float) -> None:
-        if self._asked:
-            self._asked.popleft()
         loader = self._measured_loader()
         if loader is None:
             return
@@ -93,16 +97,16 @@ class AutomaticPoolIter(LocalPoolIter):
         if meter.is_open(self._stretch):
             meter.note(called_at, time.monotonic())
             if loader._tuner.is_due(self._num_workers):
-                meter.end(self._client.counters())
+                meter.end(self._count())
                 self._choose(loader)
         elif self._answers_until_measured <= 0 and loader.num_workers == self._num_workers:
             pids = [worker.pid for worker in self._workers]
-            meter.begin(self._stretch, self._num_workers, self._client.counters(), pids)
+            meter.begin(self._stretch, self._num_workers, self._count(), pids)
 
     def _end_stretch(self) -> None:
         loader = self._loader()
         if loader is not None and loader._tuner.meter.is_open(self._stretch):
-            loader._tuner.meter.end(self._client.counters())
+            loader._tuner.meter.end(self._count())
 
     def _choose(self, loader: DataLoader[Any]) -> None:
         is_iterable = self._dataset_kind == _DatasetKind.Iterable

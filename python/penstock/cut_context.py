@@ -9,13 +9,16 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from penstock.plan import Plan, joined
 from penstock.planning import CutOptions, PlannedCut
 from penstock.provenance import ProvenanceTable
+
+if TYPE_CHECKING:
+    from penstock.known_ids import KnownIds
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class CutContext:
     verify_every: int
     is_open: bool = True  # False once cutting was given up
     installed: set[str] = field(default_factory=set)
+    known_ids: list[KnownIds] = field(default_factory=list)  # by cut that is in use
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
     mistrusts: int = 0  # how often a worker was found to be wrong
@@ -62,6 +66,11 @@ class CutContext:
         """To be called before the model runs."""
         self.is_foreign = True
         self._plans = []
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether the last calls ran as one captured graph, as far as they knew the batch."""
+        return len(self._shown) <= 1
 
     def note_plan(self, plan: Plan) -> None:
         """Notes the plan of a graph that runs in this call."""
@@ -143,6 +152,7 @@ class CutContext:
         """Stops cutting and withdraws what the workers run; `plan` is what the loader shows
         then."""
         self.is_open = False
+        self.known_ids.clear()
         host = self.host()
         if host is not None:
             if self.installed:

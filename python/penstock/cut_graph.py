@@ -24,6 +24,7 @@ from penstock.constants import ConstantWatch, is_same_bits
 from penstock.cut_context import CutContext
 from penstock.expression import Expression, Result, holds
 from penstock.extended_graph import extend
+from penstock.known_ids import KnownIds
 from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_batches
 from penstock.lowering import Lowering, lower
 from penstock.planning import BoundaryValue, plan_cut
@@ -229,6 +230,7 @@ class CutGraph:
             cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
             self._context.install(planned)
         call.inputs = inputs
+        self._context.known_ids.append(KnownIds.of(lowering, planned, inputs))
         return cut
 
     def _writes_to_inputs(self, lowering: Lowering) -> bool:
@@ -319,7 +321,7 @@ class CutGraph:
             self._mistrusted.setdefault(cut.variant, {})[item.unit] = (
                 "a worker's result of it was not the trainer's own"
             )
-        self._cuts.remove(cut)
+        self._forget(cut)
         self._context.withdraw(cut.planned)
         self._context.mistrust(
             operators,
@@ -333,7 +335,13 @@ class CutGraph:
             label = cut.lowering.inputs[index].label
             self._changes[label] += 1
             logger.debug("constant %s changed", label)
+        self._forget(cut)
+
+    def _forget(self, cut: LiveCut) -> None:
         self._cuts.remove(cut)
+        self._context.known_ids[:] = [
+            known for known in self._context.known_ids if known.planned is not cut.planned
+        ]
 
 
 def _signature(value: Any) -> Any:

@@ -23,6 +23,7 @@ from penstock.errors import FallbackError
 from penstock.in_process import SingleProcessIter
 from penstock.loader_state import begin_from, check_has_state, check_state, make_state
 from penstock.local_pool import LocalPoolIter
+from penstock.lookahead import look_ahead
 from penstock.options import (
     DEFAULTS,
     check_options,
@@ -109,6 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     _loaded_state: dict[str, Any] | None  # what the next iter() goes on from
+    _newest_iterator: weakref.ref[_BaseDataLoaderIter] | None
 
     def __init__(
         self,
@@ -172,9 +174,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             live._shutdown_workers()  # persistent workers keep what they were started with
             self._iterator = None
         if self._loaded_state is None:
-            return super().__iter__()
-        iterator = begin_from(self, self._loaded_state, super().__iter__)
-        self._loaded_state = None
+            iterator = super().__iter__()
+        else:
+            iterator = begin_from(self, self._loaded_state, super().__iter__)
+            self._loaded_state = None
+        self._newest_iterator = weakref.ref(iterator)
         return iterator
 
     def _set_own_state(self) -> None:
@@ -185,6 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self._newest_iterator = None
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
@@ -226,6 +231,44 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             **dict(counters),
         )
 
+    def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
+        """What the next ``batch_count`` batches will be, in order; fewer where the epoch ends.
+
+        ``select`` is called with each of these batches and its results are returned: the ids that
+        an embedding will be asked for, say, so that a cache can fetch them. Without it the indices
+        are returned, as the sampler yields them for a batch. The batches are still to be delivered,
+        and the stream, the generators and the state are those of a program that does not look.
+
+        Values can be seen of the ``prefetch_factor * num_workers`` batches that are asked for ahead
+        (``prefetch_factor`` with ``num_workers="auto"``), for which this waits if need be; more is
+        a ``ValueError``. Indices are known to the end of the epoch with torch's own samplers in
+        batches, and as far ahead as values with others. With ``num_workers=0`` no values are known
+        ahead, and indices with torch's own samplers from the first batch on; an iterable dataset
+        has no indices; ``in_order=False`` has no known order: ``UnsupportedError``.
+
+        :func:`penstock.embedding_ids` makes a ``select`` for ids that an offloaded model makes of a
+        batch. ``select`` is given the very tensors that the loader will deliver. What it returns of
+        them stays valid as long as it is kept, but is not to be written to, and shows what the
+        program writes to the batch later. It is called for the same batch again by the next call
+        that reaches it. Where a batch cannot be made, the list ends before it and ``next()`` raises
+        the error in its place; a ``timeout`` that runs out is raised here. Batches that were looked
+        at are held on top of ``prefetch_bytes``. With a CUDA ``device`` they may be used under the
+        stream that was current here.
+
+        The stream is that of the newest ``iter()``; an iterator has this method too, for its own.
+        After the last batch of an epoch the list is empty.
+
+        Example::
+
+            loader = DataLoader(clicks, batch_size=512, num_workers=2, prefetch_factor=8)
+            for ids, labels in loader:
+                for coming in loader.lookahead(16, lambda batch: batch[0]):
+                    cache.prefetch(coming)
+                ...
+        """
+        iterator = None if self._newest_iterator is None else self._newest_iterator()
+        return look_ahead(self, iterator, batch_count, select)
+
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
         """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
@@ -258,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
             live._shutdown_workers()
-        self._iterator = None
+        self._iterator = self._newest_iterator = None
         self._progress = None
         self._loaded_state = copy.deepcopy(state_dict) or None
 
@@ -337,6 +380,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # plan of a model, what was measured.
         left_here = {
             "_live_iterators",
+            "_newest_iterator",
             "_provenance",
             "_plan",
             "_prefixes",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from penstock.batch_seeds import EpochSeeds
 from penstock.device import move_batch
+from penstock.errors import UnsupportedError
 from penstock.fetching import FetchSpec, InProcessFetcher
+from penstock.index_order import IndexOrder
+from penstock.indices import recognise_sampler
+from penstock.lookahead import check_arguments, indices_from
 from penstock.options import drawing_threads, is_seeded_by_batch, shard_count
 from penstock.progress import CountedPulls
 from penstock.shard_state import continue_iteration, load_dataset_state, shard_state
@@ -54,7 +59,11 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         self._note_sampler()
         if point is not None:
             self._num_yielded = point.yielded_count
+        self._is_order_drawn = False
+        self._order: IndexOrder | None = None
         if self._dataset_kind == _DatasetKind.Map:
+            if progress.is_replayed:
+                self._note_order()  # which is drawn in the next lines
             self._resume_sampler()
             if progress.answered_count == 0:
                 self._pull_ahead()
@@ -64,6 +73,49 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
                 self._dataset_fetcher, progress.starts[0], indices, lambda place: None
             )
         progress.begin(int(self._base_seed))
+
+    def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
+        """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
+        check_arguments(batch_count, select)
+        call = f"lookahead({batch_count})"
+        if select is not None:
+            raise UnsupportedError(
+                f"{call} was asked for values with num_workers=0, where a batch is made when "
+                f"next() is called, and what it draws would be drawn before the trainer's own "
+                f"numbers if it were made earlier; use num_workers=1 or more"
+            )
+        if self._dataset_kind != _DatasetKind.Map:
+            raise UnsupportedError(
+                f"{call} was asked for indices and the dataset is an IterableDataset, which has "
+                f"none; use num_workers=1 or more, and pass select=, which is given the batches"
+            )
+        if self._progress.is_finished:
+            return []
+        recipe = recognise_sampler(self._index_sampler)
+        if recipe is None:
+            raise UnsupportedError(
+                f"{call} was called with num_workers=0 and a sampler that is not torch's own "
+                f"RandomSampler or SequentialSampler in batches; such a sampler is pulled when "
+                f"next() is called, and earlier would be too early; use num_workers=1 or more"
+            )
+        if recipe.shuffle and not self._is_order_drawn:
+            raise ValueError(
+                f"{call} was called with num_workers=0 before the first batch of the epoch, when "
+                f"its order is drawn; call it after next(), or use num_workers=1 or more"
+            )
+        order = self._order or IndexOrder(recipe)
+        return indices_from(order, self._progress.pulled_count, batch_count)
+
+    def _note_order(self) -> None:
+        """To be called before the sampler is pulled for the first time, which draws the order."""
+        recipe = recognise_sampler(self._index_sampler)
+        self._order = None if recipe is None else IndexOrder(recipe)
+        self._is_order_drawn = True
+
+    def _next_index(self) -> Any:
+        if not self._is_order_drawn and self._dataset_kind == _DatasetKind.Map:
+            self._note_order()
+        return super()._next_index()
 
     def _next_data(self) -> Any:
         try:

@@ -12,7 +12,8 @@ import os
 import pickle
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -26,8 +27,10 @@ from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
 from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
+from penstock.index_order import IndexOrder
 from penstock.indices import prefetch_depth, recognise_sampler
 from penstock.local_workers import LocalWorkers
+from penstock.lookahead import LooksAhead, NoBatch, Taken
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.progress import CountedPulls
 from penstock.provenance import BatchHandle, Provenance
@@ -102,7 +105,7 @@ class NativeThread:
         self.ended.wait(timeout)
 
 
-class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
+class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     """Batches from workers that this process starts, in torch's order."""
 
     _workers: list[Any]
@@ -141,6 +144,9 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         self._is_bounded_by_bytes = loader.prefetch_bytes is not None
         self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
         self._past_counters = loader._past_counters
+        self._ahead = deque()
+        self._dropped_ahead = 0
+        self._asked = deque()
         loader._live_iterators.add(self)
         self._open_pool(loader)
         self._reset(loader, first_iter=True)
@@ -204,7 +210,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             self._epoch_seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
         is_map = self._dataset_kind == _DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
-        self._uses_stream = self._recipe is not None
+        self._asked.clear()
         if is_map and self._recipe is None:
             self._resume_sampler()
         progress.begin(int(self._base_seed))
@@ -215,6 +221,10 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     def _begin_requests(self) -> None:
         """Has the workers go on with the epoch after what was answered already."""
         progress = self._progress
+        self._drop_ahead()
+        self._uses_stream = self._recipe is not None
+        self._order = IndexOrder(self._recipe) if self._recipe is not None else None
+        self._pulls = None
         self._workers_status = [True] * self._num_workers
         asked_ahead = self._prefetch_depth * self._num_workers
         self._early.note_epoch(self._recipe, asked_ahead, self._base_generator, self._next_epoch)
@@ -250,10 +260,21 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
     def _ask_for_more(self) -> None:
         """After a batch or the end of a shard: torch asks for one in its place."""
         if not self._is_bounded_by_bytes:
-            self._try_put_index()
+            # Who looked ahead past the end of a shard may have had more asked for already.
+            if self._client.has_room():
+                self._try_put_index()
             return
         while self._client.has_room() and self._try_put_index():
             pass
+
+    def _next_index(self) -> Any:
+        if self._pulls is not None:
+            return next(self._pulls)
+        index = super()._next_index()
+        if self._dataset_kind == _DatasetKind.Map and self._in_order:
+            # The sampler may fill the same list again.
+            self._asked.append(index.copy() if type(index) is list else index)
+        return index
 
     def _try_put_index(self) -> bool:  # type: ignore[override]  # torch's does not say
         if self._uses_stream:
@@ -265,33 +286,44 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
         return self._client.submit(index, dumps_index)
 
     def _next_data(self) -> Any:
+        taken = self._ahead.popleft() if self._ahead else self._take()
+        if type(taken) is not tuple:
+            self._end_or_raise(taken)
+        value, extra, shard_id, state = taken
+        progress = self._progress
+        progress.answer(shard_id, state, is_error=type(extra) is bool)
+        if self._asked:
+            self._asked.popleft()
+        if not self._uses_stream:
+            self._ask_for_more()
+        if progress.answered_count >= self._early.answers_before:
+            if self._pulls is None or self._pulls.has_ended:
+                self._early.begin(self._client)
+        if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
+            self._draw_warning.give(self._drawing_threads)
+            self._drawing_threads = 0  # it is said, and need not be looked for again
+        if extra is True:
+            value.reraise()
+        if extra is False:
+            raise value
+        return value
+
+    def _take(self) -> Taken:
+        """Waits for what comes next. Nothing is submitted for it, but by a native stream."""
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         while True:
             kind, value, extra, shard_id, state = self._client.next(
                 wait_s, loads, self._provenance is not None
             )
             if kind == _BATCH:
-                progress = self._progress
-                progress.answer(shard_id, state, is_error=type(extra) is bool)
-                if progress.answered_count >= self._early.answers_before:
-                    self._early.begin(self._client)
-                if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
-                    self._draw_warning.give(self._drawing_threads)
-                    self._drawing_threads = 0  # it is said, and need not be looked for again
-                if not self._uses_stream:
-                    self._ask_for_more()
-                if extra is True:
-                    value.reraise()
-                if extra is False:
-                    raise value
-                if extra is not None:
-                    self._record_leaves(*extra)
-                return self._pin(value) if self._pin_memory else value
+                if type(extra) is not bool:
+                    if extra is not None:
+                        self._record_leaves(*extra)
+                    if self._pin_memory:
+                        value, extra = self._pin(value, extra)
+                return value, extra, shard_id, state
             if kind == _END:
-                self._progress.finish()
-                if not self._persistent_workers:
-                    self._shutdown_workers()
-                raise StopIteration
+                return NoBatch.END
             if kind == _SHARD_ENDED:
                 if extra:  # it was the worker's last
                     self._workers_status[value] = False
@@ -302,18 +334,29 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
             else:
                 self._check_workers()
                 if self._timeout > 0:
-                    raise RuntimeError(
-                        f"DataLoader timed out after {self._timeout} seconds"
-                        f"{self._who_is_awaited()}"
-                    )
+                    return NoBatch.LATE
 
-    def _pin(self, batch: Any) -> Any:
-        """What torch's thread does with a batch, whose plain tensors have been pinned natively."""
+    def _end_or_raise(self, taken: Taken) -> NoReturn:
+        if isinstance(taken, Exception):
+            raise taken
+        if taken is NoBatch.LATE:
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout} seconds{self._who_is_awaited()}"
+            )
+        self._progress.finish()
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _pin(self, batch: Any, extra: Any) -> tuple[Any, Any]:
+        """What torch's thread does with a batch, whose plain tensors have been pinned natively;
+        when that fails, what is to be raised in its place.
+        """
         try:
-            return torch_pin_memory(batch, self._pin_memory_device)
+            return torch_pin_memory(batch, self._pin_memory_device), extra
         except Exception:
             where = f"in pin memory thread for device {self._pin_device_index}"
-            ExceptionWrapper(where=where).reraise()
+            return ExceptionWrapper(where=where), True
 
     def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
         provenance = self._provenance
@@ -360,7 +403,7 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
 
     def counters(self) -> dict[str, Any]:
         """What this iterator has counted; empty once the loader has taken the counts over."""
-        return {} if self._shutdown else self._client.counters()
+        return {} if self._shutdown else self._count()
 
     def _install_prefix(self, message: bytes) -> None:
         self._client.install_prefix(message)
@@ -378,13 +421,15 @@ class LocalPoolIter(CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _close_pool(self) -> None:
         self._early.forget()
+        self._drop_ahead()
         self._past_counters.update(
             {
                 name: count
-                for name, count in self._client.counters().items()
+                for name, count in self._count().items()
                 if name not in ("outstanding", "ready")
             }
         )
+        self._dropped_ahead = 0
         self._shutdown = True
         try:
             self._client.stop()

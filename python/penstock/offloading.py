@@ -136,7 +136,7 @@ class OffloadedCall:
 
     def __init__(self, context: CutContext, call_impl: Callable[..., Any]) -> None:
         self.call_impl = call_impl
-        self._context = context
+        self.context = context
         self._has_run_graph = False
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
@@ -147,11 +147,11 @@ class OffloadedCall:
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_tracing() or not self._context.is_open:
+        if torch._C._is_tracing() or not self.context.is_open:
             return self.call_impl(*args, **kwargs)
         config = torch._dynamo.config
         self._has_run_graph = False
-        self._context.begin_call()
+        self.context.begin_call()
         # What Dynamo cannot take is then run by Python, whatever has run before it.
         suppresses_errors, config.suppress_errors = config.suppress_errors, True
         try:
@@ -166,18 +166,18 @@ class OffloadedCall:
             if self._guards_hooks:
                 config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
-            self._context.end_call(self._has_run_graph)
+            self.context.end_call(self._has_run_graph)
             self._note_run()
-        self._context.give_up(reason)
-        if getattr(self._context.target, "_compiled_call_impl", None) is self:
-            self._context.target._compiled_call_impl = None
+        self.context.give_up(reason)
+        if getattr(self.context.target, "_compiled_call_impl", None) is self:
+            self.context.target._compiled_call_impl = None
         return self.call_impl(*args, **kwargs)
 
     def _note_run(self) -> None:
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
             limit = torch._dynamo.config.recompile_limit
-            self._context.note_idle(
+            self.context.note_idle(
                 f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
                 f"this forward, or gave up after {limit} captures because it keeps changing; "
                 f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
@@ -186,7 +186,7 @@ class OffloadedCall:
     @property
     def options(self) -> CutOptions:
         """What the caller of `offload` asked for."""
-        return self._context.options
+        return self.context.options
 
     def __reduce__(self) -> Any:
         """A copy of the model is not offloaded, also where its class pickles all it has."""
@@ -194,7 +194,7 @@ class OffloadedCall:
 
     def close(self) -> None:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
-        self._context.close()
+        self.context.close()
 
     def _compile_graph(
         self, graph_module: fx.GraphModule, examples: Sequence[Any]
@@ -222,16 +222,16 @@ class OffloadedCall:
         except Unrunnable as refusal:
             # The frame is run by Python, as it would be without us.
             if self._knows_the_batch(examples):
-                self._context.refuse_graph(str(refusal))
+                self.context.refuse_graph(str(refusal))
             raise torch._dynamo.exc.SkipFrame(str(refusal)) from refusal
         except Unlowerable as refusal:
-            self._context.refuse_graph(str(refusal))
+            self.context.refuse_graph(str(refusal))
             return graph_module.forward
-        return CutGraph(self._context, graph_module, placeholders)
+        return CutGraph(self.context, graph_module, placeholders)
 
     def _knows_the_batch(self, examples: Sequence[Any]) -> bool:
         return any(
-            isinstance(value, torch.Tensor) and self._context.provenance.lookup(value) is not None
+            isinstance(value, torch.Tensor) and self.context.provenance.lookup(value) is not None
             for value in examples
         )
 

@@ -123,11 +123,11 @@ class Progress:
         self.shard_states: list[Any] = [None] * shard_count  # after the last answer of each
         self.last_shard_id: int | None = None
         self.sampler_state: dict[str, Any] | None = None  # after the pull of the last answer
-        self._pulled_count = 0
+        self.pulled_count = 0
         self._sampled_count = 0
         self._sampler_states: deque[dict[str, Any]] = deque()  # of pulls not answered yet
         if point is not None:
-            self.answered_count = self._pulled_count = point.answered_count
+            self.answered_count = self.pulled_count = point.answered_count
             self.yielded_count = point.yielded_count
             self.last_shard_id = point.last_shard_id
             self.sampler_state = point.sampler_state
@@ -152,7 +152,7 @@ class Progress:
 
     def pull(self, index: Any, state: dict[str, Any] | None) -> None:
         """The sampler gave ``index``, after which it has ``state``."""
-        self._pulled_count += 1
+        self.pulled_count += 1
         if state is not None:
             self._sampled_count += len(index) if isinstance(index, (list, tuple)) else 1
             self._sampler_states.append({"samples_yielded": self._sampled_count, **state})
@@ -171,9 +171,9 @@ class Progress:
 
     def answer_pulled(self, shard_id: int, state: Any, is_error: bool) -> None:
         """The same where nothing is asked for ahead: an interrupt may have taken pulls before."""
-        if self.answered_count == self._pulled_count:
+        if self.answered_count == self.pulled_count:
             return  # the sampler itself failed
-        while self.answered_count + 1 < self._pulled_count:
+        while self.answered_count + 1 < self.pulled_count:
             self.answered_count += 1
             if self._sampler_states:
                 self._sampler_states.popleft()

@@ -5,6 +5,7 @@ right, and it fails when it should."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,14 @@ def test_an_example_trains_and_its_plan_is_explained(name: str, moved: set[str])
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert moved <= {call["operator"].partition(" at ")[0] for call in plan["moved"]}
+
+
+@pytest.mark.slow
+def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
+    command = [sys.executable, str(EXAMPLES / "embedding_cache.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"(\S.*): ([\d.]+)%, losses equal to those without a cache", done.stdout)
+    ratios = {way: float(ratio) for way, ratio in found}
+    assert [*ratios] == ["without look-ahead", "with look-ahead", "an oracle"]
+    assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
