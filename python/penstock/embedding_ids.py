@@ -25,8 +25,9 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
     as they are, or as the workers computed them. A batch from before the workers knew what to
     compute is computed here. None where it cannot be known: before the model has run on a batch of
     this form (the smaller last one, say), when the plan leaves what makes the ids to the trainer,
-    which ``cut="maximal"`` does least, and for a forward that is captured as several graphs. Raises ``ValueError`` for a model that is not
-    offloaded, and for a name that is none of its parameters'.
+    which ``cut="maximal"`` does least, and for a forward that is captured as several graphs. Raises
+    ``ValueError`` for a model that is not offloaded, and for a name that is none of its
+    parameters'.
 
     Example::
 
