@@ -83,7 +83,9 @@ class InProcessPool:
             made = f"%{name} = {self.spoiled}("
             if self.spoil or self.spoiled is not None and made in str(executor.graph):
                 flat = torch.empty(0, dtype=torch.uint8).set_(result.untyped_storage())
-                flat[result.element_size() // 2 :: result.element_size()] ^= 1
+                # The last bit of a number that is not whole can get lost in rounding.
+                byte = result.element_size() // 2 if result.is_floating_point() else 0
+                flat[byte :: result.element_size()] ^= 1
         return dict(zip(keys, results, strict=True))
 
 

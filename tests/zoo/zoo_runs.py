@@ -103,7 +103,8 @@ def is_spoiled_by_its_worker(case: Case) -> bool:
         trained = train(model, pool, loss)
     except (IndexError, RuntimeError):
         return True  # an index may be too large with its lowest bit flipped
-    is_found_out = pool.plan is not None and pool.plan.refused is not None
+    call: Any = model._compiled_call_impl
+    is_found_out = call is None or call.context.mistrusts > 0
     detach(model)
     return is_found_out or trained != without_cut(case).trained
 
