@@ -11,6 +11,7 @@ import torch
 from cut_models import CASES, Case, images, rows
 from test_auto_workers import Scheduled
 from test_offload import bits, fresh, train
+from test_offload_graphs import ThreeGraphsAndABranch
 
 from penstock import DataLoader
 from penstock.leaves import flatten_batch
@@ -73,6 +74,29 @@ def test_two_epochs_through_worker_processes_are_bit_identical(case: Case) -> No
     assert loader.plan is None
     assert not carries_boundary_tensors(loader)
     del loader, reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:
+    case = Case("", ThreeGraphsAndABranch, rows, CASES[5].loss, True)
+    arguments: dict[str, Any] = {
+        "batch_size": None,
+        "num_workers": 2,
+        "persistent_workers": True,
+        "multiprocessing_context": method,
+    }
+    reference_model = fresh(case.make_model)
+    reference = torch.utils.data.DataLoader(Batches(case), **arguments)
+    loader: DataLoader[Any] = DataLoader(Batches(case), **arguments)
+    model = offload(fresh(case.make_model), loader, cut="maximal", verify_every=3)
+    for _ in range(3):
+        expected = train(reference_model, reference, case.loss)
+        is_same = train(model, loader, case.loss) == expected
+        assert is_same
+    assert loader.plan is not None and len(loader.plan.moved) >= 6
+    assert loader.stats().boundary_batches >= BATCH_COUNT
+    detach(model)
 
 
 def carries_boundary_tensors(loader: DataLoader[Any]) -> bool:

@@ -25,7 +25,9 @@ LONG = {"hf_bert", "hf_llama", "hf_vit", "timm_resnet", "timm_vit", "compiled"}
 # or read from the batch, or counted.
 UNUSED = {"anneal", "warm_up", "loop", "v2_augment"}
 UNUSED_MARK = pytest.mark.xfail(
-    reason="a number of Python that changes makes another graph", raises=AssertionError, strict=False
+    reason="a number of Python that changes makes another graph",
+    raises=AssertionError,
+    strict=False,
 )
 
 
