@@ -33,6 +33,7 @@ class Placeholder:
     is_tensor: bool
     dynamic_dims: tuple[int, ...]
     size_of: tuple[int, int] | None
+    is_parameter: bool = False  # which no tensor of a batch ever is
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,14 @@ def _placeholder(node: fx.Node, index_by_source: Mapping[str, int]) -> Placehold
         place = "module"
     elif source is not None and not is_from_local_source(source):
         place = "global"
+    argument = node.meta.get("grapharg")
     return Placeholder(
-        _label(source), place, isinstance(example, torch.Tensor), dynamic_dims, size_of
+        label=_label(source),
+        place=place,
+        is_tensor=isinstance(example, torch.Tensor),
+        dynamic_dims=dynamic_dims,
+        size_of=size_of,
+        is_parameter=argument is not None and isinstance(argument.example, torch.nn.Parameter),
     )
 
 

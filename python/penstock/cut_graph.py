@@ -59,7 +59,9 @@ class CutGraph:
         self._run_whole = graph_module.forward
         self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = list(placeholders)
-        self._tensor_inputs = [i for i, p in enumerate(placeholders) if p.is_tensor]
+        self._looked_up = [
+            i for i, p in enumerate(placeholders) if p.is_tensor and not p.is_parameter
+        ]
         self._cuts: list[LiveCut] = []
         self._refusals = 0
         self._refused_patterns: set[tuple[Any, ...]] = set()
@@ -112,7 +114,7 @@ class CutGraph:
         yet."""
         handle: BatchHandle | None = None
         provenance_of: dict[int, Provenance] = {}
-        for index in self._tensor_inputs:
+        for index in self._looked_up:
             found = self._context.provenance.lookup(inputs[index])
             if found is None:
                 continue

@@ -142,18 +142,16 @@ class OffloadedCall:
         self._guards_hooks = False
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
+        # What it cannot take is to be run by Python, whatever has run before it.
         self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
-            enable_dynamo_decompositions=False, trace_numpy=False
+            enable_dynamo_decompositions=False, trace_numpy=False, suppress_errors=True
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._is_tracing() or not self.context.is_open:
             return self.call_impl(*args, **kwargs)
-        config = torch._dynamo.config
         self._has_run_graph = False
         self.context.begin_call()
-        # What Dynamo cannot take is then run by Python, whatever has run before it.
-        suppresses_errors, config.suppress_errors = config.suppress_errors, True
         try:
             return self._compiled(*args, **kwargs)
         except Exception as error:
@@ -162,9 +160,8 @@ class OffloadedCall:
             # Dynamo traces before it runs: none of the forward has happened yet.
             reason = f"the model cannot be captured ({first_sentence(error)})"
         finally:
-            config.suppress_errors = suppresses_errors
             if self._guards_hooks:
-                config.skip_nnmodule_hook_guards = True
+                torch._dynamo.config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
             self.context.end_call(self._has_run_graph)
             self._note_run()
