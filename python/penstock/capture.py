@@ -9,7 +9,7 @@ state and stays with the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,10 +61,8 @@ def classify(
     arguments: Sequence[Any],
     leaf_index_of: LeafLookup,
     buffers: Mapping[int, torch.Tensor],
-    changing: Set[str],
 ) -> list[GraphInput]:
-    """Says what each argument is. `buffers` is by id; `changing` lists the labels of constants that
-    were seen to change."""
+    """Says what each argument is. `buffers` is by id."""
     inputs: list[GraphInput] = []
     for place, value in zip(placeholders, arguments, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -73,11 +71,7 @@ def classify(
         leaf_index = leaf_index_of(value)
         if leaf_index is not None and is_plain(value):
             kind = GraphInput("leaf", place.label, leaf_index, place.dynamic_dims)
-        elif (
-            is_plain(value)
-            and place.label not in changing
-            and (place.place != "local" or id(value) in buffers)
-        ):
+        elif is_plain(value) and (place.place != "local" or id(value) in buffers):
             kind = GraphInput("const", place.label, dynamic_dims=place.dynamic_dims)
         else:
             kind = GraphInput("state", place.label, dynamic_dims=place.dynamic_dims)

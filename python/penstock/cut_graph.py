@@ -194,7 +194,6 @@ class CutGraph:
             call.inputs,
             lambda tensor: leaf_index.get(id(tensor)),
             {id(buffer): buffer for buffer in self._context.buffers()},
-            changing,
         )
         extended = extend(self._whole, own, expressions)
         extended.inputs = [

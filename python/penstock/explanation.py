@@ -120,7 +120,7 @@ def _plan_captured(
                 )
     buffers = {id(b): b for b in model.buffers()} if isinstance(model, torch.nn.Module) else {}
     graph_inputs = tie_sizes(
-        classify(captured.placeholders, captured.examples, leaf_index_of, buffers, frozenset())
+        classify(captured.placeholders, captured.examples, leaf_index_of, buffers)
     )
     _, planned = plan_cut(
         lambda symbolic: lower(

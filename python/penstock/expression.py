@@ -95,16 +95,13 @@ def _expression(
     except Unlowerable:
         return
     graph = module.graph
-    taken: list[int] = []
-    for index, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
-        if node.users:
-            taken.append(index)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    taken = [index for index, node in enumerate(placeholders) if node.users]
     # An integer that is the size of an input needs that input, so that it can be followed.
     sized = {lowering.inputs[index].size_of for index in taken} - {None}
     taken = sorted({*taken, *(base for base, _ in filter(None, sized))})
     if any(lowering.inputs[index].kind in ("state", "made") for index in taken):
         return
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(placeholders):
         if index not in taken:
             graph.erase_node(node)
