@@ -21,7 +21,7 @@ from typing import Any
 import cut_table
 from cut_training import KINDS
 from cut_workloads import OVERHEAD_MODELS, WORKLOADS
-from figures import Record, commit, machine, median_interval, summary
+from figures import Record, commit, machine, median_interval, put_line, summary
 
 HERE = Path(__file__).resolve().parent
 RATES = ("steps_per_s", "waiting_share", "foreign_cores")
@@ -226,12 +226,7 @@ def measure_all(args: argparse.Namespace) -> list[Record]:
         measure = measure_overhead if args.overhead else measure_workload
         for record in measure(name, args):
             everything.append(record | where)
-            line = json.dumps(everything[-1])
-            if args.out is not None:
-                with args.out.open("a") as file:
-                    file.write(line + "\n")
-            elif not args.markdown:
-                print(line, flush=True)
+            put_line(everything[-1], args.out, is_shown=not args.markdown)
     say("")
     return everything
 

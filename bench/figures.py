@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -104,3 +105,14 @@ def machine() -> str:
         f"{core_count} x {model}, {memory_gib:.0f} GiB, Linux {os.uname().release}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
+
+
+def put_line(record: Record, out: Path | None, *, is_shown: bool) -> None:
+    """Adds the record as one JSON line to the file, or without one prints it if it is to be
+    shown."""
+    line = json.dumps(record)
+    if out is not None:
+        with out.open("a") as file:
+            file.write(line + "\n")
+    elif is_shown:
+        print(line, flush=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import table
-from figures import Record, Rounds, commit, machine, records
+from figures import Record, Rounds, commit, machine, put_line, records
 from workloads import WORKLOADS, load
 
 HERE = Path(__file__).resolve().parent
@@ -175,13 +175,8 @@ def measure_all(args: argparse.Namespace) -> list[Record]:
             say(f"{case}: comparing the two streams")
             check_streams(case, args)
         for record in measure_case(case, args):
-            line = json.dumps(record | where)
             everything.append(record | where)
-            if args.out is not None:
-                with args.out.open("a") as file:
-                    file.write(line + "\n")
-            elif not args.markdown:
-                print(line, flush=True)
+            put_line(everything[-1], args.out, is_shown=not args.markdown)
     say("")
     return everything
 
