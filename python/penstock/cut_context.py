@@ -7,12 +7,13 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from penstock.lazy_batches import LazyBatches
 from penstock.plan import Plan, joined
 from penstock.planning import CutOptions, PlannedCut
 from penstock.provenance import ProvenanceTable
@@ -54,8 +55,15 @@ class CutContext:
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
     mistrusts: int = 0  # how often a worker was found to be wrong
     is_foreign: bool = True  # no tensor of the loader was seen in this call so far
+    has_stranger: bool = False  # the program may have made an input of this call of the batch
+    follows_calls: bool = False  # it has, and it is known how
+    lazy: LazyBatches = field(init=False)
+    _graph_count: int = 0  # of this call so far
     _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
     _shown: list[Plan] = field(default_factory=list)  # what the loader's plan was made of
+
+    def __post_init__(self) -> None:
+        self.lazy = LazyBatches(self.provenance)
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Tensors that are the model's own, wherever in its forward they are met."""
@@ -65,7 +73,21 @@ class CutContext:
     def begin_call(self) -> None:
         """To be called before the model runs."""
         self.is_foreign = True
+        self.has_stranger = self.follows_calls = False
+        self._graph_count = 0
         self._plans = []
+
+    def note_inputs(
+        self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
+    ) -> None:
+        """Notes what a graph was given. Later graphs of a call have results of the earlier ones,
+        so only the first says what the program did before."""
+        if knows_batch:
+            self.is_foreign = False
+        self.follows_calls |= follows_calls
+        if self._graph_count == 0 and self.lazy.is_undecided:
+            self.has_stranger = has_stranger()
+        self._graph_count += 1
 
     @property
     def is_one_graph(self) -> bool:
@@ -80,6 +102,8 @@ class CutContext:
         """To be called after the model ran: its plan is that of all graphs that did."""
         if has_run_graph:
             self._note_foreign()
+            moves = any(plan.moved for plan in self._plans)
+            self.lazy.note_call(self.has_stranger, self.follows_calls, moves)
         if self.is_open and self._plans and not _are_same(self._plans, self._shown):
             self._shown = self._plans
             self.publish(joined(self._plans))
@@ -128,9 +152,10 @@ class CutContext:
         self.foreign_calls = self.foreign_calls + 1 if self.is_foreign else 0
         if self.foreign_calls == FOREIGN_CALLS_MAX:
             self.refuse_graph(
-                f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the loader as it came"
-                " (a moved, converted or sliced batch is another tensor; offload the training step "
-                "itself, and what it does to the batch is seen)"
+                f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the batch, and nothing"
+                " that follows from one by operators that can be followed (random ones, indexing "
+                "and other libraries cannot; offload a function that does it and calls the model, "
+                "or leave it to the dataset)"
             )
 
     def publish(self, plan: Plan) -> None:
@@ -152,6 +177,7 @@ class CutContext:
         """Stops cutting and withdraws what the workers run; `plan` is what the loader shows
         then."""
         self.is_open = False
+        self.lazy.give_up()
         self.known_ids.clear()
         host = self.host()
         if host is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from penstock.cut_context import CutContext
 from penstock.expression import Expression, Result, holds
 from penstock.extended_graph import extend
 from penstock.known_ids import KnownIds
+from penstock.lazy_inputs import LazyInputs
+from penstock.lazy_tensor import LazyTensor
 from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_batches
 from penstock.lowering import Lowering, lower
 from penstock.planning import BoundaryValue, plan_cut
@@ -78,20 +80,25 @@ class CutGraph:
     def _run(self, inputs: Sequence[Any]) -> Any:
         if not self._context.is_open:
             return self._run_whole(*inputs)
+        lazy = LazyInputs.of(inputs) if LazyTensor in map(type, inputs) else None
+        if lazy is not None:
+            inputs = lazy.inputs
         try:
-            call, cut = self._find(inputs)
+            call, cut = self._find(inputs, lazy)
             boundary = None if call is None or cut is None else self._boundary(cut, call)
         except Exception as error:
             # Nothing of the graph has run yet, so the whole of it still can.
             logger.debug("the cut failed", exc_info=True)
             self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
-            return self._run_whole(*inputs)
+            return self._run_whole(*(inputs if lazy is None else lazy.computed()))
         if call is None or cut is None:
-            return self._run_whole(*inputs)
+            return self._run_whole(*(inputs if lazy is None else lazy.computed()))
         self._context.note_plan(cut.planned.plan)
         if cut.suffix is None or boundary is None:
-            results = self._run_whole(*inputs)
+            results = self._run_whole(*(inputs if lazy is None else lazy.computed()))
         else:
+            if lazy is not None and cut.writes_inputs:
+                call.handle.compute_waiting()
             results = cut.suffix(*call.inputs, *boundary)
         for item in cut.planned.results:
             self._record(item, call, results[item.position])
@@ -109,31 +116,51 @@ class CutGraph:
                 result, Provenance(call.handle, item.expression, result._version, inputs)
             )
 
-    def _find(self, inputs: Sequence[Any]) -> tuple[GraphCall | None, LiveCut | None]:
+    def _find(
+        self, inputs: Sequence[Any], lazy: LazyInputs | None
+    ) -> tuple[GraphCall | None, LiveCut | None]:
         """What of the inputs is of a batch, and the cut for such, planned now if there is none
         yet."""
         handle: BatchHandle | None = None
         provenance_of: dict[int, Provenance] = {}
         for index in self._looked_up:
-            found = self._context.provenance.lookup(inputs[index])
+            if lazy is not None and index in lazy.found:
+                found: Provenance | None = lazy.found[index]
+            else:
+                found = self._context.provenance.lookup(inputs[index])
             if found is None:
                 continue
             if handle is not None and found.handle is not handle:
                 return None, None  # tensors of two batches at once
             handle = found.handle
             provenance_of[index] = found
+        self._context.note_inputs(
+            handle is not None,
+            lambda: self._has_stranger(inputs, provenance_of),
+            follows_calls=lazy is not None and lazy.follows_calls,
+        )
         if handle is None:
             return None, None
-        self._context.is_foreign = False
-        call = GraphCall(handle, provenance_of, inputs)
+        call = GraphCall(handle, provenance_of, inputs, {} if lazy is None else lazy.waiting)
         pattern = call.pattern
         for cut in self._cuts:
             if cut.variant[0] == pattern:
-                all_inputs = call.with_added(cut.added) if cut.added else inputs
+                all_inputs = inputs
+                if cut.added or call.waiting:
+                    all_inputs = call.with_added(cut.added, cut.variant[1])
                 if cut.lowering.conditions.hold(all_inputs):
                     call.inputs = all_inputs
                     return call, cut
         return call, self._plan(call)
+
+    def _has_stranger(self, inputs: Sequence[Any], known: Mapping[int, Provenance]) -> bool:
+        """Whether a tensor came that the program may have made of the batch before the call."""
+        return any(
+            index not in known
+            and self._placeholders[index].place == "local"
+            and is_plain(inputs[index])
+            for index in self._looked_up
+        )
 
     def _plan(self, call: GraphCall) -> LiveCut | None:
         if len(self._cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
@@ -162,13 +189,15 @@ class CutGraph:
 
     def _try_plan(self, call: GraphCall) -> LiveCut:
         refuse_by_surroundings()
+        # Whatever waits is needed for the calibration.
+        call.inputs = call.with_added((), frozenset())
         autocast = AutocastState.now()
         leaf_index: dict[int, int] = {}
         expressions: dict[int, Expression] = {}
         for index, provenance in call.found.items():
             if isinstance(provenance.source, int):
                 leaf_index[id(call.inputs[index])] = provenance.source
-            elif provenance.source.autocast == autocast:
+            elif provenance.source.autocast in (autocast, None):
                 expressions[index] = provenance.source
             if not is_plain(call.inputs[index]):
                 label = self._placeholders[index].label
@@ -195,12 +224,13 @@ class CutGraph:
             lambda tensor: leaf_index.get(id(tensor)),
             {id(buffer): buffer for buffer in self._context.buffers()},
         )
-        extended = extend(self._whole, own, expressions)
+        waiting = call.waiting.keys() & expressions.keys()
+        extended = extend(self._whole, own, expressions, waiting)
         extended.inputs = [
             replace(item, kind="state") if item.kind == "const" and item.label in changing else item
             for item in extended.inputs
         ]
-        inputs = call.with_added(extended.added)
+        inputs = call.with_added(extended.added, frozenset())
         lowering, planned = plan_cut(
             lambda symbolic: lower(
                 extended.graph_module,
@@ -209,6 +239,7 @@ class CutGraph:
                 symbolic=symbolic,
                 given=extended.given,
                 in_front=extended.in_front,
+                waiting=extended.waiting,
             ),
             inputs,
             call.handle.leaf_count,
@@ -217,11 +248,14 @@ class CutGraph:
         )
         if expressions and self._writes_to_inputs(lowering):
             raise Unlowerable("it writes to what an earlier part of forward may share memory with")
+        if _gives_out_waiting(lowering):
+            raise Unlowerable("it returns what the program made of the batch before")
         cut = LiveCut(
             lowering,
             variant,
             extended.added,
             planned,
+            writes_inputs=self._writes_to_inputs(lowering),
             mistrusts=self._context.mistrusts,
         )
         if planned.boundary:
@@ -239,7 +273,8 @@ class CutGraph:
         this graph: what that has come to is not known here."""
         recording = lowering.recording
         written = recording.mutated_storages
-        return any(recording.forms[name].storage in written for name in lowering.given) or any(
+        made_before = (*lowering.given, *lowering.waiting)
+        return any(recording.forms[name].storage in written for name in made_before) or any(
             recording.forms[name].storage in written
             and index < len(self._placeholders)
             and self._placeholders[index].place == "local"
@@ -343,6 +378,19 @@ class CutGraph:
         self._context.known_ids[:] = [
             known for known in self._context.known_ids if known.planned is not cut.planned
         ]
+
+
+def _gives_out_waiting(lowering: Lowering) -> bool:
+    """Whether a result shares memory with what is computed in place of an input: the program has
+    that input, too, and would have other memory there."""
+    forms = lowering.recording.forms
+    leaves = {
+        forms[name].storage
+        for name, index in lowering.input_names.items()
+        if lowering.inputs[index].kind == "leaf"
+    }
+    waiting = {forms[name].storage for name in lowering.waiting} - leaves
+    return any(forms[name].storage in waiting for name in lowering.output_names)
 
 
 def _signature(value: Any) -> Any:

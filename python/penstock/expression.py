@@ -33,7 +33,8 @@ class Expression:
 
     graph_module: fx.GraphModule  # takes the inputs in order, gives the tensor
     inputs: tuple[GraphInput, ...]  # leaves, constants and integers
-    autocast: AutocastState  # when its calls were captured
+    # When its calls were captured; None if they are operators as they come out of autocast.
+    autocast: AutocastState | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ is run again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import fx
 from penstock.capture import tie_sizes
 from penstock.expression import Expression
 from penstock.lowering import GraphInput
+from penstock.surroundings import REGION_BEGIN, REGION_END, AutocastState
 
 
 @dataclass
@@ -30,25 +31,31 @@ class ExtendedGraph:
     added: list[tuple[int, int]] = field(default_factory=list)
     given: dict[fx.Node, int] = field(default_factory=dict)  # the input that a node computes
     in_front: set[fx.Node] = field(default_factory=set)  # calls of the expressions
+    # The nodes whose values nobody has computed yet: they are as good as calls of the graph.
+    waiting: set[fx.Node] = field(default_factory=set)
 
 
 def extend(
     graph_module: fx.GraphModule,
     inputs: Sequence[GraphInput],
     expressions: Mapping[int, Expression],
+    waiting: Set[int] = frozenset(),
 ) -> ExtendedGraph:
     """Puts `expressions`, which are by input, in front of the graph; `inputs` says what its inputs
-    are."""
+    are. Those in `waiting` are not at hand."""
     if not expressions:
         return ExtendedGraph(graph_module, tie_sizes(inputs))
-    extended = _Extension(graph_module, inputs).extend(expressions)
+    extended = _Extension(graph_module, inputs, waiting).extend(expressions)
     extended.inputs = tie_sizes(extended.inputs)
     return extended
 
 
 class _Extension:
-    def __init__(self, graph_module: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
+    def __init__(
+        self, graph_module: fx.GraphModule, inputs: Sequence[GraphInput], waiting: Set[int]
+    ) -> None:
         self._module = graph_module
+        self._waiting = waiting
         self._graph = fx.Graph()
         self._attributes: dict[str, torch.Tensor] = {}
         self._copies: dict[fx.Node, fx.Node] = {}
@@ -67,13 +74,18 @@ class _Extension:
             index: self._add_inputs(index, expression, nodes)
             for index, expression in expressions.items()
         }
-        results = {
-            index: self._inline(expression, [nodes[place] for place in places[index]])
-            for index, expression in expressions.items()
-        }
+        results: dict[int, fx.Node] = {}
+        for index, expression in expressions.items():
+            copies = self._inline(expression, [nodes[place] for place in places[index]])
+            results[index] = copies.pop()
+            if index not in self._waiting:
+                self._extended.in_front.update(copies)
         for index, result in results.items():
             self._copies[self._placeholders[index]] = result
-            extended.given[result] = index
+            if index in self._waiting:
+                extended.waiting.add(result)
+            else:
+                extended.given[result] = index
             extended.inputs[index] = replace(extended.inputs[index], kind="made")
         self._tie_sizes(results)
         for node in self._module.graph.nodes:
@@ -101,7 +113,10 @@ class _Extension:
                 self._extended.inputs[places[position]] = replace(item, size_of=(places[base], dim))
         return places
 
-    def _inline(self, expression: Expression, arguments: Sequence[fx.Node]) -> fx.Node:
+    def _inline(self, expression: Expression, arguments: Sequence[fx.Node]) -> list[fx.Node]:
+        """Copies the calls of an expression; the result comes once more at the end."""
+        begins = self._begin_outside_autocast() if expression.autocast is None else []
+        calls: list[fx.Node] = list(begins)
         copies: dict[fx.Node, fx.Node] = {}
         remaining = iter(arguments)
         result: Any = None
@@ -112,9 +127,20 @@ class _Extension:
                 result = copies[node.args[0]]
             else:
                 copies[node] = self._copy(expression.graph_module, node, copies)
-                self._extended.in_front.add(copies[node])
+                calls.append(copies[node])
         assert isinstance(result, fx.Node)
-        return result
+        for begin in reversed(begins):
+            calls.append(self._graph.call_function(REGION_END, (begin,)))
+        return [*calls, result]
+
+    def _begin_outside_autocast(self) -> list[fx.Node]:
+        """A region for calls that have been through autocast already."""
+        state = AutocastState.now()
+        return [
+            self._graph.call_function(REGION_BEGIN, (device, dtype, False, False))
+            for device, dtype in (("cpu", state.cpu), ("cuda", state.cuda))
+            if dtype is not None
+        ]
 
     def _tie_sizes(self, results: Mapping[int, fx.Node]) -> None:
         """Integers that are a size of what is computed here follow it."""
@@ -123,7 +149,8 @@ class _Extension:
             if item.size_of is not None and item.size_of[0] in results:
                 base, dim = item.size_of
                 size = self._graph.call_method("size", (results[base], dim))
-                self._extended.in_front.add(size)
+                if base not in self._waiting:
+                    self._extended.in_front.add(size)
                 self._copies[node] = size
                 self._extended.inputs[index] = replace(item, kind="made", size_of=None)
 

@@ -7,8 +7,10 @@ text of a prefix names them by it (`leaf 3`). So there is one function, used by 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -45,3 +47,38 @@ def flatten_batch(batch: Any) -> list[torch.Tensor]:
 
     walk(batch)
     return leaves
+
+
+def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
+    """The batch with `replacements`, which are by the id of the leaf, in the places where
+    `flatten_batch` finds leaves.
+
+    Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. What
+    cannot be changed keeps its leaves.
+    """
+
+    def replaced(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return replacements.get(id(item), item)
+        if isinstance(item, MutableMapping):
+            for key, value in list(item.items()):
+                change(item.__setitem__, key, value)
+        elif isinstance(item, list):
+            for index, value in enumerate(item):
+                change(item.__setitem__, index, value)
+        elif type(item) is tuple:
+            return tuple(replaced(value) for value in item)
+        elif isinstance(item, tuple) and hasattr(item, "_make"):
+            return item._make(replaced(value) for value in item)
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            for field in dataclasses.fields(item):
+                change(functools.partial(setattr, item), field.name, getattr(item, field.name))
+        return item
+
+    def change(put: Callable[[Any, Any], None], place: Any, value: Any) -> None:
+        new = replaced(value)
+        if new is not value:
+            with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
+                put(place, new)
+
+    return replaced(batch)

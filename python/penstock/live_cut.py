@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 
 from penstock.constants import ConstantWatch
 from penstock.expression import Expression
+from penstock.lazy_tensor import LazyValue
 from penstock.lowering import Lowering
 from penstock.planning import Layout, PlannedCut
 from penstock.provenance import BatchHandle, Provenance
 from penstock.sizes import REMEMBERED_SIZES
 
-# The inputs that are of the batch, and what each of them is.
-Pattern = tuple[tuple[int, int | Expression], ...]
+# The inputs that are of the batch, what each of them is, and whether it is still to be computed.
+Pattern = tuple[tuple[int, int | Expression, bool], ...]
 # A pattern, and the inputs that are followed by their expressions. It fixes how calls are numbered.
 Variant = tuple[Pattern, frozenset[int]]
 
@@ -33,6 +34,7 @@ class LiveCut:
     suffix: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
     constants: ConstantWatch | None = None
+    writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
@@ -58,13 +60,26 @@ class GraphCall:
     handle: BatchHandle
     found: dict[int, Provenance]  # by input
     inputs: Sequence[Any]  # with those that a cut has added
+    waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input: still to be computed
 
     @property
     def pattern(self) -> Pattern:
-        return tuple((index, provenance.source) for index, provenance in self.found.items())
+        return tuple(
+            (index, provenance.source, index in self.waiting)
+            for index, provenance in self.found.items()
+        )
 
-    def with_added(self, added: Sequence[tuple[int, int]]) -> Sequence[Any]:
-        return [*self.inputs, *(self.found[i].input(position) for i, position in added)]
+    def with_added(self, added: Sequence[tuple[int, int]], followed: Set[int]) -> Sequence[Any]:
+        """The inputs of a cut that has `added` some, and follows those inputs by expressions."""
+        return [
+            *(
+                self.waiting[index].materialise()
+                if index in self.waiting and index not in followed
+                else value
+                for index, value in enumerate(self.inputs)
+            ),
+            *(self.found[index].input(position) for index, position in added),
+        ]
 
 
 def spoken_batches(batches: Sequence[tuple[int, int]]) -> str:

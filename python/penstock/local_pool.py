@@ -23,6 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
+from penstock.deferral import as_lazy
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
 from penstock.expected_epoch import draw_seed, pickle_seeds
@@ -317,10 +318,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             )
             if kind == _BATCH:
                 if type(extra) is not bool:
-                    if extra is not None:
-                        self._record_leaves(*extra)
+                    handle = None if extra is None else self._record_leaves(*extra)
                     if self._pin_memory:
                         value, extra = self._pin(value, extra)
+                    elif handle is not None:
+                        assert self._provenance is not None
+                        value = as_lazy(value, self._provenance, handle, extra[0])
                 return value, extra, shard_id, state
             if kind == _END:
                 return NoBatch.END
@@ -358,7 +361,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             where = f"in pin memory thread for device {self._pin_device_index}"
             return ExceptionWrapper(where=where), True
 
-    def _record_leaves(self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]) -> None:
+    def _record_leaves(
+        self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]
+    ) -> BatchHandle:
         provenance = self._provenance
         assert provenance is not None
         progress = self._progress
@@ -366,6 +371,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 provenance.record(leaf, Provenance(handle, index, leaf._version))
+        return handle
 
     def _who_is_awaited(self) -> str:
         awaited = self._client.awaited()

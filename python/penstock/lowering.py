@@ -89,6 +89,7 @@ class Lowering:
     output_names: list[Name]
     attributes: dict[Name, torch.Tensor]  # tensors that the graph module itself holds
     given: dict[Name, int]  # computed in front of the captured calls, and at hand as that input
+    waiting: set[Name]  # inputs of the captured calls that nobody has computed yet
     in_front: set[fx.Node]  # the calls that are
     regions: dict[fx.Node, fx.Node]  # under autocast: where each ends, by where it begins
     autocast: AutocastState
@@ -102,12 +103,13 @@ def lower(
     symbolic: bool = True,
     given: Mapping[fx.Node, int] | None = None,
     in_front: Set[fx.Node] = frozenset(),
+    waiting: Set[fx.Node] = frozenset(),
 ) -> Lowering:
     """Writes `graph_module` down for inputs like `examples`. Raises Unlowerable with the reason.
 
     With `symbolic`, dimensions of leaves that Dynamo treats as dynamic stay symbols; without, every
-    size is the example's, and the conditions say so. `given` and `in_front` are those of an
-    ExtendedGraph.
+    size is the example's, and the conditions say so. `given`, `in_front` and `waiting` are those of
+    an ExtendedGraph.
     """
     refuse_by_construction(graph_module)
     shape_env = ShapeEnv(specialize_zero_one=True) if symbolic else None
@@ -122,7 +124,7 @@ def lower(
             name = Name(f"%{prefix}{index}")
             recorder.name_input(value, name)
             input_names[name] = index
-    interpreter = _Interpreter(graph_module, recorder, mode, given or {})
+    interpreter = _Interpreter(graph_module, recorder, mode, given or {}, waiting)
     with (
         _quiet(),
         autocast_put_back(),
@@ -158,6 +160,7 @@ def lower(
         output_names=interpreter.output_names,
         attributes=interpreter.attributes,
         given=interpreter.given,
+        waiting=interpreter.waiting,
         in_front=set(in_front),
         regions=interpreter.regions,
         autocast=AutocastState.now(),
@@ -189,6 +192,7 @@ class _Interpreter(fx.Interpreter):
         recorder: Recorder,
         mode: FakeTensorMode,
         given: Mapping[fx.Node, int],
+        waiting: Set[fx.Node],
     ) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.nodes = [
@@ -205,7 +209,9 @@ class _Interpreter(fx.Interpreter):
         self.attributes: dict[Name, torch.Tensor] = {}
         self.given: dict[Name, int] = {}
         self.regions: dict[fx.Node, fx.Node] = {}
+        self.waiting: set[Name] = set()
         self._given = given
+        self._waiting = waiting
         self._staying: set[Name] = set()
         self._recorder = recorder
         self._mode = mode
@@ -251,6 +257,8 @@ class _Interpreter(fx.Interpreter):
         if n in self._given:
             self._recorder.note_input_memory(value)
             self.given[self._recorder.name_of(value)] = self._given[n]
+        if n in self._waiting:
+            self.waiting.add(self._recorder.name_of(value))
         return value
 
     def _fake_attribute(self, node: fx.Node, value: Any) -> Any:

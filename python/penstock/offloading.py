@@ -22,6 +22,7 @@ from penstock.capture import first_sentence, read_placeholders
 from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext
 from penstock.cut_graph import CutGraph
+from penstock.lazy_tensor import enter_model, leave_model
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
@@ -152,6 +153,7 @@ class OffloadedCall:
             return self.call_impl(*args, **kwargs)
         self._has_run_graph = False
         self.context.begin_call()
+        enter_model()
         try:
             return self._compiled(*args, **kwargs)
         except Exception as error:
@@ -160,6 +162,7 @@ class OffloadedCall:
             # Dynamo traces before it runs: none of the forward has happened yet.
             reason = f"the model cannot be captured ({first_sentence(error)})"
         finally:
+            leave_model()
             if self._guards_hooks:
                 torch._dynamo.config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False

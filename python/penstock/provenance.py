@@ -16,7 +16,9 @@ import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
+    from penstock.deferral import Deferral
     from penstock.expression import Expression
+    from penstock.lazy_tensor import LazyValue
 
 
 @dataclass(eq=False)
@@ -27,6 +29,15 @@ class BatchHandle:
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
     epoch: int = 0
     sequence: int = 0  # in its epoch, from 0
+    # If the batch's tensors are lazy: their values, and those of what was made of them; and
+    # whether more may be that nobody computes before it is asked for.
+    lazy_values: weakref.WeakSet[LazyValue] = field(default_factory=weakref.WeakSet)
+    may_wait: bool = True
+
+    def compute_waiting(self) -> None:
+        """Computes what is still to be computed."""
+        for value in list(self.lazy_values):
+            value.materialise()
 
 
 class Provenance(NamedTuple):
@@ -62,6 +73,7 @@ class ProvenanceTable:
 
     def __init__(self) -> None:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.deferral: Deferral | None = None  # made when a program wants it
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
@@ -74,6 +86,10 @@ class ProvenanceTable:
         self._entries[result] = _Entry(
             weakref.ref(handle), _address(result), source, version, inputs
         )
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drops the provenance of ``tensor``, which was written to without its version telling."""
+        self._entries.pop(tensor, None)
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was

@@ -267,13 +267,13 @@ def test_the_model_looks_the_same_from_outside_and_detach_undoes_all() -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_that_never_comes_as_it_was_has_a_reason() -> None:
+def test_inputs_that_cannot_be_followed_to_the_batch_have_a_reason() -> None:
     case = CASES[5]
     pool = InProcessPool([])
     model = offload(fresh(case.make_model), pool, cut="maximal")
     for _ in range(20):
-        model(pool.deliver(torch.randn(10, 20)) * 1.0)
-    assert pool.plan is not None and "given no tensor of the loader" in str(pool.plan.refused)
+        model(pool.deliver(torch.randn(10, 20))[torch.arange(10)])
+    assert pool.plan is not None and "given no tensor of the batch" in str(pool.plan.refused)
     for _ in range(3):
         model(pool.deliver(torch.randn(10, 20)))
     assert pool.plan.refused is None and pool.plan.moved
