@@ -20,7 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.constants import is_same_bits
 from penstock.deferred_call import Recipe, make_recipe
-from penstock.lazy_tensor import LazyTensor, LazyValue
+from penstock.lazy_tensor import LazyTensor
+from penstock.lazy_value import LazyValue, as_noted
 from penstock.leaves import replace_leaves
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 
@@ -291,7 +292,7 @@ def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
     inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
     tensors = [v.materialise() if isinstance(v, LazyValue) else v for v in inputs]
     try:
-        with torch.no_grad(), torch._C._DisableAutocast():
+        with as_noted():
             made = [expression.graph_module(*tensors) for expression in recipe.expressions]
     except Exception:
         return False

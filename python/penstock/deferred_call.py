@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from penstock.expression import Expression
-from penstock.lazy_tensor import LazyValue
+from penstock.lazy_value import LazyValue
 from penstock.lowering import GraphInput
 
 # Of one expression. A program that does more to a batch computes the rest at once.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.expression import Expression
-from penstock.lazy_tensor import LazyTensor, LazyValue, is_written
+from penstock.lazy_tensor import LazyTensor, is_written
+from penstock.lazy_value import LazyValue
 from penstock.provenance import BatchHandle, Provenance
 
 

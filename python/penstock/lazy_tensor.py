@@ -15,121 +15,23 @@ Dynamo sees a wrapper around a meta tensor, which has no values that it could re
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.dlpack import from_dlpack
-from torch.utils.weak import TensorWeakRef
 
-from penstock.expression import Expression
+from penstock.lazy_value import LazyValue
 from penstock.operator_twins import functional_twin
-from penstock.provenance import BatchHandle, Provenance
-
-if TYPE_CHECKING:
-    from penstock.deferral import Deferral
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-
-
-class LazyValue:
-    """What the tensors of one object in the program share: its values, or how to come by them.
-    Confined to the training thread."""
-
-    __slots__ = (
-        "__weakref__",
-        "_call",
-        "_of",
-        "first_version",
-        "handle",
-        "inputs",
-        "is_shared",
-        "meta",
-        "source",
-        "table",
-        "tensor",
-    )
-
-    def __init__(
-        self,
-        table: Deferral,
-        handle: BatchHandle,
-        meta: torch.Tensor,
-        source: int | Expression,
-        inputs: Sequence[LazyValue | torch.Tensor] = (),
-        *,
-        tensor: torch.Tensor | None = None,
-        call: tuple[Callable[..., Any], Any, Any, int | None] | None = None,
-        is_shared: bool = True,
-    ) -> None:
-        self.table = table
-        self.handle: BatchHandle | None = handle  # as long as it is needed
-        self._of = weakref.ref(handle)
-        self.meta = meta
-        self.source = source
-        self.inputs = tuple(inputs)  # of the expression: leaves and constants
-        self.tensor = tensor
-        self.first_version = 0 if tensor is None else tensor._version
-        self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
-        self._call = call  # operator, arguments, keyword arguments, which of its results
-        handle.lazy_values.add(self)
-
-    def materialise(self) -> torch.Tensor:
-        """The values, computed now if they have not been."""
-        if self.tensor is None:
-            assert self._call is not None and self.handle is not None
-            operator, args, kwargs, place = self._call
-            with torch.no_grad(), torch._C._DisableAutocast():
-                made = operator(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
-            self.tensor = made if place is None else made[place]
-            inputs = tuple(
-                TensorWeakRef(item.materialise()) if isinstance(item, LazyValue) else item
-                for item in self.inputs
-            )
-            # From here on it is like the result of a captured graph.
-            self.table.record_result(
-                self.tensor, Provenance(self.handle, self.source, self.tensor._version, inputs)
-            )
-            self.handle = self._call = None
-            self.inputs = ()
-        return self.tensor
-
-    @property
-    def batch(self) -> BatchHandle | None:
-        """The batch that it is of, while anything refers to that."""
-        return self._of()
-
-    def seen_anew(self) -> LazyValue:
-        """The same memory, for a tensor that will look at it in another way."""
-        batch = self.batch or BatchHandle(0)
-        value = LazyValue(
-            self.table, batch, self.meta, self.source, tensor=self.materialise().detach()
-        )
-        value.handle = None
-        value.first_version = -1  # which none has, so that it counts as written
-        return value
-
-    def provenance(self) -> Provenance | None:
-        """What it follows from, if it is still to be computed and the batch is as it came."""
-        if self.handle is None or isinstance(self.source, int):
-            return None
-        inputs: list[Any] = []
-        for item in self.inputs:
-            if isinstance(item, LazyValue):
-                leaf = item.materialise()
-                if not self.table.knows(leaf):
-                    return None
-                inputs.append(leaf)
-            else:
-                inputs.append(item)
-        return Provenance(self.handle, self.source, 0, tuple(inputs))
 
 
 def _untraced(function: F) -> F:
@@ -218,6 +120,42 @@ class LazyTensor(torch.Tensor):
         return self._escaped().data_ptr()
 
     @_untraced
+    def untyped_storage(self) -> torch.UntypedStorage:
+        if self._value is None or is_model_running() or TracingContext.try_get() is not None:
+            return super().untyped_storage()
+        return self._escaped().untyped_storage()
+
+    @_untraced
+    def share_memory_(self) -> LazyTensor:
+        self._escaped().share_memory_()
+        return self
+
+    @_untraced
+    def is_shared(self) -> bool:
+        return bool(plain(self).is_shared())
+
+    @_untraced
+    def apply_(self, function: Callable[..., Any]) -> LazyTensor:
+        self._escaped().apply_(function)
+        return self
+
+    @_untraced
+    def map_(self, other: torch.Tensor, function: Callable[..., Any]) -> LazyTensor:
+        self._escaped().map_(_values_of(other), function)
+        return self
+
+    @_untraced
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data" and getattr(self, "_value", None) is not None:
+            assert self._value is not None
+            self._value = self._value.replaced(_values_of(value).detach())
+        super().__setattr__(name, value)
+
+    @_untraced
+    def __format__(self, specification: str) -> str:
+        return format(plain(self), specification)
+
+    @_untraced
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return repr(plain(self))
 
@@ -291,8 +229,6 @@ def _wrapper(meta: torch.Tensor, size: Any = None, stride: Any = None) -> LazyTe
 
 
 def _values_of(argument: Any) -> Any:
-    if isinstance(argument, LazyValue):
-        return argument.materialise()
     return plain(argument) if isinstance(argument, LazyTensor) else argument
 
 
@@ -352,7 +288,7 @@ def _write(func: Any, args: Any, kwargs: Any) -> Any:
     if torch.Tag.inplace_view in func.tags and isinstance(args[0], LazyTensor):
         # Others may look at the same memory as before.
         if args[0]._value is not None:
-            args[0]._value = args[0]._value.seen_anew()
+            args[0]._value = args[0]._value.replaced(args[0]._value.materialise().detach())
         func(plain(args[0]), *args[1:], **kwargs)
         with torch._C._DisableTorchDispatch():
             func(*args, **kwargs)

@@ -11,7 +11,7 @@ import torch
 
 from penstock.constants import ConstantWatch
 from penstock.expression import Expression
-from penstock.lazy_tensor import LazyValue
+from penstock.lazy_value import LazyValue
 from penstock.lowering import Lowering
 from penstock.planning import Layout, PlannedCut
 from penstock.provenance import BatchHandle, Provenance

@@ -18,7 +18,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 if TYPE_CHECKING:
     from penstock.deferral import Deferral
     from penstock.expression import Expression
-    from penstock.lazy_tensor import LazyValue
+    from penstock.lazy_value import LazyValue
 
 
 @dataclass(eq=False)

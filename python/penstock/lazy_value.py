@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a lazy tensor, or how to come by them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.weak import TensorWeakRef
+
+from penstock.expression import Expression
+from penstock.provenance import BatchHandle, Provenance
+
+if TYPE_CHECKING:
+    from penstock.deferral import Deferral
+
+
+class LazyValue:
+    """What the tensors of one object in the program share: its values, or how to come by them.
+    Confined to the training thread."""
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_of",
+        "first_version",
+        "handle",
+        "inputs",
+        "is_shared",
+        "meta",
+        "source",
+        "table",
+        "tensor",
+    )
+
+    def __init__(
+        self,
+        table: Deferral,
+        handle: BatchHandle,
+        meta: torch.Tensor,
+        source: int | Expression,
+        inputs: Sequence[LazyValue | torch.Tensor] = (),
+        *,
+        tensor: torch.Tensor | None = None,
+        call: tuple[Callable[..., Any], Any, Any, int | None] | None = None,
+        is_shared: bool = True,
+    ) -> None:
+        self.table = table
+        self.handle: BatchHandle | None = handle  # as long as it is needed
+        self._of = weakref.ref(handle)
+        self.meta = meta
+        self.source = source
+        self.inputs = tuple(inputs)  # of the expression: leaves and constants
+        self.tensor = tensor
+        self.first_version = 0 if tensor is None else tensor._version
+        self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
+        self._call = call  # operator, arguments, keyword arguments, which of its results
+        handle.lazy_values.add(self)
+
+    def materialise(self) -> torch.Tensor:
+        """The values, computed now if they have not been."""
+        if self.tensor is None:
+            assert self._call is not None and self.handle is not None
+            operator, args, kwargs, place = self._call
+            with as_noted():
+                made = operator(*tree_map(_computed, args), **tree_map(_computed, kwargs))
+            self.tensor = made if place is None else made[place]
+            inputs = tuple(
+                TensorWeakRef(item.materialise()) if isinstance(item, LazyValue) else item
+                for item in self.inputs
+            )
+            # From here on it is like the result of a captured graph.
+            self.table.record_result(
+                self.tensor, Provenance(self.handle, self.source, self.tensor._version, inputs)
+            )
+            self.handle = self._call = None
+            self.inputs = ()
+        return self.tensor
+
+    @property
+    def batch(self) -> BatchHandle | None:
+        """The batch that it is of, while anything refers to that."""
+        return self._of()
+
+    def replaced(self, tensor: torch.Tensor) -> LazyValue:
+        """Other values, of which it is not known what they follow from."""
+        batch = self.batch or BatchHandle(0)
+        value = LazyValue(self.table, batch, self.meta, self.source, tensor=tensor)
+        value.handle = None
+        value.first_version = -1  # which none has, so that it counts as written
+        return value
+
+    def provenance(self) -> Provenance | None:
+        """What it follows from, if it is still to be computed and the batch is as it came."""
+        if self.handle is None or isinstance(self.source, int):
+            return None
+        inputs: list[Any] = []
+        for item in self.inputs:
+            if isinstance(item, LazyValue):
+                leaf = item.materialise()
+                if not self.table.knows(leaf):
+                    return None
+                inputs.append(leaf)
+            else:
+                inputs.append(item)
+        return Provenance(self.handle, self.source, 0, tuple(inputs))
+
+
+@contextlib.contextmanager
+def as_noted() -> Iterator[None]:
+    """Operators that were noted have been through autograd and autocast."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def _computed(argument: Any) -> Any:
+    return argument.materialise() if isinstance(argument, LazyValue) else argument
