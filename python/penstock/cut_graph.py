@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.capture import Placeholder, classify, is_plain
@@ -58,11 +59,16 @@ class CutGraph:
     ) -> None:
         self._context = context
         self._whole = graph_module
+        if isinstance(graph_module, _LazyGraphModule):
+            graph_module.real_recompile()  # or its forward goes through three more calls
         self._run_whole = graph_module.forward
         self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = list(placeholders)
+        # A batch's tensor that a module keeps counts as a constant, which will be seen to change.
         self._looked_up = [
-            i for i, p in enumerate(placeholders) if p.is_tensor and not p.is_parameter
+            i
+            for i, p in enumerate(placeholders)
+            if p.is_tensor and not p.is_parameter and p.place != "module"
         ]
         self._cuts: list[LiveCut] = []
         self._refusals = 0

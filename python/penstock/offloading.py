@@ -145,7 +145,10 @@ class OffloadedCall:
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
         # What it cannot take is to be run by Python, whatever has run before it.
         self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
-            enable_dynamo_decompositions=False, trace_numpy=False, suppress_errors=True
+            enable_dynamo_decompositions=False,
+            trace_numpy=False,
+            suppress_errors=True,
+            record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
