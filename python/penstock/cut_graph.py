@@ -28,6 +28,7 @@ from penstock.extended_graph import extend
 from penstock.known_ids import KnownIds
 from penstock.lazy_inputs import LazyInputs
 from penstock.lazy_tensor import LazyTensor
+from penstock.lazy_value import compute_waiting
 from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_batches
 from penstock.lowering import Lowering, lower
 from penstock.planning import BoundaryValue, plan_cut
@@ -104,7 +105,7 @@ class CutGraph:
             results = self._run_whole(*(inputs if lazy is None else lazy.computed()))
         else:
             if lazy is not None and cut.writes_inputs:
-                call.handle.compute_waiting()
+                compute_waiting(call.handle)
             results = cut.suffix(*call.inputs, *boundary)
         for item in cut.planned.results:
             self._record(item, call, results[item.position])

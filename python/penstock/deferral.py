@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock.constants import is_same_bits
 from penstock.deferred_call import Recipe, make_recipe
 from penstock.lazy_tensor import LazyTensor
-from penstock.lazy_value import LazyValue, as_noted
+from penstock.lazy_value import LazyValue, as_noted, compute_waiting, values_of
 from penstock.leaves import replace_leaves
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 
@@ -85,7 +85,7 @@ class Deferral:
         while len(self._recent) > BATCHES_WAITED_MAX:
             old = self._recent.popleft()()
             if old is not None:
-                old.compute_waiting()
+                compute_waiting(old)
         return {
             id(leaf): LazyTensor.of(
                 LazyValue(
@@ -115,9 +115,9 @@ class Deferral:
         handle = value.batch
         if handle is None:
             return
-        handle.compute_waiting()
+        compute_waiting(handle)
         memory = value.materialise().untyped_storage().data_ptr()
-        for other in list(handle.lazy_values):
+        for other in values_of(handle):
             tensor = other.materialise()
             if tensor.untyped_storage().data_ptr() == memory:
                 self._provenance.forget(tensor)

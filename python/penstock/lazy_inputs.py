@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.expression import Expression
 from penstock.lazy_tensor import LazyTensor, is_written
-from penstock.lazy_value import LazyValue
+from penstock.lazy_value import LazyValue, compute_waiting
 from penstock.provenance import BatchHandle, Provenance
 
 
@@ -53,7 +53,7 @@ class LazyInputs:
         """The inputs with all their values. Whatever else follows from their batch is computed,
         too: who is given them may write to them."""
         for handle in self._handles:
-            handle.compute_waiting()
+            compute_waiting(handle)
         items = list(self.inputs)
         for index, value in self.waiting.items():
             items[index] = value.materialise()

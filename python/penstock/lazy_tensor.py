@@ -28,6 +28,7 @@ from torch.utils.dlpack import from_dlpack
 
 from penstock.lazy_value import LazyValue
 from penstock.operator_twins import functional_twin
+from penstock.running_models import is_model_running
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -197,24 +198,6 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
 def is_written(tensor: LazyTensor) -> bool:
     """Whether something was written to `tensor`, so that it is not what it was noted to be."""
     return tensor._value is not None and tensor._version != tensor._value.first_version
-
-
-_running_models = 0  # of this thread and all others: an offloaded model runs, or is captured
-
-
-def is_model_running() -> bool:
-    return _running_models > 0
-
-
-def enter_model() -> None:
-    """To be called when an offloaded model begins to run, and `leave_model` when it ends."""
-    global _running_models
-    _running_models += 1
-
-
-def leave_model() -> None:
-    global _running_models
-    _running_models -= 1
 
 
 def _wrapper(meta: torch.Tensor, size: Any = None, stride: Any = None) -> LazyTensor:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,9 +21,22 @@ if TYPE_CHECKING:
     from penstock.deferral import Deferral
 
 
+# A thread that fetches batches computes what waits of old ones, while another may be reading them.
+# Operators run under it, which take no other lock of ours.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class LazyValue:
     """What the tensors of one object in the program share: its values, or how to come by them.
-    Confined to the training thread."""
+    Thread-safe."""
 
     __slots__ = (
         "__weakref__",
@@ -59,10 +74,17 @@ class LazyValue:
         self.first_version = 0 if tensor is None else tensor._version
         self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
         self._call = call  # operator, arguments, keyword arguments, which of its results
-        handle.lazy_values.add(self)
+        with _lock:
+            handle.lazy_values.add(self)
 
     def materialise(self) -> torch.Tensor:
         """The values, computed now if they have not been."""
+        if self.tensor is None:
+            with _lock:
+                return self._compute()
+        return self.tensor
+
+    def _compute(self) -> torch.Tensor:
         if self.tensor is None:
             assert self._call is not None and self.handle is not None
             operator, args, kwargs, place = self._call
@@ -96,7 +118,11 @@ class LazyValue:
 
     def provenance(self) -> Provenance | None:
         """What it follows from, if it is still to be computed and the batch is as it came."""
-        if self.handle is None or isinstance(self.source, int):
+        with _lock:
+            return None if self.handle is None else self._provenance(self.handle)
+
+    def _provenance(self, handle: BatchHandle) -> Provenance | None:
+        if isinstance(self.source, int):
             return None
         inputs: list[Any] = []
         for item in self.inputs:
@@ -107,7 +133,19 @@ class LazyValue:
                 inputs.append(leaf)
             else:
                 inputs.append(item)
-        return Provenance(self.handle, self.source, 0, tuple(inputs))
+        return Provenance(handle, self.source, 0, tuple(inputs))
+
+
+def values_of(batch: BatchHandle) -> list[LazyValue]:
+    """The values that were made of a batch and are alive."""
+    with _lock:
+        return list(batch.lazy_values)
+
+
+def compute_waiting(batch: BatchHandle) -> None:
+    """Computes what waits of a batch."""
+    for value in values_of(batch):
+        value.materialise()
 
 
 @contextlib.contextmanager

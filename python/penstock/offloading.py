@@ -22,10 +22,10 @@ from penstock.capture import first_sentence, read_placeholders
 from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext
 from penstock.cut_graph import CutGraph
-from penstock.lazy_tensor import enter_model, leave_model
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
+from penstock.running_models import enter_model, keep_advice_from_log, leave_model
 from penstock.sizes import Unlowerable, Unrunnable
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def offload(
         return model
     if loader._provenance is None:
         loader._provenance = ProvenanceTable()
+    keep_advice_from_log()
     context = CutContext(model, weakref.ref(loader), loader._provenance, options, verify_every)
     if isinstance(model, torch.nn.Module):
         model.__dict__["_compiled_call_impl"] = OffloadedCall(context, model._call_impl)

@@ -34,11 +34,6 @@ class BatchHandle:
     lazy_values: weakref.WeakSet[LazyValue] = field(default_factory=weakref.WeakSet)
     may_wait: bool = True
 
-    def compute_waiting(self) -> None:
-        """Computes what is still to be computed."""
-        for value in list(self.lazy_values):
-            value.materialise()
-
 
 class Provenance(NamedTuple):
     """Leaf ``source`` of the batch ``handle``, or a tensor with that expression, delivered or made

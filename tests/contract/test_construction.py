@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,9 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+@pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda options: re.sub(" object at 0x[0-9a-f]*", "", repr(options))
+)
 def test_attributes_are_those_of_torchs_loader(loader_class: type, options: dict[str, Any]) -> None:
     arguments = {"dataset": ROWS, **options}
     got, want = vars(loader_class(**arguments)), vars(TORCH(**arguments))

@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -294,7 +295,7 @@ def test_fresh_workers_begin_early_too() -> None:
         {"dataset": Counting()},
         {"dataset": OwnGenerator()},
     ],
-    ids=str,
+    ids=lambda options: re.sub(" object at 0x[0-9a-f]*", "", str(options)),
 )
 def test_where_somebody_could_tell_nothing_is_made_early(options: dict[str, Any]) -> None:
     defaults = {"dataset": Augmented(), "batch_size": 3, "persistent_workers": True}

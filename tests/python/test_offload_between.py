@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -348,3 +350,33 @@ def test_with_worker_processes(caplog: pytest.LogCaptureFixture) -> None:
     assert same
     assert kinds == [{torch.Tensor}, {LazyTensor}]
     assert not warnings_of(caplog)
+
+
+def test_a_thread_may_prepare_batches_for_another() -> None:
+    batches = [photographs(k) for k in range(24)]
+
+    def prepared(pool: Any, results: Any) -> None:
+        for batch in pool:
+            images = batch["images"].float().div_(255)
+            results.put((images, images.flip(-1), batch["labels"]))
+        results.put(None)
+
+    def run(model: nn.Module, pool: Any) -> list[bytes]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        trace: list[bytes] = []
+        results: queue.Queue[Any] = queue.Queue(maxsize=4)
+        thread = threading.Thread(target=prepared, args=(pool, results), daemon=True)
+        thread.start()
+        while (item := results.get(timeout=120)) is not None:
+            optimizer.zero_grad()
+            loss = loss_of(model, item[0], item[2]) + loss_of(model, item[1], item[2])
+            loss.backward()
+            optimizer.step()
+            trace.append(bits(loss))
+        thread.join(60)
+        return trace
+
+    pool = InProcessPool(batches)
+    model = offload(fresh(Photographs), pool, cut="maximal", verify_every=3)
+    assert run(model, pool) == run(fresh(Photographs), copy.deepcopy(batches))
+    assert pool.shipped_count

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offloading a model fills nobody's log with advice on compiling."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.running_models import enter_model, keep_advice_from_log, leave_model
+
+CHANGES = """
+import torch
+from in_process_pool import InProcessPool
+from penstock.offloading import offload
+
+class Changing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x / x.abs().max().item() * self.calls)
+
+pool = InProcessPool([])
+model = offload(Changing(), pool, cut="maximal")
+for _ in range(12):
+    model(pool.deliver(torch.randn(3, 4)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_dynamos_advice_is_given_to_those_who_ask(is_asked: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment.pop("TORCH_LOGS", None)
+    if is_asked:
+        environment["TORCH_LOGS"] = "graph_breaks"
+    ran = subprocess.run(
+        [sys.executable, "-c", CHANGES],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert ("hit config.recompile_limit" in ran.stderr) == is_asked
+    assert ("consider setting" in ran.stderr) == is_asked
+    assert is_asked or not ran.stderr
+
+
+def test_other_models_are_still_advised() -> None:
+    keep_advice_from_log()
+    logger = logging.getLogger("torch._dynamo.convert_frame")
+
+    def is_logged(message: str) -> bool:
+        record = logger.makeRecord(logger.name, logging.WARNING, "", 1, message, ("limit", 8), None)
+        return bool(logger.filter(record))
+
+    advice = "torch._dynamo hit config.%s (%s)"
+    assert is_logged(advice)
+    enter_model()
+    try:
+        assert not is_logged(advice) and is_logged("something else")
+    finally:
+        leave_model()
+    assert is_logged(advice)
