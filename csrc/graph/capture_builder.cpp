@@ -109,6 +109,8 @@ std::vector<Bound> CaptureBuilder::append(Node node, size_t result_count, const 
     refuse(place + " is one operation too many: a graph holds " + std::to_string(kNodesMax));
   node.group = static_cast<uint32_t>(graph.nodes.size());
   node.label = place.substr(0, kQuotedBytesMax);
+  if (const size_t at = place.rfind(" at "); at != std::string::npos)
+    node.place = place.substr(at + 4, kQuotedBytesMax);
   std::vector<Bound> results;
   for (size_t i = 0; i < result_count; ++i) {
     node.results.push_back(new_value());

@@ -29,7 +29,7 @@ class CaptureBuilder {
   // The leaf that a value is, or null.
   const Input* find_leaf(const Bound& bound) const;
 
-  // Appends a node that is a group of its own, and returns its results. `place` is its label.
+  // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its label.
   std::vector<Bound> append(Node node, size_t result_count, const std::string& place);
 
   // The same for a call with positional arguments and one result.

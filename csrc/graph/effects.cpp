@@ -5,14 +5,13 @@
 #include <optional>
 
 #include "graph/alias_sets.h"
+#include "graph/ir_text.h"
 
 namespace penstock::graph {
 namespace {
 
 // Why a value is RANDOM or STATE, as a clause; shared down the dataflow so that every reason names the first cause.
 using Cause = std::string;
-
-std::string describe(const Node& node) { return node.label.empty() ? node.op : node.op + " (" + node.label + ")"; }
 
 struct Fact {
   Level level = Level::kConst;

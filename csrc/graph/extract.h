@@ -4,8 +4,8 @@
 //
 // A key is a structural hash of the expression that computes the value: operators, literals, producers, leaves by index
 // and dtype, constants by their content's digest. The same value has the same key in whichever graph it is computed, so
-// the trainer looks values up by expression and never by the plan that shipped them. Names, labels and groups do not
-// enter it. A random draw's key also counts the draws before it, for two draws are two values.
+// the trainer looks values up by expression and never by the plan that shipped them. Names, labels, groups and lines do
+// not enter it. A random draw's key also counts the draws before it, for two draws are two values.
 
 #include <string>
 #include <vector>

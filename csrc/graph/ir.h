@@ -107,6 +107,7 @@ struct Node {
   std::vector<Keyword> kwargs;
   std::optional<uint32_t> group;  // nodes of one group are one call of the user's program and move together
   std::string label;              // of the group, for people
+  std::string place;              // the program's line that calls it, "model.py:12", for people
 
   friend bool operator==(const Node&, const Node&) = default;
 };

@@ -160,6 +160,10 @@ class Parser {
       node.group = cursor_.take_count(kGroupMax);
       node.label = cursor_.take_quoted();
     }
+    if (cursor_.ok() && cursor_.try_take("at")) {
+      node.place = cursor_.take_quoted();
+      if (cursor_.ok() && node.place.empty()) cursor_.fail("a place that is not empty before this");
+    }
     if (cursor_.ok()) graph_.nodes.push_back(std::move(node));
   }
 

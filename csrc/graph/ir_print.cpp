@@ -118,6 +118,10 @@ void print_statement(std::string& text, const Graph& graph, const Node& node) {
     text += " group " + std::to_string(*node.group) + " ";
     print_quoted(text, node.label);
   }
+  if (!node.place.empty()) {
+    text += " at ";
+    print_quoted(text, node.place);
+  }
 }
 
 }  // namespace
@@ -168,6 +172,12 @@ std::string print_node(const Graph& graph, const Node& node) {
   std::string text;
   print_statement(text, graph, node);
   return text;
+}
+
+std::string describe(const Node& node) {
+  const std::string place = node.place.empty() ? "" : " at " + node.place;
+  if (node.label.empty()) return node.op + place;
+  return node.op + (node.label.ends_with(place) ? "" : place) + " (" + node.label + ")";
 }
 
 std::string print_graph(const Graph& graph) {

@@ -10,7 +10,7 @@
 //   input %p0 state "L['self'].conv.weight" float32 [64, 3, 7, 7]
 //   input %s0 int "size of %x0" = %x0.size(0)                      (without '=': a number from outside the batch)
 //   %v1 = aten::to.dtype(%x0, dtype:float32, false, copy=false) group 0 "x.float() at model.py:12"  (group optional)
-//   %v2, %v3 = aten::max.dim(%v1, 1)
+//   %v2, %v3 = aten::max.dim(%v1, 1) at "model.py:13"                                (at optional, after group)
 //   output %v2 key "9fa2..."                                                                         (key optional)
 //
 // Inputs come first, then nodes, then outputs. Leaves name symbols freely; constants and state have plain sizes.
@@ -50,5 +50,9 @@ void print_argument(std::string& text, const Argument& argument,
 
 // The statement of one node, for messages.
 std::string print_node(const Graph& graph, const Node& node);
+
+// "aten::div.Tensor at model.py:12 (clamp, div at model.py:13)": the operator, its line, its group's label, which is
+// left out of the line's way where it ends with it.
+std::string describe(const Node& node);
 
 }  // namespace penstock::graph

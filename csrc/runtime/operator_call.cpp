@@ -7,6 +7,7 @@
 #include "base/assert.h"
 #include "graph/capture_schema.h"
 #include "graph/capture_types.h"
+#include "graph/ir_text.h"
 
 namespace penstock::runtime {
 namespace {
@@ -50,7 +51,7 @@ std::string describe_value(const c10::IValue& value) {
 
 Result<OperatorCall> OperatorCall::prepare(const graph::Node& node) {
   OperatorCall call;
-  call.name_ = node.label.empty() ? node.op : node.op + " (" + node.label + ")";
+  call.name_ = graph::describe(node);
   call.results_ = node.results;
   graph::for_each_operand(node, [&](graph::ValueId operand) { call.operands_.push_back(operand); });
   const auto refuse = [&](const Error& error) { return Error{error.code, call.name_ + " " + error.message}; };

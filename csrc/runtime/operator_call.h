@@ -28,8 +28,8 @@ class OperatorCall {
   static Result<OperatorCall> prepare(const graph::Node& node);
 
   // Runs it over the frame and puts its results there. `stack` is scratch that keeps its memory between calls. An
-  // exception of torch's becomes kFailed with the operator, its label and the operands' shapes. The caller holds an
-  // ExecutionGuard.
+  // exception of torch's becomes kFailed with the operator, the line of the program that calls it, and the operands'
+  // shapes. The caller holds an ExecutionGuard.
   Result<void> run(Frame& frame, c10::Stack& stack) const;
 
  private:
@@ -37,7 +37,7 @@ class OperatorCall {
   Result<void> call_size_op(Frame& frame) const;
   Error failure(const Frame& frame, const std::string& why) const;
 
-  std::string name_;  // of the operator and the label, for messages
+  std::string name_;  // of the operator, with its line and label, for messages
   std::optional<c10::OperatorHandle> operator_;
   const graph::SizeOp* size_op_ = nullptr;
   std::vector<CallSlot> arguments_;

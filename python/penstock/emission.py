@@ -134,6 +134,9 @@ class _Printer:
     def _operator(self, op: RecordedOp, labels: dict[int, str]) -> None:
         unit = self._lowering.unit_of[op.call_index]
         suffix = f" group {unit} {quoted(labels.get(unit, '')[:LABEL_CHARACTERS_MAX])}"
+        place = source_line(self._lowering.nodes[op.call_index])
+        if place:
+            suffix += f" at {quoted(place[:LABEL_CHARACTERS_MAX])}"
         target = op.target
         try:
             parts = [self._argument(arg, suffix) for arg in op.args]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from penstock import _C
 from penstock.capture import Captured, capture_whole
 from penstock.emission import emit
+from penstock.errors import PenstockError
 from penstock.lowering import GraphInput, Lowering, lower
 from penstock.planning import CutOptions, PlannedCut, plan_cut
 from penstock.sizes import Unlowerable
@@ -220,15 +221,45 @@ def flat(value: Any) -> list[torch.Tensor]:
 
 
 def test_a_chain_of_writes_to_a_clone_is_one_unit() -> None:
-    text, _ = lowered(lambda x: x.clone().sub_(1.0).div_(3.0), FLOATS)
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return x.clone().sub_(1.0).div_(3.0)
+
+    line = f"test_lowering.py:{chain.__code__.co_firstlineno + 1}"
+    unit = f'group 0 "clone, sub_, div_ at {line}" at "{line}"'
+    text, _ = lowered(chain, FLOATS)
     assert text.splitlines()[2:5] == [
-        '%v1 = aten::clone(%x0) group 0 "clone, sub_, div_ at test_lowering.py:'
-        + text.splitlines()[2].rpartition(":")[2],
-        '%v2 = aten::sub.Scalar(%v1, 1.0) group 0 "clone, sub_, div_ at test_lowering.py:'
-        + text.splitlines()[2].rpartition(":")[2],
-        '%v3 = aten::div.Scalar(%v2, 3.0) group 0 "clone, sub_, div_ at test_lowering.py:'
-        + text.splitlines()[2].rpartition(":")[2],
+        f"%v1 = aten::clone(%x0) {unit}",
+        f"%v2 = aten::sub.Scalar(%v1, 1.0) {unit}",
+        f"%v3 = aten::div.Scalar(%v2, 3.0) {unit}",
     ]
+
+
+def test_an_operator_that_fails_is_named_with_the_line_that_calls_it() -> None:
+    def look_up(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        rows = x.clone()
+        rows.mul_(2.0)
+        rows = rows[ids]
+        return rows.abs()
+
+    first_line = look_up.__code__.co_firstlineno
+    text, _ = lowered(look_up, FLOATS, IDS % 6)
+    for line, operator in enumerate(("clone", "mul", "index", "abs"), start=first_line + 1):
+        call = next(c for c in text.splitlines() if f"= aten::{operator}" in c)
+        assert call.endswith(f' at "test_lowering.py:{line}"'), call
+    planned, _ = cut(look_up, FLOATS, IDS % 6)
+    with pytest.raises(
+        PenstockError,
+        match=rf"aten::index.Tensor .*test_lowering.py:{first_line + 3}.* failed on "
+        r"\(float32 \[6, 8\], int64 \[6, 8\]\): index 19 is out of bounds",
+    ):
+        run_prefix(planned, FLOATS, torch.full_like(IDS, 19))
+
+
+def test_lines_do_not_change_keys() -> None:
+    def keys(fn: Callable[..., Any]) -> list[str]:
+        return [str(boundary.key) for boundary in cut(fn, FLOATS)[0].boundary]
+
+    assert keys(lambda x: x.log1p() * 3.0) == keys(lambda x: x.log1p() * 3.0) != []
 
 
 def write_leaf(x: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text.replace(at, from.size(), to);
 }
 
-TEST(Keys, NamesLabelsGroupsAndOtherNodesDoNotEnter) {
+TEST(Keys, NamesLabelsGroupsLinesAndOtherNodesDoNotEnter) {
   const std::string other = R"(penstock-ir 1
 input %unrelated leaf 4 float32 [2]
 input %batch leaf 0 uint8 [8, 3]
@@ -55,7 +55,7 @@ input %rows int "rows" = %batch.size(0)
 input %mu const "another.mean" float32 [3] digest "000102030405060708090a0b0c0d0e0f"
 %noise = aten::neg(%unrelated)
 %as_float = aten::to.dtype(%batch, dtype:float32)
-%zero_mean = aten::sub.Tensor(%as_float, %mu, alpha=1) group 9 "x - mu"
+%zero_mean = aten::sub.Tensor(%as_float, %mu, alpha=1) group 9 "x - mu" at "another.py:3"
 %out = aten::reshape(%zero_mean, [%rows, -1])
 output %out
 )";

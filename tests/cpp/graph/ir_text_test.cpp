@@ -19,8 +19,8 @@ input %p0 state "L['self'].conv.weight" float32 [64, 3, 7, 7]
 input %s0 int "size of %x0 dim 0" = %x0.size(0)
 input %s1 int "someone's number"
 %v1 = aten::to.dtype(%x0, dtype:float32, false, copy=false, memory_format=none) group 0 "x.float() at \"model.py\":12"
-%v2 = aten::sub.Tensor(%v1, %c0, alpha=1.5)
-%v3, %v4 = aten::max.dim(%v2, -1, true) group 7 "tab\tline\nback\\slash \x00\xff"
+%v2 = aten::sub.Tensor(%v1, %c0, alpha=1.5) at "my \"model\".py:13"
+%v3, %v4 = aten::max.dim(%v2, -1, true) group 7 "tab\tline\nback\\slash \x00\xff" at "model.py:14"
 %v5 = aten::cat([%v1, %v2, [none, [1, -0.0, inf, -inf, nan, 1e-05]]], 1)
 %v6 = aten::full([%s0, 3], 1e+300, dtype=dtype:int64, layout=layout:strided, device=device:cuda:1, pin_memory=false)
 %v7 = aten::contiguous(%v6, memory_format=memory_format:channels_last)
@@ -165,6 +165,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Malformed{"size_of_constant", "input %c const \"c\" float32 [1]\ninput %s int \"s\" = %c.size(0)"},
                     Malformed{"size_of_missing_dim", "input %s int \"s\" = %x.size(1)"},
                     Malformed{"trailing_text", "%y = aten::neg(%x) grouped"},
+                    Malformed{"place_without_text", "%y = aten::neg(%x) at"},
+                    Malformed{"empty_place", "%y = aten::neg(%x) at \"\""},
+                    Malformed{"place_before_group", "%y = aten::neg(%x) at \"m.py:1\" group 0 \"\""},
                     Malformed{"comment", "output %x # a comment"}),
     [](const auto& info) { return info.param.name; });
 

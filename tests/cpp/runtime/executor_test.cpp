@@ -232,6 +232,18 @@ output %z
   EXPECT_EQ(outputs.error().message.find('\n'), std::string::npos);
 }
 
+TEST(Executor, FailingOperatorIsNamedWithTheLineThatCallsIt) {
+  const auto message = [](const std::string& suffix) {
+    const Executor executor = make("input %x leaf 0 float32 [n]\n%z = aten::mm(%x, %x)" + suffix + "\noutput %z\n");
+    return executor.run(std::array{at::zeros({4})}).error().message;
+  };
+  EXPECT_TRUE(message(" at \"model.py:7\"").starts_with("aten::mm at model.py:7 failed on (")) << message("");
+  const std::string of_a_unit = message(" group 0 \"mm, add_ at model.py:9\" at \"model.py:7\"");
+  EXPECT_TRUE(of_a_unit.starts_with("aten::mm at model.py:7 (mm, add_ at model.py:9) failed on (")) << of_a_unit;
+  const std::string of_one_call = message(" group 0 \"mm at model.py:7\" at \"model.py:7\"");
+  EXPECT_TRUE(of_one_call.starts_with("aten::mm (mm at model.py:7) failed on (")) << of_one_call;
+}
+
 TEST(Executor, FailingSizeOperatorIsAnError) {
   const Executor executor = make(R"(
 input %x leaf 0 float32 [n]

@@ -7,6 +7,7 @@
 #include <torch/csrc/api/include/torch/jit.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include <array>
 #include <set>
 
 #include "graph/capture.h"
@@ -69,6 +70,20 @@ std::set<std::string> operators(const graph::Graph& graph) {
   std::set<std::string> names;
   for (const graph::Node& node : graph.nodes) names.insert(node.op);
   return names;
+}
+
+TEST(TorchScript, AnOperatorThatFailsIsNamedWithItsLine) {
+  Module module("Product");
+  module.define("def forward(self, x):\n    y = x.abs()\n    return y.mm(y)\n");
+  const graph::Captured captured = capture(module, {at::zeros({2, 2})});
+  graph::Graph graph = captured.graph;
+  graph.inputs[0].sizes = {std::string("rows"), std::string("columns")};
+  const auto executor = Executor::create(std::move(graph), captured.constants);
+  ASSERT_TRUE(executor) << executor.error().message;
+  const auto outputs = executor.value().run(std::array{at::zeros({2, 3})});
+  ASSERT_FALSE(outputs);
+  EXPECT_TRUE(outputs.error().message.starts_with("aten::mm (aten::mm at <string>:3) failed on (float32 [2, 3]"))
+      << outputs.error().message;
 }
 
 Module normaliser() {
