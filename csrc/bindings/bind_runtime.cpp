@@ -36,7 +36,8 @@ void bind_runtime(py::module_& module) {
             return unwrap(without_gil([&] { return executor.run(leaves); }));
           },
           py::arg("leaves"))
-      .def_property_readonly("graph", &Executor::graph);
+      .def_property_readonly("graph", &Executor::graph)
+      .def_property_readonly("saved_node_count", &Executor::saved_node_count);
 
   const runtime::CalibrateOptions defaults;
   module.def(

@@ -9,6 +9,8 @@
 #include "graph/capture.h"
 #include "graph/capture_types.h"
 #include "graph/effects.h"
+#include "graph/ir_text.h"
+#include "graph/repetitions.h"
 #include "runtime/execution_guard.h"
 #include "runtime/last_uses.h"
 
@@ -67,7 +69,23 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
                                          ", graphs run under float32; leave torch.set_default_dtype alone here"};
   graph::annotate(graph_);
   if (auto checked = check_effects(options); !checked) return checked;
+  if (auto bound = bind_inputs(std::move(constants)); !bound) return bound;
 
+  // A whole graph may change what it reads; and nothing is worth doing for a graph that gives nothing.
+  const bool is_pure = !options.allow_state && !graph_.outputs.empty();
+  const graph::Graph program = is_pure ? graph::without_repetitions(graph_) : graph_;
+  for (const graph::Node& node : program.nodes) {
+    auto call = OperatorCall::prepare(node);
+    if (!call) return call.error();
+    calls_.push_back(std::move(call).value());
+  }
+  last_uses_ = last_uses(program);
+  for (const graph::Output& output : program.outputs) outputs_.push_back(output.value);
+  if (is_pure) folding_ = fold_constants(program, calls_, start_);
+  return {};
+}
+
+Result<void> Executor::bind_inputs(std::vector<at::Tensor> constants) {
   start_.resize(graph_.value_names.size());
   size_t constant_index = 0;
   std::unordered_map<std::string, int64_t> symbols;
@@ -92,13 +110,6 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   symbol_count_ = symbols.size();
   if (constant_index != constants.size())
     return refusal("the number of constants", std::to_string(constants.size()), std::to_string(constant_index));
-
-  for (const graph::Node& node : graph_.nodes) {
-    auto call = OperatorCall::prepare(node);
-    if (!call) return call.error();
-    calls_.push_back(std::move(call).value());
-  }
-  last_uses_ = last_uses(graph_);
   return {};
 }
 
@@ -113,7 +124,8 @@ Result<void> Executor::check_effects(const ExecutorOptions& options) const {
   const auto verdicts = graph::analyse_effects(graph_, {options.allow_random});
   for (size_t i = 0; i < verdicts.size(); ++i)
     if (!verdicts[i].movable)
-      return Error{Errc::kUnsupported, "a worker does not run " + graph_.nodes[i].op + ": " + verdicts[i].reason};
+      return Error{Errc::kUnsupported,
+                   "a worker does not run " + graph::describe(graph_.nodes[i]) + ": " + verdicts[i].reason};
   return {};
 }
 
@@ -158,22 +170,24 @@ Result<void> Executor::accepts(std::span<const at::Tensor> leaves) const {
 Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves) const {
   if (auto accepted = accepts(leaves); !accepted) return accepted.error();
   const ExecutionGuard guard;
-  Frame frame = start_;
+  const bool is_folded = folding_.holds_now();
+  Frame frame = is_folded ? folding_.start : start_;
   for (const Input& input : graph_.inputs)
     if (input.kind == InputKind::kLeaf) frame[input.value] = leaves[input.leaf_index];
   for (const Input& input : graph_.inputs)
     if (input.size_of) frame[input.value] = frame[input.size_of->tensor].toTensor().size(input.size_of->dim);
   c10::Stack stack;
   for (size_t i = 0; i < calls_.size(); ++i) {
+    if (is_folded && folding_.is_folded[i]) continue;
     if (auto ran = calls_[i].run(frame, stack); !ran) return ran.error();
     for (const ValueId value : last_uses_[i]) frame[value] = c10::IValue();
   }
   std::vector<at::Tensor> outputs;
-  outputs.reserve(graph_.outputs.size());
-  for (const graph::Output& output : graph_.outputs) {
-    const c10::IValue& value = frame[output.value];
+  outputs.reserve(outputs_.size());
+  for (const ValueId output : outputs_) {
+    const c10::IValue& value = frame[output];
     if (!value.isTensor())
-      return Error{Errc::kUnsupported, "the output %" + graph_.value_names[output.value] + " is a " + value.tagKind() +
+      return Error{Errc::kUnsupported, "the output %" + graph_.value_names[output] + " is a " + value.tagKind() +
                                            "; only tensors are given out"};
     outputs.push_back(value.toTensor());
   }

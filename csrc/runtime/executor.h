@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use. The
-// results are those of eager torch, bit for bit, under the same number of threads.
+// Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use.
+// What is computed twice is computed once, and what depends on constants alone before the first batch. The results are
+// those of eager torch, bit for bit, under the same number of threads.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,6 +13,7 @@
 
 #include "base/result.h"
 #include "graph/ir.h"
+#include "runtime/constant_folding.h"
 #include "runtime/operator_call.h"
 
 namespace penstock::runtime {
@@ -37,7 +39,11 @@ class Executor {
   // The graph's outputs in order. Outputs may be views of the leaves or of each other.
   Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves) const;
 
+  // As it was given.
   const graph::Graph& graph() const { return graph_; }
+
+  // How many of its nodes a run does not have to call.
+  size_t saved_node_count() const { return graph_.nodes.size() - calls_.size() + folding_.node_count; }
 
  private:
   struct LeafShape {
@@ -47,6 +53,7 @@ class Executor {
 
   Executor() = default;
   Result<void> prepare(std::vector<at::Tensor> constants, const ExecutorOptions& options);
+  Result<void> bind_inputs(std::vector<at::Tensor> constants);
   Result<void> check_effects(const ExecutorOptions& options) const;
   Result<void> check_leaf(const LeafShape& leaf, const at::Tensor& tensor, std::span<int64_t> symbols) const;
 
@@ -54,8 +61,10 @@ class Executor {
   std::vector<LeafShape> leaves_;
   size_t symbol_count_ = 0;
   Frame start_;                                         // constants in place, the rest empty
-  std::vector<OperatorCall> calls_;                     // by node
-  std::vector<std::vector<graph::ValueId>> last_uses_;  // by node: values that nothing later reads
+  std::vector<OperatorCall> calls_;                     // of the graph without its repetitions
+  std::vector<std::vector<graph::ValueId>> last_uses_;  // by call: values that nothing later reads
+  std::vector<graph::ValueId> outputs_;
+  Folding folding_;
 };
 
 // Checks that `tensor` is the constant that `input` describes: dtype, sizes and, where there is one, digest.

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Finds calls that compute what an earlier call has computed: the same operator with the same literals on the same
+// values. Programs have many: each use of a normalised input normalises it, each attention layer makes the same mask.
+
+#include <vector>
+
+#include "graph/ir.h"
+
+namespace penstock::graph {
+
+// The annotated graph without the nodes that repeat another: what read their results reads the first one's. Values keep
+// their ids, so that those of dropped nodes are made by nothing any more. Outputs that were apart may share memory
+// then.
+//
+// Only operators that are known and draw nothing are compared. A graph in which anything is written, or may be, is
+// given back as it is: there the same call may give another value later.
+Graph without_repetitions(Graph graph);
+
+}  // namespace penstock::graph
