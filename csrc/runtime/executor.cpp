@@ -3,6 +3,7 @@
 
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "base/assert.h"
@@ -81,7 +82,15 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   }
   last_uses_ = last_uses(program);
   for (const graph::Output& output : program.outputs) outputs_.push_back(output.value);
-  if (is_pure) folding_ = fold_constants(program, calls_, start_);
+  if (is_pure) {
+    folding_ = fold_constants(program, calls_, start_);
+    for (size_t i = 0; i < program.nodes.size(); ++i) {
+      const auto& args = program.nodes[i].args;
+      const auto* operand = args.empty() ? nullptr : args[0].get<graph::ValueRef>();
+      if (operand != nullptr && std::ranges::find(last_uses_[i], operand->id) != last_uses_[i].end())
+        calls_[i].let_write_over_operand();
+    }
+  }
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include "graph/capture_schema.h"
 #include "graph/capture_types.h"
 #include "graph/ir_text.h"
+#include "runtime/write_over.h"
 
 namespace penstock::runtime {
 namespace {
@@ -100,10 +101,14 @@ Result<void> OperatorCall::run(Frame& frame, c10::Stack& stack) const {
   }
 }
 
+void OperatorCall::let_write_over_operand() {
+  if (operator_) write_over_ = find_write_over(*operator_);
+}
+
 void OperatorCall::call_operator(Frame& frame, c10::Stack& stack) const {
   stack.clear();
   for (const CallSlot& argument : arguments_) stack.push_back(argument.fill(frame));
-  operator_->callBoxed(stack);
+  (write_over_ && can_write_over(stack) ? *write_over_ : *operator_).callBoxed(stack);
   PENSTOCK_ASSERT(stack.size() == results_.size(), name_, " gave ", stack.size(), " results");
   for (size_t i = 0; i < results_.size(); ++i) frame[results_[i]] = std::move(stack[i]);
   stack.clear();

@@ -32,6 +32,9 @@ class OperatorCall {
   // shapes. The caller holds an ExecutionGuard.
   Result<void> run(Frame& frame, c10::Stack& stack) const;
 
+  // Says that nothing after this call reads its first operand, so that the result may be written over it.
+  void let_write_over_operand();
+
  private:
   void call_operator(Frame& frame, c10::Stack& stack) const;
   Result<void> call_size_op(Frame& frame) const;
@@ -39,6 +42,7 @@ class OperatorCall {
 
   std::string name_;  // of the operator, with its line and label, for messages
   std::optional<c10::OperatorHandle> operator_;
+  std::optional<c10::OperatorHandle> write_over_;  // set where the first operand is of no further use
   const graph::SizeOp* size_op_ = nullptr;
   std::vector<CallSlot> arguments_;
   std::vector<graph::ValueId> operands_;
