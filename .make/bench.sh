@@ -10,6 +10,8 @@ say "The C++ parts, one at a time"
 say "penstock and torch's DataLoader, side by side"
 .venv/bin/python bench/loader.py "$@"
 [ $# -eq 0 ] || exit 0
+say "The executor of prefixes against eager torch and TorchScript"
+.venv/bin/python bench/executor.py --out bench/out/executor.jsonl --markdown
 say "The cut against no cut and against the maximal one"
 .venv/bin/python bench/cut.py --out bench/out/cut.jsonl --markdown
 say "What offload costs when nothing moves"
