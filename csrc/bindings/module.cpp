@@ -7,6 +7,7 @@
 namespace penstock::bindings {
 
 void bind_graph(pybind11::module_& module);
+void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
@@ -17,6 +18,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of penstock.";
   module.def("zmq_version", &penstock::transport::zmq_version);
   penstock::bindings::bind_graph(module);
+  penstock::bindings::bind_script(module);
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_worker(module);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/capture_builder.h"
 
+#include <algorithm>
+
 #include "graph/alias_sets.h"
 #include "graph/capture_types.h"
 #include "graph/ir_text.h"
@@ -36,16 +38,23 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
   }
   if (without_optional(type)->kind() != c10::TypeKind::TensorType)
     refuse("forward takes " + name + " of type " + type->str() + "; tensors and tuples of tensors can be captured");
-  if (leaf_count_ >= leaves_.size())
-    refuse("forward takes more tensors than the " + std::to_string(leaves_.size()) + " of the batch");
-  const std::string index = std::to_string(leaf_count_);
-  const at::Tensor& tensor = leaves_[leaf_count_];
-  if (tensor.requires_grad())
+  if (taken_count_ >= tensors_given_.size())
+    refuse("forward takes more tensors than the " + std::to_string(tensors_given_.size()) + " of the batch");
+  const std::optional<uint32_t> leaf_index = leaf_indices_[taken_count_];
+  const std::string index = std::to_string(taken_count_);
+  const at::Tensor& tensor = tensors_given_[taken_count_++];
+  if (leaf_index && tensor.requires_grad())
     refuse("leaf " + index + " of the batch requires grad; a gradient cannot flow back through a worker");
-  Input input = tensor_input(tensor, "leaf " + index);
-  input.leaf_index = static_cast<uint32_t>(leaf_count_++);
+  Input input = tensor_input(tensor, leaf_index ? "leaf " + index : name);
   // Every size is free: the program reads sizes where it needs them, and where it does not they may differ.
   for (size_t dim = 0; dim < input.sizes.size(); ++dim) input.sizes[dim] = "s" + index + "_" + std::to_string(dim);
+  if (leaf_index) {
+    input.leaf_index = *leaf_index;
+  } else {
+    input.kind = InputKind::kState;
+    input.source = name.substr(0, kQuotedBytesMax);
+    captured_.constants.push_back(tensor);
+  }
   captured_.graph.inputs.push_back(input);
   return Bound::of_argument({ValueRef{input.value}});
 }
@@ -103,6 +112,15 @@ const Input* CaptureBuilder::find_leaf(const Bound& bound) const {
   return nullptr;
 }
 
+bool CaptureBuilder::may_be_none(const Bound& bound) const {
+  const ValueRef* value = bound.value();
+  if (value == nullptr) return false;
+  for (const Node& node : captured_.graph.nodes)
+    if (std::find(node.results.begin(), node.results.end(), value->id) != node.results.end())
+      return node.op.starts_with("torchscript::") || node.op.starts_with("opaque_view::") || node.op == "list::get";
+  return false;
+}
+
 std::vector<Bound> CaptureBuilder::append(Node node, size_t result_count, const std::string& place) {
   Graph& graph = captured_.graph;
   if (graph.nodes.size() >= kNodesMax)
@@ -134,9 +152,9 @@ void CaptureBuilder::add_output(const Bound& bound) {
 }
 
 Captured CaptureBuilder::finish() {
-  if (leaf_count_ != leaves_.size())
-    refuse("forward takes " + std::to_string(leaf_count_) + " tensors, the batch has " +
-           std::to_string(leaves_.size()));
+  if (taken_count_ != tensors_given_.size())
+    refuse("forward takes " + std::to_string(taken_count_) + " tensors, the batch has " +
+           std::to_string(tensors_given_.size()));
   annotate(captured_.graph);
   turn_written_into_state();
   return std::move(captured_);

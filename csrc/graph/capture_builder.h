@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -18,9 +19,11 @@ namespace penstock::graph {
 // Thread-compatible. Throws Refusal.
 class CaptureBuilder {
  public:
-  explicit CaptureBuilder(std::span<const at::Tensor> leaves) : leaves_(leaves) {}
+  // `tensors` are what forward is given, and `leaf_indices` which tensors of the batch these are; none for another.
+  CaptureBuilder(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices)
+      : tensors_given_(tensors), leaf_indices_(leaf_indices) {}
 
-  // The next leaf, or a tuple of the next leaves, for an argument of forward.
+  // The next tensor, or a tuple of the next tensors, for an argument of forward.
   Bound leaf(const c10::TypePtr& type, const std::string& name);
 
   // A value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
@@ -28,6 +31,9 @@ class CaptureBuilder {
 
   // The leaf that a value is, or null.
   const Input* find_leaf(const Bound& bound) const;
+
+  // Whether a value is made by control flow that is kept whole, so that it may be None.
+  bool may_be_none(const Bound& bound) const;
 
   // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its label.
   std::vector<Bound> append(Node node, size_t result_count, const std::string& place);
@@ -47,8 +53,9 @@ class CaptureBuilder {
   Bound constant(const at::Tensor& tensor, const std::string& source);
   void turn_written_into_state();
 
-  std::span<const at::Tensor> leaves_;
-  size_t leaf_count_ = 0;
+  std::span<const at::Tensor> tensors_given_;
+  std::span<const std::optional<uint32_t>> leaf_indices_;
+  size_t taken_count_ = 0;
   Captured captured_;
   std::unordered_map<const c10::TensorImpl*, ValueId> tensors_;
 };

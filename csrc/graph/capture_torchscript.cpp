@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TorchScript to the IR. The program is inlined and freed of the mutations that torch can prove harmless; what is left
 // is read top to bottom, computing what is known now (attributes, flags, branches on them) and emitting nodes for the
-// rest.
+// rest. Branches and loops that only the running program can decide become one node each, which stays.
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
@@ -16,11 +16,15 @@
 
 #include "base/assert.h"
 #include "graph/capture.h"
+#include "graph/capture_attributes.h"
 #include "graph/capture_bound.h"
 #include "graph/capture_builder.h"
+#include "graph/capture_control_flow.h"
 #include "graph/capture_number_ops.h"
+#include "graph/capture_read.h"
 #include "graph/capture_schema.h"
 #include "graph/capture_types.h"
+#include "graph/capture_written.h"
 #include "graph/size_ops.h"
 
 namespace penstock::graph {
@@ -29,6 +33,7 @@ namespace {
 namespace jit = torch::jit;
 
 constexpr int64_t kUnrollMax = 256;
+constexpr int kCallDepthMax = 64;
 
 std::string where(const jit::Node* node) {
   if (const auto place = node->sourceRange().file_line_col())
@@ -47,20 +52,31 @@ c10::TypePtr without_optional(const c10::TypePtr& type) {
 
 class Reader {
  public:
-  explicit Reader(std::span<const at::Tensor> leaves) : builder_(leaves) {}
+  Reader(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices,
+         const jit::Graph& program)
+      : builder_(tensors, leaf_indices), program_(program), written_(program) {}
 
-  Captured read(const jit::Graph& program, const jit::Module* self) {
-    for (size_t i = 0; i < program.inputs().size(); ++i) {
-      const jit::Value* input = program.inputs()[i];
-      if (i == 0 && self != nullptr)
+  // `arguments` are those of forward; without them, all are tensors of the batch.
+  Captured read(const jit::Module* self, const std::vector<c10::IValue>* arguments) {
+    const size_t first = self == nullptr ? 0 : 1;
+    for (size_t i = 0; i < program_.inputs().size(); ++i) {
+      const jit::Value* input = program_.inputs()[i];
+      if (i < first)
         bind(input, Bound::of_object(self->_ivalue(), "self"));
+      else if (arguments != nullptr && !holds_tensors(arguments->at(i - first)))
+        bind(input, builder_.known(arguments->at(i - first), input->debugName()));
       else
         bind(input, builder_.leaf(input->type(), input->debugName()));
+      name(input);
     }
-    read_block(program.block());
-    for (const jit::Value* output : program.outputs()) builder_.add_output(lookup(output));
+    read_block(program_.block());
+    for (const jit::Value* output : program_.outputs()) builder_.add_output(lookup(output));
+    written_.finish(program_);
     return builder_.finish();
   }
+
+  WrittenProgram& written() { return written_; }
+  ReadAttributes& attributes() { return attributes_; }
 
  private:
   void bind(const jit::Value* value, Bound bound) { bounds_[value] = std::move(bound); }
@@ -71,14 +87,30 @@ class Reader {
     return found->second;
   }
 
+  void name(const jit::Value* value) {
+    if (const ValueRef* ref = lookup(value).value()) written_.name(ref->id, value);
+  }
+
   void read_block(const jit::Block* block) {
-    for (const jit::Node* node : block->nodes()) read_node(node);
+    for (const jit::Node* node : block->nodes()) {
+      const std::string_view kind = node->kind().toQualString();
+      if (kind == "prim::If" && has_known_branch(node)) {
+        read_if(node);
+        continue;
+      }
+      if (kind == "prim::Loop" && has_known_count(node)) {
+        read_loop(node);
+        continue;
+      }
+      read_node(node);
+      written_.append(node);
+      for (const jit::Value* output : node->outputs()) name(output);
+    }
   }
 
   void read_node(const jit::Node* node) {
     const std::string_view kind = node->kind().toQualString();
-    if (kind == "prim::If") return read_if(node);
-    if (kind == "prim::Loop") return read_loop(node);
+    if (kind == "prim::If" || kind == "prim::Loop") return keep_whole(node);
     if (kind == "prim::Constant") return bind_constant(node);
     if (kind == "prim::GetAttr") return bind_attribute(node);
     if (kind == "prim::TupleUnpack" || kind == "prim::ListUnpack") return unpack(node);
@@ -121,7 +153,8 @@ class Reader {
     const Bound& owner = lookup(node->input());
     const std::string& name = node->s(c10::Symbol::attr("name"));
     if (owner.kind != Bound::Kind::kObject || !owner.object.isObject()) refuse(node, "reads " + name + " of no module");
-    bind(node->output(), builder_.known(owner.object.toObjectRef().getAttr(name), owner.path + "." + name));
+    const std::string path = owner.path + "." + name;
+    bind(node->output(), builder_.known(attributes_.read(owner.object, name), path));
   }
 
   void bind_number_tensor(const jit::Node* node) {
@@ -130,34 +163,75 @@ class Reader {
     bind(node->output(), std::move(bound));
   }
 
+  bool has_known_branch(const jit::Node* node) const { return lookup(node->input()).argument.get<bool>() != nullptr; }
+
+  bool has_known_count(const jit::Node* node) const {
+    const auto* trip_count = lookup(node->inputs()[0]).argument.get<int64_t>();
+    const auto* goes_on = lookup(node->inputs()[1]).argument.get<bool>();
+    return trip_count != nullptr && goes_on != nullptr && (!*goes_on || *trip_count <= kUnrollMax);
+  }
+
   void read_if(const jit::Node* node) {
-    const auto* condition = lookup(node->input()).argument.get<bool>();
-    if (condition == nullptr) refuse(node, "branches on a value that is known only when the program runs");
-    const jit::Block* block = node->blocks()[*condition ? 0 : 1];
+    const jit::Block* block = node->blocks()[*lookup(node->input()).argument.get<bool>() ? 0 : 1];
     read_block(block);
-    for (size_t i = 0; i < node->outputs().size(); ++i) bind(node->outputs()[i], Bound(lookup(block->outputs()[i])));
+    for (size_t i = 0; i < node->outputs().size(); ++i) pass(node->outputs()[i], block->outputs()[i]);
+  }
+
+  void pass(const jit::Value* value, const jit::Value* from) {
+    bind(value, Bound(lookup(from)));
+    written_.stand_in(value, from);
   }
 
   // A loop whose count is known is written out. TorchScript keeps the condition to go on as a value of the body.
   void read_loop(const jit::Node* node) {
-    const auto* trip_count = lookup(node->inputs()[0]).argument.get<int64_t>();
+    const int64_t trip_count = *lookup(node->inputs()[0]).argument.get<int64_t>();
     const jit::Block* body = node->blocks()[0];
-    std::vector<Bound> carried;
-    for (size_t i = 2; i < node->inputs().size(); ++i) carried.push_back(lookup(node->inputs()[i]));
-    Bound go_on = lookup(node->inputs()[1]);
+    std::vector<const jit::Value*> carried(node->inputs().begin() + 2, node->inputs().end());
+    const jit::Value* go_on = node->inputs()[1];
     for (int64_t trip = 0;; ++trip) {
-      const auto* goes_on = go_on.argument.get<bool>();
-      if (trip_count == nullptr || goes_on == nullptr)
-        refuse(node, "loops a number of times that is known only when the program runs");
-      if (trip >= *trip_count || !*goes_on) break;
-      if (trip >= kUnrollMax) refuse(node, "loops more than " + std::to_string(kUnrollMax) + " times");
+      const auto* goes_on = lookup(go_on).argument.get<bool>();
+      if (goes_on == nullptr)
+        refuse(node, "goes on as long as the running program says, after a first time that is known");
+      if (trip >= trip_count || !*goes_on) break;
       bind(body->inputs()[0], Bound::of_argument({trip}));
-      for (size_t i = 0; i < carried.size(); ++i) bind(body->inputs()[i + 1], carried[i]);
+      written_.stand_in(body->inputs()[0], trip);
+      // All are read before any is written: a body may swap them.
+      std::vector<Bound> bounds;
+      for (const jit::Value* value : carried) bounds.push_back(lookup(value));
+      written_.stand_in_all({body->inputs().begin() + 1, body->inputs().end()}, carried);
+      for (size_t i = 0; i < carried.size(); ++i) bind(body->inputs()[i + 1], bounds[i]);
       read_block(body);
-      go_on = lookup(body->outputs()[0]);
-      for (size_t i = 0; i < carried.size(); ++i) carried[i] = lookup(body->outputs()[i + 1]);
+      go_on = body->outputs()[0];
+      carried.assign(body->outputs().begin() + 1, body->outputs().end());
     }
-    for (size_t i = 0; i < carried.size(); ++i) bind(node->outputs()[i], carried[i]);
+    for (size_t i = 0; i < carried.size(); ++i) pass(node->outputs()[i], carried[i]);
+  }
+
+  // Control flow that only the running program can decide: one node that takes all that is read inside of it.
+  void keep_whole(const jit::Node* node) {
+    const ControlFlow flow = read_control_flow(node);
+    if (!flow.refusal.empty()) refuse(flow.refused, flow.refusal);
+    for (const jit::Node* attribute : flow.attributes) {
+      if (!bounds_.contains(attribute->input())) refuse(attribute, "reads an attribute of what is known only later");
+      bind_attribute(attribute);
+    }
+    std::vector<Argument> operands;
+    for (const jit::Value* value : flow.reads)
+      if (const auto found = bounds_.find(value); found != bounds_.end()) add_values(found->second, operands);
+    Node call;
+    call.op = std::string(flow.writes ? "torchscript::" : "opaque_view::") +
+              (node->kind() == c10::prim::If ? "branch" : "loop");
+    call.args = std::move(operands);
+    const auto results = builder_.append(std::move(call), node->outputs().size(), where(node));
+    for (size_t i = 0; i < results.size(); ++i) bind(node->outputs()[i], results[i]);
+  }
+
+  static void add_values(const Bound& bound, std::vector<Argument>& operands) {
+    if (const auto items = bound.elements()) {
+      for (const Bound& item : *items) add_values(item, operands);
+    } else if (bound.value() != nullptr) {
+      operands.push_back(bound.argument);
+    }
   }
 
   void unpack(const jit::Node* node) {
@@ -191,6 +265,11 @@ class Reader {
     const Bound& a = lookup(node->inputs()[0]);
     const Bound& b = lookup(node->inputs()[1]);
     if (!a.is_none() && !b.is_none()) refuse(node, "compares identities of values");
+    for (const Bound* bound : {&a, &b})
+      if (builder_.may_be_none(*bound)) {
+        bind(node->output(), emit(node, "opaque::is", {bound->argument}));
+        return;
+      }
     bind(node->output(), Bound::of_number((a.is_none() && b.is_none()) == is_same));
   }
 
@@ -205,6 +284,10 @@ class Reader {
   bool read_metadata(const jit::Node* node, std::string_view kind) {
     const Bound of = lookup(node->inputs()[0]);
     if (kind == "aten::len") {
+      if (const auto* text = of.argument.get<std::string>()) {
+        bind(node->output(), Bound::of_number(static_cast<int64_t>(text->size())));
+        return true;
+      }
       if (const auto items = of.elements()) {
         bind(node->output(), Bound::of_argument({static_cast<int64_t>(items->size())}));
         return true;
@@ -301,7 +384,7 @@ class Reader {
     std::string op = schema->name() + (schema->overload_name().empty() ? "" : "." + schema->overload_name());
     if (op == "aten::to.prim_dtype") op = "aten::to.dtype";
     const auto handle = find_operator(op);
-    if (!handle) refuse(node, "(" + op + ") is not an operator that the dispatcher has");
+    if (!handle) return keep_call(node, op);
     const auto& parameters = handle->schema().arguments();
     if (node->inputs().size() > parameters.size()) refuse(node, "has other arguments than " + op);
     Node call;
@@ -319,6 +402,20 @@ class Reader {
         call.args.push_back(std::move(argument));
     }
     call.op = std::move(op);
+    const auto results = builder_.append(std::move(call), node->outputs().size(), where(node));
+    for (size_t i = 0; i < results.size(); ++i) bind(node->outputs()[i], results[i]);
+  }
+
+  // What TorchScript computes by itself, such as lists from lists, stays as it is.
+  void keep_call(const jit::Node* node, const std::string& op) {
+    const ControlFlow flow = read_control_flow(node);
+    if (flow.writes || !flow.refusal.empty() || node->hasSideEffects())
+      refuse(node, "(" + op + ") is not an operator that the dispatcher has");
+    std::vector<Argument> operands;
+    for (const jit::Value* value : node->inputs()) add_values(lookup(value), operands);
+    Node call;
+    call.op = "opaque_view::" + std::string(node->kind().toUnqualString());
+    call.args = std::move(operands);
     const auto results = builder_.append(std::move(call), node->outputs().size(), where(node));
     for (size_t i = 0; i < results.size(); ++i) bind(node->outputs()[i], results[i]);
   }
@@ -352,19 +449,38 @@ class Reader {
   }
 
   CaptureBuilder builder_;
+  const jit::Graph& program_;
+  WrittenProgram written_;
+  ReadAttributes attributes_;
   std::unordered_map<const jit::Value*, Bound> bounds_;
 };
 
-Result<Captured> capture(const std::shared_ptr<jit::Graph>& original, const jit::Module* self,
-                         std::span<const at::Tensor> leaves) {
+bool has_calls(const jit::Block* block) {
+  for (const jit::Node* node : block->nodes()) {
+    if (node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction) return true;
+    for (const jit::Block* nested : node->blocks())
+      if (has_calls(nested)) return true;
+  }
+  return false;
+}
+
+// What is read has all calls inlined, and none of the writes that torch can prove harmless.
+std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
+  std::shared_ptr<jit::Graph> program = original.copy();
+  // While the user has the optimizer turned off, torch inlines one level of calls at a time.
+  for (int level = 0; level < kCallDepthMax && has_calls(program->block()); ++level) jit::Inline(*program);
+  jit::RemoveListMutation(program);
+  jit::RemoveTensorMutation(program);
+  jit::ConstantPropagation(program);
+  jit::EliminateDeadCode(program);
+  return program;
+}
+
+// Runs `read` and turns what it throws into an Error.
+template <typename Read>
+auto refusing(const Read& read) -> Result<decltype(read())> {
   try {
-    std::shared_ptr<jit::Graph> program = original->copy();
-    jit::Inline(*program);
-    jit::RemoveListMutation(program);
-    jit::RemoveTensorMutation(program);
-    jit::ConstantPropagation(program);
-    jit::EliminateDeadCode(program);
-    return Reader(leaves).read(*program, self);
+    return read();
   } catch (const Refusal& refusal) {
     return Error{Errc::kUnsupported, refusal.message};
   } catch (const c10::Error& error) {
@@ -373,17 +489,37 @@ Result<Captured> capture(const std::shared_ptr<jit::Graph>& original, const jit:
   }
 }
 
+Result<Captured> capture(jit::Graph& original, const jit::Module* self, std::span<const at::Tensor> leaves) {
+  return refusing([&] {
+    const auto program = prepared(original);
+    std::vector<std::optional<uint32_t>> leaf_indices(leaves.size());
+    for (uint32_t i = 0; i < leaves.size(); ++i) leaf_indices[i] = i;
+    return Reader(leaves, leaf_indices, *program).read(self, nullptr);
+  });
+}
+
 }  // namespace
+
+Result<ReadProgram> read_program(jit::Graph& original, const jit::Module* self, const ScriptCall& call,
+                                 std::span<const std::optional<uint32_t>> leaf_indices) {
+  return refusing([&] {
+    const auto program = prepared(original);
+    const std::vector<at::Tensor> tensors = call.tensors();
+    Reader reader(tensors, leaf_indices, *program);
+    Captured captured = reader.read(self, &call.arguments);
+    return ReadProgram{std::move(captured), std::move(reader.written()), std::move(reader.attributes())};
+  });
+}
 
 Result<Captured> capture_torchscript(const torch::jit::Module& module, std::span<const at::Tensor> leaves) {
   const auto method = module.find_method("forward");
   if (!method) return Error{Errc::kUnsupported, "the TorchScript module has no forward"};
-  return capture(method->graph(), &module, leaves);
+  return capture(*method->graph(), &module, leaves);
 }
 
 Result<Captured> capture_torchscript(torch::jit::Function& function, std::span<const at::Tensor> leaves) {
   if (!function.isGraphFunction()) return Error{Errc::kUnsupported, "the TorchScript function has no program"};
-  return capture(jit::toGraphFunction(function).graph(), nullptr, leaves);
+  return capture(*jit::toGraphFunction(function).graph(), nullptr, leaves);
 }
 
 }  // namespace penstock::graph
