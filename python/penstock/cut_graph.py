@@ -20,7 +20,8 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from penstock.capture import Placeholder, classify, is_plain
+from penstock.capture import Placeholder, classify, first_sentence, is_plain
+from penstock.compiled_models import CompiledGraph
 from penstock.constants import ConstantWatch, is_same_bits
 from penstock.cut_context import CutContext
 from penstock.expression import Expression, Result, holds
@@ -40,6 +41,7 @@ from penstock.surroundings import (
     autocast_put_back,
     refuse_by_surroundings,
 )
+from penstock.whole_comparison import Side, first_difference
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +58,19 @@ class CutGraph:
     thread."""
 
     def __init__(
-        self, context: CutContext, graph_module: fx.GraphModule, placeholders: Sequence[Placeholder]
+        self,
+        context: CutContext,
+        graph_module: fx.GraphModule,
+        placeholders: Sequence[Placeholder],
+        compiled: CompiledGraph | None = None,
     ) -> None:
+        """`compiled` is what the user's compiler made of the graph, where there is one."""
         self._context = context
         self._whole = graph_module
         if isinstance(graph_module, _LazyGraphModule):
             graph_module.real_recompile()  # or its forward goes through three more calls
-        self._run_whole = graph_module.forward
+        self._compiled = compiled
+        self._run_whole = graph_module.forward if compiled is None else compiled.run_whole
         self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = list(placeholders)
         # A batch's tensor that a module keeps counts as a constant, which will be seen to change.
@@ -267,7 +275,11 @@ class CutGraph:
         )
         if planned.boundary:
             assert planned.suffix is not None and planned.reference is not None
-            cut.suffix = planned.suffix.forward
+            cut.suffix = (
+                planned.suffix.forward
+                if self._compiled is None
+                else self._compiled.compile_suffix(planned.suffix)
+            )
             cut.reference = planned.reference.forward
             cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
             self._context.install(planned)
@@ -319,6 +331,8 @@ class CutGraph:
         if is_due or setting not in cut.verified or cut.mistrusts != self._context.mistrusts:
             if not self._verify(cut, call, boundary):
                 return None
+            if self._compiled is not None and not self._compare_whole(cut, call, boundary):
+                return None
             cut.mistrusts = self._context.mistrusts
             cut.unchecked.clear()
             if len(cut.verified) < REMEMBERED_SIZES:
@@ -349,6 +363,30 @@ class CutGraph:
         if wrong:
             self._mistrust(cut, call, wrong)
         return not wrong
+
+    def _compare_whole(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
+        """Runs the compiled suffix and the compiled whole and compares bit for bit."""
+        assert cut.suffix is not None and self._compiled is not None
+        suffix, count = cut.suffix, len(self._placeholders)
+        name = self._compiled.user.backend_name
+        try:
+            difference = first_difference(
+                Side(lambda copies: self._run_whole(*copies[:count])),
+                Side(lambda copies: suffix(*copies, *boundary)),
+                call.inputs,
+            )
+            reason = f"compiled by {name} without what moves, the model has other {difference}"
+        except Exception as error:
+            logger.debug("the suffix cannot be compiled", exc_info=True)
+            difference = first_sentence(error)
+            reason = f"{name} cannot compile the part that stays ({difference})"
+        if difference is None:
+            return True
+        self._forget(cut)
+        self._context.withdraw(cut.planned)
+        signature = (call.pattern, tuple(_signature(value) for value in call.inputs[:count]))
+        self._refuse(signature, reason)
+        return False
 
     def _mistrust(self, cut: LiveCut, call: GraphCall, wrong: Sequence[BoundaryValue]) -> None:
         """Takes calls back into the trainer of which a worker made something else. Batches that are

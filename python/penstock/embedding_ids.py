@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from penstock.leaves import flatten_batch
-from penstock.offloading import OffloadedCall
+from penstock.offloading import OffloadedCall, offloaded_call
 
 
 def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.Tensor | None]:
@@ -39,7 +39,7 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
                 if ids is not None:
                     cache.prefetch(ids)
     """
-    call = getattr(model, "_compiled_call_impl", None)
+    call = offloaded_call(model)
     if not isinstance(call, OffloadedCall):
         raise ValueError(
             f"embedding_ids() was given a {type(model).__name__} that is not offloaded; an "

@@ -21,7 +21,8 @@ from penstock.capture import (
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
-from penstock.planning import CutMode, CutOptions, plan_cut, plan_script
+from penstock.planning import CutMode, CutOptions, plan_cut
+from penstock.script_plan import plan_script
 from penstock.sizes import Unlowerable
 from penstock.surroundings import refuse_by_surroundings
 

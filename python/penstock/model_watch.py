@@ -30,6 +30,7 @@ from penstock.seen_calls import SeenCalls
 if TYPE_CHECKING:
     from penstock.offloading import OffloadedCall
     from penstock.planning import CutMode
+    from penstock.script_models import OffloadedScript
 
 # Workers that a plan is priced for where the loader has none.
 WORKER_COUNT_GUESS = 2
@@ -191,7 +192,7 @@ class ModelWatch:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         leaf: _Leaf,
-        offloaded: OffloadedCall | None,
+        offloaded: OffloadedCall | OffloadedScript | None,
     ) -> None:
         from penstock.explanation import explain_call
         from penstock.planning import CutOptions
@@ -276,13 +277,12 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def offloaded_call(module: torch.nn.Module) -> OffloadedCall | None:
-    call = module.__dict__.get("_compiled_call_impl")
-    if call is None:
+def offloaded_call(module: torch.nn.Module) -> OffloadedCall | OffloadedScript | None:
+    if not {"_compiled_call_impl", "forward"} & module.__dict__.keys():
         return None
-    from penstock.offloading import OffloadedCall
+    from penstock import offloading
 
-    return call if isinstance(call, OffloadedCall) else None
+    return offloading.offloaded_call(module)
 
 
 def call_site() -> str:

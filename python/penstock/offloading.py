@@ -16,9 +16,19 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.external_utils import wrap_inline
 
 from penstock.capture import first_sentence, read_placeholders
+from penstock.compiled_models import (
+    CompiledGraph,
+    UserCompile,
+    compiled_target,
+    copy_of,
+    recompiled,
+    refuse_repeats,
+    user_compile_of,
+)
 from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext
 from penstock.cut_graph import CutGraph
@@ -26,6 +36,7 @@ from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
 from penstock.running_models import enter_model, keep_advice_from_log, leave_model
+from penstock.script_models import OffloadedScript
 from penstock.sizes import Unlowerable, Unrunnable
 
 logger = logging.getLogger(__name__)
@@ -34,6 +45,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 # After so many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
+_SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
 _CALL = "_penstock_call"  # the attribute of a function that stands for another
 
 
@@ -72,10 +84,15 @@ def offload(
         raise ValueError(
             f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
         )
-    if not callable(model) or isinstance(model, torch.export.ExportedProgram):
+    if isinstance(model, torch.export.ExportedProgram):
         raise TypeError(
-            f"offload was given a {type(model).__name__}, where a module or a function was "
-            f"expected; of an ExportedProgram pass program.module()"
+            "offload was given an ExportedProgram, which is not called itself but by way of a "
+            "module that it makes anew each time; pass that one and train it: "
+            "model = penstock.offload(program.module(), loader)"
+        )
+    if not callable(model):
+        raise TypeError(
+            f"offload was given a {type(model).__name__}, where a module or a function was expected"
         )
     model = detach(model)
     reason = _refusal(model, loader)
@@ -85,31 +102,61 @@ def offload(
         return model
     if loader._provenance is None:
         loader._provenance = ProvenanceTable()
-    keep_advice_from_log()
-    context = CutContext(model, weakref.ref(loader), loader._provenance, options, verify_every)
-    if isinstance(model, torch.nn.Module):
-        model.__dict__["_compiled_call_impl"] = OffloadedCall(context, model._call_impl)
-        return model
-    return _standing_for(model, OffloadedCall(context, model))
+    if isinstance(model, _SCRIPTS):
+        scripted: M = _offload_script(model, loader, options, verify_every)
+        return scripted
+    user = user_compile_of(model)
+    if user is None:
+        keep_advice_from_log()
+    target = model if user is None else compiled_target(model)
+    context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+    if not isinstance(model, torch.nn.Module):
+        return _standing_for(model, OffloadedCall(context, model, model, user))
+    place = _place_of_call(model)
+    former = model.__dict__.get(place)
+    call_impl = model._call_impl if former is None else former
+    model.__dict__[place] = OffloadedCall(context, call_impl, model, user, former)
+    return model
 
 
 def detach(model: M) -> M:
     """Undoes `offload`: the model runs as before, and the loader's workers stop running its
     prefix. Returns the model, or the function that was offloaded."""
-    if isinstance(model, torch.nn.Module):
-        call = getattr(model, "_compiled_call_impl", None)
-        if isinstance(call, OffloadedCall):
-            model._compiled_call_impl = None
-            call.close()
+    call = offloaded_call(model)
+    if call is None:
         return model
-    call = getattr(model, _CALL, None)
-    if isinstance(call, OffloadedCall):
-        call.close()
-        return call.call_impl  # type: ignore[return-value]
+    call.close()
+    if isinstance(model, torch.nn.Module):
+        model.__dict__[_place_of_call(model)] = call.former
+        return model
+    return call.call_impl  # type: ignore[return-value]
+
+
+def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | None:
+    """What `offload` put in front of a module or made a function of, or None."""
+    if isinstance(model, torch.nn.Module):
+        call = model.__dict__.get(_place_of_call(model))
+    else:
+        call = getattr(model, _CALL, None)
+    return call if isinstance(call, (OffloadedCall, OffloadedScript)) else None
+
+
+def _place_of_call(model: torch.nn.Module) -> str:
+    """The attribute that holds what is called in place of the module's own forward."""
+    has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
+    return "forward" if has_own else "_compiled_call_impl"
+
+
+def _offload_script(model: Any, loader: Any, options: CutOptions, verify_every: int) -> Any:
+    context = CutContext(model, weakref.ref(loader), loader._provenance, options, verify_every)
+    if not isinstance(model, torch.jit.ScriptModule):
+        return _standing_for(model, OffloadedScript(context, model, model))
+    # TorchScript itself does not look here: it calls the module's program.
+    model.__dict__["forward"] = OffloadedScript(context, model, model.forward)
     return model
 
 
-def _standing_for(function: M, call: OffloadedCall) -> M:
+def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
     @functools.wraps(function)
     def offloaded(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
@@ -119,12 +166,14 @@ def _standing_for(function: M, call: OffloadedCall) -> M:
 
 
 def _refusal(model: Any, loader: Any) -> str | None:
-    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return "the model is a ScriptModule, whose forward Dynamo cannot capture"
-    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        return "the model is the result of torch.compile; offload it before compiling it"
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        return "the model was compiled with model.compile(); offload it instead"
+    is_compiled = (
+        isinstance(model, OptimizedModule)
+        or getattr(model, "_compiled_call_impl", None) is not None
+    )
+    if is_compiled and user_compile_of(model) is None:
+        return "the model's call was replaced by something else than torch.compile"
+    if isinstance(model, OptimizedModule) and hasattr(model._orig_mod, "_initialize_hook"):
+        return "the compiled model has lazy modules; run it once before it is offloaded"
     if not hasattr(loader, "_provenance"):
         return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
     if not getattr(loader, "num_workers", 0):
@@ -136,16 +185,31 @@ class OffloadedCall:
     """Stands where `model.compile` puts its callable, or for a function. Confined to the training
     thread."""
 
-    def __init__(self, context: CutContext, call_impl: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        context: CutContext,
+        call_impl: Callable[..., Any],
+        model: Any,
+        user: UserCompile | None = None,
+        former: Any = None,
+    ) -> None:
+        """`call_impl` is what runs without us, and `former` what stood in this place. `user` is how
+        the user compiled `model`."""
         self.call_impl = call_impl
+        self.former = former
         self.context = context
+        self._user = user
         self._has_run_graph = False
         self._uncaptured_calls = 0  # since the last call of which a graph ran
         self._guards_hooks = False
+        self._compiled: Callable[..., Any]
+        if user is not None:
+            self._compiled = recompiled(model, user.with_backend(self._backend()))
+            return
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
         # What it cannot take is to be run by Python, whatever has run before it.
-        self._compiled: Callable[..., Any] = torch._dynamo.config.patch(
+        self._compiled = torch._dynamo.config.patch(
             enable_dynamo_decompositions=False,
             trace_numpy=False,
             suppress_errors=True,
@@ -153,15 +217,19 @@ class OffloadedCall:
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_tracing() or not self.context.is_open:
+        if torch._C._is_tracing():
             return self.call_impl(*args, **kwargs)
+        if not self.context.is_open:
+            # What the user's compiler made is used on.
+            run = self.call_impl if self._user is None else self._compiled
+            return run(*args, **kwargs)
         self._has_run_graph = False
         self.context.begin_call()
         enter_model()
         try:
             return self._compiled(*args, **kwargs)
         except Exception as error:
-            if self._has_run_graph or not _is_capture_failure(error):
+            if self._has_run_graph or self._user or not _is_capture_failure(error):
                 raise
             # Dynamo traces before it runs: none of the forward has happened yet.
             reason = f"the model cannot be captured ({first_sentence(error)})"
@@ -200,16 +268,27 @@ class OffloadedCall:
         """Ends cutting without a word; what workers run for this model is withdrawn."""
         self.context.close()
 
+    def _backend(self) -> Callable[..., Any]:
+        """The Dynamo backend as a function, which may be given attributes."""
+
+        def offloading(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
+            return self._compile_graph(graph_module, examples)
+
+        return offloading
+
     def _compile_graph(
         self, graph_module: fx.GraphModule, examples: Sequence[Any]
     ) -> Callable[..., Any]:
         """The Dynamo backend. An error raised here ends up in `__call__`."""
-        if torch._dynamo.config.skip_nnmodule_hook_guards:
+        if self._user is None and torch._dynamo.config.skip_nnmodule_hook_guards:
             # The guards of this graph are made after the backend returns. Without those on hooks, a
             # hook added later would never fire.
             torch._dynamo.config.skip_nnmodule_hook_guards = False
             self._guards_hooks = True
-        run = self._callable_for(graph_module, examples)
+        if self._user is None:
+            run = self._callable_for(graph_module, examples)
+        else:
+            run = self._callable_by(self._user, graph_module, examples)
 
         def run_noted(*inputs: Any) -> Any:
             self._has_run_graph = True
@@ -232,6 +311,24 @@ class OffloadedCall:
             self.context.refuse_graph(str(refusal))
             return graph_module.forward
         return CutGraph(self.context, graph_module, placeholders)
+
+    def _callable_by(
+        self, user: UserCompile, graph_module: fx.GraphModule, examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The same for a model that the user compiled: what cannot be cut is the user's own."""
+        try:
+            refuse_by_construction(graph_module)
+            refuse_repeats(graph_module)
+            placeholders = read_placeholders(graph_module)
+            graph = copy_of(graph_module)
+        except Unlowerable as refusal:
+            self.context.refuse_graph(str(refusal))
+            return user.backend(graph_module, examples)
+        is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
+        run_whole = user.backend(graph_module, examples)
+        return CutGraph(
+            self.context, graph, placeholders, CompiledGraph(user, run_whole, is_dynamic)
+        )
 
     def _knows_the_batch(self, examples: Sequence[Any]) -> bool:
         return any(

@@ -15,13 +15,13 @@ import torch
 from torch import fx
 
 from penstock import _C
-from penstock.call_flow import TensorExtent, read_flow, recorded_extents
+from penstock.call_flow import read_flow, recorded_extents
 from penstock.constants import is_same_bits
 from penstock.emission import Emission, emit
 from penstock.errors import PenstockError
 from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
-from penstock.native_plan import NO_STORAGE, NativePlans, make_plans, read_plan, state_reasons
+from penstock.native_plan import NativePlans, make_plans, read_plan, state_reasons
 from penstock.plan import Plan
 from penstock.recording import PINNED, Form, Name
 from penstock.sizes import Unlowerable, evaluate, has_unknown
@@ -126,22 +126,8 @@ def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
             recording.pin(op.call_index, op.outputs[:1], reason)
 
 
-def plan_script(module: Any, leaves: Sequence[torch.Tensor], options: CutOptions) -> Plan:
-    """The plan of a TorchScript module, read by the native front end."""
-    with _refusals():
-        graph, constants = _C.capture_torchscript(module, list(leaves))
-        native = _make_plans(graph, list(leaves), constants, options)
-        # What cannot move was not run, so nothing is known of the size of its results.
-        extents = {
-            f"%{name}": TensorExtent(size.bytes, size.storage)
-            for name, size in zip(graph.value_names, native.calibration.values, strict=True)
-            if size.storage != NO_STORAGE
-        }
-        return read_plan(native, read_flow(str(graph), extents))
-
-
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def native_refusals() -> Iterator[None]:
     """What the native part will not take is a refusal with its text as the reason."""
     try:
         yield
@@ -149,7 +135,7 @@ def _refusals() -> Iterator[None]:
         raise Unlowerable(str(error).partition("\n")[0]) from error
 
 
-def _make_plans(
+def price_plans(
     graph: Any,
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
@@ -193,10 +179,10 @@ def _plan_once(
     """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = _leaves(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
-    with _refusals():
+    with native_refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        plans = _make_plans(graph, leaves, emission.held, options)
+        plans = price_plans(graph, leaves, emission.held, options)
         native = plans.chosen
         prefix = _C.extract_prefix(graph, native)
     flow = read_flow(emission.text, recorded_extents(lowering, inputs))

@@ -76,6 +76,32 @@ def test_two_epochs_through_worker_processes_are_bit_identical(case: Case) -> No
     del loader, reference
 
 
+def compiled(case: Case) -> Any:
+    return torch.compile(fresh(case.make_model), backend="aot_eager")
+
+
+def traced(case: Case) -> Any:
+    return torch.jit.trace(fresh(case.make_model), case.make_batch(0)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", [compiled, traced])
+def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) -> None:
+    case = CASES[0]
+    arguments: dict[str, Any] = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
+    model = make(case)
+    reference = torch.utils.data.DataLoader(Batches(case), **arguments)
+    expected = [train(model, reference, case.loss) for _ in range(2)]
+    torch._dynamo.reset()
+    loader: DataLoader[Any] = DataLoader(Batches(case), **arguments)
+    model = offload(make(case), loader, cut="maximal", verify_every=3)
+    assert [train(model, loader, case.loss) for _ in range(2)] == expected
+    assert loader.plan is not None and loader.plan.moved
+    assert carries_boundary_tensors(loader)
+    del loader, reference
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:

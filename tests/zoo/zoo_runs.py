@@ -21,7 +21,7 @@ from offload_training import batches_of, bits, fresh, generator_states, train
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from penstock.offloading import detach, offload
+from penstock.offloading import detach, offload, offloaded_call
 from penstock.plan import Plan
 
 EVALUATED = 3
@@ -103,7 +103,7 @@ def is_spoiled_by_its_worker(case: Case) -> bool:
         trained = train(model, pool, loss)
     except (IndexError, RuntimeError):
         return True  # an index may be too large with its lowest bit flipped
-    call: Any = model._compiled_call_impl
+    call = offloaded_call(model)
     is_found_out = call is None or call.context.mistrusts > 0
     detach(model)
     return is_found_out or trained != without_cut(case).trained

@@ -79,6 +79,8 @@ def route(plan: Plan | None) -> str:
             reason = reason[: REASON_LENGTH_MAX - 1] + "…"
         return f"refused: {reason}"
     graph_count = counters["stats"]["unique_graphs"]
+    if not graph_count:
+        return "read from TorchScript"
     if counters["graph_break"]:
         return f"several graphs ({graph_count})"
     return "whole graph" if graph_count == 1 else f"whole graph, captured {graph_count} times"
