@@ -43,6 +43,10 @@ class Captured:
     examples: list[Any]
 
 
+class SeveralGraphs(Unlowerable):
+    """Raised for a call that Dynamo cannot capture as one graph."""
+
+
 class CaptureAborted(Exception):
     """Stops Dynamo once there is a graph: nothing of it is to run."""
 
@@ -94,7 +98,8 @@ def is_plain(value: torch.Tensor) -> bool:
 def capture_whole(
     call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Captured:
-    """Captures one call as one graph and runs nothing of it. Raises Unlowerable with the reason."""
+    """Captures one call as one graph and runs nothing of it. Raises Unlowerable with the reason,
+    SeveralGraphs if it is one of those."""
     captured: list[Captured] = []
 
     def backend(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
@@ -106,7 +111,7 @@ def capture_whole(
         compiled(*args, **kwargs)
     except Exception as error:
         if not captured:
-            raise Unlowerable(
+            raise SeveralGraphs(
                 f"the model is not one whole graph: {first_sentence(error)}"
             ) from error
     if not captured:

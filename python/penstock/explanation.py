@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,11 +14,13 @@ from torch._dynamo.external_utils import wrap_inline
 from penstock.capture import (
     Captured,
     LeafLookup,
+    SeveralGraphs,
     capture_whole,
     classify,
     is_plain,
     tie_sizes,
 )
+from penstock.explained_graphs import ModelCall, plan_graphs
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
@@ -43,8 +46,11 @@ def explain(
 
     Analysis alone: no parameter, buffer, random generator, hook or compiled state changes, and the
     model is looked at in the mode (train or eval) it is in. The movable operators are run once to
-    be timed. `batch` is what the loader yields. `call(model, batch)` says how the model is called
-    with it; left out:
+    be timed. A model that Dynamo captures as several graphs is run once, as a copy, since the later
+    graphs follow from what the earlier ones gave: what its forward prints is printed.
+
+    `batch` is what the loader yields. `call(model, batch)` says how the model is called with it;
+    left out:
 
     - a tensor:          `model(batch)`
     - a mapping:         `model(**batch)` if its keys are parameters of forward, else `model(batch)`
@@ -85,8 +91,7 @@ def explain_call(
             return plan_script(model, _script_inputs(args, kwargs), options)
         refuse_by_surroundings()
         target = _eager(model)
-        captured = capture_whole(_forward_call(target), args, kwargs)
-        return _plan_captured(target, captured, leaf_index_of, leaf_count, options)
+        return _plan_call(target, _forward_call, args, kwargs, leaf_index_of, leaf_count, options)
     except Unlowerable as refusal:
         return Plan(refused=str(refusal))
 
@@ -94,15 +99,38 @@ def explain_call(
 def _explain_captured(
     model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None, options: CutOptions
 ) -> Plan:
-    if call is not None:
-        captured = capture_whole(lambda b: call(model, b), (batch,), {})
-    else:
-        args, kwargs = default_arguments(model, batch)
-        captured = capture_whole(_forward_call(model), args, kwargs)
     leaf_index = {id(leaf): index for index, leaf in enumerate(leaves)}
-    return _plan_captured(
-        model, captured, lambda tensor: leaf_index.get(id(tensor)), len(leaves), options
-    )
+
+    def leaf_index_of(tensor: torch.Tensor) -> int | None:
+        return leaf_index.get(id(tensor))
+
+    if call is not None:
+        call_of = functools.partial(_calling, call)
+        return _plan_call(model, call_of, (batch,), {}, leaf_index_of, len(leaves), options)
+    args, kwargs = default_arguments(model, batch)
+    return _plan_call(model, _forward_call, args, kwargs, leaf_index_of, len(leaves), options)
+
+
+def _calling(call: Call, model: Any) -> Callable[..., Any]:
+    return lambda batch: call(model, batch)
+
+
+def _plan_call(
+    model: Any,
+    call_of: ModelCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    leaf_index_of: LeafLookup,
+    leaf_count: int,
+    options: CutOptions,
+) -> Plan:
+    try:
+        captured = capture_whole(call_of(model), args, kwargs)
+    except SeveralGraphs:
+        if not isinstance(model, torch.nn.Module):
+            raise
+        return plan_graphs(model, call_of, args, kwargs, leaf_index_of, leaf_count, options)
+    return _plan_captured(model, captured, leaf_index_of, leaf_count, options)
 
 
 def _plan_captured(

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cut_models import (
@@ -26,10 +28,12 @@ from cut_models import (
     tokens,
 )
 from dot_grammar import parse_dot
-from test_offload import TwoGraphs, bits, fresh
+from in_process_pool import InProcessPool
+from offload_training import TwoGraphs, bits, fresh, generator_states
 from torch import nn
 
 from penstock.explanation import default_arguments, explain
+from penstock.offloading import offload
 from penstock.plan import Plan, PlannedCall, PlannedEdge
 from penstock.plan_table import COLUMNS, shorten
 
@@ -269,10 +273,49 @@ def test_random_calls_move_only_when_they_may() -> None:
     assert names(plan.moved) == ["mul", "randn_like", "add"]
 
 
-def test_a_model_that_is_not_one_graph_is_refused_with_the_reason() -> None:
-    plan = explain(TwoGraphs(), rows(0))
+@pytest.mark.slow
+def test_a_model_of_several_graphs_is_explained_as_it_is_cut() -> None:
+    model = fresh(DrawsBetweenGraphs)
+    before = {name: bits(value) for name, value in model.state_dict().items()}
+    states = generator_states()
+    batch = rows(0)
+    plan = explain(model, batch, cut="maximal")
+    assert plan.refused is None and len(names(plan.kept)) >= 3
+    assert [name.partition(" ")[0] for name in names(plan.moved)].count("mul") == 2
+    assert {name: bits(value) for name, value in model.state_dict().items()} == before
+    assert generator_states() == states and model.call_count == 0
+    pool = InProcessPool([batch])
+    offloaded = offload(model, pool, cut="maximal")
+    for delivered in pool:
+        offloaded(delivered[0])
+    assert pool.plan is not None and names(pool.plan.moved) == names(plan.moved)
+    by_call = explain(fresh(DrawsBetweenGraphs), batch, call=lambda m, b: m(b[0]), cut="maximal")
+    assert len(by_call.moved) == len(plan.moved)
+
+
+def test_a_function_of_several_graphs_is_refused_with_the_reason() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2.0
+        torch._dynamo.graph_break()
+        return y + 1.0
+
+    plan = explain(step, rows(0)[0])
     assert plan.refused is not None and "not one whole graph" in plan.refused
-    assert str(plan).startswith("nothing moves: ")
+
+
+class DrawsBetweenGraphs(TwoGraphs):
+    """Python runs, and draws, in the middle of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(20)
+        self.call_count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2.0
+        self.call_count += 1
+        print(random.random(), np.random.rand(), torch.rand(1), end="\r")
+        return self.net(self.norm(x * 3.0))
 
 
 def test_under_autocast_the_casts_are_a_part_of_what_moves() -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a model that runs as several graphs, for `explain`.
+
+Where Python runs in the middle of a forward, the later graphs are only known once the earlier ones
+have run. So a copy of the model runs once, on copies of the batch, with no worker anywhere: each
+graph is planned as it would be in training. The generators are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from penstock.capture import LeafLookup, first_sentence
+from penstock.cut_context import CutContext
+from penstock.plan import Plan
+from penstock.planning import CutOptions
+from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
+from penstock.sizes import Unlowerable
+
+ModelCall = Callable[[Any], Callable[..., Any]]
+
+
+class _Listener:
+    """Stands for a loader: hears of the plan, and has no workers."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+        pass
+
+    def _remove_prefixes(self, prefixes: set[str]) -> None:
+        pass
+
+
+class _QuietContext(CutContext):
+    """Says what stays whole in the plan alone."""
+
+    def refuse_graph(self, reason: str) -> None:
+        self.publish(Plan(refused=reason))
+
+
+def plan_graphs(
+    model: torch.nn.Module,
+    call_of: ModelCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    leaf_index_of: LeafLookup,
+    leaf_count: int,
+    options: CutOptions,
+) -> Plan:
+    """The plans of all graphs that `call_of(model)(*args, **kwargs)` runs as, joined. Raises
+    Unlowerable with the reason when the model cannot be copied, or fails."""
+    from penstock.offloading import OffloadedCall  # which explains itself by way of us, in programs
+
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:
+        raise Unlowerable(
+            f"the model runs as several graphs and cannot be copied to see them all "
+            f"({first_sentence(error)})"
+        ) from error
+    listener, provenance = _Listener(), ProvenanceTable()
+    handle = BatchHandle(leaf_count)
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        fresh = value.detach().clone().requires_grad_(value.requires_grad)
+        index = leaf_index_of(value)
+        if index is not None:
+            provenance.record(fresh, Provenance(handle, index, fresh._version))
+        return fresh
+
+    args, kwargs = tree_map(copied, (tuple(args), dict(kwargs)))
+    context = _QuietContext(twin, weakref.ref(listener), provenance, options, 1)
+    run = OffloadedCall(context, call_of(twin), twin)
+    with generators_put_back():
+        try:
+            run(*args, **kwargs)
+        except Exception as error:
+            raise Unlowerable(
+                f"the model runs as several graphs and fails ({first_sentence(error)})"
+            ) from error
+    if listener._plan is None:
+        raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")
+    return listener._plan
+
+
+@contextlib.contextmanager
+def generators_put_back() -> Iterator[None]:
+    """Leaves the generators of torch, Python and NumPy as they were."""
+    states = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
