@@ -90,7 +90,22 @@ void bind_graph(py::module_& module) {
 
   py::class_<Calibration>(module, "Calibration")
       .def_readonly("node_s", &Calibration::node_s)
+      .def_readonly("trainer_node_s", &Calibration::trainer_node_s)
       .def_readonly("values", &Calibration::values);
+
+  py::class_<Loads>(module, "Loads")
+      .def(py::init([](double trainer_s, double worker_s, double cpus) {
+             return Loads{trainer_s, worker_s, cpus};
+           }),
+           py::kw_only(), py::arg("trainer_s"), py::arg("worker_s"), py::arg("cpus") = 0.0)
+      .def_readonly("trainer_s", &Loads::trainer_s)
+      .def_readonly("worker_s", &Loads::worker_s)
+      .def_readonly("cpus", &Loads::cpus);
+
+  py::class_<StageSeconds>(module, "StageSeconds")
+      .def_readonly("trainer_s", &StageSeconds::trainer_s)
+      .def_readonly("worker_s", &StageSeconds::worker_s)
+      .def_readonly("link_s", &StageSeconds::link_s);
 
   py::class_<PlanGroup>(module, "PlanGroup")
       .def_readonly("group", &PlanGroup::group)
@@ -111,7 +126,9 @@ void bind_graph(py::module_& module) {
       .def_readonly("maximal_bytes", &Plan::maximal_bytes)
       .def_readonly("boundary_bytes", &Plan::boundary_bytes)
       .def_readonly("worker_s", &Plan::worker_s)
-      .def_readonly("trainer_s", &Plan::trainer_s);
+      .def_readonly("trainer_s", &Plan::trainer_s)
+      .def_readonly("seconds", &Plan::seconds)
+      .def_readonly("step_s", &Plan::step_s);
 
   module.def(
       "parse_graph", [](const std::string& text) { return unwrap(parse_graph(text)); }, py::arg("text"));
@@ -119,19 +136,42 @@ void bind_graph(py::module_& module) {
       "analyse_effects", [](const Graph& graph, bool allow_random) { return analyse_effects(graph, {allow_random}); },
       py::arg("graph"), py::arg("allow_random") = false);
 
+  module.def(
+      "plan_seconds",
+      [](const Graph& graph, const std::vector<Verdict>& verdicts, const Calibration& calibration, const Plan& plan,
+         double worker_count, double trainer_scale, double worker_scale, double link_bytes_per_s,
+         double write_bytes_per_s, double read_bytes_per_s, bool raw_stays) {
+        return unwrap(plan_seconds(graph, verdicts, calibration,
+                                   {.worker_count = worker_count,
+                                    .trainer_scale = trainer_scale,
+                                    .worker_scale = worker_scale,
+                                    .link_bytes_per_s = link_bytes_per_s,
+                                    .write_bytes_per_s = write_bytes_per_s,
+                                    .read_bytes_per_s = read_bytes_per_s,
+                                    .raw_stays = raw_stays},
+                                   plan));
+      },
+      py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::arg("plan"), py::kw_only(),
+      py::arg("worker_count"), py::arg("trainer_scale"), py::arg("worker_scale"), py::arg("link_bytes_per_s"),
+      py::arg("write_bytes_per_s"), py::arg("read_bytes_per_s"), py::arg("raw_stays"));
+
   const Prices prices;
   module.def(
       "make_plan",
       [](const Graph& graph, const std::vector<Verdict>& verdicts, const Calibration& calibration,
-         const std::string& cut, double worker_count, double worker_second, double trainer_scale, double trainer_node_s,
-         double link_bytes_per_s, bool raw_stays) {
+         const std::string& cut, double worker_count, double worker_second, double trainer_scale, double worker_scale,
+         double trainer_node_s, double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s,
+         bool raw_stays, const std::optional<Loads>& loads) {
         return plan_of(graph, verdicts, calibration, cut,
-                       {worker_count, worker_second, trainer_scale, trainer_node_s, link_bytes_per_s, raw_stays});
+                       {worker_count, worker_second, trainer_scale, worker_scale, trainer_node_s, link_bytes_per_s,
+                        write_bytes_per_s, read_bytes_per_s, raw_stays, loads});
       },
       py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(), py::arg("cut") = "auto",
       py::arg("worker_count") = prices.worker_count, py::arg("worker_second") = prices.worker_second,
-      py::arg("trainer_scale") = prices.trainer_scale, py::arg("trainer_node_s") = prices.trainer_node_s,
-      py::arg("link_bytes_per_s") = prices.link_bytes_per_s, py::arg("raw_stays") = prices.raw_stays);
+      py::arg("trainer_scale") = prices.trainer_scale, py::arg("worker_scale") = prices.worker_scale,
+      py::arg("trainer_node_s") = prices.trainer_node_s, py::arg("link_bytes_per_s") = prices.link_bytes_per_s,
+      py::arg("write_bytes_per_s") = prices.write_bytes_per_s, py::arg("read_bytes_per_s") = prices.read_bytes_per_s,
+      py::arg("raw_stays") = prices.raw_stays, py::arg("loads") = std::nullopt);
   module.def(
       "extract_prefix", [](const Graph& graph, const Plan& plan) { return unwrap(extract_prefix(graph, plan)); },
       py::arg("graph"), py::arg("plan"));

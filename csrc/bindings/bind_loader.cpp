@@ -143,9 +143,18 @@ py::dict counters_of(const Client& client) {
   result["waits"] = counters.waits.value();
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;
   result["fetch_s"] = static_cast<double>(counters.fetch_ns.value()) * 1e-9;
+  result["prefix_s"] = static_cast<double>(counters.prefix_ns.value()) * 1e-9;
   result["outstanding"] = client.outstanding_count();
   result["ready"] = client.ready_count();
   return result;
+}
+
+// What is looked at for every batch: a tuple is made several times faster than a dict of all.
+py::tuple load_counters_of(const Client& client) {
+  const auto& counters = client.counters();
+  return py::make_tuple(counters.batches.value(), counters.boundary_batches.value(),
+                        static_cast<double>(counters.fetch_ns.value()) * 1e-9,
+                        static_cast<double>(counters.prefix_ns.value()) * 1e-9);
 }
 
 }  // namespace
@@ -223,6 +232,7 @@ void bind_loader(py::module_& module) {
              });
            })
       .def("retire_held", &Client::retire_held)
+      .def("load_counters", &load_counters_of)
       .def("counters", &counters_of);
   py::enum_<Client::Event::Kind>(client, "Event", py::arithmetic())
       .value("BATCH", Client::Event::Kind::kBatch)

@@ -133,7 +133,7 @@ Cut CutModel::cut(const Choice& choice) const {
     });
   }
   // What crosses.
-  std::map<uint32_t, std::pair<int64_t, bool>> storages;  // bytes, and whether they cost something
+  std::map<uint32_t, int64_t> storages;  // bytes
   for (ValueId value = 0; value < places_.size(); ++value) {
     const Place& place = places_[value];
     const bool is_moved = place.is_made && choice[place.unit];
@@ -145,27 +145,49 @@ Cut CutModel::cut(const Choice& choice) const {
     }
     if (!is_read) continue;
     (place.is_leaf ? cut.raw : cut.boundary).push_back(value);
-    auto& [bytes, is_priced] = storages[storage_of(value)];
+    int64_t& bytes = storages[storage_of(value)];
     bytes = std::max(bytes, calibration_.values[value].bytes);
-    is_priced = is_priced || !(place.is_leaf && prices_.raw_stays);
   }
-  for (const auto& [storage, size] : storages) {
-    cut.boundary_bytes += size.first;
-    if (size.second) cut.price += link_price(prices_, size.first);
-  }
-  for (uint32_t unit = 0; unit < units_.size(); ++unit)
-    if (cut.runs_in_trainer[unit] && units_[unit].kind != UnitKind::kFixed)
-      for (const uint32_t node : units_[unit].nodes) cut.price += trainer_ticks(node);
-  for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
-    if (cut.runs_in_worker[node]) cut.price += worker_price(prices_, calibration_.node_s[node]);
+  for (const auto& [storage, bytes] : storages) cut.boundary_bytes += bytes;
+  each_cost(cut, [&](const StageSeconds& seconds) { cut.seconds += seconds; });
   return cut;
 }
 
+template <typename OnCost>
+void CutModel::each_cost(const Cut& cut, const OnCost& on_cost) const {
+  std::map<uint32_t, std::pair<int64_t, int64_t>> storages;  // bytes that cross the link, and of boundary tensors
+  const auto add = [&](ValueId value, bool is_boundary) {
+    auto& [link_bytes, memory_bytes] = storages[storage_of(value)];
+    const int64_t bytes = calibration_.values[value].bytes;
+    if (is_boundary || !prices_.raw_stays) link_bytes = std::max(link_bytes, bytes);
+    if (is_boundary) memory_bytes = std::max(memory_bytes, bytes);
+  };
+  for (const ValueId value : cut.raw) add(value, false);
+  for (const ValueId value : cut.boundary) add(value, true);
+  for (const auto& [storage, bytes] : storages) {
+    on_cost(link_seconds(prices_, bytes.first));
+    on_cost(memory_seconds(prices_, bytes.second));
+  }
+  for (uint32_t unit = 0; unit < units_.size(); ++unit)
+    if (cut.runs_in_trainer[unit] && units_[unit].kind != UnitKind::kFixed)
+      for (const uint32_t node : units_[unit].nodes) on_cost({.trainer_s = trainer_node_s(node)});
+  for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
+    if (cut.runs_in_worker[node]) on_cost({.worker_s = worker_node_s(node)});
+}
+
+Ticks CutModel::price(const Cut& cut, const Weights& weights) const {
+  Ticks price = 0;
+  each_cost(cut, [&](const StageSeconds& seconds) { price += price_of(prices_, weights, seconds); });
+  return price;
+}
+
 double CutModel::trainer_node_s(uint32_t node) const {
+  const auto& seconds = calibration_.trainer_node_s.empty() ? calibration_.node_s : calibration_.trainer_node_s;
+  const double kernel_s = seconds[node] * prices_.trainer_scale;
   // Arithmetic on sizes is not dispatched to a kernel, so it costs the trainer next to nothing.
   for (const ValueId result : graph_.nodes[node].results)
-    if (places_[result].is_tensor) return trainer_seconds(prices_, calibration_.node_s[node]);
-  return calibration_.node_s[node] * prices_.trainer_scale;
+    if (places_[result].is_tensor) return kernel_s + prices_.trainer_node_s;
+  return kernel_s;
 }
 
 // Calls on_violation(reader unit, maker unit, is_missing) for each read that the choice makes impossible: is_missing

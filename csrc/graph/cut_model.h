@@ -41,7 +41,7 @@ struct Cut {
   std::vector<ValueId> boundary;      // computed in workers, read by the trainer; ascending
   std::vector<ValueId> raw;           // leaves that the trainer reads; ascending
   int64_t boundary_bytes = 0;         // of both, each storage once
-  Ticks price = 0;
+  StageSeconds seconds;               // beside the loads
 };
 
 // Thread-compatible. Keeps references to all it is given.
@@ -63,8 +63,13 @@ class CutModel {
   // What a valid choice implies.
   Cut cut(const Choice& choice) const;
 
-  // The cheapest valid choice; of several, the one that moves least.
-  Choice cheapest() const;
+  // The cheapest valid choice by a weighted sum; of several, the one that moves least.
+  Choice cheapest(const Weights& weights) const;
+  Choice cheapest() const { return cheapest(prices_.weights()); }
+
+  // The weighted sum of what a choice implies.
+  Ticks price(const Cut& cut, const Weights& weights) const;
+  Ticks price(const Cut& cut) const { return price(cut, prices_.weights()); }
 
   Choice nothing() const { return Choice(units_.size(), false); }
   Choice everything() const;
@@ -72,8 +77,11 @@ class CutModel {
   // Bytes of all leaves, each storage once.
   int64_t raw_bytes() const;
 
-  // What the trainer spends on a node that it runs.
+  // What the trainer spends on a node that it runs, and what a worker does.
   double trainer_node_s(uint32_t node) const;
+  double worker_node_s(uint32_t node) const { return calibration_.node_s[node] * prices_.worker_scale; }
+
+  const Prices& prices() const { return prices_; }
 
  private:
   struct Read {
@@ -92,7 +100,9 @@ class CutModel {
 
   void make_units(std::span<const Verdict> verdicts);
   void place_values();
-  Ticks trainer_ticks(uint32_t node) const { return to_ticks(trainer_node_s(node)); }
+  // Calls on_cost(StageSeconds) for all that a choice costs, rounded one by one in a weighted sum.
+  template <typename OnCost>
+  void each_cost(const Cut& cut, const OnCost& on_cost) const;
   uint32_t storage_of(ValueId value) const;
   template <typename OnViolation>
   void each_violation(const Choice& choice, const OnViolation& on_violation) const;

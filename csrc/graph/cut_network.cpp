@@ -3,9 +3,11 @@
 //   x  of a free unit: it moves
 //   y  of a replicable unit: the trainer does not compute it
 //   w  of a replicable node: workers compute it
-//   in, out  of a storage that may cross: some value of it is made in workers; nobody in the trainer reads it
+//   in, out  of a storage that may cross: some value of it is made in workers; nobody in the trainer reads it. Twice,
+//            since a raw leaf crosses the link and is no boundary tensor
 // and every rule of cut_model.cpp is an infinite edge: "a on the worker's side implies b on it".
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "graph/cut_model.h"
@@ -15,13 +17,15 @@ namespace penstock::graph {
 
 class CutModel::Network {
  public:
-  explicit Network(const CutModel& model) : model_(model) {
+  Network(const CutModel& model, const Weights& weights) : model_(model), weights_(weights) {
     for (uint32_t unit = 0; unit < model_.units_.size(); ++unit) add_unit(unit);
     for (uint32_t node = 0; node < model_.graph_.nodes.size(); ++node) add_node(node);
     for (uint32_t node = 0; node < model_.graph_.nodes.size(); ++node) link_operands(node);
     for (ValueId value = 0; value < model_.places_.size(); ++value) link_readers(value);
-    for (const auto& [storage, gate] : gates_)
-      network_.add_edge(gate.in, gate.out, link_price(model_.prices_, gate.bytes));
+    for (const auto& [storage, gate] : link_gates_)
+      network_.add_edge(gate.in, gate.out, price(link_seconds(model_.prices_, gate.bytes)));
+    for (const auto& [storage, gate] : memory_gates_)
+      network_.add_edge(gate.in, gate.out, price(memory_seconds(model_.prices_, gate.bytes)));
   }
 
   Choice solve() const {
@@ -38,6 +42,9 @@ class CutModel::Network {
     uint32_t out;
     int64_t bytes;
   };
+  using Gates = std::unordered_map<uint32_t, Gate>;  // by storage
+
+  Ticks price(const StageSeconds& seconds) const { return price_of(model_.prices_, weights_, seconds); }
 
   void add_unit(uint32_t unit) {
     if (model_.units_[unit].kind == UnitKind::kFixed) {
@@ -45,9 +52,9 @@ class CutModel::Network {
       return;
     }
     units_.push_back(network_.add_node());
-    Ticks price = 0;
-    for (const uint32_t node : model_.units_[unit].nodes) price += model_.trainer_ticks(node);
-    network_.add_edge(FlowNetwork::kSource, units_[unit], price);
+    Ticks sum = 0;
+    for (const uint32_t node : model_.units_[unit].nodes) sum += price({.trainer_s = model_.trainer_node_s(node)});
+    network_.add_edge(FlowNetwork::kSource, units_[unit], sum);
   }
 
   // A replicable node has a vertex of its own; another stands where its unit does.
@@ -57,7 +64,7 @@ class CutModel::Network {
     nodes_.push_back(is_own ? network_.add_node() : unit);
     const UnitKind kind = model_.units_[model_.unit_of_[node]].kind;
     if (!is_own && kind != UnitKind::kFree) return;
-    network_.add_edge(nodes_[node], FlowNetwork::kSink, worker_price(model_.prices_, model_.calibration_.node_s[node]));
+    network_.add_edge(nodes_[node], FlowNetwork::kSink, price({.worker_s = model_.worker_node_s(node)}));
     if (kind == UnitKind::kFree) imply(unit, nodes_[node]);
   }
 
@@ -83,37 +90,38 @@ class CutModel::Network {
       if (is_replicable || (is_free && !place.is_tensor)) {
         imply(units_[place.unit], reader);
       } else if (is_free) {
-        const Gate& gate = gate_of(value);
-        imply(units_[place.unit], gate.in);
-        imply(gate.out, reader);
+        for (Gates* gates : {&link_gates_, &memory_gates_}) pass(*gates, value, units_[place.unit], reader);
       } else if (!read.sizes_only && !model_.prices_.raw_stays) {
-        const Gate& gate = gate_of(value);
-        imply(FlowNetwork::kSource, gate.in);
-        imply(gate.out, reader);
+        pass(link_gates_, value, FlowNetwork::kSource, reader);
       }
     }
   }
 
-  const Gate& gate_of(ValueId value) {
+  // A value that `maker` has made costs the gate of its storage once `reader` stays.
+  void pass(Gates& gates, ValueId value, uint32_t maker, uint32_t reader) {
     const uint32_t storage = model_.storage_of(value);
-    auto found = gates_.find(storage);
-    if (found == gates_.end()) {
+    auto found = gates.find(storage);
+    if (found == gates.end()) {
       const uint32_t in = network_.add_node();
-      found = gates_.emplace(storage, Gate{in, network_.add_node(), 0}).first;
+      found = gates.emplace(storage, Gate{in, network_.add_node(), 0}).first;
     }
-    found->second.bytes = std::max(found->second.bytes, model_.calibration_.values[value].bytes);
-    return found->second;
+    Gate& gate = found->second;
+    gate.bytes = std::max(gate.bytes, model_.calibration_.values[value].bytes);
+    imply(maker, gate.in);
+    imply(gate.out, reader);
   }
 
   void imply(uint32_t a, uint32_t b) { network_.add_edge(a, b, FlowNetwork::kInfinite); }
 
   const CutModel& model_;
+  const Weights& weights_;
   FlowNetwork network_;
   std::vector<uint32_t> units_;  // by unit, its vertex
   std::vector<uint32_t> nodes_;  // by node, its vertex as something that workers run
-  std::unordered_map<uint32_t, Gate> gates_;
+  Gates link_gates_;
+  Gates memory_gates_;
 };
 
-Choice CutModel::cheapest() const { return Network(*this).solve(); }
+Choice CutModel::cheapest(const Weights& weights) const { return Network(*this, weights).solve(); }
 
 }  // namespace penstock::graph

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 
+#include "graph/bottleneck.h"
 #include "graph/cut_model.h"
 
 namespace penstock::graph {
@@ -13,9 +14,9 @@ namespace {
 // Explaining a group prices another cut. For a program of more groups than this the explanation is left general.
 constexpr size_t kExplainedMax = 256;
 
-std::string milliseconds(Ticks ticks) {
+std::string milliseconds(double seconds) {
   std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.3g ms", static_cast<double>(ticks) * 1e-9);
+  std::snprintf(text.data(), text.size(), "%.3g ms", seconds * 1e3);
   return text.data();
 }
 
@@ -26,6 +27,7 @@ class Planner {
       : graph_(graph),
         verdicts_(verdicts),
         calibration_(calibration),
+        prices_(prices),
         mode_(mode),
         model_(graph, verdicts, calibration, prices),
         maximal_(model_.shrink_to_valid(model_.everything())),
@@ -48,15 +50,17 @@ class Planner {
     plan.boundary_bytes = cut_.boundary_bytes;
     plan.maximal_bytes = model_.cut(maximal_).boundary_bytes;
     for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
-      if (cut_.runs_in_worker[node]) plan.worker_s += calibration_.node_s[node];
+      if (cut_.runs_in_worker[node]) plan.worker_s += model_.worker_node_s(node);
     for (const PlanGroup& group : plan.kept) plan.trainer_s += group.trainer_s;
+    plan.seconds = cut_.seconds;
+    if (prices_.loads) plan.step_s = step_seconds(prices_, *prices_.loads, cut_.seconds);
     return plan;
   }
 
  private:
   Choice choose() const {
     switch (mode_) {
-      case CutMode::kAuto: return model_.cheapest();
+      case CutMode::kAuto: return prices_.loads ? fastest(model_, *prices_.loads) : model_.cheapest();
       case CutMode::kMaximal: return maximal_;
       case CutMode::kNone: break;
     }
@@ -74,7 +78,7 @@ class Planner {
     for (const uint32_t node : unit.nodes) {
       group.operators.push_back(graph_.nodes[node].op);
       group.level = std::max(group.level, verdicts_[node].level);
-      group.worker_s += calibration_.node_s[node];
+      group.worker_s += model_.worker_node_s(node);
       if (unit.kind != UnitKind::kFixed) group.trainer_s += model_.trainer_node_s(node);
     }
     group.reason = reason(unit_index, is_moved);
@@ -110,8 +114,16 @@ class Planner {
     const auto grown = model_.grow_to_valid(std::move(choice));
     if (!grown) return general;
     const Cut other = model_.cut(*grown);
-    if (other.price == cut_.price) return "it could move, at the same price; " + bytes_change(other);
-    return general + ": moving it would cost " + milliseconds(other.price - cut_.price) + " more per batch; " +
+    if (prices_.loads) {
+      const double step_s = step_seconds(prices_, *prices_.loads, cut_.seconds);
+      const double other_s = step_seconds(prices_, *prices_.loads, other.seconds);
+      const std::string steps = "a step would take " + milliseconds(other_s) + " instead of " + milliseconds(step_s);
+      return (other_s > step_s ? general + ": with it moved " : "it could move, and ") + steps + "; " +
+             bytes_change(other);
+    }
+    const Ticks more = model_.price(other) - model_.price(cut_);
+    if (more == 0) return "it could move, at the same price; " + bytes_change(other);
+    return general + ": moving it would cost " + milliseconds(static_cast<double>(more) * 1e-12) + " more per batch; " +
            bytes_change(other);
   }
 
@@ -123,6 +135,7 @@ class Planner {
   const Graph& graph_;
   std::span<const Verdict> verdicts_;
   const Calibration& calibration_;
+  const Prices& prices_;
   const CutMode mode_;
   const CutModel model_;
   const Choice maximal_;
@@ -140,9 +153,11 @@ Result<CutMode> cut_mode_from_name(std::string_view name) {
   return Error{Errc::kMismatch, "cut is \"" + std::string(name) + "\", expected \"auto\", \"maximal\" or \"none\""};
 }
 
-Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
-                       const Prices& prices, CutMode mode) {
-  if (const auto checked = check_prices(prices); !checked) return checked.error();
+namespace {
+
+Result<void> check(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                   const Prices& prices) {
+  if (auto checked = check_prices(prices); !checked) return checked;
   const auto differs = [](const char* what, size_t seen, size_t expected) {
     return Error{Errc::kMismatch, "the plan was given " + std::to_string(seen) + " " + what + " for a graph with " +
                                       std::to_string(expected) + "; pass those of this very graph"};
@@ -150,9 +165,35 @@ Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, co
   if (verdicts.size() != graph.nodes.size()) return differs("verdicts", verdicts.size(), graph.nodes.size());
   if (calibration.node_s.size() != graph.nodes.size())
     return differs("operator times", calibration.node_s.size(), graph.nodes.size());
+  if (!calibration.trainer_node_s.empty() && calibration.trainer_node_s.size() != graph.nodes.size())
+    return differs("operator times of the trainer", calibration.trainer_node_s.size(), graph.nodes.size());
   if (calibration.values.size() != graph.value_names.size())
     return differs("value sizes", calibration.values.size(), graph.value_names.size());
+  return {};
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                       const Prices& prices, CutMode mode) {
+  if (const auto checked = check(graph, verdicts, calibration, prices); !checked) return checked.error();
   return Planner(graph, verdicts, calibration, prices, mode).plan();
+}
+
+Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                                  const Prices& prices, const Plan& plan) {
+  if (const auto checked = check(graph, verdicts, calibration, prices); !checked) return checked.error();
+  const CutModel model(graph, verdicts, calibration, prices);
+  std::vector<bool> is_moved(graph.nodes.size());
+  for (const PlanGroup& group : plan.moved)
+    for (const uint32_t node : group.nodes) {
+      if (node >= is_moved.size()) return Error{Errc::kMismatch, "the plan is of another graph; pass its own"};
+      is_moved[node] = true;
+    }
+  Choice choice = model.nothing();
+  for (size_t unit = 0; unit < choice.size(); ++unit)
+    choice[unit] = model.units()[unit].kind == UnitKind::kFree && is_moved[model.units()[unit].nodes.front()];
+  return model.cut(choice).seconds;
 }
 
 }  // namespace penstock::graph

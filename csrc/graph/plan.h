@@ -18,7 +18,7 @@
 namespace penstock::graph {
 
 enum class CutMode : uint8_t {
-  kAuto,     // the cheapest by price
+  kAuto,     // the shortest step where the loads are known, else the cheapest weighted sum
   kMaximal,  // all that can move
   kNone,     // nothing
 };
@@ -51,6 +51,8 @@ struct Plan {
   int64_t boundary_bytes = 0;               // what crosses: boundary values and raw leaves, each storage once
   double worker_s = 0;                      // a worker's seconds per batch
   double trainer_s = 0;                     // the trainer's seconds per batch on kept operators that could have moved
+  StageSeconds seconds;                     // the same by stage, with what writing and reading the boundary costs
+  std::optional<double> step_s;             // how long a step takes, where the loads are known
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };
@@ -58,5 +60,9 @@ struct Plan {
 // `verdicts` and `calibration` are of this graph; kMismatch when they are not, or when a price makes no sense.
 Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                        const Prices& prices, CutMode mode);
+
+// What the plan costs by other prices than those it was made with, of the same calibration. kMismatch as above.
+Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
+                                  const Prices& prices, const Plan& plan);
 
 }  // namespace penstock::graph

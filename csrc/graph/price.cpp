@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph/price.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -21,22 +22,48 @@ Result<void> check_prices(const Prices& prices) {
   if (!(std::isfinite(prices.worker_count) && prices.worker_count > 0))
     return refuse("worker_count", prices.worker_count, "a positive number");
   if (!(prices.link_bytes_per_s > 0)) return refuse("link_bytes_per_s", prices.link_bytes_per_s, "a positive number");
+  if (!(prices.write_bytes_per_s > 0))
+    return refuse("write_bytes_per_s", prices.write_bytes_per_s, "a positive number");
+  if (!(prices.read_bytes_per_s > 0)) return refuse("read_bytes_per_s", prices.read_bytes_per_s, "a positive number");
   if (!is_fee(prices.worker_second)) return refuse("worker_second", prices.worker_second, "zero or more");
   if (!is_fee(prices.trainer_scale)) return refuse("trainer_scale", prices.trainer_scale, "zero or more");
+  if (!is_fee(prices.worker_scale)) return refuse("worker_scale", prices.worker_scale, "zero or more");
   if (!is_fee(prices.trainer_node_s)) return refuse("trainer_node_s", prices.trainer_node_s, "zero or more");
+  if (!prices.loads) return {};
+  if (!is_fee(prices.loads->trainer_s))
+    return refuse("trainer_s of the loads", prices.loads->trainer_s, "zero or more");
+  if (!is_fee(prices.loads->worker_s)) return refuse("worker_s of the loads", prices.loads->worker_s, "zero or more");
+  if (!is_fee(prices.loads->cpus)) return refuse("cpus of the loads", prices.loads->cpus, "zero or more");
   return {};
 }
 
-Ticks worker_price(const Prices& prices, double seconds) {
-  return to_ticks(seconds * prices.worker_second / prices.worker_count);
+StageSeconds& StageSeconds::operator+=(const StageSeconds& other) {
+  trainer_s += other.trainer_s;
+  worker_s += other.worker_s;
+  link_s += other.link_s;
+  return *this;
 }
 
-double trainer_seconds(const Prices& prices, double seconds) {
-  return seconds * prices.trainer_scale + prices.trainer_node_s;
+StageSeconds link_seconds(const Prices& prices, int64_t bytes) {
+  return {.link_s = static_cast<double>(bytes) / prices.link_bytes_per_s};
 }
 
-Ticks link_price(const Prices& prices, int64_t bytes) {
-  return to_ticks(static_cast<double>(bytes) / prices.link_bytes_per_s);
+StageSeconds memory_seconds(const Prices& prices, int64_t bytes) {
+  const auto count = static_cast<double>(bytes);
+  return {.trainer_s = count / prices.read_bytes_per_s,
+          .worker_s = prices.worker_scale * count / prices.write_bytes_per_s};
+}
+
+Ticks price_of(const Prices& prices, const Weights& weights, const StageSeconds& seconds) {
+  return to_ticks(weights.trainer * seconds.trainer_s) +
+         to_ticks(weights.worker * seconds.worker_s / prices.worker_count) + to_ticks(weights.link * seconds.link_s);
+}
+
+double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds& seconds) {
+  const double trainer_s = loads.trainer_s + seconds.trainer_s;
+  const double worker_s = loads.worker_s + seconds.worker_s;
+  const double cpu_s = loads.cpus > 0 ? (trainer_s + worker_s) / loads.cpus : 0;
+  return std::max({trainer_s, worker_s / prices.worker_count, seconds.link_s, cpu_s});
 }
 
 }  // namespace penstock::graph

@@ -1,10 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a cut costs. Calibration measures one batch; prices turn its seconds and bytes into one currency, integer
-// picoseconds of the trainer's time per batch, so that the cheapest cut is exact and the same on every machine.
+// What a cut costs.
+//
+// A loader and its trainer are a pipeline of stages that work at the same time on different batches, so a training step
+// takes as long as the slowest of them, whatever the others do:
+//
+//   trainer  its seconds for a batch: what is not for a plan to choose (the rest of forward, backward, the optimizer),
+//            the operators that could have moved and stay, and the first reading of boundary tensors
+//   workers  a worker's seconds for a batch over the number of workers: the dataset and collate, the operators that
+//            moved, and the writing of boundary tensors
+//   link     the seconds that the bytes take from a worker to the trainer, where something lies between them
+//   CPUs     all that the trainer and a worker compute for a batch, over the CPUs that they share
+//
+// Calibration measures the operators of one batch. The rest (Loads) is measured while the loader runs, since it is the
+// rest that says which stage is the slowest: where the workers are, moving an operator makes the step longer. Before it
+// is measured, a plan is chosen by the weighted sum of the stages alone, in which a worker's second is worth less than
+// the trainer's. The choice by the slowest stage is in bottleneck.h; it too asks for the cheapest cut by weighted sums,
+// of several weights. Sums are of integer picoseconds, so that the cheapest cut is exact and the same on every machine.
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/result.h"
@@ -24,28 +40,54 @@ struct ValueSize {
 struct Calibration {
   std::vector<double> node_s;  // seconds of one run on one worker thread; 0 where the node cannot move
   std::vector<ValueSize> values;
+  // The same seconds on as many threads as the trainer has; empty when that is one thread, too.
+  std::vector<double> trainer_node_s = {};
 
   friend bool operator==(const Calibration&, const Calibration&) = default;
+};
+
+// What a batch costs beside what a plan chooses, measured while the loader runs.
+struct Loads {
+  double trainer_s = 0;  // the trainer's seconds for a batch but for the operators that could have moved
+  double worker_s = 0;   // a worker's seconds for a batch but for those that moved
+  double cpus = 0;       // that trainer and workers share; 0: enough of them
+
+  friend bool operator==(const Loads&, const Loads&) = default;
+};
+
+// What a second of a stage counts for in a weighted sum.
+struct Weights {
+  double trainer = 1;
+  double worker = 0.25;  // it overlaps with training, and more workers can be had
+  double link = 1;
 };
 
 struct Prices {
   // Workers share the batches, so a second in a worker holds up the stream by 1 / worker_count.
   double worker_count = 1;
-  // A worker's second is worth less than the trainer's: it overlaps with training, and more workers can be had.
-  double worker_second = 0.25;
-  // How much slower (over 1) or faster (under 1) the trainer runs an operator than calibration did.
+  // What a worker's second is worth before loads are known.
+  double worker_second = Weights{}.worker;
+  // How much slower (over 1) or faster (under 1) the trainer, or a worker, runs an operator than calibration did.
   double trainer_scale = 1;
+  double worker_scale = 1;
   // What an operator costs the trainer beside its kernel: Python and dispatch.
   double trainer_node_s = 5e-6;
-  // Bytes per second from worker to trainer.
+  // Bytes per second between a worker and the trainer; infinite in shared memory.
   double link_bytes_per_s = 4e9;
+  // Bytes per second at which a worker writes boundary tensors to the batch, and the trainer first reads them there.
+  double write_bytes_per_s = std::numeric_limits<double>::infinity();
+  double read_bytes_per_s = std::numeric_limits<double>::infinity();
   // The raw leaves reach the trainer whatever the plan is (local workers), so reading them there costs nothing.
   bool raw_stays = false;
+  // Known once the loader has run for a while.
+  std::optional<Loads> loads = {};
+
+  Weights weights() const { return {.trainer = 1, .worker = worker_second, .link = 1}; }
 
   friend bool operator==(const Prices&, const Prices&) = default;
 };
 
-// Refuses prices that are not finite, are negative, or divide by zero.
+// Refuses prices that are not finite where they must be, are negative, or divide by zero.
 Result<void> check_prices(const Prices& prices);
 
 // Picoseconds, never more than kTicksMax each, so that sums over the largest graph (ir_text.h) stay within 62 bits and
@@ -54,9 +96,26 @@ using Ticks = int64_t;
 inline constexpr Ticks kTicksMax = int64_t{1} << 43;  // 8.8 seconds
 
 Ticks to_ticks(double seconds);
-Ticks worker_price(const Prices& prices, double seconds);
-Ticks link_price(const Prices& prices, int64_t bytes);
 
-double trainer_seconds(const Prices& prices, double seconds);
+// The seconds of one batch, by stage; of a worker and not of all.
+struct StageSeconds {
+  double trainer_s = 0;
+  double worker_s = 0;
+  double link_s = 0;
+
+  StageSeconds& operator+=(const StageSeconds& other);
+  friend bool operator==(const StageSeconds&, const StageSeconds&) = default;
+};
+
+// Of so many bytes that cross the link, and of those among them that are boundary tensors: a raw leaf is written and
+// read whatever the plan is.
+StageSeconds link_seconds(const Prices& prices, int64_t bytes);
+StageSeconds memory_seconds(const Prices& prices, int64_t bytes);
+
+// The weighted sum; workers share their seconds.
+Ticks price_of(const Prices& prices, const Weights& weights, const StageSeconds& seconds);
+
+// How long a step takes: the slowest stage, of a plan with these seconds on top of the loads.
+double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds& seconds);
 
 }  // namespace penstock::graph

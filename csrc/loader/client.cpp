@@ -267,7 +267,9 @@ class Client::Impl {
     auto& counters = io.counters();
     counters.batches.add(1);
     counters.batch_bytes.add(batch->frame().payload_bytes);
-    counters.fetch_ns.add(batch->descriptor().fetch_ns);
+    const auto unit_ns = static_cast<uint64_t>(transport::kTimeUnit.count());
+    counters.fetch_ns.add(batch->descriptor().fetch_time * unit_ns);
+    counters.prefix_ns.add(batch->descriptor().prefix_time * unit_ns);
     if (sequence < now.early_count) counters.early_batches.add(1);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);

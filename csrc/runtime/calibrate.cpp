@@ -2,6 +2,7 @@
 #include "runtime/calibrate.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
 
 #include <algorithm>
@@ -43,6 +44,22 @@ class GeneratorGuard {
   at::Tensor state_;
 };
 
+// Has kernels called by this thread use so many threads.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int count) : count_before_(at::get_num_threads()) {
+    if (count != count_before_) at::set_num_threads(count);
+  }
+  ~ThreadsGuard() {
+    if (at::get_num_threads() != count_before_) at::set_num_threads(count_before_);
+  }
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+
+ private:
+  int count_before_;
+};
+
 // Numbers tensors by the bytes they cover: a reshape has its base's number, a slice another.
 class StorageNumbers {
  public:
@@ -79,8 +96,10 @@ graph::Graph movable_part(const graph::Graph& graph, std::span<const graph::Verd
 
 class Calibrator {
  public:
+  using Times = std::vector<std::vector<double>>;  // by node of the movable part, then by round
+
   Calibrator(const graph::Graph& graph, std::span<const graph::Verdict> verdicts)
-      : graph_(graph), part_(movable_part(graph, verdicts)), last_uses_(last_uses(part_)), times_(part_.nodes.size()) {}
+      : graph_(graph), part_(movable_part(graph, verdicts)), last_uses_(last_uses(part_)) {}
 
   // Resolves the operators and fills the frame that every round starts from.
   Result<void> prepare(std::span<const at::Tensor> leaves, std::span<const std::optional<at::Tensor>> constants) {
@@ -125,28 +144,30 @@ class Calibrator {
   }
 
   // Frees values at their last use, as the executor does: what the allocator hands out again is faster memory.
-  Result<void> measure_round() {
+  Result<void> measure_round(Times& times) {
+    times.resize(calls_.size());
     Frame frame = start_;
     c10::Stack stack;
     for (size_t i = 0; i < calls_.size(); ++i) {
       const auto start = Clock::now();
       if (auto ran = calls_[i].run(frame, stack); !ran) return ran;
-      times_[i].push_back(seconds_since(start));
+      times[i].push_back(seconds_since(start));
       for (const ValueId value : last_uses_[i]) frame[value] = c10::IValue();
     }
     return {};
   }
 
-  void write_medians(std::span<const graph::Verdict> verdicts, graph::Calibration& calibration) {
-    calibration.node_s.assign(graph_.nodes.size(), 0.0);
+  std::vector<double> medians(std::span<const graph::Verdict> verdicts, Times times) const {
+    std::vector<double> node_s(graph_.nodes.size(), 0.0);
     size_t place = 0;
     for (size_t node = 0; node < verdicts.size(); ++node) {
       if (!verdicts[node].movable) continue;
-      auto& times = times_[place++];
-      const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
-      std::nth_element(times.begin(), middle, times.end());
-      calibration.node_s[node] = *middle;
+      std::vector<double>& seconds = times[place++];
+      const auto middle = seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2);
+      std::nth_element(seconds.begin(), middle, seconds.end());
+      node_s[node] = *middle;
     }
+    return node_s;
   }
 
  private:
@@ -155,7 +176,6 @@ class Calibrator {
   Frame start_;
   std::vector<OperatorCall> calls_;                    // by node of part_
   const std::vector<std::vector<ValueId>> last_uses_;  // the same
-  std::vector<std::vector<double>> times_;             // the same, by round
 };
 
 }  // namespace
@@ -173,12 +193,23 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   const GeneratorGuard generator;
   const auto start = Clock::now();
   graph::Calibration calibration;
+  const int trainer_threads = at::get_num_threads();
+  const auto measure = [&](int threads, Calibrator::Times& times) {
+    const ThreadsGuard guard(threads);
+    return calibrator.measure_round(times);
+  };
+  Calibrator::Times worker_times;
+  Calibrator::Times trainer_times;
   if (auto measured = calibrator.measure_sizes(calibration); !measured) return measured.error();
+  // In turns, so that what else the machine does falls on both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
     if (round > 0 && seconds_since(start) > options.seconds_max) break;
-    if (auto measured = calibrator.measure_round(); !measured) return measured.error();
+    if (auto measured = measure(1, worker_times); !measured) return measured.error();
+    if (trainer_threads == 1) continue;
+    if (auto measured = measure(trainer_threads, trainer_times); !measured) return measured.error();
   }
-  calibrator.write_medians(verdicts, calibration);
+  calibration.node_s = calibrator.medians(verdicts, std::move(worker_times));
+  if (trainer_threads != 1) calibration.trainer_node_s = calibrator.medians(verdicts, std::move(trainer_times));
   return calibration;
 }
 

@@ -17,13 +17,14 @@
 namespace penstock::runtime {
 
 struct CalibrateOptions {
-  int round_count = 5;       // medians are taken over these, after one round that does not count
+  int round_count = 7;       // medians are taken over these, after one round that does not count
   double seconds_max = 2.0;  // no further round is started after this long
 };
 
 // `constants` are the tensors of the graph's const and state inputs, in order; those of state may be left out, since
-// what reads them is not run. Leaves the caller's generators, grad mode and thread count as they were; operators run
-// with the caller's thread count. May take round_count times the prefix's time.
+// what reads them is not run. Leaves the caller's generators, grad mode and thread count as they were. Operators run
+// on one thread, as in a worker, and where the caller has more also on as many as that. May take round_count times the
+// prefix's time on each.
 Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const graph::Verdict> verdicts,
                                      std::span<const at::Tensor> leaves,
                                      std::span<const std::optional<at::Tensor>> constants,

@@ -29,6 +29,7 @@ struct LoaderCounters {
   Counter wait_ns;               // the trainer waited for a batch this long
   Counter waits;                 // and this often
   Counter fetch_ns;              // workers spent this long on the batches delivered
+  Counter prefix_ns;             // of that, on boundary tensors
   Counter arenas;                // arenas mapped
   Counter boundary_batches;      // batches that carried boundary tensors
   Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator

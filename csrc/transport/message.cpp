@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/message.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace penstock::transport {
 namespace {
 
@@ -10,6 +13,11 @@ Error malformed(const char* which, std::string what) {
 }
 
 }  // namespace
+
+uint32_t time_units(std::chrono::nanoseconds time) {
+  const auto units = std::max<int64_t>(0, time / kTimeUnit);
+  return static_cast<uint32_t>(std::min<int64_t>(units, std::numeric_limits<uint32_t>::max()));
+}
 
 Result<Request> parse_request(std::span<const std::byte> bytes) {
   Request request;

@@ -4,6 +4,7 @@
 // Both are 64 bytes, little-endian, and are followed in the same ZeroMQ part by their variable bytes, if any.
 // PROTOCOL.md is the specification.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -63,6 +64,10 @@ constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of th
 constexpr uint8_t kDescriptorFlags =
     kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState;
 
+// Of the times in a descriptor, which stop at its 32 bits: at 429 s.
+constexpr std::chrono::nanoseconds kTimeUnit{100};
+uint32_t time_units(std::chrono::nanoseconds time);
+
 struct Descriptor {
   uint32_t magic = kDescriptorMagic;
   uint16_t version = kMessageVersion;
@@ -77,7 +82,8 @@ struct Descriptor {
   uint32_t record_bytes = 0;   // the batch record
   uint64_t record_offset = 0;  // where it lies in the slab
   uint64_t slab_bytes = 0;     // bytes of the slab that are backed by memory
-  uint64_t fetch_ns = 0;       // from the request's arrival at the worker to this message
+  uint32_t fetch_time = 0;     // from the request's arrival at the worker to this message, in units of kTimeUnit
+  uint32_t prefix_time = 0;    // of it, on boundary tensors: computing them and writing the batch they travel in
 };
 static_assert(sizeof(Descriptor) == 64);
 

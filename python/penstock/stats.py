@@ -15,8 +15,8 @@ class LoaderStats:
     ``iterator`` is "penstock", "torch" (num_workers=0: torch's own in-process iterator) or
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
     first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
-    ``fetch_s`` how long workers took to make those delivered. ``outstanding`` batches are asked for
-    and not here yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before
+    ``fetch_s`` how long workers took to make those delivered, ``prefix_s`` how much of that went
+    into what :func:`penstock.offload` moved. ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before
     their epoch began, ``stale_batches`` came and were dropped because their epoch was left.
     ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """
@@ -35,6 +35,7 @@ class LoaderStats:
     waits: int = 0
     wait_s: float = 0.0
     fetch_s: float = 0.0
+    prefix_s: float = 0.0
     outstanding: int = 0
     ready: int = 0
     worker_choice: WorkerChoice | None = None

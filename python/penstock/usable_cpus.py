@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -15,6 +15,19 @@ def usable_cpus(root: Path = _ROOT) -> int:
     count = float(len(os.sched_getaffinity(0)))
     count = min([count, *_quotas(root)])
     return max(1, int(count / _local_rank_count()))
+
+
+def shared_cpus(pids: Iterable[int], root: Path = _ROOT) -> int:
+    """How many CPUs this process and those of ``pids`` may use together: where each may run differs
+    when they were pinned. A process that is gone uses none.
+    """
+    cpus = set(os.sched_getaffinity(0))
+    for pid in pids:
+        try:
+            cpus |= os.sched_getaffinity(pid)
+        except OSError:
+            continue
+    return max(1, int(min([float(len(cpus)), *_quotas(root)]) / _local_rank_count()))
 
 
 def _local_rank_count() -> int:

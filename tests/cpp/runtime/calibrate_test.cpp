@@ -101,6 +101,22 @@ input %x leaf 0 float32 [n, n]
   EXPECT_GT(calibration.value().node_s[1], calibration.value().node_s[0]);
 }
 
+TEST_F(Calibrated, TrainerWithMoreThreadsIsMeasuredWithThem) {
+  load("input %x leaf 0 float32 [n, n]\n%a = aten::mm(%x, %x)\n");
+  const int thread_count = at::get_num_threads();
+  at::set_num_threads(2);
+  const auto with_two = run({at::rand({64, 64})});
+  EXPECT_EQ(at::get_num_threads(), 2);
+  at::set_num_threads(1);
+  const auto with_one = run({at::rand({64, 64})});
+  at::set_num_threads(thread_count);
+  ASSERT_TRUE(with_two && with_one);
+  ASSERT_EQ(with_two.value().trainer_node_s.size(), 1u);
+  EXPECT_GT(with_two.value().trainer_node_s[0], 0);
+  EXPECT_GT(with_two.value().node_s[0], 0);
+  EXPECT_TRUE(with_one.value().trainer_node_s.empty());
+}
+
 TEST_F(Calibrated, GeneratorGradModeAndThreadCountAreAsTheyWere) {
   load("input %x leaf 0 float32 [n]\n%a = aten::bernoulli(%x)\n%b = aten::dropout(%x, 0.5, true)\n",
        /*allow_random=*/true);

@@ -32,7 +32,8 @@ Descriptor some_descriptor() {
           .record_bytes = 11,
           .record_offset = 12,
           .slab_bytes = 13,
-          .fetch_ns = 14};
+          .fetch_time = 14,
+          .prefix_time = 15};
 }
 
 std::vector<std::byte> request_bytes(const Request& request = some_request()) {
@@ -56,6 +57,12 @@ TEST(Message, ARequestAndItsBodyComeBack) {
   EXPECT_TRUE(is_same(parse_request(bytes).value(), some_request()));
 }
 
+TEST(Message, ATimeStopsAtTheLargestNumber) {
+  EXPECT_EQ(time_units(std::chrono::microseconds(1)), 10u);
+  EXPECT_EQ(time_units(std::chrono::nanoseconds(-5)), 0u);
+  EXPECT_EQ(time_units(std::chrono::hours(1)), std::numeric_limits<uint32_t>::max());
+}
+
 TEST(Message, ADescriptorComesBack) {
   EXPECT_TRUE(is_same(parse_descriptor(write_message(some_descriptor())).value(), some_descriptor()));
 }
@@ -73,7 +80,7 @@ TEST(Message, FieldsLieWhereTheProtocolSays) {
   EXPECT_EQ(descriptor[6], std::byte{2});
   EXPECT_EQ(descriptor[7], std::byte{3});
   const uint8_t expected[] = {5,  0, 0, 0, 0,  0, 0, 0, 6, 0, 0, 0, 7,  0, 0, 0, 8, 0, 0, 0, 9,  0, 0, 0, 10, 0, 0, 0,
-                              11, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 0,  0, 0, 0};
+                              11, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 15, 0, 0, 0};
   EXPECT_EQ(std::memcmp(descriptor.data() + 8, expected, sizeof expected), 0);
 }
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of the training thread's work, on the device that does it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_PENDING_MAX = 256  # stretches that a device has not come to the end of; others are not measured
+
+
+class TrainerClock:
+    """Times stretches between ``begin`` and ``end``. Confined to the training thread.
+
+    On a CUDA device these are events on the stream that is current there: what lies between them is
+    the device's time for the work that was given to it in between. Nothing waits for the device, so
+    a stretch is known some time after it ended. Elsewhere it is the clock's.
+    """
+
+    def __init__(
+        self, device: torch.device | None, make_event: Callable[[], Any] | None = None
+    ) -> None:
+        is_cuda = device is not None and device.type == "cuda"
+        self._device = device
+        self._make_event = make_event or (self._cuda_event if is_cuda else None)
+        self._open: tuple[str, Any] | None = None
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self._done: list[tuple[str, float]] = []
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether it is another clock than the host's."""
+        return self._make_event is not None
+
+    def begin(self, label: str) -> None:
+        """A stretch that is still open is given up."""
+        self._open = (label, self._now()) if len(self._pending) < _PENDING_MAX else None
+
+    def end(self) -> None:
+        if self._open is None:
+            return
+        label, began = self._open
+        self._open = None
+        if self._make_event is None:
+            self._done.append((label, time.perf_counter() - began))
+        else:
+            self._pending.append((label, began, self._now()))
+
+    def take(self) -> list[tuple[str, float]]:
+        """The stretches that are known by now and were not taken before, in order."""
+        while self._pending and self._pending[0][2].query():
+            label, began, ended = self._pending.popleft()
+            self._done.append((label, began.elapsed_time(ended) * 1e-3))
+        done, self._done = self._done, []
+        return done
+
+    def _now(self) -> Any:
+        if self._make_event is None:
+            return time.perf_counter()
+        event = self._make_event()
+        if self._device is None or self._device.type != "cuda":
+            event.record()
+        else:
+            event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _cuda_event(self) -> Any:
+        with torch.cuda.device(self._device):
+            return torch.cuda.Event(enable_timing=True)
