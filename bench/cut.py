@@ -32,6 +32,8 @@ PLANS = (
     "boundary_bytes",
     "priced_worker_s",
     "priced_trainer_s",
+    "changes",
+    "changes_while_timed",
 )
 QUIET_FOREIGN_CORES = 0.2
 # By default: measurements of each kind of a workload, and processes of --overhead.

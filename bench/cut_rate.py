@@ -20,6 +20,7 @@ from cut_training import KINDS, choose_cores, endless, fresh, prepare_trainer, s
 from cut_workloads import WORKLOADS
 
 from penstock import DataLoader, offload
+from penstock.plan import Plan
 
 # The losses of so many steps from the first are handed back for comparison. Batches that were asked
 # for before there was a plan come without the worker's part, up to 17 of them where they are small.
@@ -67,32 +68,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     losses = [next(steps) for _ in range(CHECKED_STEPS)]
     result: dict[str, Any] = {"losses": [_bits(loss) for loss in losses], "cores": cores}
-    plan = loader.plan
     if args.kind != "eager":
-        assert plan is not None
-        print(plan, file=sys.stderr)
-        if plan.refused is not None:
-            raise SystemExit(f"cut: penstock refused this model: {plan.refused}")
-        boundary_batch_count = loader.stats().boundary_batches
-        if plan.moved and boundary_batch_count < BOUNDARY_BATCHES_MIN:
-            raise SystemExit(
-                f"cut: the worker ran what moved for {boundary_batch_count} of the first "
-                f"{CHECKED_STEPS} batches, expected {BOUNDARY_BATCHES_MIN}; raise CHECKED_STEPS"
-            )
-        result["moved"] = [call.operator for call in plan.moved]
-        result |= {
-            "moved_calls": float(len(plan.moved)),
-            "raw_bytes": float(plan.raw_bytes),
-            "maximal_bytes": float(plan.maximal_bytes),
-            "boundary_bytes": float(plan.boundary_bytes),
-            "priced_worker_s": plan.worker_s,
-            "priced_trainer_s": plan.trainer_s,
-        }
+        check_plan(loader)
     warm = time.perf_counter() + args.warmup
     warm_count = 0
     while time.perf_counter() < warm or warm_count < WARMUP_STEPS:
         next(steps)
         warm_count += 1
+    plan = loader.plan
     busy_s, used, waited_s = process_tree.machine_busy_s(), _usage(), batches.seconds
     begin = now = time.perf_counter()
     step_count = 0
@@ -108,9 +91,39 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "waiting_share": waited_s / seconds,  # of batches: high where the worker is the slower one
         "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
     }
-    if loader.plan is not plan:
-        raise SystemExit(f"cut: the plan changed in the run: {loader.plan}")
+    if args.kind != "eager":
+        changes_before, plan = _changes(plan), loader.plan
+        print(plan, file=sys.stderr)
+        result["moved"] = [call.operator for call in plan.moved]
+        result |= {
+            "moved_calls": float(len(plan.moved)),
+            "raw_bytes": float(plan.raw_bytes),
+            "maximal_bytes": float(plan.maximal_bytes),
+            "boundary_bytes": float(plan.boundary_bytes),
+            "priced_worker_s": plan.worker_s,
+            "priced_trainer_s": plan.trainer_s,
+        }
+        result["changes"] = float(_changes(plan))
+        result["changes_while_timed"] = float(_changes(plan) - changes_before)
     return result
+
+
+def check_plan(loader: DataLoader[Any]) -> None:
+    """Ends the bench where nothing was cut that should be."""
+    plan: Plan = loader.plan
+    if plan.refused is not None:
+        raise SystemExit(f"cut: penstock refused this model: {plan.refused}")
+    boundary_batch_count = loader.stats().boundary_batches
+    if plan.moved and not _changes(plan) and boundary_batch_count < BOUNDARY_BATCHES_MIN:
+        raise SystemExit(
+            f"cut: the worker ran what moved for {boundary_batch_count} of the first "
+            f"{CHECKED_STEPS} batches, expected {BOUNDARY_BATCHES_MIN}; raise CHECKED_STEPS"
+        )
+
+
+def _changes(plan: Plan) -> int:
+    """How often it was changed for what was measured."""
+    return plan.priced.changes if plan.priced is not None else 0
 
 
 def _usage() -> process_tree.Usage:

@@ -20,6 +20,8 @@ from penstock.provenance import ProvenanceTable
 
 if TYPE_CHECKING:
     from penstock.known_ids import KnownIds
+    from penstock.load_meter import LoadMeter
+    from penstock.repricing import Repricer
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class PrefixHost(Protocol):
     """What a cut needs of the loader."""
 
     _plan: Plan | None
+    _load_meter: LoadMeter | None
 
     def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None: ...
 
@@ -50,6 +53,7 @@ class CutContext:
     verify_every: int
     is_open: bool = True  # False once cutting was given up
     installed: set[str] = field(default_factory=set)
+    repricer: Repricer | None = None  # with cut="auto", while nothing random may move
     known_ids: list[KnownIds] = field(default_factory=list)  # by cut that is in use
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
@@ -115,7 +119,10 @@ class CutContext:
             self.installed.add(cut.prefix)
 
     def withdraw(self, cut: PlannedCut) -> None:
-        """Makes the workers stop running the prefix of `cut`."""
+        """Makes the workers stop running the prefix of `cut`, unless a cut that is in use has the
+        same."""
+        if any(known.planned.prefix == cut.prefix for known in self.known_ids):
+            return
         host = self.host()
         if host is not None and cut.prefix in self.installed:
             host._remove_prefixes({cut.prefix})
@@ -184,6 +191,7 @@ class CutContext:
             if self.installed:
                 host._remove_prefixes(self.installed)
             host._plan = plan
+            host._load_meter = None  # from the next epoch on nothing is measured
 
 
 def modules_of(target: Any) -> Iterator[torch.nn.Module]:

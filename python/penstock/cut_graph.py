@@ -22,11 +22,10 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.capture import Placeholder, classify, first_sentence, is_plain
 from penstock.compiled_models import CompiledGraph
-from penstock.constants import ConstantWatch, is_same_bits
+from penstock.constants import is_same_bits
 from penstock.cut_context import CutContext
 from penstock.expression import Expression, Result, holds
 from penstock.extended_graph import extend
-from penstock.known_ids import KnownIds
 from penstock.lazy_inputs import LazyInputs
 from penstock.lazy_tensor import LazyTensor
 from penstock.lazy_value import compute_waiting
@@ -34,6 +33,8 @@ from penstock.live_cut import GraphCall, LiveCut, Variant, has_layouts, spoken_b
 from penstock.lowering import Lowering, lower
 from penstock.planning import BoundaryValue, plan_cut
 from penstock.provenance import BatchHandle, Provenance
+from penstock.replaced_cuts import ReplacesCuts
+from penstock.repricing import CutPricing
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
 from penstock.surroundings import (
     REGION_BEGIN,
@@ -53,7 +54,7 @@ REFUSALS_MAX = 8
 CONSTANT_CHANGES_MAX = 1
 
 
-class CutGraph:
+class CutGraph(ReplacesCuts):
     """The callable that Dynamo runs in place of one captured graph. Confined to the training
     thread."""
 
@@ -100,6 +101,8 @@ class CutGraph:
             inputs = lazy.inputs
         try:
             call, cut = self._find(inputs, lazy)
+            if call is not None and cut is not None:
+                cut = self._repriced(cut, call)
             boundary = None if call is None or cut is None else self._boundary(cut, call)
         except Exception as error:
             # Nothing of the graph has run yet, so the whole of it still can.
@@ -108,9 +111,11 @@ class CutGraph:
             return self._run_whole(*(inputs if lazy is None else lazy.computed()))
         if call is None or cut is None:
             return self._run_whole(*(inputs if lazy is None else lazy.computed()))
-        self._context.note_plan(cut.planned.plan)
+        self._context.note_plan(cut.plan)
         if cut.suffix is None or boundary is None:
             results = self._run_whole(*(inputs if lazy is None else lazy.computed()))
+        elif cut.pricing is not None and cut.pricing.wants_spots:
+            results = self._run_spot(cut, call, boundary, lazy)
         else:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)
@@ -194,7 +199,8 @@ class CutGraph:
             logger.debug("planning failed", exc_info=True)
             self._refuse(signature, f"planning failed: {type(error).__name__}: {error}")
             return None
-        self._cuts.append(cut)
+        if self._context.repricer is not None:
+            self._context.repricer.note_odd_step()
         return cut
 
     def _refuse(self, signature: tuple[Any, ...], reason: str) -> None:
@@ -265,40 +271,12 @@ class CutGraph:
             raise Unlowerable("it writes to what an earlier part of forward may share memory with")
         if _gives_out_waiting(lowering):
             raise Unlowerable("it returns what the program made of the batch before")
-        cut = LiveCut(
-            lowering,
-            variant,
-            extended.added,
-            planned,
-            writes_inputs=self._writes_to_inputs(lowering),
-            mistrusts=self._context.mistrusts,
-        )
-        if planned.boundary:
-            assert planned.suffix is not None and planned.reference is not None
-            cut.suffix = (
-                planned.suffix.forward
-                if self._compiled is None
-                else self._compiled.compile_suffix(planned.suffix)
-            )
-            cut.reference = planned.reference.forward
-            cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
-            self._context.install(planned)
+        cut = self._live(lowering, variant, extended.added, planned, inputs)
+        if self._context.repricer is not None and planned.native is not None:
+            cut.pricing = CutPricing()
         call.inputs = inputs
-        self._context.known_ids.append(KnownIds.of(lowering, planned, inputs))
+        self._put_in_force(cut, inputs)
         return cut
-
-    def _writes_to_inputs(self, lowering: Lowering) -> bool:
-        """Whether something is written that may lie in the memory of another input, made before
-        this graph: what that has come to is not known here."""
-        recording = lowering.recording
-        written = recording.mutated_storages
-        made_before = (*lowering.given, *lowering.waiting)
-        return any(recording.forms[name].storage in written for name in made_before) or any(
-            recording.forms[name].storage in written
-            and index < len(self._placeholders)
-            and self._placeholders[index].place == "local"
-            for name, index in lowering.input_names.items()
-        )
 
     def _boundary(self, cut: LiveCut, call: GraphCall) -> list[torch.Tensor] | None:
         """The boundary tensors of this call, or None when the whole graph has to run."""
@@ -345,6 +323,8 @@ class CutGraph:
     def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
         """Runs what moved on the raw inputs and compares bit for bit."""
         assert cut.reference is not None
+        if self._context.repricer is not None:
+            self._context.repricer.note_odd_step()
         compared = [
             (item, tensor)
             for item, tensor in zip(cut.planned.boundary, boundary, strict=True)
@@ -417,12 +397,6 @@ class CutGraph:
             self._changes[label] += 1
             logger.debug("constant %s changed", label)
         self._forget(cut)
-
-    def _forget(self, cut: LiveCut) -> None:
-        self._cuts.remove(cut)
-        self._context.known_ids[:] = [
-            known for known in self._context.known_ids if known.planned is not cut.planned
-        ]
 
 
 def _gives_out_waiting(lowering: Lowering) -> bool:

@@ -21,6 +21,7 @@ from penstock.automatic_pool import AutomaticPoolIter
 from penstock.device import cuda_index
 from penstock.errors import FallbackError
 from penstock.in_process import SingleProcessIter
+from penstock.load_meter import LoadMeter
 from penstock.loader_state import begin_from, check_has_state, check_state, make_state
 from penstock.local_pool import LocalPoolIter
 from penstock.lookahead import look_ahead
@@ -184,6 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
+        self._load_meter: LoadMeter | None = None  # while a plan is priced by what it measures
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
@@ -383,6 +385,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_newest_iterator",
             "_provenance",
             "_plan",
+            "_load_meter",
             "_prefixes",
             "_progress",
             "_tuner",

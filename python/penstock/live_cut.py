@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +13,13 @@ from penstock.constants import ConstantWatch
 from penstock.expression import Expression
 from penstock.lazy_value import LazyValue
 from penstock.lowering import Lowering
+from penstock.plan import Plan
 from penstock.planning import Layout, PlannedCut
 from penstock.provenance import BatchHandle, Provenance
 from penstock.sizes import REMEMBERED_SIZES
+
+if TYPE_CHECKING:
+    from penstock.repricing import CutPricing
 
 # The inputs that are of the batch, what each of them is, and whether it is still to be computed.
 Pattern = tuple[tuple[int, int | Expression, bool], ...]
@@ -37,9 +41,14 @@ class LiveCut:
     writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0
+    pricing: CutPricing | None = None  # where it may be replaced by a cut of another price
+    plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
     verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
     _layouts: dict[tuple[int, ...], list[Layout]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plan = self.planned.plan
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
         """What the boundary tensors look like when eager makes them: kernels depend on it."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock.trainer_clock import TrainerClock
 from penstock.usable_cpus import shared_cpus
 
-_STEPS_KEPT = 128
+_STEPS_KEPT = 512
 _TRIMMED = 0.1  # of the steps, at either end
 
 Counters = tuple[int, int, float, float]  # batches, those with boundary tensors, fetch_s, prefix_s
@@ -60,6 +60,7 @@ class LoadMeter:
         self._pids: Sequence[int] = ()
         self._in_flight_max = 0  # batches that may have been asked for before a plan changed
         self._settling = 0  # steps that are still to be left out
+        self._seen_s = 0.0
         self.begin(1, (), 0)
 
     def begin(self, workers: int, pids: Sequence[int], in_flight_max: int) -> None:
@@ -82,6 +83,7 @@ class LoadMeter:
                 self._settling -= 1
             else:
                 self._steps.append(Step(work_s, wait_s, *self._batch))
+                self._seen_s += work_s + wait_s
         before, self._counters = self._counters, counters
         self._batch = None
         if before is not None and counters[0] == before[0] + 1:
@@ -113,13 +115,23 @@ class LoadMeter:
     def forget(self) -> None:
         """A plan has changed, or something that was done now and then is not done any more.
         Batches that are under way are not measured either."""
+        self.clear()
+        self._settling = self._in_flight_max
+
+    def clear(self) -> None:
+        """Begins to measure anew, with the very next step."""
         self._steps.clear()
         self._device_seconds.clear()
-        self._settling = self._in_flight_max
+        self._seen_s = 0.0
 
     @property
     def step_count(self) -> int:
         return len(self._steps)
+
+    def has_seen(self, steps: int, seconds: float) -> bool:
+        """Whether so many steps are noted, of so many seconds together; or as many as are kept."""
+        count = len(self._steps)
+        return count >= steps and (self._seen_s >= seconds or count == _STEPS_KEPT)
 
     def measured(self, needs_boundary: bool) -> MeasuredLoads | None:
         """The means over the steps since :meth:`forget`, of those with boundary tensors alone

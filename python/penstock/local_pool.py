@@ -11,6 +11,7 @@ import multiprocessing.util
 import os
 import pickle
 import threading
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,6 +42,7 @@ from penstock.worker_main import WorkerSpec
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
+    from penstock.load_meter import LoadMeter
 
 _BATCH = int(_C.Client.Event.BATCH)
 _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
@@ -133,6 +135,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             )
         self._worker_init_fn = loader.worker_init_fn
         self._provenance = loader._provenance
+        self._meter: LoadMeter | None = None
         self._prefetch_depth = prefetch_depth(loader)
         self.own_options = own_options(loader)
         self._draw_warning = loader._draw_warning
@@ -204,6 +207,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
+        self._meter = loader._load_meter
         self._epoch_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
@@ -223,6 +227,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         """Has the workers go on with the epoch after what was answered already."""
         progress = self._progress
         self._drop_ahead()
+        if self._meter is not None:
+            pids = [worker.pid for worker in self._workers]
+            self._meter.begin(self._num_workers, pids, self._prefetch_depth * self._num_workers)
         self._uses_stream = self._recipe is not None
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
         self._pulls = None
@@ -287,6 +294,23 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         return self._client.submit(index, dumps_index)
 
     def _next_data(self) -> Any:
+        if self._meter is None:
+            return self._deliver()
+        called_at = time.monotonic()
+        self._meter.note_call()
+        value = self._deliver()
+        self._meter.note(called_at, time.monotonic(), self._client.load_counters())
+        return value
+
+    def _take_ahead(self, batch_count: int) -> None:
+        called_at = time.monotonic()
+        try:
+            super()._take_ahead(batch_count)
+        finally:
+            if self._meter is not None:
+                self._meter.note_waiting(time.monotonic() - called_at)
+
+    def _deliver(self) -> Any:
         taken = self._ahead.popleft() if self._ahead else self._take()
         if type(taken) is not tuple:
             self._end_or_raise(taken)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from penstock import _C
 from penstock.call_flow import CallFlow
 from penstock.lowering import Lowering
-from penstock.plan import CutTotals, Plan, PlannedCall
+from penstock.plan import CutTotals, Plan, PlannedCall, RunningPrice
 from penstock.recording import Name
 
 MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
@@ -23,6 +24,50 @@ MEMBER_PATH = re.compile(
 )
 NO_STORAGE = 2**32 - 1  # of a value that is no tensor, or was not measured
 FOLDERS = re.compile(r" at \S*/")  # TorchScript names a line's file with its folders
+
+
+# Bytes per second at which a worker writes boundary tensors to a slab, and the trainer first reads
+# them there: memory that another core has written last.
+_WRITE_BYTES_PER_S = 4e9
+_READ_BYTES_PER_S = 10e9
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTerms:
+    """What is known of the loader that a plan is priced for."""
+
+    worker_count: int
+    trainer_scale: float = 1.0  # times the seconds that calibration measured
+    worker_scale: float = 1.0
+    loads: Any = None  # _C.Loads; None: not measured yet
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of the native part. Local workers share their memory with the trainer, so the raw
+        batch is there in any case, and no link lies between them."""
+        return {
+            "worker_count": self.worker_count,
+            "trainer_scale": self.trainer_scale,
+            "worker_scale": self.worker_scale,
+            "link_bytes_per_s": math.inf,
+            "write_bytes_per_s": _WRITE_BYTES_PER_S,
+            "read_bytes_per_s": _READ_BYTES_PER_S,
+            "raw_stays": True,
+        }
+
+    def price(self, seconds: Any) -> RunningPrice:
+        """That of a plan with these seconds (_C.StageSeconds) beside the loads, which are known."""
+        trainer_s = self.loads.trainer_s + seconds.trainer_s
+        worker_s = self.loads.worker_s + seconds.worker_s
+        cpu_s = (trainer_s + worker_s) / self.loads.cpus if self.loads.cpus else 0.0
+        return RunningPrice(
+            times=0,
+            changes=0,
+            trainer_s=trainer_s,
+            worker_s=worker_s,
+            worker_count=self.worker_count,
+            step_s=max(trainer_s, worker_s / self.worker_count, cpu_s),
+            is_held=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -34,6 +79,24 @@ class NativePlans:
     maximal: Any
     calibration: Any
     verdicts: Sequence[Any]  # by node
+    graph: Any
+    terms: PriceTerms
+
+    def seconds(self, plan: Any, terms: PriceTerms) -> Any:
+        """What one of them costs by other terms: _C.StageSeconds."""
+        return _C.plan_seconds(
+            self.graph, self.verdicts, self.calibration, plan, **terms.arguments()
+        )
+
+    def chosen_by(self, terms: PriceTerms) -> Any:
+        """The plan that is chosen by other terms."""
+        return _choose(self.graph, self.verdicts, self.calibration, "auto", terms)
+
+
+def _choose(graph: Any, verdicts: Any, calibration: Any, cut: str, terms: PriceTerms) -> Any:
+    return _C.make_plan(
+        graph, verdicts, calibration, cut=cut, loads=terms.loads, **terms.arguments()
+    )
 
 
 def make_plans(
@@ -43,24 +106,18 @@ def make_plans(
     *,
     mode: str,
     allow_random: bool,
-    worker_count: int,
+    terms: PriceTerms,
+    calibration: Any = None,
 ) -> NativePlans:
-    """Times and prices a graph; runs what can move on `leaves`."""
+    """Times and prices a graph; runs what can move on `leaves`, unless there is a `calibration` of
+    this very graph."""
     verdicts = _C.analyse_effects(graph, allow_random=allow_random)
-    calibration = _C.calibrate(graph, verdicts, leaves, list(held))
-
-    def plan(cut: str) -> Any:
-        # Local workers share their memory with the trainer, so the raw batch is there in any case.
-        return _C.make_plan(
-            graph,
-            verdicts,
-            calibration,
-            cut=cut,
-            worker_count=worker_count,
-            raw_stays=True,
-        )
-
-    return NativePlans(plan(mode), plan("none"), plan("maximal"), calibration, verdicts)
+    if calibration is None:
+        calibration = _C.calibrate(graph, verdicts, leaves, list(held))
+    chosen, none, maximal = (
+        _choose(graph, verdicts, calibration, cut, terms) for cut in (mode, "none", "maximal")
+    )
+    return NativePlans(chosen, none, maximal, calibration, verdicts, graph, terms)
 
 
 def read_plan(

@@ -30,14 +30,17 @@ from penstock.compiled_models import (
     user_compile_of,
 )
 from penstock.construction import refuse_by_construction
-from penstock.cut_context import CutContext
+from penstock.cut_context import CutContext, modules_of
 from penstock.cut_graph import CutGraph
+from penstock.load_meter import LoadMeter
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
+from penstock.repricing import Repricer
 from penstock.running_models import enter_model, keep_advice_from_log, leave_model
 from penstock.script_models import OffloadedScript
 from penstock.sizes import Unlowerable, Unrunnable
+from penstock.trainer_clock import TrainerClock
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +64,11 @@ def offload(
     `model`.
 
     The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
-    `cut` is "auto" (by price), "maximal" (everything that may move) or "none". With `allow_random`,
-    random draws may move, and then come from the workers' generators. The first batch made by
-    workers and one in `verify_every` is also computed in the trainer and compared. What cannot be
-    handled is refused: one warning is logged, `loader.plan.refused` has the reason, and training
+    `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
+    with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws may
+    move, and then come from the workers' generators; no cut is changed then. The first batch made
+    by workers and one in `verify_every` is also computed in the trainer and compared. What cannot
+    be handled is refused: one warning is logged, `loader.plan.refused` has the reason, and training
     goes on as it would have.
 
         model = penstock.offload(model, loader)
@@ -110,6 +114,9 @@ def offload(
         keep_advice_from_log()
     target = model if user is None else compiled_target(model)
     context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+    if cut == "auto" and not allow_random and user is None:
+        # With random draws another plan would be another training, at a moment of the clock's.
+        context.repricer = _repricer(model, loader)
     if not isinstance(model, torch.nn.Module):
         return _standing_for(model, OffloadedCall(context, model, model, user))
     place = _place_of_call(model)
@@ -117,6 +124,16 @@ def offload(
     call_impl = model._call_impl if former is None else former
     model.__dict__[place] = OffloadedCall(context, call_impl, model, user, former)
     return model
+
+
+def _repricer(model: Any, loader: Any) -> Repricer:
+    modules = modules_of(model)
+    devices = {parameter.device for module in modules for parameter in module.parameters()}
+    device = next((one for one in devices if one.type == "cuda"), None)
+    if loader._load_meter is None:
+        loader._load_meter = LoadMeter()
+    loader._load_meter.clock = TrainerClock(device)
+    return Repricer(loader._load_meter, TrainerClock(device))
 
 
 def detach(model: M) -> M:

@@ -45,6 +45,23 @@ class CutTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningPrice:
+    """What a step takes with a plan, priced by what was measured while the loader ran.
+
+    Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
+    the batches, or the CPUs that all of them share.
+    """
+
+    times: int  # how often the plan was priced so
+    changes: int  # and how often it was changed for it
+    trainer_s: float  # the trainer at work, all of a step included
+    worker_s: float  # a worker at work, the dataset included
+    worker_count: int
+    step_s: float
+    is_held: bool  # a change made steps longer and was taken back: no other until loads shift
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A cut with its prices; bytes and seconds are per batch.
 
@@ -62,6 +79,7 @@ class Plan:
     refused: str | None = None
     totals: tuple[CutTotals, ...] = ()  # of no cut, the maximal cut and this one, in this order
     edges: tuple[PlannedEdge, ...] = ()
+    priced: RunningPrice | None = None  # None: by the calibration on one batch alone
 
     def __str__(self) -> str:
         from penstock.plan_table import format_plan
@@ -109,6 +127,19 @@ def joined(plans: Sequence[Plan]) -> Plan:
             for same in zip(*(plan.totals for plan in plans), strict=True)
         ),
         edges=tuple(edge for plan in plans for edge in plan.edges),
+        priced=_joined_prices([plan.priced for plan in plans if plan.priced is not None]),
+    )
+
+
+def _joined_prices(prices: Sequence[RunningPrice]) -> RunningPrice | None:
+    """A step is that of all graphs already, so the newest price holds."""
+    if not prices:
+        return None
+    newest = max(prices, key=lambda price: price.times)
+    return dataclasses.replace(
+        newest,
+        changes=sum(price.changes for price in prices),
+        is_held=all(price.is_held for price in prices),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.plan import Plan
+    from penstock.plan import Plan, RunningPrice
 
 COLUMNS = 100
 # What the other columns leave of the width, with bytes below a gigabyte.
@@ -71,7 +71,23 @@ def format_plan(plan: Plan) -> str:
         f"calls that could move; bytes read are the trainer's, out of {plan.raw_bytes:,} of the "
         "raw batch that the model is given."
     )
+    if plan.priced is not None:
+        lines += wrap(format_price(plan.priced))
     return "\n".join(lines)
+
+
+def format_price(price: RunningPrice) -> str:
+    """A sentence or two."""
+    workers = "1 worker" if price.worker_count == 1 else f"{price.worker_count} workers"
+    changes = {0: "never changed", 1: "changed once"}.get(
+        price.changes, f"changed {price.changes} times"
+    )
+    final = " A change that made steps longer was taken back." if price.is_held else ""
+    return (
+        f"Priced {price.times} times from the running loader, {changes}: a step takes "
+        f"{price.step_s * 1e3:.3g} ms, of the trainer {price.trainer_s * 1e3:.3g} ms, of one of "
+        f"{workers} {price.worker_s * 1e3:.3g} ms.{final}"
+    )
 
 
 def kind_of(reason: str) -> object:

@@ -21,7 +21,13 @@ from penstock.emission import Emission, emit
 from penstock.errors import PenstockError
 from penstock.expression import Result, expressions_of
 from penstock.lowering import Lowering
-from penstock.native_plan import NativePlans, make_plans, read_plan, state_reasons
+from penstock.native_plan import (
+    NativePlans,
+    PriceTerms,
+    make_plans,
+    read_plan,
+    state_reasons,
+)
 from penstock.plan import Plan
 from penstock.recording import PINNED, Form, Name
 from penstock.sizes import Unlowerable, evaluate, has_unknown
@@ -88,6 +94,7 @@ class PlannedCut:
     results: tuple[Result, ...] = ()  # what follows from the batch and is returned
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
+    native: NativePlans | None = None  # what it was chosen from, for other prices
 
 
 def plan_cut(
@@ -104,9 +111,11 @@ def plan_cut(
     when there can be no plan.
     """
 
+    how = Planning(options, set(mistrusted))
+
     def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
         _pin(lowering, mistrusted)
-        return lowering, _plan(lowering, inputs, leaf_count, options, mistrusted.keys())
+        return lowering, _plan(lowering, inputs, leaf_count, how)
 
     try:
         lowering = lower_graph(True)
@@ -115,6 +124,32 @@ def plan_cut(
     except Unlowerable:
         lowering = lower_graph(False)
     return plan(lowering)
+
+
+def plan_again(
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    options: CutOptions,
+    mistrusted: Set[int],
+    terms: PriceTerms,
+    calibration: Any,
+) -> PlannedCut:
+    """Another cut of a graph that was planned before, by what is known of the loader now. Nothing
+    is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is."""
+    return _plan_once(
+        lowering, inputs, leaf_count, Planning(options, mistrusted, terms, calibration)
+    )
+
+
+@dataclass(frozen=True)
+class Planning:
+    """How to plan, beside the graph and its inputs."""
+
+    options: CutOptions
+    mistrusted: Set[int] = frozenset()
+    terms: PriceTerms | None = None
+    calibration: Any = None
 
 
 def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
@@ -139,15 +174,16 @@ def price_plans(
     graph: Any,
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
-    options: CutOptions,
+    how: Planning,
 ) -> NativePlans:
     return make_plans(
         graph,
         leaves,
         held,
-        mode=options.mode,
-        allow_random=options.allow_random,
-        worker_count=options.worker_count,
+        mode=how.options.mode,
+        allow_random=how.options.allow_random,
+        terms=how.terms or PriceTerms(how.options.worker_count),
+        calibration=how.calibration,
     )
 
 
@@ -155,13 +191,12 @@ def _plan(
     lowering: Lowering,
     inputs: Sequence[Any],
     leaf_count: int,
-    options: CutOptions,
-    mistrusted: Set[int],
+    how: Planning,
 ) -> PlannedCut:
     pinned: set[int] = set()
     while True:
         try:
-            return _plan_once(lowering, inputs, leaf_count, options, mistrusted)
+            return _plan_once(lowering, inputs, leaf_count, how)
         except MustStay as fault:
             if fault.call_index in pinned or len(pinned) >= PINS_MAX:
                 raise
@@ -173,8 +208,7 @@ def _plan_once(
     lowering: Lowering,
     inputs: Sequence[Any],
     leaf_count: int,
-    options: CutOptions,
-    mistrusted: Set[int],
+    how: Planning,
 ) -> PlannedCut:
     """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = _leaves(lowering, inputs, leaf_count)
@@ -182,7 +216,7 @@ def _plan_once(
     with native_refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        plans = price_plans(graph, leaves, emission.held, options)
+        plans = price_plans(graph, leaves, emission.held, how)
         native = plans.chosen
         prefix = _C.extract_prefix(graph, native)
     flow = read_flow(emission.text, recorded_extents(lowering, inputs))
@@ -196,7 +230,7 @@ def _plan_once(
             # needed.
             raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
     changing = _changing_units(lowering, emission, plans.verdicts)
-    results = tuple(expressions_of(lowering, changing | mistrusted))
+    results = tuple(expressions_of(lowering, changing | how.mistrusted))
     kept = {group.group for group in native.kept if not group.replicated}
     units = {name: lowering.unit_of[call] for name, call in calls.items()}
     labels = {group.group: group.label for group in native.moved}
@@ -217,7 +251,7 @@ def _plan_once(
         if any(has_unknown(_expression(size)) for size in (*item.form.sizes, *item.form.strides)):
             raise Unlowerable(f"the size of what {item.operator} makes follows from values")
     if not boundary:
-        return PlannedCut(plan, [], results=results)
+        return PlannedCut(plan, [], results=results, native=plans)
     prefix_text = _without_outputs(str(prefix), lowering.given)
     constants = CONSTANT_LINE.findall(prefix_text)
     tensors = [emission.constants[text] for text in constants]
@@ -235,6 +269,7 @@ def _plan_once(
         results=results,
         suffix=build_suffix(lowering, kept, set(labels), [item.name for item in boundary]),
         reference=build_reference(lowering, kept - _run_by_both(lowering, prefix_text), checked),
+        native=plans,
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned

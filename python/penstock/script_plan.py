@@ -16,7 +16,7 @@ from penstock.call_flow import TensorExtent, read_flow
 from penstock.constants import ConstantWatch, is_same_bits
 from penstock.native_plan import NO_STORAGE, read_plan
 from penstock.plan import Plan
-from penstock.planning import CutOptions, PlannedCut, native_refusals, price_plans
+from penstock.planning import CutOptions, PlannedCut, Planning, native_refusals, price_plans
 from penstock.sizes import Unlowerable
 
 HELD_LINE = re.compile(r"^input (%\S+) (const|state) ", re.MULTILINE)
@@ -81,7 +81,7 @@ def plan_program(
         program = _C.ScriptProgram(callee, call, list(leaf_indices))
         graph, constants = program.graph, program.constants
         _refuse_effects(str(graph))
-        plans = price_plans(graph, leaves, constants, options)
+        plans = price_plans(graph, leaves, constants, Planning(options))
         prefix = _C.extract_prefix(graph, plans.chosen)
     plan = _spoken_plan(graph, plans)
     if not prefix.output_keys:
@@ -135,7 +135,7 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
             call = _C.ScriptCall(model, tuple(leaves), {})
             program = _C.ScriptProgram(model, call, list(range(len(leaves))))
             graph, constants = program.graph, program.constants
-        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, options))
+        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, Planning(options)))
 
 
 def _spoken_plan(graph: Any, plans: Any) -> Plan:

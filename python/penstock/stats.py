@@ -16,9 +16,10 @@ class LoaderStats:
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
     first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
     ``fetch_s`` how long workers took to make those delivered, ``prefix_s`` how much of that went
-    into what :func:`penstock.offload` moved. ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before
-    their epoch began, ``stale_batches`` came and were dropped because their epoch was left.
-    ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
+    into what :func:`penstock.offload` moved. ``outstanding`` batches are asked for and not here
+    yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before their epoch
+    began, ``stale_batches`` came and were dropped because their epoch was left. ``worker_choice``
+    is that of ``num_workers="auto"``, once there is one.
     """
 
     iterator: str | None = None

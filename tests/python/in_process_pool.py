@@ -28,6 +28,7 @@ class InProcessPool:
         self.batches = list(batches)
         self._provenance: ProvenanceTable | None = None
         self._plan: Plan | None = None
+        self._load_meter: Any = None
         self.prefixes: list[tuple[list[str], Any]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
