@@ -35,7 +35,8 @@ class CaptureBuilder {
   // Whether a value is made by control flow that is kept whole, so that it may be None.
   bool may_be_none(const Bound& bound) const;
 
-  // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its label.
+  // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its
+  // label.
   std::vector<Bound> append(Node node, size_t result_count, const std::string& place);
 
   // The same for a call with positional arguments and one result.
