@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from penstock.capture import LeafLookup, first_sentence
 from penstock.cut_context import CutContext
+from penstock.load_meter import LoadMeter
 from penstock.plan import Plan
 from penstock.planning import CutOptions
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
@@ -34,6 +35,7 @@ class _Listener:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
+        self._load_meter: LoadMeter | None = None
 
     def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
         pass

@@ -28,25 +28,28 @@ def flatten_batch(batch: Any) -> list[torch.Tensor]:
         [2, 3]
     """
     leaves: list[torch.Tensor] = []
-    seen: set[int] = set()
-
-    def walk(item: Any) -> None:
-        if isinstance(item, torch.Tensor):
-            if id(item) not in seen:
-                seen.add(id(item))
-                leaves.append(item)
-        elif isinstance(item, Mapping):
-            for value in item.values():
-                walk(value)
-        elif isinstance(item, (list, tuple)):
-            for value in item:
-                walk(value)
-        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-            for field in dataclasses.fields(item):
-                walk(getattr(item, field.name))
-
-    walk(batch)
+    _walk(batch, leaves, set())
     return leaves
+
+
+# Functions beside one another, not inside: one that calls itself by way of a closure is a cycle,
+# and would keep the tensors until the next collection of garbage.
+
+
+def _walk(item: Any, leaves: list[torch.Tensor], seen: set[int]) -> None:
+    if isinstance(item, torch.Tensor):
+        if id(item) not in seen:
+            seen.add(id(item))
+            leaves.append(item)
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            _walk(value, leaves, seen)
+    elif isinstance(item, (list, tuple)):
+        for value in item:
+            _walk(value, leaves, seen)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        for field in dataclasses.fields(item):
+            _walk(getattr(item, field.name), leaves, seen)
 
 
 def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
@@ -56,29 +59,32 @@ def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
     Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. What
     cannot be changed keeps its leaves.
     """
+    if isinstance(batch, torch.Tensor):
+        return replacements.get(id(batch), batch)
+    if isinstance(batch, MutableMapping):
+        for key, value in list(batch.items()):
+            _put(batch.__setitem__, key, value, replacements)
+    elif isinstance(batch, list):
+        for index, value in enumerate(batch):
+            _put(batch.__setitem__, index, value, replacements)
+    elif type(batch) is tuple:
+        return tuple(replace_leaves(value, replacements) for value in batch)
+    elif isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(replace_leaves(value, replacements) for value in batch)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            put = functools.partial(setattr, batch)
+            _put(put, field.name, getattr(batch, field.name), replacements)
+    return batch
 
-    def replaced(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            return replacements.get(id(item), item)
-        if isinstance(item, MutableMapping):
-            for key, value in list(item.items()):
-                change(item.__setitem__, key, value)
-        elif isinstance(item, list):
-            for index, value in enumerate(item):
-                change(item.__setitem__, index, value)
-        elif type(item) is tuple:
-            return tuple(replaced(value) for value in item)
-        elif isinstance(item, tuple) and hasattr(item, "_make"):
-            return item._make(replaced(value) for value in item)
-        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-            for field in dataclasses.fields(item):
-                change(functools.partial(setattr, item), field.name, getattr(item, field.name))
-        return item
 
-    def change(put: Callable[[Any, Any], None], place: Any, value: Any) -> None:
-        new = replaced(value)
-        if new is not value:
-            with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
-                put(place, new)
-
-    return replaced(batch)
+def _put(
+    put: Callable[[Any, Any], None],
+    place: Any,
+    value: Any,
+    replacements: Mapping[int, torch.Tensor],
+) -> None:
+    new = replace_leaves(value, replacements)
+    if new is not value:
+        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
+            put(place, new)
