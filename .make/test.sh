@@ -10,6 +10,7 @@ say "C++ tests"
 ctest --test-dir "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')" \
   --output-on-failure || failed="$failed C++"
 say "Python tests"
-.venv/bin/python -m pytest "$@" || failed="$failed Python"
+# Two at a time, since much of a test is waiting for processes to start; a file's tests stay together.
+.venv/bin/python -m pytest -n 2 --dist loadfile "$@" || failed="$failed Python"
 [ -z "$failed" ] || stop "make test: failed:$failed"
 say "all tests passed"
