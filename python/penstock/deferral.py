@@ -22,7 +22,6 @@ from penstock.constants import is_same_bits
 from penstock.deferred_call import Recipe, make_recipe
 from penstock.lazy_tensor import LazyTensor
 from penstock.lazy_value import LazyValue, as_noted, compute_waiting, values_of
-from penstock.leaves import replace_leaves
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 
 # How many ways to come by a result are remembered, before no more are.
@@ -250,16 +249,6 @@ class Deferral:
             return None
         recipe = make_recipe(func, values, spec, metas, is_list=is_list)
         return recipe if recipe is not None and _comes_true(recipe, values) else None
-
-
-def as_lazy(
-    batch: Any, provenance: ProvenanceTable, handle: BatchHandle, leaves: Sequence[torch.Tensor]
-) -> Any:
-    """The batch, of lazy tensors if an offloaded model has a use for them. `leaves` are its own."""
-    deferral = provenance.deferral
-    if deferral is None or not deferral.wanted_by or torch.is_inference_mode_enabled():
-        return batch
-    return replace_leaves(batch, deferral.follow(handle, leaves))
 
 
 def _key_of_value(value: LazyValue) -> Any:

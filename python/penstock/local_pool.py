@@ -24,13 +24,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
-from penstock.deferral import as_lazy
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
 from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
 from penstock.index_order import IndexOrder
 from penstock.indices import prefetch_depth, recognise_sampler
+from penstock.leaves import replace_leaves
 from penstock.local_workers import LocalWorkers
 from penstock.lookahead import LooksAhead, NoBatch, Taken
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
@@ -346,8 +346,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                     if self._pin_memory:
                         value, extra = self._pin(value, extra)
                     elif handle is not None:
-                        assert self._provenance is not None
-                        value = as_lazy(value, self._provenance, handle, extra[0])
+                        value = self._as_lazy(value, handle, extra[0])
                 return value, extra, shard_id, state
             if kind == _END:
                 return NoBatch.END
@@ -396,6 +395,14 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             if not leaf.is_inference():
                 provenance.record(leaf, Provenance(handle, index, leaf._version))
         return handle
+
+    def _as_lazy(self, batch: Any, handle: BatchHandle, leaves: list[torch.Tensor]) -> Any:
+        """The batch, of lazy tensors if an offloaded model has a use for them."""
+        assert self._provenance is not None
+        deferral = self._provenance.deferral
+        if deferral is None or not deferral.wanted_by or torch.is_inference_mode_enabled():
+            return batch
+        return replace_leaves(batch, deferral.follow(handle, leaves))
 
     def _who_is_awaited(self) -> str:
         awaited = self._client.awaited()

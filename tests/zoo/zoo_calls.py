@@ -150,9 +150,9 @@ CALLS = [
         HasATrainingStep,
         rows,
         step_loss,
-        False,
+        True,
         "training_step with the loss",
-        "no plan: the step is called, and its tensors reach the model changed",
+        "the step is called, and what it makes of the batch reaches the model as lazy tensors",
     ),
     Case(
         "step_is_forward",
