@@ -108,14 +108,14 @@ class CutGraph(ReplacesCuts):
             # Nothing of the graph has run yet, so the whole of it still can.
             logger.debug("the cut failed", exc_info=True)
             self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
-            return self._run_whole(*(inputs if lazy is None else lazy.computed()))
+            return self._run_all(inputs, lazy)
         if call is None or cut is None:
-            return self._run_whole(*(inputs if lazy is None else lazy.computed()))
+            return self._run_all(inputs, lazy)
         self._context.note_plan(cut.plan)
         if cut.suffix is None or boundary is None:
-            results = self._run_whole(*(inputs if lazy is None else lazy.computed()))
+            results = self._run_all(inputs, lazy)
         elif cut.pricing is not None and cut.pricing.wants_spots:
-            results = self._run_spot(cut, call, boundary, lazy)
+            results = self._run_spot(cut, call, boundary, inputs, lazy)
         else:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)

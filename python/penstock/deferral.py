@@ -22,6 +22,7 @@ from penstock.constants import is_same_bits
 from penstock.deferred_call import Recipe, make_recipe
 from penstock.lazy_tensor import LazyTensor
 from penstock.lazy_value import LazyValue, as_noted, compute_waiting, values_of
+from penstock.leaves import replace_leaves
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 
 # How many ways to come by a result are remembered, before no more are.
@@ -98,6 +99,13 @@ class Deferral:
             for index, leaf in enumerate(leaves)
             if type(leaf) is torch.Tensor and self._provenance.lookup(leaf) is not None
         }
+
+    def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
+        """What the program is given for a batch: one of lazy tensors if an offloaded model has a
+        use for them. `leaves` are the batch's own."""
+        if not self.wanted_by or torch.is_inference_mode_enabled():
+            return batch
+        return replace_leaves(batch, self.follow(handle, leaves))
 
     def knows(self, leaf: torch.Tensor) -> bool:
         return self._provenance.lookup(leaf) is not None

@@ -30,7 +30,6 @@ from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
 from penstock.index_order import IndexOrder
 from penstock.indices import prefetch_depth, recognise_sampler
-from penstock.leaves import replace_leaves
 from penstock.local_workers import LocalWorkers
 from penstock.lookahead import LooksAhead, NoBatch, Taken
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
@@ -400,9 +399,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         """The batch, of lazy tensors if an offloaded model has a use for them."""
         assert self._provenance is not None
         deferral = self._provenance.deferral
-        if deferral is None or not deferral.wanted_by or torch.is_inference_mode_enabled():
-            return batch
-        return replace_leaves(batch, deferral.follow(handle, leaves))
+        return batch if deferral is None else deferral.delivered(batch, handle, leaves)
 
     def _who_is_awaited(self) -> str:
         awaited = self._client.awaited()

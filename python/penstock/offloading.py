@@ -40,6 +40,7 @@ from penstock.repricing import Repricer
 from penstock.running_models import enter_model, keep_advice_from_log, leave_model
 from penstock.script_models import OffloadedScript
 from penstock.sizes import Unlowerable, Unrunnable
+from penstock.stand_in import StandIn
 from penstock.trainer_clock import TrainerClock
 
 logger = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ def _refusal(model: Any, loader: Any) -> str | None:
     return None
 
 
-class OffloadedCall:
+class OffloadedCall(StandIn):
     """Stands where `model.compile` puts its callable, or for a function. Confined to the training
     thread."""
 
@@ -272,19 +273,6 @@ class OffloadedCall:
                 f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
             )
 
-    @property
-    def options(self) -> CutOptions:
-        """What the caller of `offload` asked for."""
-        return self.context.options
-
-    def __reduce__(self) -> Any:
-        """A copy of the model is not offloaded, also where its class pickles all it has."""
-        return _no_call, ()
-
-    def close(self) -> None:
-        """Ends cutting without a word; what workers run for this model is withdrawn."""
-        self.context.close()
-
     def _backend(self) -> Callable[..., Any]:
         """The Dynamo backend as a function, which may be given attributes."""
 
@@ -352,10 +340,6 @@ class OffloadedCall:
             isinstance(value, torch.Tensor) and self.context.provenance.lookup(value) is not None
             for value in examples
         )
-
-
-def _no_call() -> None:
-    return None
 
 
 def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:

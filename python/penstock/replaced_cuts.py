@@ -74,23 +74,28 @@ class ReplacesCuts:
         repricer.changed(cut, other, where)
         return other
 
+    def _run_all(self, inputs: Sequence[Any], lazy: LazyInputs | None) -> Any:
+        """Runs the whole graph, which needs all values of its own inputs."""
+        return self._run_whole(*(inputs if lazy is None else lazy.computed()))
+
     def _run_spot(
-        self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor], lazy: LazyInputs | None
+        self,
+        cut: LiveCut,
+        call: GraphCall,
+        boundary: list[torch.Tensor],
+        inputs: Sequence[Any],
+        lazy: LazyInputs | None,
     ) -> Any:
         """Runs the whole graph or the suffix, whichever is to be timed."""
         repricer, suffix = self._context.repricer, cut.suffix
         assert repricer is not None and suffix is not None
-
-        def run_whole() -> Any:
-            own = call.inputs[: len(self._placeholders)] if lazy is None else lazy.computed()
-            return self._run_whole(*own)
 
         def run_suffix() -> Any:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)
             return suffix(*call.inputs, *boundary)
 
-        return repricer.run_spot(cut, run_whole, run_suffix)
+        return repricer.run_spot(cut, lambda: self._run_all(inputs, lazy), run_suffix)
 
     def _live(
         self,

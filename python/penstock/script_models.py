@@ -23,10 +23,11 @@ from penstock.capture import is_plain
 from penstock.constants import is_same_bits
 from penstock.cut_context import CutContext
 from penstock.live_cut import spoken_batches
-from penstock.planning import CutOptions
+from penstock.planning import Layout
 from penstock.provenance import BatchHandle
-from penstock.script_plan import Layout, ScriptCut, Setting, plan_program
+from penstock.script_plan import ScriptCut, Setting, plan_program
 from penstock.sizes import REMEMBERED_SIZES, Unlowerable
+from penstock.stand_in import StandIn
 from penstock.surroundings import AutocastState, refuse_by_surroundings
 from penstock.whole_comparison import Side, first_difference, observe
 
@@ -39,7 +40,7 @@ SETTLED_RUNS = 4
 PLANS_MAX = 8
 
 
-class OffloadedScript:
+class OffloadedScript(StandIn):
     """Stands for the forward of a ScriptModule, or for a ScriptFunction. Confined to the training
     thread."""
 
@@ -70,19 +71,6 @@ class OffloadedScript:
             return cut.suffix.run(self._model, call, boundary)
         finally:
             self.context.end_call(True)
-
-    @property
-    def options(self) -> CutOptions:
-        """What the caller of `offload` asked for."""
-        return self.context.options
-
-    def __reduce__(self) -> Any:
-        """A copy of the model is not offloaded."""
-        return _no_call, ()
-
-    def close(self) -> None:
-        """Ends cutting without a word; what workers run for this model is withdrawn."""
-        self.context.close()
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -303,7 +291,3 @@ def _mode() -> tuple[bool, bool]:
 
 def _layout(tensor: torch.Tensor) -> Layout:
     return tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _no_call() -> None:
-    return None

@@ -16,17 +16,23 @@ from penstock.call_flow import TensorExtent, read_flow
 from penstock.constants import ConstantWatch, is_same_bits
 from penstock.native_plan import NO_STORAGE, read_plan
 from penstock.plan import Plan
-from penstock.planning import CutOptions, PlannedCut, Planning, native_refusals, price_plans
+from penstock.planning import (
+    CONSTANT_LINE,
+    CutOptions,
+    Layout,
+    PlannedCut,
+    Planning,
+    native_refusals,
+    price_plans,
+)
 from penstock.sizes import Unlowerable
 
 HELD_LINE = re.compile(r"^input (%\S+) (const|state) ", re.MULTILINE)
-CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 OPERATOR = re.compile(r"^%.* = (\w+)::(\w+)", re.MULTILINE)
 KNOWN_LIBRARIES = frozenset(
     {"aten", "size", "list", "opaque", "opaque_view", "torchscript", "declared"}
 )
 
-Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 # Under which a comparison holds: sizes, threads, whether there are gradients, whether TorchScript
 # optimizes.
 Setting = tuple[Any, ...]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.leaves import flatten_batch, replace_leaves
+from penstock.leaves import flatten_batch
 from penstock.plan import Plan
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 
@@ -73,9 +73,8 @@ class InProcessPool:
         if self._provenance is not None:
             for index, leaf in enumerate(leaves if not torch.is_inference_mode_enabled() else []):
                 self._provenance.record(leaf, Provenance(handle, index, leaf._version))
-            deferral = self._provenance.deferral
-            if deferral and deferral.wanted_by and not torch.is_inference_mode_enabled():
-                return replace_leaves(fresh, deferral.follow(handle, leaves))
+            if self._provenance.deferral is not None:
+                return self._provenance.deferral.delivered(fresh, handle, leaves)
         return fresh
 
     def _run(self, keys: list[str], executor: Any, leaves: list[torch.Tensor]) -> dict[str, Any]:
