@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with one extra worker core: penstock's cut against no cut and against the maximal one.
 
-The trainer has a core and a thread, its one worker has another core. Every measurement has a fresh
-process, and the kinds take turns at being first, so that what else the machine does falls on all
-alike. Ratios are taken within a round. The first losses of every process are compared to the bit
-before its figures count. With --overhead instead: what `offload` costs a step when nothing moves.
+The trainer has a core and a thread, its one worker has another core. Each kind has a process, and
+these train in turns, a second at a time, while the others wait: what else the machine does falls on
+all alike. Ratios are taken within a round. Sessions of fresh processes follow each other. The first
+losses of every process are compared to the bit before its figures count. With --overhead instead:
+what `offload` costs a step when nothing moves.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import select
+import statistics
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,9 +40,9 @@ PLANS = (
     "changes_while_timed",
 )
 QUIET_FOREIGN_CORES = 0.2
-# By default: measurements of each kind of a workload, and processes of --overhead.
-ROUNDS, OVERHEAD_ROUNDS = 16, 4
-LIMIT_S = 300.0  # of one process
+# By default: slices of each kind in a session, and processes of --overhead.
+ROUNDS, OVERHEAD_ROUNDS = 20, 4
+LIMIT_S = 300.0  # of one answer of a process, or of one that gives a single one
 
 Measurement = dict[str, Any]
 
@@ -60,24 +64,93 @@ def _run(script: str, *arguments: str) -> Measurement:
     return result
 
 
+class Training:
+    """A process that trains for a while when it is asked to, and waits otherwise."""
+
+    def __init__(self, workload: str, kind: str, *arguments: str) -> None:
+        self._name = f"{workload} {kind}"
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "cut_rate.py"), workload, kind, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.start = self._answer()
+
+    def run(self, seconds: float) -> Measurement:
+        assert self._process.stdin is not None
+        print(seconds, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def end(self) -> Measurement:
+        """What came of the plan."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._answer()
+
+    def close(self) -> None:
+        """Ends the process if it has not come to its end."""
+        with self._process:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._errors.close()
+
+    def _answer(self) -> Measurement:
+        stdout = self._process.stdout
+        assert stdout is not None
+        is_there, _, _ = select.select([stdout], [], [], LIMIT_S)
+        if not is_there:
+            raise MeasurementError(f"{self._name} took over {LIMIT_S:.0f} s")
+        line = stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._errors.seek(0)
+            raise MeasurementError(
+                f"{self._name} ended with {code}:\n{self._errors.read()[-2000:]}"
+            )
+        result: Measurement = json.loads(line)
+        return result
+
+
 def measure_workload(workload: str, args: argparse.Namespace) -> list[Record]:
-    rounds: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
-    for round_index in range(args.rounds):
-        for kind in kinds_in_turn(round_index):
-            say(f"{workload}: round {round_index + 1} of {args.rounds}, {kind}")
-            arguments = ["--seconds", str(args.seconds), "--warmup", str(args.warmup)]
-            arguments += ["--seed", str(round_index), *(["--quick"] if args.quick else [])]
-            rounds[kind].append(_run("cut_rate.py", workload, kind, *arguments))
-        check_losses(workload, {kind: rounds[kind][-1]["losses"] for kind in KINDS})
+    slices: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
+    plans: dict[str, list[Measurement]] = {kind: [] for kind in KINDS if kind != "eager"}
+    start: Measurement = {}
+    for session in range(args.sessions):
+        arguments = ["--warmup", str(args.warmup), "--seed", str(session)]
+        arguments += ["--quick"] if args.quick else []
+        trainings: dict[str, Training] = {}
+        try:
+            for kind in kinds_in_turn(session):
+                say(f"{workload}: session {session + 1} of {args.sessions}, starting {kind}")
+                trainings[kind] = Training(workload, kind, *arguments)
+            start = trainings["auto"].start
+            check_losses(workload, {kind: trainings[kind].start["losses"] for kind in KINDS})
+            for round_index in range(args.rounds):
+                say(f"{workload}: session {session + 1}, round {round_index + 1} of {args.rounds}")
+                for kind in kinds_in_turn(round_index):
+                    slices[kind].append(trainings[kind].run(args.seconds))
+            for kind, measured in plans.items():
+                measured.append(trainings[kind].end())
+        finally:
+            for training in trainings.values():
+                training.close()
     parameters = {
         "trainer_threads": 1,
         "num_workers": 1,
-        "cores": rounds["auto"][0]["cores"],
+        "cores": start["cores"],
         "seconds": args.seconds,
+        "sessions": args.sessions,
         "warmup_s": args.warmup,
-        "equal_losses": len(rounds["auto"][0]["losses"]),
+        "equal_losses": len(start["losses"]),
     }
-    return rate_records(f"cut/{workload}", rounds, parameters)
+    return rate_records(f"cut/{workload}", slices, plans, parameters)
 
 
 def kinds_in_turn(round_index: int) -> list[str]:
@@ -98,26 +171,40 @@ def check_losses(workload: str, losses: dict[str, list[str]]) -> None:
 
 
 def rate_records(
-    name: str, rounds: dict[str, list[Measurement]], parameters: dict[str, Any]
+    name: str,
+    slices: dict[str, list[Measurement]],
+    plans: dict[str, list[Measurement]],
+    parameters: dict[str, Any],
 ) -> list[Record]:
-    """One record for each kind and metric, and one for each ratio of interest."""
+    """One record for each kind and metric, and one for each ratio of interest. `slices` are those
+    of all sessions, and `plans` are by session."""
     result = []
-    for kind, measurements in rounds.items():
+    for kind, measurements in slices.items():
         own: dict[str, Any] = {**parameters, "kind": kind}
-        if kind != "eager":
-            plans = Counter(tuple(measurement["moved"]) for measurement in measurements)
-            own["plans"] = [{"rounds": n, "moved": list(moved)} for moved, n in plans.items()]
-        for metric in RATES if kind == "eager" else RATES + PLANS:
+        for metric in RATES:
+            values = [measurement[metric] for measurement in measurements]
+            result.append(summary(f"{name}/{metric}", own, values, ndigits=6))
+    for kind, measurements in plans.items():
+        moved = Counter(tuple(measurement["moved"]) for measurement in measurements)
+        own = {**parameters, "kind": kind}
+        own["plans"] = [{"sessions": n, "moved": list(calls)} for calls, n in moved.items()]
+        for metric in PLANS:
             values = [measurement[metric] for measurement in measurements]
             result.append(summary(f"{name}/{metric}", own, values, ndigits=6))
 
-    rates = {kind: [m["steps_per_s"] for m in measured] for kind, measured in rounds.items()}
-    # Noise of two makes the better one look better than either is: the ratio to it is a bit severe.
-    rates["better"] = [max(pair) for pair in zip(rates["none"], rates["maximal"], strict=True)]
+    rates = {kind: [m["steps_per_s"] for m in measured] for kind, measured in slices.items()}
+    better = max(("none", "maximal"), key=lambda kind: statistics.median(rates[kind]))
+    rates["better"] = rates[better]
     ratios = [("auto", over) for over in ("better", "none", "maximal", "eager")]
     for kind, over in [*ratios, ("maximal", "none")]:
         values = [ours / theirs for ours, theirs in zip(rates[kind], rates[over], strict=True)]
-        record = summary(f"{name}/ratio", {**parameters, "kind": kind, "over": over}, values)
+        own = {**parameters, "kind": kind, "over": over}
+        session_rounds = len(values) // parameters["sessions"]
+        own["of_sessions"] = [
+            round(statistics.median(values[first : first + session_rounds]), 4)
+            for first in range(0, len(values), session_rounds)
+        ]
+        record = summary(f"{name}/ratio", own, values)
         record["interval"] = median_interval(values)
         result.append(record)
     return result
@@ -172,11 +259,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     cases = f"of: {', '.join(WORKLOADS)}; with --overhead of: {', '.join(OVERHEAD_MODELS)}"
-    rounds = f"measurements of each kind ({ROUNDS}), or processes of --overhead ({OVERHEAD_ROUNDS})"
+    rounds = f"slices of each kind in a session ({ROUNDS}), or processes ({OVERHEAD_ROUNDS})"
     add("--only", nargs="+", metavar="NAME", default=[], help=cases)
     add("--rounds", type=int, help=rounds)
-    add("--seconds", type=float, default=5.0, help="timed part of one measurement (5)")
-    add("--warmup", type=float, default=2.0, help="seconds before it, after the first losses (2)")
+    add("--sessions", type=int, default=3, help="of fresh processes, one after the other (3)")
+    add("--seconds", type=float, default=1.0, help="timed part of one slice (1)")
+    add("--warmup", type=float, default=4.0, help="of a process, after the first losses (4 s)")
     add("--overhead", action="store_true", help="what offload costs when nothing moves")
     add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
     add("--quick", action="store_true", help="little data and one short round: does it run?")
@@ -190,11 +278,13 @@ def parse_arguments() -> argparse.Namespace:
     args.only = args.only or list(names)
     if args.rounds is None:
         args.rounds = OVERHEAD_ROUNDS if args.overhead else ROUNDS
-    for name, lowest in (("rounds", 1), ("steps", 1), ("seconds", 0.1), ("warmup", 0)):
+    lowest_of = {"rounds": 1, "sessions": 1, "steps": 1, "seconds": 0.1, "warmup": 0}
+    for name, lowest in lowest_of.items():
         if not lowest <= getattr(args, name) < 100_000:
             parser.error(f"--{name} is {getattr(args, name)}; give {lowest} or more")
     if args.quick:
-        args.rounds, args.seconds, args.warmup, args.steps = 1, 0.3, 0.1, 20
+        args.rounds, args.sessions, args.seconds = 1, 1, 0.3
+        args.warmup, args.steps = 0.1, 20
     if args.read is None and importlib.util.find_spec("penstock") is None:
         parser.error("penstock cannot be imported here; run `make bench`")
     return args

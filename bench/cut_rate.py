@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps per second of one training, in a process of its own: bench/cut.py starts this and reads the
-last line. By hand it also prints the plan.
+"""Steps per second of one training, in a process of its own, slice by slice.
 
-    python bench/cut_rate.py audio auto
+bench/cut.py starts one for each kind, and has them train in turns: each line of standard input is
+the seconds of one slice, which is answered by a line of JSON. A first line says how training began,
+and a last one what came of the plan. By hand it also prints the plan:
+
+    echo 5 | python bench/cut_rate.py audio auto
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import process_tree
@@ -27,6 +31,8 @@ from penstock.plan import Plan
 CHECKED_STEPS = 32
 BOUNDARY_BATCHES_MIN = 6
 WARMUP_STEPS = 16
+# At the head of a slice: the worker has had batches ready since the last one.
+LEAD_STEPS, LEAD_S = 6, 0.1
 QUICK_EPOCH_BATCHES = 12
 
 
@@ -47,7 +53,7 @@ class Waiting:
         return batch
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def serve(args: argparse.Namespace) -> None:
     workload = WORKLOADS[args.workload]
     cores = choose_cores()
     pin_worker = prepare_trainer(cores, args.seed)
@@ -67,45 +73,62 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     steps = steps_of(model, batches, workload.loss)
 
     losses = [next(steps) for _ in range(CHECKED_STEPS)]
-    result: dict[str, Any] = {"losses": [_bits(loss) for loss in losses], "cores": cores}
     if args.kind != "eager":
         check_plan(loader)
-    warm = time.perf_counter() + args.warmup
-    warm_count = 0
-    while time.perf_counter() < warm or warm_count < WARMUP_STEPS:
-        next(steps)
-        warm_count += 1
+    advance(steps, WARMUP_STEPS, args.warmup)
+    say({"losses": [_bits(loss) for loss in losses], "cores": cores})
     plan = loader.plan
+    for line in sys.stdin:
+        advance(steps, LEAD_STEPS, LEAD_S)
+        say(measure_slice(steps, batches, float(line)))
+    if args.kind != "eager":
+        changes_before, plan = _changes(plan), loader.plan
+        print(plan, file=sys.stderr)
+        say(
+            {
+                "moved": [call.operator for call in plan.moved],
+                "moved_calls": float(len(plan.moved)),
+                "raw_bytes": float(plan.raw_bytes),
+                "maximal_bytes": float(plan.maximal_bytes),
+                "boundary_bytes": float(plan.boundary_bytes),
+                "priced_worker_s": plan.worker_s,
+                "priced_trainer_s": plan.trainer_s,
+                "changes": float(_changes(plan)),
+                "changes_while_timed": float(_changes(plan) - changes_before),
+            }
+        )
+
+
+def advance(steps: Iterator[torch.Tensor], count: int, seconds: float) -> None:
+    """So many steps, and for so long, at least."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or count > 0:
+        next(steps)
+        count -= 1
+
+
+def measure_slice(
+    steps: Iterator[torch.Tensor], batches: Waiting, seconds: float
+) -> dict[str, float]:
     busy_s, used, waited_s = process_tree.machine_busy_s(), _usage(), batches.seconds
     begin = now = time.perf_counter()
     step_count = 0
-    while now < begin + args.seconds:
+    while now < begin + seconds:
         next(steps)
         step_count += 1
         now = time.perf_counter()
     seconds = now - begin
     used, waited_s = _usage() - used, batches.seconds - waited_s
     busy_s = process_tree.machine_busy_s() - busy_s
-    result |= {
+    return {
         "steps_per_s": step_count / seconds,
         "waiting_share": waited_s / seconds,  # of batches: high where the worker is the slower one
         "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
     }
-    if args.kind != "eager":
-        changes_before, plan = _changes(plan), loader.plan
-        print(plan, file=sys.stderr)
-        result["moved"] = [call.operator for call in plan.moved]
-        result |= {
-            "moved_calls": float(len(plan.moved)),
-            "raw_bytes": float(plan.raw_bytes),
-            "maximal_bytes": float(plan.maximal_bytes),
-            "boundary_bytes": float(plan.boundary_bytes),
-            "priced_worker_s": plan.worker_s,
-            "priced_trainer_s": plan.trainer_s,
-        }
-        result["changes"] = float(_changes(plan))
-        result["changes_while_timed"] = float(_changes(plan) - changes_before)
-    return result
+
+
+def say(result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)
 
 
 def check_plan(loader: DataLoader[Any]) -> None:
@@ -138,11 +161,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=tuple(WORKLOADS))
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warmup", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
-    print(json.dumps(measure(parser.parse_args())))
+    serve(parser.parse_args())
     return 0
 
 

@@ -51,7 +51,9 @@ def _rate_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
 
 
 def _ratio_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
-    rows = [["case", "auto / better", "95% interval", "auto / none", "auto / maximal"]]
+    rows = [
+        ["case", "auto / better", "95% interval", "by session", "auto / none", "auto / maximal"]
+    ]
     rows[0] += ["auto / no offload", "maximal / none", "demand", "verdict"]
     for case in cases:
         better = _found(figures, case, "ratio", "auto", "better")
@@ -68,6 +70,7 @@ def _ratio_rows(figures: Figures, cases: Sequence[str]) -> list[list[str]]:
                 _short(case),
                 f"{better['median']:.3f}",
                 f"{low:.3f}..{high:.3f}",
+                ", ".join(f"{value:.3f}" for value in better["parameters"]["of_sessions"]),
                 *(_with_interval(record) for record in [*others, maximal]),
                 demand,
                 verdict,
