@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from torch import fx
+from torch._ops import OpOverload
 
 
 def call_label(node: fx.Node) -> str:
     """`interpolate at model.py:12`, as a person would say which call it is."""
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if isinstance(node.target, OpOverload):
+        target = target.partition(".")[0]  # which overload it is, the program did not say
     return f"{target or node.target} at {source_line(node)}" if source_line(node) else str(target)
 
 

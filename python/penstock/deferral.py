@@ -72,7 +72,7 @@ class Deferral:
     """The results that wait, of one loader. Confined to the training thread."""
 
     def __init__(self, provenance: ProvenanceTable) -> None:
-        self._provenance = provenance
+        self.provenance = provenance  # what is known of the loader's tensors
         self._recipes: dict[Any, Recipe | None] = {}
         self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
@@ -97,7 +97,7 @@ class Deferral:
                 )
             )
             for index, leaf in enumerate(leaves)
-            if type(leaf) is torch.Tensor and self._provenance.lookup(leaf) is not None
+            if type(leaf) is torch.Tensor and self.provenance.lookup(leaf) is not None
         }
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
@@ -108,13 +108,13 @@ class Deferral:
         return replace_leaves(batch, self.follow(handle, leaves))
 
     def knows(self, leaf: torch.Tensor) -> bool:
-        return self._provenance.lookup(leaf) is not None
+        return self.provenance.lookup(leaf) is not None
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
-        self._provenance.record_result(result, provenance)
+        self.provenance.record_result(result, provenance)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        self._provenance.forget(tensor)
+        self.provenance.forget(tensor)
 
     def note_write(self, value: LazyValue) -> None:
         """To be called before `value` is written to: what waits of its batch is computed, and
@@ -127,7 +127,7 @@ class Deferral:
         for other in values_of(handle):
             tensor = other.materialise()
             if tensor.untyped_storage().data_ptr() == memory:
-                self._provenance.forget(tensor)
+                self.provenance.forget(tensor)
 
     def end_waiting(self, value: LazyValue) -> None:
         """To be called before the memory of `value` is given to somebody who may write to it

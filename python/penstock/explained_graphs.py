@@ -62,17 +62,7 @@ def plan_graphs(
 ) -> Plan:
     """The plans of all graphs that `call_of(model)(*args, **kwargs)` runs as, joined. Raises
     Unlowerable with the reason when the model cannot be copied, or fails."""
-    from penstock.offloading import OffloadedCall  # which explains itself by way of us, in programs
-
-    try:
-        twin = copy.deepcopy(model)
-    except Exception as error:
-        raise Unlowerable(
-            f"the model runs as several graphs and cannot be copied to see them all "
-            f"({first_sentence(error)})"
-        ) from error
-    listener, provenance = _Listener(), ProvenanceTable()
-    handle = BatchHandle(leaf_count)
+    provenance, handle = ProvenanceTable(), BatchHandle(leaf_count)
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -84,6 +74,29 @@ def plan_graphs(
         return fresh
 
     args, kwargs = tree_map(copied, (tuple(args), dict(kwargs)))
+    return plan_followed(model, call_of, args, kwargs, provenance, options)
+
+
+def plan_followed(
+    model: torch.nn.Module,
+    call_of: ModelCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    provenance: ProvenanceTable,
+    options: CutOptions,
+) -> Plan:
+    """The same for arguments that `provenance` knows, or that wait (`penstock.lazy_tensor`). What
+    the model does to them is done."""
+    from penstock.offloading import OffloadedCall  # which explains itself by way of us, in programs
+
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:
+        raise Unlowerable(
+            f"to see all graphs, the model is run once as a copy, and it cannot be copied "
+            f"({first_sentence(error)})"
+        ) from error
+    listener = _Listener()
     context = _QuietContext(twin, weakref.ref(listener), provenance, options, 1)
     run = OffloadedCall(context, call_of(twin), twin)
     with generators_put_back():
@@ -91,7 +104,8 @@ def plan_graphs(
             run(*args, **kwargs)
         except Exception as error:
             raise Unlowerable(
-                f"the model runs as several graphs and fails ({first_sentence(error)})"
+                f"to see all graphs, the model was run once as a copy, and failed "
+                f"({first_sentence(error)})"
             ) from error
     if listener._plan is None:
         raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")

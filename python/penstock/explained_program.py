@@ -52,6 +52,7 @@ def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMo
         # Whatever a stopped program raises on its way out comes of its having been stopped.
         if not watch.is_stopped and not _is_good_end(error):
             raise
+    watch.end()
     if watch.found is not None:
         return 0
     sys.stdout.flush()

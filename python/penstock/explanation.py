@@ -20,11 +20,12 @@ from penstock.capture import (
     is_plain,
     tie_sizes,
 )
-from penstock.explained_graphs import ModelCall, plan_graphs
+from penstock.explained_graphs import ModelCall, plan_followed, plan_graphs
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions, plan_cut
+from penstock.provenance import ProvenanceTable
 from penstock.script_plan import plan_script
 from penstock.sizes import Unlowerable
 from penstock.surroundings import refuse_by_surroundings
@@ -83,14 +84,18 @@ def explain_call(
     leaf_index_of: LeafLookup,
     leaf_count: int,
     options: CutOptions,
+    followed: ProvenanceTable | None = None,
 ) -> Plan:
     """The plan for `model(*args, **kwargs)`, where `leaf_index_of` says which tensors are of the
-    batch and it has `leaf_count` of them. As `explain` otherwise."""
+    batch and it has `leaf_count` of them. Some may be what the program made of a batch, which
+    `followed` knows. As `explain` otherwise."""
     try:
         if isinstance(model, torch.jit.ScriptModule):
             return plan_script(model, _script_inputs(args, kwargs), options)
         refuse_by_surroundings()
         target = _eager(model)
+        if followed is not None:
+            return plan_followed(target, _forward_call, args, kwargs, followed, options)
         return _plan_call(target, _forward_call, args, kwargs, leaf_index_of, leaf_count, options)
     except Unlowerable as refusal:
         return Plan(refused=str(refusal))

@@ -6,6 +6,9 @@ Two places are watched while the program runs: torch's base iterator, through wh
 every loader passes, and the call of `nn.Module`, where the outermost module comes first. A
 forward pre-hook for all modules would not do: it sees no keyword arguments, and Dynamo compiles it
 into the models.
+
+Where a model is called with other tensors, the program may have made them of the batch. Batches are
+given out as lazy tensors then, which tell what became of them (`penstock.lazy_tensor`).
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from penstock.deferral import Deferral
+from penstock.lazy_tensor import LazyTensor, is_written, plain
 from penstock.leaves import flatten_batch
 from penstock.plan import Plan
+from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 from penstock.seen_calls import SeenCalls
 
 if TYPE_CHECKING:
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
 
 # Workers that a plan is priced for where the loader has none.
 WORKER_COUNT_GUESS = 2
+# So many batches are given out lazily before a call is taken as it is: a constant that the program
+# uses counts as one when a second batch has met it.
+FOLLOWED_BATCHES_MIN = 2
 TENSORS_SHOWN_MAX = 3
 OUTSIDE_OF_PROGRAMS = tuple(
     os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
@@ -53,7 +63,7 @@ class FoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A tensor as it was delivered."""
+    """A tensor of a batch as it was delivered."""
 
     batch_number: int
     index: int
@@ -67,8 +77,8 @@ class ModelWatch:
     waiting on would be in vain. The patches stay in force for whoever catches that.
 
     `report` is called with what was found before the program is stopped, since nobody knows what it
-    does on its way out. The program may call from any thread; processes that it starts are not
-    watched.
+    does on its way out; `end` calls it if the program came to its end before. The program may call
+    from any thread; processes that it starts are not watched.
     """
 
     def __init__(self, cut: CutMode | None, report: Callable[[FoundPlan], None]) -> None:
@@ -81,6 +91,9 @@ class ModelWatch:
         self._call: Any = torch.nn.Module.__call__
         self._next: Any = _BaseDataLoaderIter.__next__
         self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._followed = ProvenanceTable()
+        self._followed_batches = 0
+        self._first_found: FoundPlan | None = None  # which may not know all that is of the batch
         self._is_offloaded = False  # whether the program has offloaded a part of a model
         self._depth = threading.local()
         self._stance: Any = None
@@ -100,9 +113,7 @@ class ModelWatch:
 
         def watched_next(self: Any) -> Any:
             batch = advance(self)
-            if os.getpid() == watch._pid:
-                watch._note_batch(self, batch)
-            return batch
+            return watch._delivered(self, batch) if os.getpid() == watch._pid else batch
 
         # Modules inside of compiled functions are called nowhere, unless those run as they stand.
         self._stance = torch.compiler.set_stance("force_eager")
@@ -118,16 +129,36 @@ class ModelWatch:
     ) -> None:
         self._unpatch()
 
-    def _note_batch(self, iterator: Any, batch: Any) -> None:
+    def end(self) -> None:
+        """To be called when the program has ended by itself."""
+        if self.found is None and self._first_found is not None:
+            self._take(self._first_found)
+
+    def _delivered(self, iterator: Any, batch: Any) -> Any:
+        """Notes a batch; returns what the program is given for it."""
         if self.is_stopped:
             raise ProgramStopped(0)
-        leaves = tensors_in(batch)
+        leaves = [_own(leaf) for leaf in tensors_in(batch)]
         self.seen.batch_count += 1
         worker_count = int(getattr(iterator, "_num_workers", 0) or 0)
         for index, leaf in enumerate(leaves):
             self._leaves[leaf] = _Leaf(
                 self.seen.batch_count, index, version_of(leaf), len(leaves), worker_count
             )
+        if self._followed.deferral is None:
+            return batch
+        self._followed_batches += 1
+        handle = BatchHandle(len(leaves))
+        for index, leaf in enumerate(leaves):
+            if not leaf.is_inference() and self._followed.lookup(leaf) is None:
+                self._followed.record(leaf, Provenance(handle, index, leaf._version))
+        return self._followed.deferral.delivered(batch, handle, leaves)
+
+    def _follow(self) -> None:
+        """Has batches given out lazily from the next on."""
+        if self._followed.deferral is None:
+            self._followed.deferral = Deferral(self._followed)
+            self._followed.deferral.wanted_by.add(id(self))
 
     def _enter_call(
         self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -151,7 +182,8 @@ class ModelWatch:
         tensors = tensors_in((args, kwargs))
         if not self.seen.batch_count or not tensors:
             return True
-        leaf = next((found for t in tensors if (found := self._leaf(t)) is not None), None)
+        known = [self._leaf(tensor) or self._leaf_behind(tensor) for tensor in tensors]
+        leaf = next((found for found in known if found is not None), None)
         if leaf is None and not is_outermost:
             return True
         if next(module.parameters(), None) is None:
@@ -162,16 +194,33 @@ class ModelWatch:
         if offloaded is None and self._holds_offloaded(module):
             return False  # what was offloaded is further inside
         if leaf is not None and (offloaded is not None or not self._is_offloaded):
-            self._explain(module, args, kwargs, leaf, offloaded)
+            if None not in known or self._followed_batches >= FOLLOWED_BATCHES_MIN:
+                self._take(self._explained(module, args, kwargs, leaf, offloaded))
+                self._stop()
+            if self._first_found is None:
+                self._first_found = self._explained(module, args, kwargs, leaf, offloaded)
+            self._follow()
+            return True
         if is_outermost:
             self.seen.note_foreign(name_of(module), self._describe(tensors))
+            self._follow()
             if self.seen.is_hopeless:
                 self._stop()
         return True
 
     def _leaf(self, tensor: torch.Tensor) -> _Leaf | None:
+        tensor = _own(tensor)
         leaf: _Leaf | None = self._leaves.get(tensor)
         return leaf if leaf is not None and leaf.version == version_of(tensor) else None
+
+    def _leaf_behind(self, tensor: torch.Tensor) -> _Leaf | None:
+        """A tensor of the batch that `tensor`, which waits, follows from."""
+        if not isinstance(tensor, LazyTensor) or tensor._value is None or is_written(tensor):
+            return None
+        provenance = tensor._value.provenance()
+        inputs = provenance.inputs if provenance is not None else ()
+        leaves = (self._leaf(each) for each in inputs if isinstance(each, torch.Tensor))
+        return next((leaf for leaf in leaves if leaf is not None), None)
 
     def _holds_offloaded(self, module: torch.nn.Module) -> bool:
         if any(offloaded_call(part) is not None for part in module.modules()):
@@ -186,14 +235,14 @@ class ModelWatch:
         ]
         return ", ".join([*shown, "..."] if len(tensors) > len(shown) else shown)
 
-    def _explain(
+    def _explained(
         self,
         module: torch.nn.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         leaf: _Leaf,
         offloaded: OffloadedCall | OffloadedScript | None,
-    ) -> None:
+    ) -> FoundPlan:
         from penstock.explanation import explain_call
         from penstock.planning import CutOptions
 
@@ -210,10 +259,17 @@ class ModelWatch:
             is_same = found is not None and found.batch_number == leaf.batch_number
             return found.index if found is not None and is_same else None
 
-        given = sum(leaf_index_of(tensor) is not None for tensor in tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
+        given = sum(leaf_index_of(tensor) is not None for tensor in tensors)
+        made = [tensor for tensor in tensors if self._leaf_behind(tensor) is not None]
+        followed = _table_of(made[0]) if made else None
+        if followed is None:
+            args, kwargs = tree_map_only(LazyTensor, plain, (args, kwargs))
         self._unpatch()  # the analysis calls modules too
         try:
-            plan = explain_call(model, args, kwargs, leaf_index_of, leaf.leaf_count, options)
+            plan = explain_call(
+                model, args, kwargs, leaf_index_of, leaf.leaf_count, options, followed
+            )
         except Exception as error:  # as in training: planning must not fail the program
             plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
         finally:
@@ -223,13 +279,16 @@ class ModelWatch:
             if leaf.worker_count
             else f"loaded without workers (priced as with {WORKER_COUNT_GUESS})"
         )
-        self.found = FoundPlan(
+        more = f", and {len(made)} that the program made of them, of" if made else " of"
+        return FoundPlan(
             plan,
             f"{name_of(module)}, called at {call_site()} in {mode_of(model)} mode with {given} of "
-            f"the {leaf.leaf_count} tensors of a batch {workers}",
+            f"the {leaf.leaf_count} tensors{more} a batch {workers}",
         )
-        self._report(self.found)
-        self._stop()
+
+    def _take(self, found: FoundPlan) -> None:
+        self.found = found
+        self._report(found)
 
     def _stop(self) -> None:
         self.is_stopped = True
@@ -252,6 +311,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return flatten_batch(value)
     except (AttributeError, RecursionError):
         return []
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The batch's own tensor where `tensor` is lazy and stands for it."""
+    value = tensor._value if isinstance(tensor, LazyTensor) else None
+    if value is None or value.tensor is None or not isinstance(value.source, int):
+        return tensor
+    return value.tensor
+
+
+def _table_of(tensor: torch.Tensor) -> ProvenanceTable | None:
+    value = tensor._value if isinstance(tensor, LazyTensor) else None
+    return value.table.provenance if value is not None else None
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

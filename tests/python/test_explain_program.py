@@ -261,7 +261,6 @@ def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, wr
             for batch in DataLoader(Pairs(), batch_size=4, num_workers=2):
                 labels = batch.pop("label")
                 model(mask=batch["mask"], x=torch.zeros_like(batch["x"]))  # x is another's
-                raise SystemExit("the call before was one with a tensor of the batch")
         """,
     )
     code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py")
@@ -330,25 +329,72 @@ CONVERTED = (
     + """
     if __name__ == "__main__":
         model, criterion = Net(), nn.CrossEntropyLoss()
+        half, order = torch.tensor(0.5), torch.tensor([1, 0, 3, 2])
         for images, labels in loader_of(2, count=4 * int(sys.argv[1])):
-            criterion(model(images.float()), labels)
+            criterion(model(INPUT), labels)
 """
 )
 
 
-def test_a_model_that_is_called_with_converted_batches_is_told_without_training_on(
+@pytest.mark.parametrize(
+    ("made", "moved"),
+    [
+        ("images.to('cpu').float()", ["_to_copy", "truediv", "sub"]),
+        ("images.flip(-1)", ["flip", "float", "truediv", "sub"]),
+        ("images.float().div_(255).sub_(half)", ["_to_copy", "div", "sub", "truediv", "sub"]),
+    ],
+)
+def test_what_a_program_does_before_it_calls_its_model_is_part_of_the_plan(
+    run: Run, write: Write, made: str, moved: list[str]
+) -> None:
+    write("train.py", CONVERTED.replace("INPUT", made))
+    code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", "400")
+    assert code == 0, error
+    assert "with 0 of the 2 tensors, and 1 that the program made of them, of a batch" in error
+    assert operators(json.loads(out)) == moved
+
+
+def test_a_raw_tensor_beside_a_converted_one_does_not_end_the_search(
     run: Run, write: Write
 ) -> None:
-    write("train.py", CONVERTED)
+    call = (
+        "images.float(), torch.ones_like(images[:, 0]) > 0 if MASK else labels[:, None, None] < 1"
+    )
+    for mask, count in (("True", "400"), ("False", "400"), ("False", "1")):
+        write("train.py", CONVERTED.replace("INPUT", call.replace("MASK", mask)))
+        code, out, error = run("explain", "--format", "json", "--cut", "maximal", "train.py", count)
+        if count == "1":
+            assert (code, out) == (1, ""), error
+            continue
+        assert code == 0, error
+        assert {"_to_copy", "truediv", "sub"} <= set(operators(json.loads(out)))
+
+
+def test_a_program_that_ends_early_has_the_plan_of_what_was_seen(run: Run, write: Write) -> None:
+    write("train.py", CONVERTED.replace("INPUT", "images, images[order, 0] > 7"))
+    for batches in ("1", "400"):
+        code, out, error = run(
+            "explain", "--format", "json", "--cut", "maximal", "train.py", batches
+        )
+        assert code == 0, error
+        assert "with 1 of the 2 tensors of a batch" in error
+        assert operators(json.loads(out)) == ["float", "truediv", "sub"]
+
+
+def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_training_on(
+    run: Run, write: Write
+) -> None:
+    write("train.py", CONVERTED.replace("INPUT", "images[order].float()"))
     for batches, seen, times in (("3", "3 batches", "3 times"), ("400", "16 batches", "16 times")):
         code, out, error = run("explain", "--format", "json", "train.py", batches)
         assert (code, out) == (1, "")
         (line,) = error.splitlines()
         assert line == (
             f"penstock: there is no plan: {seen} were delivered, but no model was called with a "
-            "tensor of one as it came (a moved, converted or sliced batch is another tensor): Net "
-            f"was called {times}, first with float32 [4, 3, 8, 8]; pass the tensors as they come "
-            "and convert them in the model's forward"
+            "tensor of one, or with what follows from one by operators that can be followed "
+            "(random ones, indexing and other libraries cannot; nor can the first batch): Net "
+            f"was called {times}, first with float32 [4, 3, 8, 8]; do it in the model's forward or "
+            "in the dataset"
         )
 
 
@@ -366,7 +412,7 @@ def test_a_model_that_is_called_with_converted_batches_is_told_without_training_
         ),
         (
             "m = Net()\n    for x, _ in loader_of(0): m(x.mul_(2))",
-            "first with uint8 [4, 3, 8, 8] of a batch, but written to since; pass the tensors",
+            "first with uint8 [4, 3, 8, 8] of a batch, but written to since; do it",
         ),
     ],
 )
