@@ -16,7 +16,8 @@ import torch
 from penstock.lazy_batches import LazyBatches
 from penstock.plan import Plan, joined
 from penstock.planning import CutOptions, PlannedCut
-from penstock.provenance import ProvenanceTable
+from penstock.provenance import BatchHandle, ProvenanceTable
+from penstock.unused_cuts import UnusedCuts
 
 if TYPE_CHECKING:
     from penstock.known_ids import KnownIds
@@ -62,6 +63,8 @@ class CutContext:
     has_stranger: bool = False  # the program may have made an input of this call of the batch
     follows_calls: bool = False  # it has, and it is known how
     lazy: LazyBatches = field(init=False)
+    unused: UnusedCuts = field(default_factory=UnusedCuts)
+    batch: weakref.ref[BatchHandle] | None = None  # of this call, once a graph has seen it
     _graph_count: int = 0  # of this call so far
     _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
     _shown: list[Plan] = field(default_factory=list)  # what the loader's plan was made of
@@ -80,6 +83,7 @@ class CutContext:
         self.has_stranger = self.follows_calls = False
         self._graph_count = 0
         self._plans = []
+        self.batch = None
 
     def note_inputs(
         self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
@@ -108,6 +112,7 @@ class CutContext:
             self._note_foreign()
             moves = any(plan.moved for plan in self._plans)
             self.lazy.note_call(self.has_stranger, self.follows_calls, moves)
+            self._withdraw_unused()
         if self.is_open and self._plans and not _are_same(self._plans, self._shown):
             self._shown = self._plans
             self.publish(joined(self._plans))
@@ -127,6 +132,20 @@ class CutContext:
         if host is not None and cut.prefix in self.installed:
             host._remove_prefixes({cut.prefix})
             self.installed.discard(cut.prefix)
+
+    def _withdraw_unused(self) -> None:
+        handle = self.batch() if self.batch is not None else None
+        if handle is None or not self.is_open:
+            return
+        if self.unused.end_call(handle.boundary.keys()):
+            orphans = self.unused.orphans(self.installed)
+            host = self.host()
+            if orphans and host is not None:
+                host._remove_prefixes(orphans)
+                self.installed -= orphans
+                self.known_ids[:] = [
+                    known for known in self.known_ids if known.planned.prefix not in orphans
+                ]
 
     def mistrust(self, operators: Sequence[str], message: str) -> None:
         """Notes that workers were wrong about `operators`: what else they make is compared anew."""

@@ -10,6 +10,7 @@ runs the whole graph on the raw inputs, which are always there.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from penstock.surroundings import (
     autocast_put_back,
     refuse_by_surroundings,
 )
+from penstock.unused_cuts import FORGOTTEN_MAX
 from penstock.whole_comparison import Side, first_difference
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class CutGraph(ReplacesCuts):
     ) -> None:
         """`compiled` is what the user's compiler made of the graph, where there is one."""
         self._context = context
+        context.unused.add_graph(self)
         self._whole = graph_module
         if isinstance(graph_module, _LazyGraphModule):
             graph_module.real_recompile()  # or its forward goes through three more calls
@@ -85,6 +88,7 @@ class CutGraph(ReplacesCuts):
         self._refused_patterns: set[tuple[Any, ...]] = set()
         self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, and why
         self._changes: Counter[str] = Counter()  # of constants, by label
+        self._forgotten: Counter[tuple[Any, ...]] = Counter()  # cuts that were not used, by call
         self._versions: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # when first used
 
     def __call__(self, *inputs: Any) -> Any:
@@ -112,6 +116,8 @@ class CutGraph(ReplacesCuts):
         if call is None or cut is None:
             return self._run_all(inputs, lazy)
         self._context.note_plan(cut.plan)
+        self._context.batch = weakref.ref(call.handle)
+        cut.is_used = True
         if cut.suffix is None or boundary is None:
             results = self._run_all(inputs, lazy)
         elif cut.pricing is not None and cut.pricing.wants_spots:
@@ -186,7 +192,7 @@ class CutGraph(ReplacesCuts):
         if len(self._cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
             return None
         signature = (call.pattern, tuple(_signature(value) for value in call.inputs))
-        if signature in self._refused_patterns:
+        if signature in self._refused_patterns or self._forgotten[signature] > FORGOTTEN_MAX:
             return None
         try:
             cut = self._try_plan(call)
@@ -201,6 +207,7 @@ class CutGraph(ReplacesCuts):
             return None
         if self._context.repricer is not None:
             self._context.repricer.note_odd_step()
+        cut.signature = signature
         return cut
 
     def _refuse(self, signature: tuple[Any, ...], reason: str) -> None:
@@ -362,8 +369,7 @@ class CutGraph(ReplacesCuts):
             reason = f"{name} cannot compile the part that stays ({difference})"
         if difference is None:
             return True
-        self._forget(cut)
-        self._context.withdraw(cut.planned)
+        self.forget(cut)
         signature = (call.pattern, tuple(_signature(value) for value in call.inputs[:count]))
         self._refuse(signature, reason)
         return False
@@ -382,12 +388,16 @@ class CutGraph(ReplacesCuts):
             self._mistrusted.setdefault(cut.variant, {})[item.unit] = (
                 "a worker's result of it was not the trainer's own"
             )
-        self._forget(cut)
-        self._context.withdraw(cut.planned)
+        self.forget(cut)
         self._context.mistrust(
             operators,
             f"{what}; it runs in the trainer from here on. {spoken_batches(cut.unchecked)}",
         )
+
+    def forget_unused(self, cut: LiveCut) -> None:
+        logger.debug("a plan was not used for long")
+        self._forgotten[cut.signature] += 1
+        self.forget(cut)
 
     def _drop(self, cut: LiveCut, changed: Sequence[int]) -> None:
         """Forgets a cut whose constants changed. It is planned again; what keeps changing is
@@ -396,7 +406,7 @@ class CutGraph(ReplacesCuts):
             label = cut.lowering.inputs[index].label
             self._changes[label] += 1
             logger.debug("constant %s changed", label)
-        self._forget(cut)
+        self.forget(cut)
 
 
 def _gives_out_waiting(lowering: Lowering) -> bool:

@@ -41,6 +41,8 @@ class LiveCut:
     writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0
+    is_used: bool = True  # lately; see unused_cuts.py
+    signature: tuple[Any, ...] = ()  # of the call that it was planned for
     pricing: CutPricing | None = None  # where it may be replaced by a cut of another price
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)

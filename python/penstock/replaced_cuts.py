@@ -67,9 +67,9 @@ class ReplacesCuts:
                 return cut
             other = self._live(cut.lowering, cut.variant, cut.added, planned, inputs)
             other.pricing = cut.pricing
-        self._forget(cut)
+            other.signature = cut.signature
         self._put_in_force(other, call.inputs)
-        self._context.withdraw(cut.planned)
+        self.forget(cut)
         where = f"batch {call.handle.sequence} of epoch {call.handle.epoch}"
         repricer.changed(cut, other, where)
         return other
@@ -144,8 +144,14 @@ class ReplacesCuts:
         self._cuts.append(cut)
         self._context.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
 
-    def _forget(self, cut: LiveCut) -> None:
+    @property
+    def cuts(self) -> Sequence[LiveCut]:
+        return self._cuts
+
+    def forget(self, cut: LiveCut) -> None:
+        """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
         self._cuts.remove(cut)
         self._context.known_ids[:] = [
             known for known in self._context.known_ids if known.planned is not cut.planned
         ]
+        self._context.withdraw(cut.planned)

@@ -4,6 +4,7 @@ batch are followed from one into the next."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from offload_training import TwoGraphs, batches_of, bits, eager_trace, fresh, tr
 from torch import nn
 
 from penstock.offloading import detach, offload
+from penstock.unused_cuts import UNUSED_CALLS_MAX
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 
@@ -320,3 +322,81 @@ def test_what_is_no_function_is_refused_with_a_word_on_exported_programs() -> No
     program = torch.export.export(nn.Linear(2, 2), (torch.zeros(3, 2),))
     with pytest.raises(TypeError, match=r"ExportedProgram.*offload\(program\.module\(\)"):
         offload(program, InProcessPool([]))  # type: ignore[type-var]
+
+
+class Named(Buffered):
+    """Each name makes Dynamo capture another graph."""
+
+    def forward(self, x: torch.Tensor, *, name: str) -> torch.Tensor:
+        return self.net((x * float(len(name))).cos())
+
+
+def test_prefixes_of_graphs_that_do_not_come_again_are_withdrawn() -> None:
+    pool = InProcessPool([])
+    model, reference = offload(fresh(Named), pool, cut="maximal"), fresh(Named)
+    for call in range(2 * UNUSED_CALLS_MAX + 5):
+        name = "name"[: 1 + min(call, 3)]
+        batch = pool.deliver(rows(call)[0])
+        assert bits(model(batch, name=name)) == bits(reference(batch.clone(), name=name))
+        if call == 5:
+            assert len(pool.prefixes) == 4
+    assert len(pool.prefixes) == 1
+    assert pool.plan is not None and pool.plan.moved
+    for _ in range(3):  # it is planned again when it comes again
+        batch = pool.deliver(rows(0)[0])
+        assert bits(model(batch, name="n")) == bits(reference(batch.clone(), name="n"))
+    assert len(pool.prefixes) == 2
+
+
+def test_what_comes_and_goes_is_planned_a_few_times_only() -> None:
+    pool = InProcessPool([])
+    model, reference = offload(fresh(Named), pool, cut="maximal"), fresh(Named)
+    counts = []
+    for call in range(10 * UNUSED_CALLS_MAX):
+        name = "seldom" if call % (2 * UNUSED_CALLS_MAX) < 2 else "often"
+        batch = pool.deliver(rows(call)[0])
+        assert bits(model(batch, name=name)) == bits(reference(batch.clone(), name=name))
+        counts.append(len(pool.prefixes))
+    assert counts[: 6 * UNUSED_CALLS_MAX].count(2) > 0
+    assert set(counts[-3 * UNUSED_CALLS_MAX :]) == {1}
+
+
+def test_plans_for_other_batches_stay_since_workers_do_nothing_for_them() -> None:
+    class Doubled(Buffered):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net((x * 2.0).cos())
+
+    pool = InProcessPool([])
+    model, reference = offload(fresh(Doubled), pool, cut="maximal"), fresh(Doubled)
+    for call in range(3 * UNUSED_CALLS_MAX):
+        batch = pool.deliver(torch.randn((7, 3, 20) if call < 3 else (10, 20)))
+        assert bits(model(batch)) == bits(reference(batch.clone()))
+    assert len(pool.prefixes) == 2
+
+
+def test_prefixes_of_captures_that_dynamo_forgot_are_withdrawn() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(Named), pool, cut="maximal")
+    model(pool.deliver(rows(0)[0]), name="na")
+    assert len(pool.prefixes) == 1
+    torch._dynamo.reset()
+    gc.collect()
+    for _ in range(2 * UNUSED_CALLS_MAX):
+        model(pool.deliver(rows(0)[0]), name="n")
+    assert len(pool.prefixes) == 1
+
+
+def test_the_prefix_of_a_constant_that_changed_is_withdrawn() -> None:
+    class Shifted(Buffered):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net((x @ self.mix).cos())
+
+    pool = InProcessPool([])
+    model, reference = offload(fresh(Shifted), pool, cut="maximal"), fresh(Shifted)
+    for step in range(6):
+        if step == 3:
+            for each in (model, reference):
+                each.mix.data.mul_(0.5)
+        batch = pool.deliver(rows(step)[0])
+        assert bits(model(batch)) == bits(reference(batch.clone()))
+    assert len(pool.prefixes) == 1
