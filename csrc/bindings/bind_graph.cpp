@@ -173,9 +173,12 @@ void bind_graph(py::module_& module) {
       py::arg("write_bytes_per_s") = prices.write_bytes_per_s, py::arg("read_bytes_per_s") = prices.read_bytes_per_s,
       py::arg("raw_stays") = prices.raw_stays, py::arg("loads") = std::nullopt);
   module.def(
-      "extract_prefix", [](const Graph& graph, const Plan& plan) { return unwrap(extract_prefix(graph, plan)); },
-      py::arg("graph"), py::arg("plan"));
-  module.def("value_keys", &value_keys, py::arg("graph"));
+      "extract_prefix",
+      [](const Graph& graph, const Plan& plan, std::string_view draws_of) {
+        return unwrap(extract_prefix(graph, plan, draws_of));
+      },
+      py::arg("graph"), py::arg("plan"), py::arg("draws_of") = "");
+  module.def("value_keys", &value_keys, py::arg("graph"), py::arg("draws_of") = "");
   module.def("content_digest", &content_digest, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
   module.def("capture_torchscript", &capture_module, py::arg("module"), py::arg("leaves"));
 }

@@ -38,7 +38,8 @@ bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
   }
 }
 
-// The trainer's view of a batch beyond its value: its leaves in table order and its boundary tensors by key.
+// The trainer's view of a batch beyond its value: its leaves in table order, its boundary tensors by key, and the
+// number that it was asked for by.
 py::tuple describe_leaves(Batch& batch) {
   const auto& tensors = batch.tensors();
   const size_t leaf_count = batch.frame().leaf_count();
@@ -51,7 +52,7 @@ py::tuple describe_leaves(Batch& batch) {
       boundary[py::str(std::string(batch.frame().boundary_keys[index - leaf_count]))] = wrap_tensor(tensors[index]);
     }
   }
-  return py::make_tuple(leaves, boundary);
+  return py::make_tuple(leaves, boundary, batch.descriptor().sequence);
 }
 
 py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
@@ -119,13 +120,16 @@ void use_index_stream(Client& client, int64_t sample_count, int64_t batch_size, 
 }
 
 void begin_early(Client& client, const py::bytes& seeds, int64_t sample_count, int64_t batch_size, bool drop_last,
-                 bool shuffle, std::optional<at::Generator> generator, std::optional<uint64_t> seed) {
-  client.begin_early(bytes_of(seeds), {.sample_count = sample_count,
-                                       .batch_size = batch_size,
-                                       .drop_last = drop_last,
-                                       .shuffle = shuffle,
-                                       .generator = std::move(generator),
-                                       .seed = seed});
+                 bool shuffle, std::optional<at::Generator> generator, std::optional<uint64_t> seed,
+                 uint64_t epoch_seed) {
+  client.begin_early(bytes_of(seeds),
+                     {.sample_count = sample_count,
+                      .batch_size = batch_size,
+                      .drop_last = drop_last,
+                      .shuffle = shuffle,
+                      .generator = std::move(generator),
+                      .seed = seed},
+                     epoch_seed);
 }
 
 py::dict counters_of(const Client& client) {
@@ -181,10 +185,11 @@ void bind_loader(py::module_& module) {
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def(
           "begin_epoch",
-          [](Client& self, const py::bytes& seeds, uint64_t first_sequence, uint32_t first_shard_id) {
-            self.begin_epoch(bytes_of(seeds), {first_sequence, first_shard_id});
+          [](Client& self, const py::bytes& seeds, uint64_t first_sequence, uint32_t first_shard_id,
+             uint64_t epoch_seed) {
+            self.begin_epoch(bytes_of(seeds), {first_sequence, first_shard_id, epoch_seed});
           },
-          py::arg("seeds"), py::kw_only(), py::arg("first_sequence"), py::arg("first_shard_id"))
+          py::arg("seeds"), py::kw_only(), py::arg("first_sequence"), py::arg("first_shard_id"), py::arg("epoch_seed"))
       .def("submit", &submit, py::arg("index"), py::arg("dumps"))
       .def("has_room", &Client::has_room)
       .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
@@ -193,7 +198,7 @@ void bind_loader(py::module_& module) {
       .def("fill_from_stream", &Client::fill_from_stream)
       .def("has_stream_ended", &Client::has_stream_ended)
       .def("begin_early", &begin_early, py::arg("seeds"), py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
-           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("seed"))
+           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("seed"), py::arg("epoch_seed"))
       .def("adopt_early", &Client::adopt_early, py::arg("generator"))
       .def(
           "next",

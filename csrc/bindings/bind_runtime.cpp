@@ -7,6 +7,7 @@
 #include "bindings/raise.h"
 #include "runtime/calibrate.h"
 #include "runtime/executor.h"
+#include "runtime/seeded_draws.h"
 
 namespace penstock::bindings {
 namespace {
@@ -32,12 +33,16 @@ void bind_runtime(py::module_& module) {
       .def("refusal", &refusal, py::arg("leaves"))
       .def(
           "run",
-          [](const Executor& executor, const std::vector<at::Tensor>& leaves) {
-            return unwrap(without_gil([&] { return executor.run(leaves); }));
+          [](const Executor& executor, const std::vector<at::Tensor>& leaves, std::optional<uint64_t> seed) {
+            return unwrap(without_gil([&] { return executor.run(leaves, seed); }));
           },
-          py::arg("leaves"))
+          py::arg("leaves"), py::arg("seed") = std::nullopt)
+      .def_property_readonly("draws", &Executor::draws)
       .def_property_readonly("graph", &Executor::graph)
       .def_property_readonly("saved_node_count", &Executor::saved_node_count);
+
+  module.def("seed_of_batch", &runtime::seed_of_batch, py::arg("prefix_seed"), py::arg("epoch_seed"),
+             py::arg("sequence"));
 
   const runtime::CalibrateOptions defaults;
   module.def(

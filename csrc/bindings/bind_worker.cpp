@@ -103,10 +103,13 @@ void bind_worker(py::module_& module) {
   module.def("is_plain_tensor", [](py::handle object) {
     return is_exact_tensor(object.ptr()) && worker::is_plain_tensor(THPVariable_Unpack(object.ptr()));
   });
-  module.def("encode_prefix", [](const std::string& text, const std::vector<at::Tensor>& constants) {
-    const auto message = unwrap(worker::write_prefix_message(text, constants));
-    return py::bytes(reinterpret_cast<const char*>(message.data()), message.size());
-  });
+  module.def(
+      "encode_prefix",
+      [](const std::string& text, const std::vector<at::Tensor>& constants, uint64_t seed) {
+        const auto message = unwrap(worker::write_prefix_message(text, constants, seed));
+        return py::bytes(reinterpret_cast<const char*>(message.data()), message.size());
+      },
+      py::arg("text"), py::arg("constants"), py::arg("seed"));
   py::class_<Server::Received>(module, "WorkerRequest")
       .def_property_readonly(
           "is_epoch", [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEpoch; })

@@ -71,11 +71,11 @@ class CornerSearch {
 
 class FastestSearch {
  public:
-  FastestSearch(const CutModel& model, const Loads& loads) : model_(model), loads_(loads) {}
+  FastestSearch(const CutModel& model, const Loads& loads) : model_(model), loads_(loads), draws_(model.draws()) {}
 
   Choice run() {
     const std::vector<Corner> found = corners(model_);
-    consider(model_.nothing());
+    consider(draws_);
     consider(model_.shrink_to_valid(model_.everything()));
     size_t fastest = 0;
     for (size_t corner = 0; corner < found.size(); ++corner)
@@ -101,6 +101,8 @@ class FastestSearch {
   }
 
   void consider(const Choice& choice) {
+    for (size_t unit = 0; unit < choice.size(); ++unit)
+      if (draws_[unit] && !choice[unit]) return;
     const Rank its = rank(choice);
     if (!best_.empty() && best_rank_ <= its) return;
     best_ = choice;
@@ -130,6 +132,7 @@ class FastestSearch {
 
   const CutModel& model_;
   const Loads& loads_;
+  const Choice draws_;  // which move in any case
   Choice best_;
   Rank best_rank_;
   int walked_count_ = 0;

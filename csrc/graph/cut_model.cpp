@@ -27,6 +27,7 @@ void CutModel::make_units(std::span<const Verdict> verdicts) {
     if (group) unit = unit_of_group.try_emplace(*group, unit).first->second;
     if (unit == units_.size()) units_.push_back({UnitKind::kReplicable, group, {}, node});
     units_[unit].nodes.push_back(node);
+    if (node < graph_.traits.size() && graph_.traits[node].purity == Purity::kRandom) units_[unit].draws = true;
     unit_of_.push_back(unit);
     replicable_nodes_.push_back(is_replicable(verdicts[node]));
     // The first node of the most binding kind decides.
@@ -76,6 +77,14 @@ Choice CutModel::everything() const {
   Choice choice = nothing();
   for (size_t unit = 0; unit < units_.size(); ++unit) choice[unit] = units_[unit].kind == UnitKind::kFree;
   return choice;
+}
+
+Choice CutModel::draws() const {
+  Choice choice = nothing();
+  if (std::none_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.draws; })) return choice;
+  Choice most = shrink_to_valid(everything());
+  for (size_t unit = 0; unit < units_.size(); ++unit) choice[unit] = most[unit] && units_[unit].draws;
+  return grow_to_valid(std::move(choice)).value_or(std::move(most));
 }
 
 int64_t CutModel::raw_bytes() const {

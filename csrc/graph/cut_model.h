@@ -29,6 +29,7 @@ struct Unit {
   std::optional<uint32_t> group;
   std::vector<uint32_t> nodes;  // in program order
   uint32_t deciding_node = 0;   // the one whose verdict speaks for the unit
+  bool draws = false;           // random numbers
 };
 
 // By unit, whether it moves. Only free units can.
@@ -63,7 +64,8 @@ class CutModel {
   // What a valid choice implies.
   Cut cut(const Choice& choice) const;
 
-  // The cheapest valid choice by a weighted sum; of several, the one that moves least.
+  // The cheapest valid choice by a weighted sum; of several, the one that moves least. Draws that may move do, whatever
+  // the price: where they are made says which numbers they are, and that must not follow from what a clock measured.
   Choice cheapest(const Weights& weights) const;
   Choice cheapest() const { return cheapest(prices_.weights()); }
 
@@ -73,6 +75,9 @@ class CutModel {
 
   Choice nothing() const { return Choice(units_.size(), false); }
   Choice everything() const;
+
+  // The smallest valid choice that moves every draw that can be moved.
+  Choice draws() const;
 
   // Bytes of all leaves, each storage once.
   int64_t raw_bytes() const;

@@ -19,6 +19,9 @@ class CutModel::Network {
  public:
   Network(const CutModel& model, const Weights& weights) : model_(model), weights_(weights) {
     for (uint32_t unit = 0; unit < model_.units_.size(); ++unit) add_unit(unit);
+    const Choice draws = model_.draws();
+    for (uint32_t unit = 0; unit < draws.size(); ++unit)
+      if (draws[unit]) imply(FlowNetwork::kSource, units_[unit]);
     for (uint32_t node = 0; node < model_.graph_.nodes.size(); ++node) add_node(node);
     for (uint32_t node = 0; node < model_.graph_.nodes.size(); ++node) link_operands(node);
     for (ValueId value = 0; value < model_.places_.size(); ++value) link_readers(value);

@@ -29,7 +29,7 @@ enum class Level : uint8_t {
 std::string_view name_of(Level level);
 
 struct EffectOptions {
-  bool allow_random = false;  // random draws may move to the workers, and then come from the workers' generators
+  bool allow_random = false;  // random draws may move to the workers
 };
 
 struct Verdict {

@@ -56,7 +56,7 @@ std::string node_expression(const Node& node, const std::vector<std::string>& ke
 
 }  // namespace
 
-std::vector<std::string> value_keys(const Graph& graph) {
+std::vector<std::string> value_keys(const Graph& graph, std::string_view draws_of) {
   std::vector<std::string> keys(graph.value_names.size());
   for (const Input& input : graph.inputs) {
     if (input.kind == InputKind::kLeaf) keys[input.value] = digest_of(leaf_expression(input));
@@ -70,7 +70,11 @@ std::vector<std::string> value_keys(const Graph& graph) {
     const Node& node = graph.nodes[i];
     std::string expression = node_expression(node, keys);
     const bool is_draw = i < graph.traits.size() && graph.traits[i].purity == Purity::kRandom;
-    if (is_draw) expression += expression.empty() ? "" : " draw " + std::to_string(draw_count++);
+    if (is_draw && !expression.empty())
+      expression.append(" draw ")
+          .append(std::to_string(draw_count++))
+          .append(draws_of.empty() ? "" : " of ")
+          .append(draws_of);
     if (expression.empty()) continue;
     for (size_t result = 0; result < node.results.size(); ++result)
       keys[node.results[result]] = digest_of(expression + " result " + std::to_string(result));
@@ -78,8 +82,8 @@ std::vector<std::string> value_keys(const Graph& graph) {
   return keys;
 }
 
-Result<Graph> extract_prefix(const Graph& graph, const Plan& plan) {
-  const std::vector<std::string> keys = value_keys(graph);
+Result<Graph> extract_prefix(const Graph& graph, const Plan& plan, std::string_view draws_of) {
+  const std::vector<std::string> keys = value_keys(graph, draws_of);
   std::vector<bool> is_needed(graph.value_names.size());
   for (const ValueId value : plan.boundary) {
     PENSTOCK_ASSERT(value < is_needed.size(), "boundary value ", value, " of ", is_needed.size());

@@ -28,6 +28,7 @@ class Client::Impl {
     uint32_t number;
     cluster::RequestOrder order;
     std::optional<IndexStream> stream;
+    uint64_t seed = 0;                                 // of what prefixes draw
     std::vector<std::byte> seeds;                      // of one that is begun early
     uint64_t early_count = 0;                          // requests made before it began
     std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
@@ -65,15 +66,17 @@ class Client::Impl {
     early.reset();
     if (now.stream) index_buffer = now.stream->take_buffer();
     now = Epoch(number, order_options(options, first));
+    now.seed = first.seed;
     io.set_epochs(number, number);
     if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
   }
 
-  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions wanted) {
+  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions wanted, uint64_t seed) {
     PENSTOCK_ASSERT(!early && now.stream && now.stream->is_exhausted(), "the next epoch begins early once, at the end");
     early.emplace(now.number + 1, order_options(options, {}));
     early->stream.emplace(std::move(wanted), std::move(index_buffer));
     early->seeds.assign(seeds.begin(), seeds.end());
+    early->seed = seed;
     io.set_epochs(now.number, early->number);
     announce(RequestKind::kEarlyEpoch, early->number, seeds);
     fill(*early);
@@ -112,7 +115,8 @@ class Client::Impl {
                           .sequence = assignment->sequence,
                           .body_bytes = body.size(),
                           .epoch = epoch.number,
-                          .shard_id = assignment->shard_id};
+                          .shard_id = assignment->shard_id,
+                          .epoch_seed = epoch.seed};
     if (options.keep_indices) epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
     io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
     return true;
@@ -305,8 +309,8 @@ void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& fir
   impl_->begin_epoch(seeds, first);
 }
 
-void Client::begin_early(std::span<const std::byte> seeds, IndexStreamOptions options) {
-  impl_->begin_early(seeds, std::move(options));
+void Client::begin_early(std::span<const std::byte> seeds, IndexStreamOptions options, uint64_t seed) {
+  impl_->begin_early(seeds, std::move(options), seed);
 }
 void Client::adopt_early(const std::optional<at::Generator>& generator) { impl_->adopt_early(generator); }
 

@@ -43,6 +43,7 @@ struct ClientOptions {
 struct EpochStart {
   uint64_t sequence = 0;
   uint32_t shard_id = 0;
+  uint64_t seed = 0;  // of what prefixes draw for its batches
 };
 
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
@@ -65,8 +66,9 @@ class Client {
   void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
 
   // While an epoch ends whose stream has_stream_ended(): asks for batches of the next one, which is expected to begin
-  // with these seeds and to take its indices from this stream, in what room the ending epoch leaves from now on.
-  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions options);
+  // with these seeds and to take its indices from this stream, in what room the ending epoch leaves from now on. `seed`
+  // is as for EpochStart.
+  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions options, uint64_t seed = 0);
   // Begins the epoch that was begun early, with what has come of it. Its stream draws from `generator` from now on, if
   // it is one that draws from a generator of the user's.
   void adopt_early(const std::optional<at::Generator>& generator);

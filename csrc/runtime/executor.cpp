@@ -14,6 +14,7 @@
 #include "graph/repetitions.h"
 #include "runtime/execution_guard.h"
 #include "runtime/last_uses.h"
+#include "runtime/seeded_draws.h"
 
 namespace penstock::runtime {
 namespace {
@@ -71,6 +72,8 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   graph::annotate(graph_);
   if (auto checked = check_effects(options); !checked) return checked;
   if (auto bound = bind_inputs(std::move(constants)); !bound) return bound;
+  draws_ =
+      std::ranges::any_of(graph_.traits, [](const graph::Traits& t) { return t.purity == graph::Purity::kRandom; });
 
   // A whole graph may change what it reads; and nothing is worth doing for a graph that gives nothing.
   const bool is_pure = !options.allow_state && !graph_.outputs.empty();
@@ -176,9 +179,11 @@ Result<void> Executor::accepts(std::span<const at::Tensor> leaves) const {
   return {};
 }
 
-Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves) const {
+Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves, std::optional<uint64_t> seed) const {
   if (auto accepted = accepts(leaves); !accepted) return accepted.error();
   const ExecutionGuard guard;
+  std::optional<SeededGenerator> generator;
+  if (draws_ && seed) generator.emplace(*seed);
   const bool is_folded = folding_.holds_now();
   Frame frame = is_folded ? folding_.start : start_;
   for (const Input& input : graph_.inputs)

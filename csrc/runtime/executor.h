@@ -19,7 +19,7 @@
 namespace penstock::runtime {
 
 struct ExecutorOptions {
-  bool allow_random = false;  // run operators that draw; they use this process's generators
+  bool allow_random = false;  // run operators that draw
   bool allow_state = false;   // run any operator, writing and unknown-effect ones too: for whole graphs, not prefixes
 };
 
@@ -36,8 +36,12 @@ class Executor {
   // difference in presence, device, dtype or shape.
   Result<void> accepts(std::span<const at::Tensor> leaves) const;
 
-  // The graph's outputs in order. Outputs may be views of the leaves or of each other.
-  Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves) const;
+  // The graph's outputs in order. Outputs may be views of the leaves or of each other. What is drawn comes from torch's
+  // CPU generator as it is, or with a `seed` as if it had been seeded so, and it stays as it is.
+  Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves, std::optional<uint64_t> seed = {}) const;
+
+  // Whether a run draws random numbers.
+  bool draws() const { return draws_; }
 
   // As it was given.
   const graph::Graph& graph() const { return graph_; }
@@ -65,6 +69,7 @@ class Executor {
   std::vector<std::vector<graph::ValueId>> last_uses_;  // by call: values that nothing later reads
   std::vector<graph::ValueId> outputs_;
   Folding folding_;
+  bool draws_ = false;
 };
 
 // Checks that `tensor` is the constant that `input` describes: dtype, sizes and, where there is one, digest.

@@ -46,7 +46,8 @@ struct Request {
   uint64_t body_bytes = 0;
   uint32_t epoch = 0;
   uint32_t shard_id = 0;
-  uint64_t reserved[4] = {};
+  uint64_t epoch_seed = 0;  // of a fetch: what prefixes draw for its batch follows from it and the sequence
+  uint64_t reserved[3] = {};
 };
 static_assert(sizeof(Request) == 64);
 

@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include <bit>
 #include <cstring>
 
 #include "base/bytes.h"
@@ -14,9 +15,12 @@ namespace penstock::worker {
 
 using transport::kPayloadAlignment;
 
-Result<std::vector<std::byte>> write_prefix_message(std::string_view text, std::span<const at::Tensor> constants) {
+Result<std::vector<std::byte>> write_prefix_message(std::string_view text, std::span<const at::Tensor> constants,
+                                                    uint64_t seed) {
   transport::NestWriter nest;
+  nest.tuple(2);
   nest.text(text);
+  nest.integer(std::bit_cast<int64_t>(seed));
   transport::Frame frame{.tensors = {}, .boundary_keys = {}, .nest = nest.view()};
   for (const at::Tensor& constant : constants) {
     if (!is_plain_tensor(constant)) {
@@ -55,10 +59,19 @@ Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message) {
     return malformed;
   }
   transport::NestReader nest(frame.value().nest);
-  auto text = nest.next();
-  if (!text) return text.error();
-  if (text.value().tag != transport::NestTag::kText || !nest.at_end()) return malformed;
-  PrefixMessage prefix{.text = std::string(text.value().text), .constants = {}};
+  const auto is_next = [&](transport::NestTag tag, transport::NestToken& token) {
+    const auto read = nest.next();
+    if (read) token = read.value();
+    return read && token.tag == tag;
+  };
+  transport::NestToken pair{};
+  transport::NestToken text{};
+  transport::NestToken seed{};
+  const bool is_whole = is_next(transport::NestTag::kTuple, pair) && pair.count == 2 &&
+                        is_next(transport::NestTag::kText, text) && is_next(transport::NestTag::kInteger, seed) &&
+                        nest.at_end();
+  if (!is_whole) return malformed;
+  PrefixMessage prefix{.text = std::string(text.text), .constants = {}, .seed = std::bit_cast<uint64_t>(seed.integer)};
   for (const transport::TensorEntry& entry : frame.value().tensors) {
     const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(entry.dtype));
     at::Tensor constant = at::empty_strided(entry.shape, entry.strides, options);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "graph/ir_text.h"
+#include "runtime/seeded_draws.h"
 #include "worker/prefix_message.h"
 
 namespace penstock::worker {
@@ -20,10 +21,10 @@ void PrefixStage::install(std::span<const std::byte> message) {
   auto executor =
       runtime::Executor::create(std::move(graph).value(), std::move(read.value().constants), {.allow_random = true});
   if (!executor) return;
-  prefixes_.push_back({.keys = std::move(keys), .executor = std::move(executor).value()});
+  prefixes_.push_back({.keys = std::move(keys), .executor = std::move(executor).value(), .seed = read.value().seed});
 }
 
-void PrefixStage::run(BatchContent& content) {
+void PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence) {
   const std::vector<at::Tensor> leaves = content.tensors;
   for (const Prefix& prefix : prefixes_) {
     // Plans for a fixed and for any size compute the same values: once is enough.
@@ -31,7 +32,7 @@ void PrefixStage::run(BatchContent& content) {
       return std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
     });
     if (is_done || !prefix.executor.accepts(leaves)) continue;
-    auto outputs = prefix.executor.run(leaves);
+    auto outputs = prefix.executor.run(leaves, runtime::seed_of_batch(prefix.seed, epoch_seed, sequence));
     if (!outputs) continue;
     for (size_t index = 0; index < prefix.keys.size(); ++index) {
       const at::Tensor& output = outputs.value()[index];

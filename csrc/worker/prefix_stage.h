@@ -5,6 +5,7 @@
 // whole graph on the raw batch, and an error of the model's code appears where the user expects it.
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,13 +22,15 @@ class PrefixStage {
   void install(std::span<const std::byte> message);
   void clear() { prefixes_.clear(); }
 
-  // Appends boundary tensors and their keys to `content`.
-  void run(BatchContent& content);
+  // Appends boundary tensors and their keys to `content`, which is the batch `sequence` of an epoch that is seeded with
+  // `epoch_seed`: what prefixes draw follows from the two.
+  void run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
 
  private:
   struct Prefix {
     std::vector<std::string> keys;
     runtime::Executor executor;
+    uint64_t seed;
   };
   std::vector<Prefix> prefixes_;
 };

@@ -39,6 +39,11 @@ class EpochSeeds(NamedTuple):
         words = self._words(2, (sequence, place))
         return int(words[0]) << 32 | int(words[1])
 
+    def seed_of_draws(self) -> int:
+        """What the draws of an offloaded model follow from in this epoch: 64 bits."""
+        words = self._words(2, ())
+        return int(words[0]) << 32 | int(words[1])
+
     def _words(self, count: int, place: tuple[int, ...]) -> Any:
         sequence = np.random.SeedSequence(self.base_seed, spawn_key=(self.epoch, *place))
         return sequence.generate_state(count)

@@ -8,7 +8,7 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -38,7 +38,7 @@ class PrefixHost(Protocol):
     _plan: Plan | None
     _load_meter: LoadMeter | None
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None: ...
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None: ...
 
     def _remove_prefixes(self, prefixes: set[str]) -> None: ...
 
@@ -65,6 +65,7 @@ class CutContext:
     lazy: LazyBatches = field(init=False)
     unused: UnusedCuts = field(default_factory=UnusedCuts)
     batch: weakref.ref[BatchHandle] | None = None  # of this call, once a graph has seen it
+    _captured_count: int = 0  # graphs
     _graph_count: int = 0  # of this call so far
     _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
     _shown: list[Plan] = field(default_factory=list)  # what the loader's plan was made of
@@ -76,6 +77,12 @@ class CutContext:
         """Tensors that are the model's own, wherever in its forward they are met."""
         for module in modules_of(self.target):
             yield from module.buffers()
+
+    def options_of_graph(self) -> CutOptions:
+        """To be called for each captured graph: the options, and a name for its draws."""
+        self._captured_count += 1
+        name = f"{self.options.draws_of}.{self._captured_count}"
+        return replace(self.options, draws_of=name)
 
     def begin_call(self) -> None:
         """To be called before the model runs."""
@@ -120,7 +127,7 @@ class CutContext:
     def install(self, cut: PlannedCut) -> None:
         host = self.host()
         if host is not None and cut.prefix not in self.installed:
-            host._install_prefix(cut.prefix, list(cut.prefix_constants))
+            host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed)
             self.installed.add(cut.prefix)
 
     def withdraw(self, cut: PlannedCut) -> None:

@@ -69,6 +69,7 @@ class CutGraph(ReplacesCuts):
     ) -> None:
         """`compiled` is what the user's compiler made of the graph, where there is one."""
         self._context = context
+        self._options = context.options_of_graph()
         context.unused.add_graph(self)
         self._whole = graph_module
         if isinstance(graph_module, _LazyGraphModule):
@@ -271,7 +272,7 @@ class CutGraph(ReplacesCuts):
             ),
             inputs,
             call.handle.leaf_count,
-            self._context.options,
+            self._options,
             self._mistrusted.get(variant, {}),
         )
         if expressions and self._writes_to_inputs(lowering):
@@ -293,22 +294,11 @@ class CutGraph(ReplacesCuts):
         if changed:
             self._drop(cut, changed)
             return None
-        boundary: list[torch.Tensor] = []
-        shipped = call.handle.boundary
-        for item in cut.planned.boundary:
-            tensor = shipped.get(item.key)
-            if tensor is None:
-                return None
-            boundary.append(tensor)
-        for tensor in boundary:
-            # A program that writes to what the model returned may have written to a boundary
-            # tensor.
-            first = self._versions.setdefault(tensor, tensor._version)
-            if first != tensor._version:
-                return None
         sizes = cut.lowering.conditions.sizes(call.inputs)
-        if not has_layouts(boundary, cut.layouts(sizes)):
-            return None
+        boundary = self._shipped(cut, call, sizes)
+        if boundary is None:
+            # Another draw than a worker's would be another training, at a moment of the clock's.
+            return None if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
         # Kernels split their work by size and by the number of threads, and the workers have one
         # thread each: a combination that is new here is compared like a first batch.
         setting = (sizes, torch.get_num_threads())
@@ -327,25 +317,40 @@ class CutGraph(ReplacesCuts):
         cut.used_count += 1
         return boundary
 
+    def _shipped(
+        self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """What came of the boundary tensors with the batch, if it is all that is needed."""
+        boundary: list[torch.Tensor] = []
+        shipped = call.handle.boundary
+        for item in cut.planned.boundary:
+            tensor = shipped.get(item.key)
+            if tensor is None:
+                return None
+            boundary.append(tensor)
+        for tensor in boundary:
+            # A program that writes to what the model returned may have written to a boundary
+            # tensor.
+            first = self._versions.setdefault(tensor, tensor._version)
+            if first != tensor._version:
+                return None
+        return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
+
     def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
         """Runs what moved on the raw inputs and compares bit for bit."""
         assert cut.reference is not None
         if self._context.repricer is not None:
             self._context.repricer.note_odd_step()
-        compared = [
-            (item, tensor)
-            for item, tensor in zip(cut.planned.boundary, boundary, strict=True)
-            if not item.is_random
-        ]
         with torch.no_grad():
             try:
-                expected = cut.reference(*call.inputs)
+                computed = iter(cut.reference(*call.inputs))
+                drawn = [] if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
             except Exception:
                 return False  # the whole graph will say the same, in the user's own words
         wrong = [
             item
-            for (item, tensor), value in zip(compared, expected, strict=True)
-            if not is_same_bits(tensor, value)
+            for index, (item, tensor) in enumerate(zip(cut.planned.boundary, boundary, strict=True))
+            if not is_same_bits(tensor, drawn[index] if item.is_random else next(computed))
         ]
         if wrong:
             self._mistrust(cut, call, wrong)

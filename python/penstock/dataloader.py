@@ -359,11 +359,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._epoch_count += 1
         return self._epoch_count - 1
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
         """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes
-        from it.
+        from it. What it draws follows from ``seed`` and the batch's place in the stream.
         """
-        message = _C.encode_prefix(prefix, constants)
+        message = _C.encode_prefix(prefix, constants, seed)
         self._prefixes[prefix] = message
         for iterator in list(self._live_iterators):
             iterator._install_prefix(message)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from penstock import _C
+from penstock.batch_seeds import EpochSeeds
 from penstock.expected_epoch import ExpectedEpoch
 from penstock.indices import IndexRecipe
 
@@ -26,13 +27,16 @@ class EarlyEpochs:
         asked_ahead: int,
         base_generator: torch.Generator | None,
         next_epoch: int | None,
+        next_seeds: EpochSeeds,
     ) -> None:
         """An epoch begins, of which ``asked_ahead`` batches are asked for ahead. ``next_epoch`` is
-        the number of the one after it with seeding="batch", else None.
+        the number of the one after it with seeding="batch", else None, and then it has
+        ``next_seeds``.
         """
         self._recipe = recipe
         self._base_generator = base_generator
         self._next_epoch = next_epoch
+        self._next_seeds = next_seeds
         self.answers_before = float("inf")
         if recipe is not None and self.is_allowed:
             self.answers_before = max(1, recipe.batch_count + 1 - asked_ahead)
@@ -47,11 +51,18 @@ class EarlyEpochs:
             return
         self.answers_before = float("inf")
         assert self._recipe is not None
-        expected = ExpectedEpoch.after_now(self._recipe, self._base_generator, self._next_epoch)
+        expected = ExpectedEpoch.after_now(
+            self._recipe, self._base_generator, self._next_epoch, self._next_seeds
+        )
         self._expected = expected
         if self._is_met:
             recipe = self._recipe._replace(generator=expected.generator)
-            client.begin_early(expected.seeds, **recipe._asdict(), seed=expected.seed)
+            client.begin_early(
+                expected.seeds,
+                **recipe._asdict(),
+                seed=expected.seed,
+                epoch_seed=expected.epoch_seed,
+            )
 
     def try_adopt(self, client: _C.Client, recipe: IndexRecipe | None, seeds: bytes) -> bool:
         """Begins the epoch of ``recipe`` and ``seeds`` with what was asked for early, if it is the

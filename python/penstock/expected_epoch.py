@@ -19,8 +19,8 @@ def draw_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def pickle_seeds(base_seed: int, epoch: int) -> bytes:
-    return pickle.dumps(tuple(EpochSeeds(base_seed, epoch)))
+def pickle_seeds(seeds: EpochSeeds) -> bytes:
+    return pickle.dumps(tuple(seeds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,17 @@ class ExpectedEpoch:
     state: torch.Tensor | None  # of the generator that the sampler draws from, before that
     generator: torch.Generator | None  # a copy of the user's
     seed: int | None  # of the sampler where the user gave it no generator
+    epoch_seed: int  # of what an offloaded model draws
 
     @staticmethod
     def after_now(
-        recipe: IndexRecipe, base_generator: torch.Generator | None, next_epoch: int | None
+        recipe: IndexRecipe,
+        base_generator: torch.Generator | None,
+        next_epoch: int | None,
+        next_seeds: EpochSeeds,
     ) -> ExpectedEpoch:
-        """``next_epoch`` is the number of that epoch with seeding="batch", else None."""
+        """``next_epoch`` is the number of that epoch with seeding="batch", else None, and then it
+        has ``next_seeds``."""
         copies: dict[int, torch.Generator] = {}
 
         def copy_of(generator: torch.Generator | None) -> torch.Generator:
@@ -46,14 +51,16 @@ class ExpectedEpoch:
 
         seeds = b""
         if next_epoch is not None:
-            seeds = pickle_seeds(draw_seed(copy_of(base_generator)), next_epoch)
+            next_seeds = EpochSeeds(draw_seed(copy_of(base_generator)), next_epoch)
+            seeds = pickle_seeds(next_seeds)
+        epoch_seed = next_seeds.seed_of_draws()
         if not recipe.shuffle:
-            return ExpectedEpoch(recipe, seeds, None, None, None)
+            return ExpectedEpoch(recipe, seeds, None, None, None, epoch_seed)
         copy = copy_of(recipe.generator)
         state = copy.get_state()
         if recipe.generator is not None:
-            return ExpectedEpoch(recipe, seeds, state, copy, None)
-        return ExpectedEpoch(recipe, seeds, state, None, draw_seed(copy))
+            return ExpectedEpoch(recipe, seeds, state, copy, None, epoch_seed)
+        return ExpectedEpoch(recipe, seeds, state, None, draw_seed(copy), epoch_seed)
 
     def is_met(self, recipe: IndexRecipe | None, seeds: bytes) -> bool:
         """Whether an epoch of ``recipe`` and ``seeds`` that begins now is the expected one."""

@@ -37,7 +37,7 @@ class _Listener:
         self._plan: Plan | None = None
         self._load_meter: LoadMeter | None = None
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
         pass
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:

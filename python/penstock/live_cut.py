@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.constants import ConstantWatch
+from penstock.drawn_prefix import DrawnPrefix
 from penstock.expression import Expression
 from penstock.lazy_value import LazyValue
 from penstock.lowering import Lowering
@@ -38,6 +39,7 @@ class LiveCut:
     suffix: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
     constants: ConstantWatch | None = None
+    drawn: DrawnPrefix | None = None  # where the prefix draws random numbers
     writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0

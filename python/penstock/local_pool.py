@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from penstock import _C
 from penstock.batch_pickle import dumps_index, loads
+from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
 from penstock.expected_epoch import draw_seed, pickle_seeds
@@ -207,11 +208,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
         self._meter = loader._load_meter
-        self._epoch_seeds = b""
+        self._pickled_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
                 self._base_seed = draw_seed(loader.generator)
-            self._epoch_seeds = pickle_seeds(int(self._base_seed), loader._next_epoch())
+            self._seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            self._pickled_seeds = pickle_seeds(self._seeds)
+        else:
+            epoch = 0 if first_iter else self._seeds.epoch + 1
+            self._seeds = EpochSeeds(int(self._base_seed), epoch)
+        self._epoch_seed = self._seeds.seed_of_draws()
         is_map = self._dataset_kind == _DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
         self._asked.clear()
@@ -234,12 +240,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._pulls = None
         self._workers_status = [True] * self._num_workers
         asked_ahead = self._prefetch_depth * self._num_workers
-        self._early.note_epoch(self._recipe, asked_ahead, self._base_generator, self._next_epoch)
-        if not self._early.try_adopt(self._client, self._recipe, self._epoch_seeds):
+        next_seeds = self._seeds._replace(epoch=self._seeds.epoch + 1)
+        self._early.note_epoch(
+            self._recipe, asked_ahead, self._base_generator, self._next_epoch, next_seeds
+        )
+        if not self._early.try_adopt(self._client, self._recipe, self._pickled_seeds):
             self._client.begin_epoch(
-                self._epoch_seeds,
+                self._pickled_seeds,
                 first_sequence=progress.answered_count,
                 first_shard_id=progress.first_shard_id,
+                epoch_seed=self._epoch_seed,
             )
             if self._recipe is not None:
                 self._client.use_index_stream(
@@ -384,12 +394,18 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             return ExceptionWrapper(where=where), True
 
     def _record_leaves(
-        self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor]
+        self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor], sequence: int
     ) -> BatchHandle:
         provenance = self._provenance
         assert provenance is not None
         progress = self._progress
-        handle = BatchHandle(len(leaves), boundary, progress.epoch, progress.answered_count - 1)
+        handle = BatchHandle(
+            len(leaves),
+            boundary,
+            progress.epoch,
+            progress.answered_count - 1,
+            (self._epoch_seed, sequence),
+        )
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 provenance.record(leaf, Provenance(handle, index, leaf._version))

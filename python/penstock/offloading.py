@@ -8,6 +8,7 @@ did before.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import weakref
@@ -66,9 +67,11 @@ def offload(
 
     The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
     `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
-    with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws may
-    move, and then come from the workers' generators; no cut is changed then. The first batch made
-    by workers and one in `verify_every` is also computed in the trainer and compared. What cannot
+    with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws that
+    can move do, whatever the price. Their numbers then follow from `torch.initial_seed()`, from the
+    seed of the epoch and from the place of the batch in it, whoever draws them, and no generator
+    moves; no cut is changed then. The first batch made by workers and one in `verify_every` is also
+    computed in the trainer and compared. What cannot
     be handled is refused: one warning is logged, `loader.plan.refused` has the reason, and training
     goes on as it would have.
 
@@ -84,7 +87,8 @@ def offload(
             images = batch["image"].to(device).float() / 255
             return criterion(model(images), batch["label"].to(device))
     """
-    options = CutOptions(cut, allow_random, max(1, int(getattr(loader, "num_workers", 0) or 0)))
+    worker_count = max(1, int(getattr(loader, "num_workers", 0) or 0))
+    options = CutOptions(cut, allow_random, worker_count)
     if verify_every < 1:
         raise ValueError(
             f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
@@ -107,6 +111,9 @@ def offload(
         return model
     if loader._provenance is None:
         loader._provenance = ProvenanceTable()
+    name = f"{torch.initial_seed()}.{loader._provenance.model_count}"
+    loader._provenance.model_count += 1
+    options = dataclasses.replace(options, draws_of=name)
     if isinstance(model, _SCRIPTS):
         scripted: M = _offload_script(model, loader, options, verify_every)
         return scripted

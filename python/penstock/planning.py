@@ -17,6 +17,7 @@ from torch import fx
 from penstock import _C
 from penstock.call_flow import read_flow, recorded_extents
 from penstock.constants import is_same_bits
+from penstock.drawn_prefix import leaves_of, seed_of_prefix
 from penstock.emission import Emission, emit
 from penstock.errors import PenstockError
 from penstock.expression import Result, expressions_of
@@ -50,6 +51,7 @@ class CutOptions:
     mode: CutMode
     allow_random: bool
     worker_count: int
+    draws_of: str = ""  # names the graph whose draws may move; other names, other numbers
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "maximal", "none"):
@@ -90,6 +92,7 @@ class PlannedCut:
     boundary: list[BoundaryValue]
     prefix: str = ""
     prefix_constants: tuple[torch.Tensor, ...] = ()
+    seed: int = 0  # of what the prefix draws
     constant_inputs: tuple[int, ...] = ()  # graph inputs that the prefix has copies of
     results: tuple[Result, ...] = ()  # what follows from the batch and is returned
     suffix: fx.GraphModule | None = None
@@ -211,14 +214,14 @@ def _plan_once(
     how: Planning,
 ) -> PlannedCut:
     """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
-    leaves = _leaves(lowering, inputs, leaf_count)
+    leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
     with native_refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
         plans = price_plans(graph, leaves, emission.held, how)
         native = plans.chosen
-        prefix = _C.extract_prefix(graph, native)
+        prefix = _C.extract_prefix(graph, native, how.options.draws_of)
     flow = read_flow(emission.text, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(plans, flow, state_reasons(lowering), in_front)
@@ -261,6 +264,7 @@ def _plan_once(
         boundary=boundary,
         prefix=prefix_text,
         prefix_constants=tuple(tensors),
+        seed=seed_of_prefix(how.options.draws_of),
         constant_inputs=tuple(
             lowering.input_names[Name(text)]
             for text in constants
@@ -327,14 +331,14 @@ def _check_fidelity(
     It catches an operator that lowering misread and a layout that fake tensors mispredict.
     """
     assert planned.reference is not None
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         executor = _C.Executor(
             _C.parse_graph(planned.prefix),
             list(planned.prefix_constants),
             allow_random=any(item.is_random for item in planned.boundary),
         )
         try:
-            made = executor.run(leaves)
+            made = executor.run(leaves, planned.seed)
         except PenstockError as error:
             raise Unlowerable(str(error).partition("\n")[0]) from error
         expected = planned.reference(*inputs)
@@ -357,12 +361,3 @@ def _check_fidelity(
                 _calls(lowering)[item.name],
                 [item.name],
             )
-
-
-def _leaves(lowering: Lowering, inputs: Sequence[Any], leaf_count: int) -> list[torch.Tensor]:
-    """All tensors of the batch by number; those that the model was not given are empty."""
-    leaves = [torch.empty(0) for _ in range(leaf_count)]
-    for item, value in zip(lowering.inputs, inputs, strict=True):
-        if item.kind == "leaf":
-            leaves[item.leaf_index] = value
-    return leaves

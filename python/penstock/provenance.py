@@ -29,6 +29,8 @@ class BatchHandle:
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
     epoch: int = 0
     sequence: int = 0  # in its epoch, from 0
+    # What the draws of an offloaded model are seeded with: of its epoch, and its number there.
+    place: tuple[int, int] = (0, 0)
     # If the batch's tensors are lazy: their values, and those of what was made of them; and
     # whether more may be that nobody computes before it is asked for.
     lazy_values: weakref.WeakSet[LazyValue] = field(default_factory=weakref.WeakSet)
@@ -69,6 +71,7 @@ class ProvenanceTable:
     def __init__(self) -> None:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.deferral: Deferral | None = None  # made when a program wants it
+        self.model_count = 0  # how many were offloaded to the loader so far
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""

@@ -13,12 +13,13 @@ from penstock.capture import Placeholder
 from penstock.compiled_models import CompiledGraph
 from penstock.constants import ConstantWatch
 from penstock.cut_context import CutContext
+from penstock.drawn_prefix import DrawnPrefix
 from penstock.known_ids import KnownIds
 from penstock.lazy_inputs import LazyInputs
 from penstock.lazy_value import compute_waiting
 from penstock.live_cut import GraphCall, LiveCut, Variant
 from penstock.lowering import Lowering
-from penstock.planning import PlannedCut, plan_again
+from penstock.planning import CutOptions, PlannedCut, plan_again
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class ReplacesCuts:
     training thread."""
 
     _context: CutContext
+    _options: CutOptions
     _run_whole: Callable[..., Any]
     _placeholders: list[Placeholder]
     _cuts: list[LiveCut]
@@ -56,7 +58,7 @@ class ReplacesCuts:
                     cut.lowering,
                     inputs,
                     call.handle.leaf_count,
-                    self._context.options,
+                    self._options,
                     self._mistrusted.get(cut.variant, {}).keys(),
                     change,
                     native.calibration,
@@ -122,6 +124,10 @@ class ReplacesCuts:
             )
             cut.reference = planned.reference.forward
             cut.constants = ConstantWatch({i: inputs[i] for i in planned.constant_inputs})
+            if any(item.is_random for item in planned.boundary):
+                cut.drawn = DrawnPrefix.of(
+                    lowering, planned.prefix, planned.prefix_constants, planned.seed
+                )
         return cut
 
     def _writes_to_inputs(self, lowering: Lowering) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ class Shipped:
 
     key: str
     operator: str
-    is_random: bool
 
 
 @dataclass
@@ -87,14 +86,14 @@ def plan_program(
         program = _C.ScriptProgram(callee, call, list(leaf_indices))
         graph, constants = program.graph, program.constants
         _refuse_effects(str(graph))
-        plans = price_plans(graph, leaves, constants, Planning(options))
+        plans = price_plans(graph, leaves, constants, _planning(options))
         prefix = _C.extract_prefix(graph, plans.chosen)
     plan = _spoken_plan(graph, plans)
     if not prefix.output_keys:
         return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])
     labels = _makers(graph, plans.chosen)
     boundary = [
-        Shipped(key, *labels[name])
+        Shipped(key, labels[name])
         for name, key in zip(prefix.output_names, prefix.output_keys, strict=True)
     ]
     held = [name for name, _ in HELD_LINE.findall(str(graph))]
@@ -141,7 +140,7 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
             call = _C.ScriptCall(model, tuple(leaves), {})
             program = _C.ScriptProgram(model, call, list(range(len(leaves))))
             graph, constants = program.graph, program.constants
-        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, Planning(options)))
+        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, _planning(options)))
 
 
 def _spoken_plan(graph: Any, plans: Any) -> Plan:
@@ -155,17 +154,22 @@ def _spoken_plan(graph: Any, plans: Any) -> Plan:
     return read_plan(plans, read_flow(str(graph), extents))
 
 
-def _makers(graph: Any, native: Any) -> dict[str, tuple[str, bool]]:
-    """By value that moves: the operator that makes it, and whether it draws."""
+def _planning(options: CutOptions) -> Planning:
+    """TorchScript draws in the order of its own program, so that draws stay."""
+    return Planning(replace(options, allow_random=False))
+
+
+def _makers(graph: Any, native: Any) -> dict[str, str]:
+    """By value that moves: the operator that makes it."""
     groups = {group.group: group for group in native.moved}
-    makers: dict[str, tuple[str, bool]] = {}
+    makers: dict[str, str] = {}
     for line in str(graph).splitlines():
         results, equals, rest = line.partition(" = ")
         found = re.search(r" group (\d+)", rest)
         group = groups.get(int(found[1])) if equals and found else None
         if group is not None:
             for name in re.findall(r"%(\w+)", results):
-                makers[name] = (group.label, group.level == "RANDOM")
+                makers[name] = group.label
     return makers
 
 
@@ -174,12 +178,10 @@ def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> 
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
         with native_refusals():
             executor = _C.Executor(
-                _C.parse_graph(cut.planned.prefix),
-                list(cut.planned.prefix_constants),
-                allow_random=any(item.is_random for item in cut.boundary),
+                _C.parse_graph(cut.planned.prefix), list(cut.planned.prefix_constants)
             )
             made = executor.run(leaves)
         expected = cut.reference.run(callee, cut.call)
     for item, value, reference in zip(cut.boundary, made, expected, strict=True):
-        if not item.is_random and not is_same_bits(value, reference):
+        if not is_same_bits(value, reference):
             raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")

@@ -28,7 +28,7 @@ class InProcessPool:
         self._provenance: ProvenanceTable | None = None
         self._plan: Plan | None = None
         self._load_meter: Any = None
-        self.prefixes: list[tuple[list[str], Any]] = []
+        self.prefixes: list[tuple[list[str], Any, int]] = []
         self.prefix_texts: list[str] = []
         self.shipped_count = 0
         self.spoil = False  # change all boundary tensors a little, as a broken worker would
@@ -40,10 +40,11 @@ class InProcessPool:
     def plan(self) -> Plan | None:
         return self._plan
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor]) -> None:
+    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
         copies = [constant.detach().clone() for constant in constants]
         graph = _C.parse_graph(prefix)
-        self.prefixes.append((graph.output_keys, _C.Executor(graph, copies, allow_random=True)))
+        executor = _C.Executor(graph, copies, allow_random=True)
+        self.prefixes.append((graph.output_keys, executor, seed))
         self.prefix_texts.append(prefix)
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:
@@ -65,11 +66,13 @@ class InProcessPool:
         """A copy of `batch` as it would reach the trainer."""
         fresh = clone(batch)
         leaves = flatten_batch(fresh)
-        handle = BatchHandle(leaf_count=len(leaves), sequence=self.delivered_count)
+        sequence = self.delivered_count
+        handle = BatchHandle(leaf_count=len(leaves), sequence=sequence, place=(0, sequence))
         self.delivered_count += 1
         if not self.withhold:
-            for keys, executor in self.prefixes:
-                handle.boundary.update(self._run(keys, executor, leaves))
+            for keys, executor, seed in self.prefixes:
+                seed = _C.seed_of_batch(seed, *handle.place)
+                handle.boundary.update(self._run(keys, executor, leaves, seed))
         if self._provenance is not None:
             for index, leaf in enumerate(leaves if not torch.is_inference_mode_enabled() else []):
                 self._provenance.record(leaf, Provenance(handle, index, leaf._version))
@@ -77,10 +80,12 @@ class InProcessPool:
                 return self._provenance.deferral.delivered(fresh, handle, leaves)
         return fresh
 
-    def _run(self, keys: list[str], executor: Any, leaves: list[torch.Tensor]) -> dict[str, Any]:
+    def _run(
+        self, keys: list[str], executor: Any, leaves: list[torch.Tensor], seed: int
+    ) -> dict[str, Any]:
         if executor.refusal(leaves) is not None:
             return {}
-        results = [in_a_slab(result) for result in executor.run(leaves)]
+        results = [in_a_slab(result) for result in executor.run(leaves, seed)]
         self.shipped_count += len(results)
         for name, result in zip(executor.graph.output_names, results, strict=True):
             made = f"%{name} = {self.spoiled}("

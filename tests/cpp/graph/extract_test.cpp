@@ -104,6 +104,16 @@ TEST(Keys, TwoDrawsAreTwoValues) {
   EXPECT_NE(key_of(graph, "a"), key_of(graph, "b"));
 }
 
+TEST(Keys, DrawsOfTwoGraphsAreTwoValues) {
+  const Graph graph =
+      load("penstock-ir 1\ninput %x leaf 0 float32 [2]\n%a = aten::neg(%x)\n%b = aten::bernoulli(%a)\n");
+  const auto first = value_keys(graph, "first");
+  const auto second = value_keys(graph, "second");
+  EXPECT_EQ(first[1], second[1]);
+  EXPECT_NE(first[2], second[2]);
+  EXPECT_NE(first[2], value_keys(graph)[2]);
+}
+
 TEST(Keys, WhatDependsOnStateHasNone) {
   const Graph graph = load(
       "penstock-ir 1\ninput %x leaf 0 float32 [2]\ninput %p state \"p\" float32 [2]\ninput %k int \"k\"\n"

@@ -151,12 +151,12 @@ TEST(Plan, IsTheCheapestOfAllChoicesThatCanRun) {
 
 class PlanOf : public testing::Test {
  protected:
-  void load(std::string_view text) {
+  void load(std::string_view text, bool allow_random = false) {
     auto parsed = parse_graph(text);
     ASSERT_TRUE(parsed) << parsed.error().message;
     graph_ = std::move(parsed).value();
     annotate(graph_);
-    verdicts_ = analyse_effects(graph_, {});
+    verdicts_ = analyse_effects(graph_, {allow_random});
     calibration_.node_s.assign(graph_.nodes.size(), 1e-3);
     calibration_.values.clear();
     for (ValueId value = 0; value < graph_.value_names.size(); ++value) calibration_.values.push_back({1000, value});
@@ -242,6 +242,30 @@ TEST_F(PlanOf, ModesMoveAllThatCanOrNothing) {
   const Plan none = plan(CutMode::kNone);
   EXPECT_TRUE(none.moved.empty());
   EXPECT_EQ(none.kept[0].reason, "cut=\"none\" was asked for");
+}
+
+// Where a draw is made says which numbers it gives, so a price that is measured must not decide it.
+TEST_F(PlanOf, DrawsThatMayMoveDoWhateverThePrice) {
+  load(R"(penstock-ir 1
+input %x leaf 0 float32 [s0, 3]
+input %w state "w" float32 [3, 3]
+%f = aten::mul.Scalar(%x, 2) group 0 "mul"
+%r = aten::rand_like(%f) group 1 "draw"
+%n = aten::neg(%r) group 2 "neg"
+%s = aten::mm(%r, %w) group 3 "mm"
+%q = aten::rand_like(%s) group 4 "late"
+output %n
+output %q
+)",
+       /*allow_random=*/true);
+  set_bytes("r", 400'000'000);
+  set_bytes("n", 800'000'000);
+  const Plan made = plan();
+  EXPECT_EQ(labels(made.moved), (std::vector<std::string>{"mul", "draw"}));
+  EXPECT_EQ(made.boundary_names, (std::vector<std::string>{"r"}));
+  prices_.loads = Loads{.trainer_s = 1e-3, .worker_s = 10};
+  EXPECT_EQ(labels(plan().moved), (std::vector<std::string>{"mul", "draw"}));
+  EXPECT_TRUE(plan(CutMode::kNone).moved.empty());
 }
 
 TEST_F(PlanOf, GroupThatHoldsOneFixedNodeStaysWhole) {

@@ -303,6 +303,24 @@ TEST(Executor, RandomOperatorsRunWhenAllowed) {
   expect_same(only(executor.run({})), expected);
 }
 
+TEST(Executor, ASeedIsForOneRunAlone) {
+  const Executor executor = make("%y = aten::randn([5])\noutput %y\n", {}, {.allow_random = true});
+  EXPECT_TRUE(executor.draws());
+  EXPECT_FALSE(make("%y = aten::ones([5])\noutput %y\n", {}).draws());
+  at::manual_seed(3);
+  const at::Tensor expected = at::randn({5});  // leaves one normal number over for the next call
+  const at::Tensor next = at::randn({5});
+  at::manual_seed(9);
+  const at::Tensor untouched = at::randn({5});
+  at::manual_seed(9);
+  expect_same(only(executor.run({}, 3)), expected);
+  expect_same(at::randn({5}), untouched);
+  at::manual_seed(3);
+  at::randn({5});
+  EXPECT_TRUE(executor.run({}, 9));
+  expect_same(at::randn({5}), next);
+}
+
 TEST(Executor, ConstantsThatAreNotTheGraphsAreRefused) {
   const at::Tensor constant = at::arange(3).to(at::kFloat);
   const std::string head = "input %c const \"self.mean\" float32 [3]";

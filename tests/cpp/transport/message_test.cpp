@@ -123,7 +123,7 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
 }
 
 TEST(Message, EveryReservedByteOfARequestMustBeZero) {
-  for (size_t offset = 32; offset < sizeof(Request); ++offset) {
+  for (size_t offset = 40; offset < sizeof(Request); ++offset) {
     EXPECT_EQ(parse_request(with<uint8_t>(request_bytes(), offset, 1)).error().code, Errc::kMalformed) << offset;
   }
 }
