@@ -8,19 +8,17 @@ graph is planned as it would be in training. The generators are put back.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
 from penstock.capture import LeafLookup, first_sentence
 from penstock.cut_context import CutContext
+from penstock.kept_generators import AllGeneratorsKept
 from penstock.load_meter import LoadMeter
 from penstock.plan import Plan
 from penstock.planning import CutOptions
@@ -99,7 +97,7 @@ def plan_followed(
     listener = _Listener()
     context = _QuietContext(twin, weakref.ref(listener), provenance, options, 1)
     run = OffloadedCall(context, call_of(twin), twin)
-    with generators_put_back():
+    with AllGeneratorsKept():
         try:
             run(*args, **kwargs)
         except Exception as error:
@@ -110,16 +108,3 @@ def plan_followed(
     if listener._plan is None:
         raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")
     return listener._plan
-
-
-@contextlib.contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Leaves the generators of torch, Python and NumPy as they were."""
-    states = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from penstock.constants import is_same_bits
+from penstock.kept_generators import AllGeneratorsKept, torch_states
 
 
 class Side(NamedTuple):
@@ -40,7 +41,7 @@ _KINDS = ("results", "what it writes to", "gradients", "random numbers")
 def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
     """All that comes of running one side forward and backward, in the order of `_KINDS`."""
     copies = _copies(inputs)
-    with _generators_put_back() as generators:
+    with AllGeneratorsKept():
         results = tree_leaves(side.run(copies))
         gradients: list[Any] = []
         ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
@@ -48,7 +49,7 @@ def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
         starts = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
         if ends and starts:
             gradients = list(torch.autograd.grad(ends, starts, _seeds(ends), allow_unused=True))
-        drawn = generators()
+        drawn = torch_states()
     return results, tensors, gradients, drawn
 
 
@@ -94,26 +95,6 @@ def _seeds(ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         torch.randn(end.shape, generator=generator).to(dtype=end.dtype, device=end.device)
         for end in ends
     ]
-
-
-class _generators_put_back:
-    """Runs a block under the generators' present states, and puts these back."""
-
-    def __enter__(self) -> Callable[[], list[torch.Tensor]]:
-        self._states = _generator_states()
-        return _generator_states
-
-    def __exit__(self, *error: Any) -> None:
-        torch.set_rng_state(self._states[0])
-        if len(self._states) > 1:
-            torch.cuda.set_rng_state_all(self._states[1:])
-
-
-def _generator_states() -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states += torch.cuda.get_rng_state_all()
-    return states
 
 
 def _is_same(a: Any, b: Any) -> bool:
