@@ -142,6 +142,7 @@ py::dict counters_of(const Client& client) {
   result["stale_batches"] = counters.stale_batches.value();
   result["early_batches"] = counters.early_batches.value();
   result["boundary_batches"] = counters.boundary_batches.value();
+  result["compiled_batches"] = counters.compiled_batches.value();
   result["unrepeatable_batches"] = counters.unrepeatable_batches.value();
   result["arenas"] = counters.arenas.value();
   result["waits"] = counters.waits.value();

@@ -105,11 +105,20 @@ void bind_worker(py::module_& module) {
   });
   module.def(
       "encode_prefix",
-      [](const std::string& text, const std::vector<at::Tensor>& constants, uint64_t seed) {
-        const auto message = unwrap(worker::write_prefix_message(text, constants, seed));
+      [](const std::string& text, const std::vector<at::Tensor>& constants, uint64_t seed, const py::bytes& library,
+         const std::vector<std::pair<uint32_t, at::Tensor>>& library_leaves) {
+        worker::PrefixMessage prefix{
+            .text = text, .constants = constants, .seed = seed, .library = std::string(library), .library_leaves = {}};
+        for (const auto& [leaf_index, leaf] : library_leaves)
+          prefix.library_leaves.push_back({.leaf_index = leaf_index,
+                                           .dtype = leaf.scalar_type(),
+                                           .sizes = leaf.sizes().vec(),
+                                           .strides = leaf.strides().vec()});
+        const auto message = unwrap(worker::write_prefix_message(prefix));
         return py::bytes(reinterpret_cast<const char*>(message.data()), message.size());
       },
-      py::arg("text"), py::arg("constants"), py::arg("seed"));
+      py::arg("text"), py::arg("constants"), py::arg("seed"), py::arg("library") = py::bytes(),
+      py::arg("library_leaves") = py::list());
   py::class_<Server::Received>(module, "WorkerRequest")
       .def_property_readonly(
           "is_epoch", [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEpoch; })

@@ -276,6 +276,7 @@ class Client::Impl {
     counters.prefix_ns.add(batch->descriptor().prefix_time * unit_ns);
     if (sequence < now.early_count) counters.early_batches.add(1);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    if ((batch->descriptor().flags & transport::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
     if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
     return {.kind = Event::Kind::kBatch,

@@ -32,6 +32,7 @@ struct LoaderCounters {
   Counter prefix_ns;             // of that, on boundary tensors
   Counter arenas;                // arenas mapped
   Counter boundary_batches;      // batches that carried boundary tensors
+  Counter compiled_batches;      // batches of which compiled code made boundary tensors
   Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator
 };
 

@@ -62,8 +62,9 @@ constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an Exceptio
 constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for this batch alone and is not used again
 constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
 constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of the batch and of its dataset's state
+constexpr uint8_t kDescriptorCompiled = 16;    // flag: compiled code made boundary tensors of it
 constexpr uint8_t kDescriptorFlags =
-    kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState;
+    kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState | kDescriptorCompiled;
 
 // Of the times in a descriptor, which stop at its 32 bits: at 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "base/bytes.h"
 #include "transport/frame.h"
@@ -15,12 +16,80 @@ namespace penstock::worker {
 
 using transport::kPayloadAlignment;
 
-Result<std::vector<std::byte>> write_prefix_message(std::string_view text, std::span<const at::Tensor> constants,
-                                                    uint64_t seed) {
+namespace {
+
+// Reads what is expected, or fails for good.
+class PrefixReader {
+ public:
+  explicit PrefixReader(std::span<const std::byte> nest) : nest_(nest) {}
+
+  bool is_whole() const { return ok_ && nest_.at_end(); }
+
+  transport::NestToken take(transport::NestTag tag) {
+    if (!ok_) return {};
+    const auto token = nest_.next();
+    ok_ = token && token.value().tag == tag;
+    return ok_ ? token.value() : transport::NestToken{};
+  }
+
+  bool tuple(uint32_t count) {
+    ok_ = take(transport::NestTag::kTuple).count == count && ok_;
+    return ok_;
+  }
+
+  int64_t integer() { return take(transport::NestTag::kInteger).integer; }
+
+  std::vector<int64_t> integers() {
+    std::vector<int64_t> values;
+    for (uint32_t left = take(transport::NestTag::kList).count; left > 0 && ok_; --left) values.push_back(integer());
+    return values;
+  }
+
+  std::vector<runtime::LeafLayout> layouts() {
+    std::vector<runtime::LeafLayout> layouts;
+    for (uint32_t left = take(transport::NestTag::kList).count; left > 0 && tuple(4); --left) {
+      const int64_t leaf_index = integer();
+      const int64_t dtype = integer();
+      auto sizes = integers();
+      auto strides = integers();
+      ok_ = ok_ && leaf_index >= 0 && leaf_index < transport::kTensorCountMax && dtype >= 0 &&
+            dtype < static_cast<int64_t>(at::ScalarType::NumOptions);
+      if (!ok_) break;
+      layouts.push_back({.leaf_index = static_cast<uint32_t>(leaf_index),
+                         .dtype = static_cast<at::ScalarType>(dtype),
+                         .sizes = std::move(sizes),
+                         .strides = std::move(strides)});
+    }
+    return layouts;
+  }
+
+ private:
+  transport::NestReader nest_;
+  bool ok_ = true;
+};
+
+void write_integers(transport::NestWriter& nest, std::span<const int64_t> values) {
+  nest.list(static_cast<uint32_t>(values.size()));
+  for (const int64_t value : values) nest.integer(value);
+}
+
+}  // namespace
+
+Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& prefix) {
+  const std::vector<at::Tensor>& constants = prefix.constants;
   transport::NestWriter nest;
-  nest.tuple(2);
-  nest.text(text);
-  nest.integer(std::bit_cast<int64_t>(seed));
+  nest.tuple(4);
+  nest.text(prefix.text);
+  nest.integer(std::bit_cast<int64_t>(prefix.seed));
+  nest.bytes(prefix.library);
+  nest.list(static_cast<uint32_t>(prefix.library_leaves.size()));
+  for (const runtime::LeafLayout& leaf : prefix.library_leaves) {
+    nest.tuple(4);
+    nest.integer(leaf.leaf_index);
+    nest.integer(static_cast<int64_t>(leaf.dtype));
+    write_integers(nest, leaf.sizes);
+    write_integers(nest, leaf.strides);
+  }
   transport::Frame frame{.tensors = {}, .boundary_keys = {}, .nest = nest.view()};
   for (const at::Tensor& constant : constants) {
     if (!is_plain_tensor(constant)) {
@@ -58,20 +127,14 @@ Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message) {
   if (message.size() < payload_offset || message.size() - payload_offset != frame.value().payload_bytes) {
     return malformed;
   }
-  transport::NestReader nest(frame.value().nest);
-  const auto is_next = [&](transport::NestTag tag, transport::NestToken& token) {
-    const auto read = nest.next();
-    if (read) token = read.value();
-    return read && token.tag == tag;
-  };
-  transport::NestToken pair{};
-  transport::NestToken text{};
-  transport::NestToken seed{};
-  const bool is_whole = is_next(transport::NestTag::kTuple, pair) && pair.count == 2 &&
-                        is_next(transport::NestTag::kText, text) && is_next(transport::NestTag::kInteger, seed) &&
-                        nest.at_end();
-  if (!is_whole) return malformed;
-  PrefixMessage prefix{.text = std::string(text.text), .constants = {}, .seed = std::bit_cast<uint64_t>(seed.integer)};
+  PrefixReader nest(frame.value().nest);
+  PrefixMessage prefix;
+  nest.tuple(4);
+  prefix.text = nest.take(transport::NestTag::kText).text;
+  prefix.seed = std::bit_cast<uint64_t>(nest.integer());
+  prefix.library = nest.take(transport::NestTag::kBytes).text;
+  prefix.library_leaves = nest.layouts();
+  if (!nest.is_whole()) return malformed;
   for (const transport::TensorEntry& entry : frame.value().tensors) {
     const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(entry.dtype));
     at::Tensor constant = at::empty_strided(entry.shape, entry.strides, options);

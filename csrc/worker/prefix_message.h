@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The body of a prefix request: a batch record whose nest is the IR text and a seed, and whose tensors are the
-// constants, so that a prefix travels in the same checked form as a batch. PROTOCOL.md has the bytes.
+// The body of a prefix request: a batch record whose nest is the IR text, a seed and what was compiled of it, and whose
+// tensors are the constants, so that a prefix travels in the same checked form as a batch. PROTOCOL.md has the bytes.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "runtime/compiled_prefix.h"
 
 namespace penstock::worker {
 
@@ -20,11 +20,13 @@ struct PrefixMessage {
   std::string text;
   std::vector<at::Tensor> constants;  // in memory of their own
   uint64_t seed = 0;                  // of what it draws, before the batch is told
+  // What was compiled of it, if anything, and the tensors of the batch that this takes.
+  std::string library;
+  std::vector<runtime::LeafLayout> library_leaves;
 };
 
 // kMismatch when a constant is not a plain CPU tensor.
-Result<std::vector<std::byte>> write_prefix_message(std::string_view text, std::span<const at::Tensor> constants,
-                                                    uint64_t seed);
+Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& message);
 
 Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message);
 

@@ -2,6 +2,7 @@
 #include "worker/prefix_stage.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "graph/ir_text.h"
@@ -21,21 +22,35 @@ void PrefixStage::install(std::span<const std::byte> message) {
   auto executor =
       runtime::Executor::create(std::move(graph).value(), std::move(read.value().constants), {.allow_random = true});
   if (!executor) return;
-  prefixes_.push_back({.keys = std::move(keys), .executor = std::move(executor).value(), .seed = read.value().seed});
+  std::optional<runtime::CompiledPrefix> compiled;
+  if (!read.value().library.empty()) {
+    // One that cannot be loaded is no loss: the executor runs everything.
+    auto loaded = runtime::CompiledPrefix::load(read.value().library, std::move(read.value().library_leaves));
+    if (loaded) compiled.emplace(std::move(loaded).value());
+  }
+  std::erase_if(prefixes_, [&](const Prefix& prefix) { return prefix.text == read.value().text; });
+  // Where another one makes the same values, what is compiled makes them.
+  const auto place = compiled ? prefixes_.begin() : prefixes_.end();
+  prefixes_.insert(place, {.text = std::move(read.value().text),
+                           .keys = std::move(keys),
+                           .runner = PrefixRunner(std::move(executor).value(), std::move(compiled)),
+                           .seed = read.value().seed});
 }
 
-void PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence) {
+bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence) {
   const std::vector<at::Tensor> leaves = content.tensors;
-  for (const Prefix& prefix : prefixes_) {
+  bool is_compiled = false;
+  for (Prefix& prefix : prefixes_) {
     // Plans for a fixed and for any size compute the same values: once is enough.
     const bool is_done = std::all_of(prefix.keys.begin(), prefix.keys.end(), [&](const std::string& key) {
       return std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
     });
-    if (is_done || !prefix.executor.accepts(leaves)) continue;
-    auto outputs = prefix.executor.run(leaves, runtime::seed_of_batch(prefix.seed, epoch_seed, sequence));
-    if (!outputs) continue;
+    if (is_done || !prefix.runner.accepts(leaves)) continue;
+    const auto made = prefix.runner.run(leaves, runtime::seed_of_batch(prefix.seed, epoch_seed, sequence));
+    if (!made) continue;
+    is_compiled = is_compiled || made.value().is_compiled;
     for (size_t index = 0; index < prefix.keys.size(); ++index) {
-      const at::Tensor& output = outputs.value()[index];
+      const at::Tensor& output = made.value().tensors[index];
       const std::string& key = prefix.keys[index];
       const bool is_known =
           std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
@@ -44,6 +59,7 @@ void PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t seque
       content.tensors.push_back(output);
     }
   }
+  return is_compiled;
 }
 
 }  // namespace penstock::worker

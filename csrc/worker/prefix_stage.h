@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/executor.h"
+#include "worker/prefix_runner.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
@@ -18,18 +18,20 @@ namespace penstock::worker {
 // Confined to the thread that serves requests.
 class PrefixStage {
  public:
-  // `message` is the body of a prefix request (PROTOCOL.md). One that cannot be read or run here is left out.
+  // `message` is the body of a prefix request (PROTOCOL.md). One that cannot be read or run here is left out, and one
+  // of the same text as another takes its place.
   void install(std::span<const std::byte> message);
   void clear() { prefixes_.clear(); }
 
   // Appends boundary tensors and their keys to `content`, which is the batch `sequence` of an epoch that is seeded with
-  // `epoch_seed`: what prefixes draw follows from the two.
-  void run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
+  // `epoch_seed`: what prefixes draw follows from the two. Returns whether compiled code made some of them.
+  bool run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
 
  private:
   struct Prefix {
+    std::string text;
     std::vector<std::string> keys;
-    runtime::Executor executor;
+    PrefixRunner runner;
     uint64_t seed;
   };
   std::vector<Prefix> prefixes_;

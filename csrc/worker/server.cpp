@@ -128,8 +128,9 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
 
 Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
   const auto began_at = steady_clock::now();
-  if ((flags & transport::kDescriptorRaises) == 0)
-    prefixes_.run(content, request.request.epoch_seed, request.request.sequence);
+  if ((flags & transport::kDescriptorRaises) == 0 &&
+      prefixes_.run(content, request.request.epoch_seed, request.request.sequence))
+    flags |= transport::kDescriptorCompiled;
   auto sealed = writer_.seal(content);
   if (!sealed) return sealed.error();
   // What is fetched lies in the slab already, as a rule, so that sealing is the copying of boundary tensors.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from penstock.compiled_prefixes import CompiledPrefixes, Library
 from penstock.lazy_batches import LazyBatches
 from penstock.plan import Plan, joined
 from penstock.planning import CutOptions, PlannedCut
@@ -38,7 +39,9 @@ class PrefixHost(Protocol):
     _plan: Plan | None
     _load_meter: LoadMeter | None
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None: ...
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None: ...
 
     def _remove_prefixes(self, prefixes: set[str]) -> None: ...
 
@@ -64,6 +67,7 @@ class CutContext:
     follows_calls: bool = False  # it has, and it is known how
     lazy: LazyBatches = field(init=False)
     unused: UnusedCuts = field(default_factory=UnusedCuts)
+    compiler: CompiledPrefixes | None = None  # if prefixes are to be compiled
     batch: weakref.ref[BatchHandle] | None = None  # of this call, once a graph has seen it
     _captured_count: int = 0  # graphs
     _graph_count: int = 0  # of this call so far
@@ -72,6 +76,10 @@ class CutContext:
 
     def __post_init__(self) -> None:
         self.lazy = LazyBatches(self.provenance)
+
+    def compile_prefixes(self) -> None:
+        """Has prefixes compiled from now on."""
+        self.compiler = CompiledPrefixes(self._send)
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Tensors that are the model's own, wherever in its forward they are met."""
@@ -125,10 +133,16 @@ class CutContext:
             self.publish(joined(self._plans))
 
     def install(self, cut: PlannedCut) -> None:
-        host = self.host()
-        if host is not None and cut.prefix not in self.installed:
-            host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed)
+        if cut.prefix not in self.installed:
             self.installed.add(cut.prefix)
+            self._send(cut)
+
+    def _send(self, cut: PlannedCut) -> None:
+        """Gives workers a prefix, or what was compiled of one that they have."""
+        host = self.host()
+        if host is not None and cut.prefix in self.installed:
+            library = Library() if self.compiler is None else self.compiler.library_of(cut.prefix)
+            host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed, library)
 
     def withdraw(self, cut: PlannedCut) -> None:
         """Makes the workers stop running the prefix of `cut`, unless a cut that is in use has the
@@ -211,6 +225,8 @@ class CutContext:
         then."""
         self.is_open = False
         self.lazy.give_up()
+        if self.compiler is not None:
+            self.compiler.close()
         self.known_ids.clear()
         host = self.host()
         if host is not None:

@@ -119,6 +119,8 @@ class CutGraph(ReplacesCuts):
         self._context.note_plan(cut.plan)
         self._context.batch = weakref.ref(call.handle)
         cut.is_used = True
+        if boundary is not None and self._context.compiler is not None:
+            self._context.compiler.look_at(cut, call)
         if cut.suffix is None or boundary is None:
             results = self._run_all(inputs, lazy)
         elif cut.pricing is not None and cut.pricing.wants_spots:

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
@@ -38,6 +38,9 @@ from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
 from penstock.worker_choice import WorkerChoice
 from penstock.worker_tuner import WorkerTuner
+
+if TYPE_CHECKING:
+    from penstock.compiled_prefixes import Library
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -359,11 +362,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._epoch_count += 1
         return self._epoch_count - 1
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None:
         """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes
         from it. What it draws follows from ``seed`` and the batch's place in the stream.
+        ``library`` is what was compiled of it, empty if nothing was.
         """
-        message = _C.encode_prefix(prefix, constants, seed)
+        message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
         self._prefixes[prefix] = message
         for iterator in list(self._live_iterators):
             iterator._install_prefix(message)

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from penstock.capture import LeafLookup, first_sentence
+from penstock.compiled_prefixes import Library
 from penstock.cut_context import CutContext
 from penstock.kept_generators import AllGeneratorsKept
 from penstock.load_meter import LoadMeter
@@ -35,7 +36,9 @@ class _Listener:
         self._plan: Plan | None = None
         self._load_meter: LoadMeter | None = None
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None:
         pass
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:

@@ -61,6 +61,7 @@ def offload(
     cut: CutMode = "auto",
     allow_random: bool = False,
     verify_every: int = 1000,
+    compile_prefix: bool = False,
 ) -> M:
     """Lets the workers of `loader` run the part of `model` that depends on the batch alone; returns
     `model`.
@@ -71,9 +72,10 @@ def offload(
     can move do, whatever the price. Their numbers then follow from `torch.initial_seed()`, from the
     seed of the epoch and from the place of the batch in it, whoever draws them, and no generator
     moves; no cut is changed then. The first batch made by workers and one in `verify_every` is also
-    computed in the trainer and compared. What cannot
-    be handled is refused: one warning is logged, `loader.plan.refused` has the reason, and training
-    goes on as it would have.
+    computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what moved in
+    a process beside the training (it needs a C++ compiler), and a worker uses that once it has seen
+    it give the same bits in less time. What cannot be handled is refused: one warning is logged,
+    `loader.plan.refused` has the reason, and training goes on as it would have.
 
         model = penstock.offload(model, loader)
         for inputs, target in loader:
@@ -122,6 +124,8 @@ def offload(
         keep_advice_from_log()
     target = model if user is None else compiled_target(model)
     context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+    if compile_prefix:
+        context.compile_prefixes()
     if cut == "auto" and not allow_random and user is None:
         # With random draws another plan would be another training, at a moment of the clock's.
         context.repricer = _repricer(model, loader)

@@ -31,6 +31,7 @@ class LoaderStats:
     stale_batches: int = 0
     early_batches: int = 0
     boundary_batches: int = 0
+    compiled_batches: int = 0
     unrepeatable_batches: int = 0
     arenas: int = 0
     waits: int = 0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from penstock import _C
+from penstock.compiled_prefixes import Library
 from penstock.leaves import flatten_batch
 from penstock.plan import Plan
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
@@ -40,7 +41,10 @@ class InProcessPool:
     def plan(self) -> Plan | None:
         return self._plan
 
-    def _install_prefix(self, prefix: str, constants: list[torch.Tensor], seed: int) -> None:
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None:
+        assert not library.code
         copies = [constant.detach().clone() for constant in constants]
         graph = _C.parse_graph(prefix)
         executor = _C.Executor(graph, copies, allow_random=True)

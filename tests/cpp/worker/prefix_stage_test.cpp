@@ -6,6 +6,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -28,7 +29,8 @@ std::string adding(const std::string& draw, const std::string& key) {
 }
 
 void install(PrefixStage& stage, const std::string& text, uint64_t seed) {
-  const auto message = write_prefix_message(text, {}, seed);
+  const auto message =
+      write_prefix_message({.text = text, .constants = {}, .seed = seed, .library = {}, .library_leaves = {}});
   ASSERT_TRUE(message);
   stage.install(message.value());
 }
@@ -85,14 +87,40 @@ TEST(PrefixStage, TwoPrefixesDrawDifferently) {
   EXPECT_FALSE(is_same(made[0], made[1]));
 }
 
+TEST(PrefixStage, ALibraryThatCannotBeLoadedIsNoLoss) {
+  PrefixStage stage;
+  const std::string text = adding("aten::neg(%x)", kKey);
+  for (const char* library : {"", "no library"}) {
+    const auto message =
+        write_prefix_message({.text = text, .constants = {}, .seed = 0, .library = library, .library_leaves = {}});
+    ASSERT_TRUE(message);
+    stage.install(message.value());
+    const auto made = run(stage, 0, 0);
+    ASSERT_EQ(made.size(), 1);
+    EXPECT_TRUE(is_same(made[0], at::zeros({4})));
+  }
+}
+
 TEST(PrefixStage, AMessageIsReadAsItWasWrittenOrNotAtAll) {
   const uint64_t seed = 0xfedcba9876543210;
-  const auto message = write_prefix_message("text", std::vector{at::ones({3})}, seed);
+  const auto message = write_prefix_message(
+      {.text = "text",
+       .constants = {at::ones({3})},
+       .seed = seed,
+       .library = "library",
+       .library_leaves = {{.leaf_index = 2, .dtype = at::kByte, .sizes = {3, 4}, .strides = {4, 1}}}});
   ASSERT_TRUE(message);
   const auto read = read_prefix_message(message.value());
   ASSERT_TRUE(read);
   EXPECT_EQ(read.value().text, "text");
   EXPECT_EQ(read.value().seed, seed);
+  EXPECT_EQ(read.value().library, "library");
+  ASSERT_EQ(read.value().library_leaves.size(), 1);
+  const runtime::LeafLayout& leaf = read.value().library_leaves[0];
+  EXPECT_EQ(leaf.leaf_index, 2u);
+  EXPECT_EQ(leaf.dtype, at::kByte);
+  EXPECT_EQ(leaf.sizes, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(leaf.strides, (std::vector<int64_t>{4, 1}));
   ASSERT_EQ(read.value().constants.size(), 1);
   EXPECT_TRUE(is_same(read.value().constants[0], at::ones({3})));
   for (size_t length = 0; length < message.value().size(); ++length)

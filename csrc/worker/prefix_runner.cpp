@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/prefix_runner.h"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace penstock::worker {
+namespace {
+
+using std::chrono::steady_clock;
+
+bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides()) return false;
+  if (a.is_conj() != b.is_conj() || a.is_neg() != b.is_neg()) return false;
+  const at::Tensor first = a.contiguous();
+  const at::Tensor second = b.contiguous();
+  return first.nbytes() == 0 || std::memcmp(first.const_data_ptr(), second.const_data_ptr(), first.nbytes()) == 0;
+}
+
+bool is_same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  bool is_same = a.size() == b.size();
+  for (size_t index = 0; is_same && index < a.size(); ++index) is_same = is_same_bits(a[index], b[index]);
+  return is_same;
+}
+
+double seconds_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+Result<Boundary> PrefixRunner::run(std::span<const at::Tensor> leaves, uint64_t seed) {
+  using Choice = runtime::CompiledTrial::Choice;
+  const bool can_choose = compiled_ && compiled_->accepts(leaves);
+  switch (can_choose ? trial_.next() : Choice::kExecutor) {
+    case Choice::kBoth: return compare(leaves, seed);
+    case Choice::kCompiled: {
+      auto made = compiled_->run(leaves);
+      if (made) return Boundary{.tensors = std::move(made).value(), .is_compiled = true};
+      trial_.refuse();
+      break;
+    }
+    case Choice::kExecutor: break;
+  }
+  auto made = executor_.run(leaves, seed);
+  if (!made) return made.error();
+  return Boundary{.tensors = std::move(made).value()};
+}
+
+Result<Boundary> PrefixRunner::compare(std::span<const at::Tensor> leaves, uint64_t seed) {
+  // The compiled code first, so that it is not it that finds the batch in the caches.
+  auto begin = steady_clock::now();
+  auto compiled = compiled_->run(leaves);
+  const double compiled_s = seconds_since(begin);
+  begin = steady_clock::now();
+  auto made = executor_.run(leaves, seed);
+  const double executor_s = seconds_since(begin);
+  if (!made) return made.error();
+  trial_.note(compiled && is_same_bits(compiled.value(), made.value()), executor_s, compiled_s);
+  return Boundary{.tensors = std::move(made).value()};
+}
+
+}  // namespace penstock::worker

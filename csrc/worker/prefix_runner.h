@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One prefix in a worker: the executor, and what was compiled of it once that has come and for as long as it is as
+// good.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "runtime/compiled_prefix.h"
+#include "runtime/compiled_trial.h"
+#include "runtime/executor.h"
+
+namespace penstock::worker {
+
+struct Boundary {
+  std::vector<at::Tensor> tensors;
+  bool is_compiled = false;  // made by compiled code alone
+};
+
+// Confined to the thread that serves requests.
+class PrefixRunner {
+ public:
+  PrefixRunner(runtime::Executor executor, std::optional<runtime::CompiledPrefix> compiled)
+      : executor_(std::move(executor)), compiled_(std::move(compiled)) {}
+
+  bool accepts(std::span<const at::Tensor> leaves) const { return static_cast<bool>(executor_.accepts(leaves)); }
+
+  // The boundary tensors of a batch that it accepts; `seed` is of what is drawn for it.
+  Result<Boundary> run(std::span<const at::Tensor> leaves, uint64_t seed);
+
+ private:
+  Result<Boundary> compare(std::span<const at::Tensor> leaves, uint64_t seed);
+
+  runtime::Executor executor_;
+  std::optional<runtime::CompiledPrefix> compiled_;
+  runtime::CompiledTrial trial_;
+};
+
+}  // namespace penstock::worker
