@@ -118,6 +118,13 @@ std::vector<pid_t> read_worker_pids(int fd) {
   return {first, second};
 }
 
+// Sanitizers take seconds to end a process.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr seconds kExit{20};
+#else
+constexpr seconds kExit{2};
+#endif
+
 TEST_F(ClientFailureTest, WorkersEndWithinTwoSecondsWhenTheirTrainerIsKilledEvenOneStuckInItsDataset) {
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // the workers become this process's children
   std::array<int, 2> ends{};
@@ -133,7 +140,7 @@ TEST_F(ClientFailureTest, WorkersEndWithinTwoSecondsWhenTheirTrainerIsKilledEven
   ::kill(trainer, SIGKILL);
   EXPECT_EQ(test::how_it_ended(test::wait_for_exit(trainer, seconds(10))), "signal 9");
   for (const pid_t worker : workers) {
-    const auto patience = std::chrono::duration_cast<milliseconds>(killed_at + seconds(2) - steady_clock::now());
+    const auto patience = std::chrono::duration_cast<milliseconds>(killed_at + kExit - steady_clock::now());
     const auto status = test::wait_for_exit(worker, std::max(patience, milliseconds(0)));
     EXPECT_NE(test::how_it_ended(status), "still running") << (worker == workers[0] ? "the stuck one" : "the idle one");
     if (!status) ::kill(worker, SIGKILL);
