@@ -18,6 +18,9 @@ from penstock.pickled_once import PickledOnce
 from penstock.start_turns import StartTurns
 from penstock.worker_main import WorkerSpec, worker_loop
 
+# How long the system may take to end a process that was killed.
+_KILLED_S_MAX = 5.0
+
 
 class LocalWorkers:
     """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
@@ -106,6 +109,10 @@ class LocalWorkers:
                 _utils.signal_handling._remove_worker_pids(id(self))
                 self._are_pids_set = False
             for process in self.processes:
+                # Reaped, so that neither a zombie nor its pipe is left.
                 if process.is_alive():
                     process.terminate()
-                    process.join(timeout=1)  # reaped, so that neither a zombie nor its pipe is left
+                    process.join(timeout=1)
+                if process.is_alive():  # it has not come to see the signal on a busy machine
+                    process.kill()
+                    process.join(timeout=_KILLED_S_MAX)
