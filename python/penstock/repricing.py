@@ -8,8 +8,9 @@ few calls of the graph as a whole, in turns with its suffix: the difference is w
 of the cut, with its own allocator and threads. Where the loads shift later, plans are priced again.
 
 Changing is bounded: a plan must promise steps that are shorter by GAIN_MIN, is taken back when they
-turn out to be longer, and neither is a plan changed again then, nor one that was left taken again
-before, until the loads have shifted; nor ever more than CHANGES_MAX times.
+turn out to be longer, or when what is known of it now says that they would have been shorter
+without it; and neither is a plan changed again then, nor one that was left taken again before,
+until the loads have shifted; nor ever more than CHANGES_MAX times.
 The losses are the same with every plan, so a change shows in speed alone.
 """
 
@@ -37,6 +38,7 @@ SHIFTED_WINDOWS = 2
 NOTICEABLE = 0.1  # of a step: what is below it never counts as shifted
 GAIN_MIN = 0.03  # of a step, promised
 LOSS_MAX = 0.03  # of a step, measured, and twice its standard error
+RETURN_MIN = 0.03  # of a step, promised by the plan before, once the new one was measured
 CHANGES_MAX = 8  # of one graph's plan
 SPOT_CALLS = 12  # every other one of the whole graph
 _CALLS_BEFORE_SPOTS = 4
@@ -278,14 +280,29 @@ class Repricer:
         beside = dataclasses.replace(
             basis, trainer_s=trial.basis.trainer_s, prefix_scale=trial.basis.prefix_scale
         )
-        if not is_worse or trial.basis.has_shifted(beside):
+        if not (is_worse and not trial.basis.has_shifted(beside)) and not self._was_mispriced(
+            trial
+        ):
             return None
         assert trial.new.pricing is not None
         trial.new.pricing.is_held = True
         self._trial = trial  # until `changed` has seen that it goes back
         return trial.old
 
-    def _price(self, cut: LiveCut) -> PriceTerms | None:
+    def _was_mispriced(self, trial: _Trial) -> bool:
+        """Whether the plan before promises shorter steps than the one that was changed to, now that
+        it is measured what that costs the workers and saves the trainer. All of it is of one
+        window, so that a machine that became slower or faster between two has no say."""
+        terms = self._terms(trial.new)
+        steps = []
+        for cut in (trial.old, trial.new):
+            native = cut.planned.native
+            assert native is not None
+            steps.append(terms.price(native.seconds(native.chosen, terms)).step_s)
+        return steps[0] < steps[1] * (1 - RETURN_MIN)
+
+    def _terms(self, cut: LiveCut) -> PriceTerms:
+        """What is known of the loader while `cut` is in force."""
         pricing, native = cut.pricing, cut.planned.native
         assert pricing is not None and native is not None and self._now is not None
         measured, _ = self._now
@@ -297,7 +314,12 @@ class Repricer:
             worker_s=max(0.0, measured.fetch_s - seconds.worker_s),
             cpus=0 if has_enough_cpus else measured.cpus,
         )
-        terms = dataclasses.replace(terms, loads=loads)
+        return dataclasses.replace(terms, loads=loads)
+
+    def _price(self, cut: LiveCut) -> PriceTerms | None:
+        pricing, native = cut.pricing, cut.planned.native
+        assert pricing is not None and native is not None
+        terms = self._terms(cut)
         pricing.times += 1
         self._show(cut, terms)
         if pricing.is_held or pricing.changes >= CHANGES_MAX:

@@ -146,8 +146,14 @@ def test_one_hot_comes_back_from_busy_workers_and_stays() -> None:
 
 
 @pytest.mark.slow
-def test_plan_that_turns_out_slower_is_taken_back(monkeypatch: Any) -> None:
-    """The price is wrong: it promises much of a plan that makes the slower side slower."""
+@pytest.mark.parametrize(("loss_max", "return_min"), [(repricing.LOSS_MAX, 1.0), (100.0, 0.03)])
+def test_plan_that_turns_out_slower_is_taken_back(
+    loss_max: float, return_min: float, monkeypatch: Any
+) -> None:
+    """The price is wrong: it promises much of a plan that makes the slower side slower. It shows in
+    the steps, and in what is measured of the plan."""
+    monkeypatch.setattr(repricing, "LOSS_MAX", loss_max)
+    monkeypatch.setattr(repricing, "RETURN_MIN", return_min)
     choose = native_plan._choose
 
     def misled(
