@@ -2,10 +2,10 @@
 """Training with one extra worker core: penstock's cut against no cut and against the maximal one.
 
 The trainer has a core and a thread, its one worker has another core. Each kind has a process, and
-these train in turns, a second at a time, while the others wait: what else the machine does falls on
-all alike. Ratios are taken within a round. Sessions of fresh processes follow each other. The first
-losses of every process are compared to the bit before its figures count. With --overhead instead:
-what `offload` costs a step when nothing moves.
+these train in turns, a quarter of a second at a time, while the others wait: what else the machine
+does falls on all alike. Ratios are taken within a round. Sessions of fresh processes follow each
+other. The first losses of every process are compared to the bit before its figures count. With
+--overhead instead: what `offload` costs a step when nothing moves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PLANS = (
 )
 QUIET_FOREIGN_CORES = 0.2
 # By default: slices of each kind in a session, and processes of --overhead.
-ROUNDS, OVERHEAD_ROUNDS = 20, 4
+ROUNDS, OVERHEAD_ROUNDS = 80, 4
 LIMIT_S = 300.0  # of one answer of a process, or of one that gives a single one
 
 Measurement = dict[str, Any]
@@ -263,7 +263,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--only", nargs="+", metavar="NAME", default=[], help=cases)
     add("--rounds", type=int, help=rounds)
     add("--sessions", type=int, default=3, help="of fresh processes, one after the other (3)")
-    add("--seconds", type=float, default=1.0, help="timed part of one slice (1)")
+    add("--seconds", type=float, default=0.25, help="timed part of one slice (0.25)")
     add("--warmup", type=float, default=4.0, help="of a process, after the first losses (4 s)")
     add("--overhead", action="store_true", help="what offload costs when nothing moves")
     add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
