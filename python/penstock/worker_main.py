@@ -12,6 +12,7 @@ import gc
 import os
 import pickle
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,34 +76,50 @@ def worker_loop(
 
     ``parts`` are what all workers get: a FetchSpec, the worker_init_fn, and a WorkerSpec.
     """
-    fetch, init_fn, spec = parts.value
-    del turn, parts
     try:
-        _set_up_process(base_seed, worker_id)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
-        )
         try:
-            server = _C.WorkerServer.connect(
-                endpoint=spec.endpoint,
-                worker_id=worker_id,
-                prefetch_factor=spec.prefetch_factor,
-                arena_bytes=spec.arena_bytes,
-                parent_pid=spec.parent_pid,
-                timeout_s=_CONNECT_TIMEOUT_S,
-            )
-        except ClosedError:
-            return  # the trainer went away while this process started
-        _lend_slabs_to_torch(server)
-        shards = range(worker_id, spec.shard_count, num_workers)
-        pool = make_pool(fetch.fetch_threads)
-        try:
-            _serve(server, fetch, init_fn, pool, worker_id, shards, spec)
+            fetch, init_fn, spec = parts.value
+            del turn, parts
+            _work(fetch, init_fn, spec, base_seed, worker_id, num_workers)
         finally:
-            if pool is not None:
-                pool.close()
+            # An interrupt that is pending is raised here, where it is caught, and a later one
+            # nowhere: this process ends.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         pass  # the trainer raises it anyway
+
+
+def _work(
+    fetch: FetchSpec,
+    init_fn: Callable[[int], None] | None,
+    spec: WorkerSpec,
+    base_seed: int,
+    worker_id: int,
+    num_workers: int,
+) -> None:
+    _set_up_process(base_seed, worker_id)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
+    )
+    try:
+        server = _C.WorkerServer.connect(
+            endpoint=spec.endpoint,
+            worker_id=worker_id,
+            prefetch_factor=spec.prefetch_factor,
+            arena_bytes=spec.arena_bytes,
+            parent_pid=spec.parent_pid,
+            timeout_s=_CONNECT_TIMEOUT_S,
+        )
+    except ClosedError:
+        return  # the trainer went away while this process started
+    _lend_slabs_to_torch(server)
+    shards = range(worker_id, spec.shard_count, num_workers)
+    pool = make_pool(fetch.fetch_threads)
+    try:
+        _serve(server, fetch, init_fn, pool, worker_id, shards, spec)
+    finally:
+        if pool is not None:
+            pool.close()
 
 
 def _set_up_process(base_seed: int, worker_id: int) -> None:
