@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/calibrate.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Generator.h>
 
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <tuple>
 
 #include "runtime/execution_guard.h"
 #include "runtime/executor.h"
 #include "runtime/last_uses.h"
+#include "runtime/seeded_draws.h"
 
 namespace penstock::runtime {
 namespace {
@@ -22,27 +20,6 @@ using graph::ValueId;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Puts the CPU's default generator back as it was.
-class GeneratorGuard {
- public:
-  GeneratorGuard() : generator_(at::detail::getDefaultCPUGenerator()), state_(read_state(generator_)) {}
-  ~GeneratorGuard() {
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  GeneratorGuard(const GeneratorGuard&) = delete;
-  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
-
- private:
-  static at::Tensor read_state(at::Generator& generator) {
-    const std::scoped_lock lock(generator.mutex());
-    return generator.get_state();
-  }
-
-  at::Generator generator_;
-  at::Tensor state_;
-};
 
 // Has kernels called by this thread use so many threads.
 class ThreadsGuard {

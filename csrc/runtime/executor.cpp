@@ -182,7 +182,7 @@ Result<void> Executor::accepts(std::span<const at::Tensor> leaves) const {
 Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves, std::optional<uint64_t> seed) const {
   if (auto accepted = accepts(leaves); !accepted) return accepted.error();
   const ExecutionGuard guard;
-  std::optional<SeededGenerator> generator;
+  std::optional<GeneratorGuard> generator;
   if (draws_ && seed) generator.emplace(*seed);
   const bool is_folded = folding_.holds_now();
   Frame frame = is_folded ? folding_.start : start_;

@@ -24,25 +24,31 @@ inline uint64_t seed_of_batch(uint64_t prefix_seed, uint64_t epoch_seed, uint64_
   return state;
 }
 
-// Seeds torch's CPU generator as `torch.manual_seed` does, and puts it back when it goes. Operators lock the generator
-// themselves; that nothing else draws meanwhile is for the caller to see to.
-class SeededGenerator {
+// Puts torch's CPU generator back as it was when it goes. Operators lock the generator themselves; that nothing else
+// draws meanwhile is for the caller to see to.
+class GeneratorGuard {
  public:
-  explicit SeededGenerator(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()) {
+  GeneratorGuard() : generator_(at::detail::getDefaultCPUGenerator()), state_(read_state(generator_)) {}
+  ~GeneratorGuard() {
     const std::scoped_lock lock(generator_.mutex());
-    before_ = generator_.get_state();
+    generator_.set_state(state_);
+  }
+  // The same, and seeds it as `torch.manual_seed` does.
+  explicit GeneratorGuard(uint64_t seed) : GeneratorGuard() {
+    const std::scoped_lock lock(generator_.mutex());
     generator_.set_current_seed(seed);
   }
-  ~SeededGenerator() {
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
-  SeededGenerator(const SeededGenerator&) = delete;
-  SeededGenerator& operator=(const SeededGenerator&) = delete;
+  GeneratorGuard(const GeneratorGuard&) = delete;
+  GeneratorGuard& operator=(const GeneratorGuard&) = delete;
 
  private:
+  static at::Tensor read_state(at::Generator& generator) {
+    const std::scoped_lock lock(generator.mutex());
+    return generator.get_state();
+  }
+
   at::Generator generator_;
-  at::Tensor before_;
+  at::Tensor state_;
 };
 
 }  // namespace penstock::runtime
