@@ -140,7 +140,7 @@ void bind_graph(py::module_& module) {
       "plan_seconds",
       [](const Graph& graph, const std::vector<Verdict>& verdicts, const Calibration& calibration, const Plan& plan,
          double worker_count, double trainer_scale, double worker_scale, double link_bytes_per_s,
-         double write_bytes_per_s, double read_bytes_per_s, bool raw_stays) {
+         double write_bytes_per_s, double read_bytes_per_s, double cut_s, bool raw_stays) {
         return unwrap(plan_seconds(graph, verdicts, calibration,
                                    {.worker_count = worker_count,
                                     .trainer_scale = trainer_scale,
@@ -148,12 +148,13 @@ void bind_graph(py::module_& module) {
                                     .link_bytes_per_s = link_bytes_per_s,
                                     .write_bytes_per_s = write_bytes_per_s,
                                     .read_bytes_per_s = read_bytes_per_s,
+                                    .cut_s = cut_s,
                                     .raw_stays = raw_stays},
                                    plan));
       },
       py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::arg("plan"), py::kw_only(),
       py::arg("worker_count"), py::arg("trainer_scale"), py::arg("worker_scale"), py::arg("link_bytes_per_s"),
-      py::arg("write_bytes_per_s"), py::arg("read_bytes_per_s"), py::arg("raw_stays"));
+      py::arg("write_bytes_per_s"), py::arg("read_bytes_per_s"), py::arg("cut_s"), py::arg("raw_stays"));
 
   const Prices prices;
   module.def(
@@ -161,17 +162,17 @@ void bind_graph(py::module_& module) {
       [](const Graph& graph, const std::vector<Verdict>& verdicts, const Calibration& calibration,
          const std::string& cut, double worker_count, double worker_second, double trainer_scale, double worker_scale,
          double trainer_node_s, double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s,
-         bool raw_stays, const std::optional<Loads>& loads) {
+         double cut_s, bool raw_stays, const std::optional<Loads>& loads) {
         return plan_of(graph, verdicts, calibration, cut,
                        {worker_count, worker_second, trainer_scale, worker_scale, trainer_node_s, link_bytes_per_s,
-                        write_bytes_per_s, read_bytes_per_s, raw_stays, loads});
+                        write_bytes_per_s, read_bytes_per_s, cut_s, raw_stays, loads});
       },
       py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(), py::arg("cut") = "auto",
       py::arg("worker_count") = prices.worker_count, py::arg("worker_second") = prices.worker_second,
       py::arg("trainer_scale") = prices.trainer_scale, py::arg("worker_scale") = prices.worker_scale,
       py::arg("trainer_node_s") = prices.trainer_node_s, py::arg("link_bytes_per_s") = prices.link_bytes_per_s,
       py::arg("write_bytes_per_s") = prices.write_bytes_per_s, py::arg("read_bytes_per_s") = prices.read_bytes_per_s,
-      py::arg("raw_stays") = prices.raw_stays, py::arg("loads") = std::nullopt);
+      py::arg("cut_s") = prices.cut_s, py::arg("raw_stays") = prices.raw_stays, py::arg("loads") = std::nullopt);
   module.def(
       "extract_prefix",
       [](const Graph& graph, const Plan& plan, std::string_view draws_of) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <optional>
 
 #include "graph/bottleneck.h"
 #include "graph/cut_model.h"
@@ -58,13 +59,29 @@ class Planner {
   }
 
  private:
-  Choice choose() const {
+  Choice choose() {
     switch (mode_) {
-      case CutMode::kAuto: return prices_.loads ? fastest(model_, *prices_.loads) : model_.cheapest();
+      case CutMode::kAuto: return choose_by_price();
       case CutMode::kMaximal: return maximal_;
       case CutMode::kNone: break;
     }
     return model_.nothing();
+  }
+
+  Choice choose_by_price() {
+    const Choice best = prices_.loads ? fastest(model_, *prices_.loads) : model_.cheapest();
+    const Choice nothing = model_.nothing();
+    if (best == nothing || model_.draws() != nothing) return best;
+    const double gain_s = price_s(nothing) - price_s(best);
+    if (gain_s >= prices_.cut_s) return best;
+    declined_gain_s_ = gain_s;
+    return nothing;
+  }
+
+  double price_s(const Choice& choice) const {
+    const Cut cut = model_.cut(choice);
+    if (prices_.loads) return step_seconds(prices_, *prices_.loads, cut.seconds);
+    return static_cast<double>(model_.price(cut)) * 1e-12;
   }
 
   PlanGroup describe(uint32_t unit_index, bool is_moved) {
@@ -107,6 +124,9 @@ class Planner {
   std::string reason_to_keep(uint32_t unit_index) {
     if (!maximal_[unit_index])
       return "it could move, but then a number or list would have to cross, or a value made in the trainer be there";
+    if (declined_gain_s_)
+      return "it could move, but all that had better move saves " + milliseconds(*declined_gain_s_) +
+             " a batch, and that anything moves costs the trainer " + milliseconds(prices_.cut_s);
     std::string general = "it could move, but is cheaper where it is";
     if (++explained_count_ > kExplainedMax) return general;
     Choice choice = choice_;
@@ -139,6 +159,7 @@ class Planner {
   const CutMode mode_;
   const CutModel model_;
   const Choice maximal_;
+  std::optional<double> declined_gain_s_;  // of a cut that promised less than a cut costs
   const Choice choice_;
   const Cut cut_;
   size_t explained_count_ = 0;

@@ -29,6 +29,7 @@ Result<void> check_prices(const Prices& prices) {
   if (!is_fee(prices.trainer_scale)) return refuse("trainer_scale", prices.trainer_scale, "zero or more");
   if (!is_fee(prices.worker_scale)) return refuse("worker_scale", prices.worker_scale, "zero or more");
   if (!is_fee(prices.trainer_node_s)) return refuse("trainer_node_s", prices.trainer_node_s, "zero or more");
+  if (!is_fee(prices.cut_s)) return refuse("cut_s", prices.cut_s, "zero or more");
   if (!prices.loads) return {};
   if (!is_fee(prices.loads->trainer_s))
     return refuse("trainer_s of the loads", prices.loads->trainer_s, "zero or more");

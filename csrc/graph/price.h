@@ -77,6 +77,9 @@ struct Prices {
   // Bytes per second at which a worker writes boundary tensors to the batch, and the trainer first reads them there.
   double write_bytes_per_s = std::numeric_limits<double>::infinity();
   double read_bytes_per_s = std::numeric_limits<double>::infinity();
+  // What it costs the trainer that anything moves at all: to look at each batch, and to run the rest as a graph. The
+  // price chooses no cut that promises less than that.
+  double cut_s = 0;
   // The raw leaves reach the trainer whatever the plan is (local workers), so reading them there costs nothing.
   bool raw_stays = false;
   // Known once the loader has run for a while.

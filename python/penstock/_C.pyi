@@ -268,6 +268,7 @@ def make_plan(
     link_bytes_per_s: float = ...,
     write_bytes_per_s: float = ...,
     read_bytes_per_s: float = ...,
+    cut_s: float = ...,
     raw_stays: bool = ...,
     loads: Loads | None = ...,
 ) -> Plan: ...
@@ -283,6 +284,7 @@ def plan_seconds(
     link_bytes_per_s: float,
     write_bytes_per_s: float,
     read_bytes_per_s: float,
+    cut_s: float,
     raw_stays: bool,
 ) -> StageSeconds: ...
 def extract_prefix(graph: Graph, plan: Plan, draws_of: str = "") -> Graph: ...

@@ -69,6 +69,8 @@ class CutContext:
     unused: UnusedCuts = field(default_factory=UnusedCuts)
     compiler: CompiledPrefixes | None = None  # if prefixes are to be compiled
     batch: weakref.ref[BatchHandle] | None = None  # of this call, once a graph has seen it
+    call_weight: int = 1  # how many calls this one stands for, the others being like it
+    has_planned: bool = False  # in this call
     _captured_count: int = 0  # graphs
     _graph_count: int = 0  # of this call so far
     _plans: list[Plan] = field(default_factory=list)  # of the graphs that ran in this call
@@ -99,6 +101,7 @@ class CutContext:
         self._graph_count = 0
         self._plans = []
         self.batch = None
+        self.has_planned = False
 
     def note_inputs(
         self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
@@ -111,6 +114,11 @@ class CutContext:
         if self._graph_count == 0 and self.lazy.is_undecided:
             self.has_stranger = has_stranger()
         self._graph_count += 1
+
+    @property
+    def is_still(self) -> bool:
+        """Whether this call has neither moved nor planned anything."""
+        return not self.has_planned and not any(plan.moved for plan in self._plans)
 
     @property
     def is_one_graph(self) -> bool:

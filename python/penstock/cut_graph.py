@@ -197,6 +197,7 @@ class CutGraph(ReplacesCuts):
         signature = (call.pattern, tuple(_signature(value) for value in call.inputs))
         if signature in self._refused_patterns or self._forgotten[signature] > FORGOTTEN_MAX:
             return None
+        self._context.has_planned = True
         try:
             cut = self._try_plan(call)
         except Unlowerable as refusal:

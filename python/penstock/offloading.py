@@ -42,6 +42,7 @@ from penstock.running_models import enter_model, keep_advice_from_log, leave_mod
 from penstock.script_models import OffloadedScript
 from penstock.sizes import Unlowerable, Unrunnable
 from penstock.stand_in import StandIn
+from penstock.still_model import StillModel
 from penstock.trainer_clock import TrainerClock
 
 logger = logging.getLogger(__name__)
@@ -229,7 +230,11 @@ class OffloadedCall(StandIn):
         self.context = context
         self._user = user
         self._has_run_graph = False
+        self._has_captured = False  # in this call
         self._uncaptured_calls = 0  # since the last call of which a graph ran
+        # What draws has to be drawn by the place of the batch in every call.
+        can_be_still = user is None and not context.options.allow_random
+        self._still = StillModel(model) if can_be_still else None
         self._guards_hooks = False
         self._compiled: Callable[..., Any]
         if user is not None:
@@ -252,7 +257,11 @@ class OffloadedCall(StandIn):
             # What the user's compiler made is used on.
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
-        self._has_run_graph = False
+        if self._still is not None:
+            if self._still.may_skip():
+                return self.call_impl(*args, **kwargs)
+            self.context.call_weight = self._still.weight
+        self._has_run_graph = self._has_captured = False
         self.context.begin_call()
         enter_model()
         try:
@@ -275,6 +284,8 @@ class OffloadedCall(StandIn):
         return self.call_impl(*args, **kwargs)
 
     def _note_run(self) -> None:
+        if self._still is not None:
+            self._still.note_call(not self._has_captured and self.context.is_still)
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
             limit = torch._dynamo.config.recompile_limit
@@ -296,6 +307,7 @@ class OffloadedCall(StandIn):
         self, graph_module: fx.GraphModule, examples: Sequence[Any]
     ) -> Callable[..., Any]:
         """The Dynamo backend. An error raised here ends up in `__call__`."""
+        self._has_captured = True
         if self._user is None and torch._dynamo.config.skip_nnmodule_hook_guards:
             # The guards of this graph are made after the backend returns. Without those on hooks, a
             # hook added later would never fire.

@@ -42,7 +42,7 @@ class ReplacesCuts:
         repricer = self._context.repricer
         if repricer is None:
             return cut
-        change = repricer.look_at(cut)
+        change = repricer.look_at(cut, self._context.call_weight)
         if change is None:
             return cut
         repricer.note_odd_step()

@@ -159,13 +159,13 @@ class Repricer:
             self._meter.forget()  # the trainer was slower than it will be, and workers got ahead
         return results
 
-    def look_at(self, cut: LiveCut) -> Change | None:
-        """To be called for each call of a cut; returns what it is to be replaced by, if anything
-        promises to be better, or has been."""
+    def look_at(self, cut: LiveCut, weight: int = 1) -> Change | None:
+        """To be called for each call of a cut, or for one that stands for so many; returns what it
+        is to be replaced by, if anything promises to be better, or has been."""
         pricing = cut.pricing
         if pricing is None:
             return None
-        self._note_call(cut)
+        self._note_call(cut, weight)
         if self._meter.has_seen(WINDOW_STEPS, WINDOW_S):
             self._take_window()
         if not any(cut is item for item in self._due):
@@ -212,12 +212,12 @@ class Repricer:
             cut.pricing.is_held = True
             self._show(cut)
 
-    def _note_call(self, cut: LiveCut) -> None:
+    def _note_call(self, cut: LiveCut, weight: int) -> None:
         for index, (item, count) in enumerate(self._called):
             if item is cut:
-                self._called[index] = (cut, count + 1)
+                self._called[index] = (cut, count + weight)
                 return
-        self._called.append((cut, 1))
+        self._called.append((cut, weight))
 
     def _take_window(self) -> None:
         """Looks at what was measured, and notes whose price is due."""

@@ -244,6 +244,27 @@ TEST_F(PlanOf, ModesMoveAllThatCanOrNothing) {
   EXPECT_EQ(none.kept[0].reason, "cut=\"none\" was asked for");
 }
 
+TEST_F(PlanOf, CutThatSavesLessThanACutCostsIsNotMade) {
+  load(kNormalise);
+  prices_.raw_stays = true;
+  ASSERT_EQ(plan().moved.size(), 2u);
+  prices_.cut_s = 1e-3;  // two operators of 1 ms and 5 us leave the trainer, for a quarter of 2 ms and a few us
+  EXPECT_EQ(plan().moved.size(), 2u);
+  prices_.cut_s = 2e-3;
+  const Plan made = plan();
+  EXPECT_TRUE(made.moved.empty());
+  EXPECT_EQ(labelled(made.kept, "float").reason,
+            "it could move, but all that had better move saves 1.51 ms a batch, and that anything moves costs the "
+            "trainer 2 ms");
+  EXPECT_EQ(plan(CutMode::kMaximal).moved.size(), 2u);
+  prices_.loads = Loads{.trainer_s = 10e-3, .worker_s = 0, .cpus = 0};
+  EXPECT_EQ(plan().moved.size(), 2u);  // steps are shorter by all that the trainer is rid of
+  prices_.cut_s = 2.2e-3;
+  EXPECT_TRUE(plan().moved.empty());
+  prices_.cut_s = -1;
+  EXPECT_FALSE(make_plan(graph_, verdicts_, calibration_, prices_, CutMode::kAuto));
+}
+
 // Where a draw is made says which numbers it gives, so a price that is measured must not decide it.
 TEST_F(PlanOf, DrawsThatMayMoveDoWhateverThePrice) {
   load(R"(penstock-ir 1

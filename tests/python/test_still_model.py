@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of which nothing moves runs as if it had not been offloaded, until something does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from in_process_pool import InProcessPool
+from offload_training import bits, fresh
+from torch import nn
+
+from penstock import detach, offload
+from penstock.still_model import LOOKED_AT_EVERY, STILL_CALLS_MIN, StillModel
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+
+
+class Counted(nn.Module):
+    """Counts the calls in which Python itself runs its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+        self.own_calls: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            self.own_calls.append(self.training)
+        return self.net(torch.log1p(x.abs()))
+
+
+class Scaled(Counted):
+    """Nothing of it can move in training; in evaluation, something can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            self.own_calls.append(self.training)
+        return self.net(x) if self.training else self.net(torch.log1p(x.abs()))
+
+
+def losses(model: nn.Module, deliver: Any, count: int) -> list[bytes]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    draw = torch.Generator().manual_seed(3)
+    trace = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = model(deliver(torch.randn(3, 4, generator=draw))).square().sum()
+        loss.backward()
+        optimizer.step()
+        trace += [bits(loss), *(bits(p) for p in model.parameters())]
+    return trace
+
+
+def test_call_in_which_nothing_moves_is_seldom_looked_at() -> None:
+    pool = InProcessPool([])
+    count = 10 * LOOKED_AT_EVERY
+    expected = losses(fresh(Counted), lambda batch: batch, count)
+    model = offload(fresh(Counted), pool, cut="none")
+    assert losses(model, pool.deliver, count) == expected
+    looked_at = count - len(model.own_calls)
+    assert STILL_CALLS_MIN < looked_at < STILL_CALLS_MIN + count // LOOKED_AT_EVERY
+    assert pool.plan is not None
+    assert not pool.plan.moved
+    assert detach(model).own_calls
+
+
+@pytest.mark.parametrize("options", [{"cut": "maximal"}, {"cut": "none", "allow_random": True}])
+def test_what_moves_or_may_draw_is_looked_at_in_every_call(options: Any) -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(Counted), pool, **options)
+    losses(model, pool.deliver, 4 * LOOKED_AT_EVERY)
+    assert not model.own_calls
+
+
+def test_other_mode_is_looked_at_from_its_first_call_on() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(Scaled), pool, cut="maximal")
+    losses(model, pool.deliver, STILL_CALLS_MIN + LOOKED_AT_EVERY // 2)
+    assert model.own_calls
+    own_count = len(model.own_calls)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            model(pool.deliver(torch.ones(3, 4)))
+    assert len(model.own_calls) == own_count
+    assert [call.operator for call in pool.plan.moved]
+    model.train()
+    losses(model, pool.deliver, 1)
+    assert len(model.own_calls) == own_count + 1
+
+
+def test_hook_that_is_added_to_a_still_model_fires() -> None:
+    pool = InProcessPool([])
+    model = offload(fresh(Counted), pool, cut="none")
+    losses(model, pool.deliver, 3 * LOOKED_AT_EVERY)
+    seen = []
+    model.net.register_forward_hook(lambda *_: seen.append(1))
+    losses(model, pool.deliver, 3 * LOOKED_AT_EVERY)
+    assert len(seen) == 3 * LOOKED_AT_EVERY
+
+
+def test_calls_that_are_skipped_count_for_the_one_that_is_looked_at() -> None:
+    still = StillModel(None)
+    for _ in range(STILL_CALLS_MIN):
+        assert not still.may_skip()
+        still.note_call(is_still=True)
+    assert [still.may_skip() for _ in range(LOOKED_AT_EVERY)].count(True) == LOOKED_AT_EVERY - 1
+    assert still.weight == LOOKED_AT_EVERY
+    still.note_call(is_still=False)
+    assert still.weight == 1
+    assert not still.may_skip()
