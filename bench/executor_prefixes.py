@@ -20,6 +20,7 @@ from penstock.capture import capture_whole, classify, tie_sizes
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.planning import CutOptions, plan_cut
+from penstock.prefix_compiler import CompileJob, OfLeaves
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TOKEN_COUNT, POSITION_COUNT, HEAD_COUNT = 30_000, 512, 8
@@ -130,27 +131,20 @@ def prefix_of(
     )
     if planned.reference is None:
         raise ValueError("nothing of it can move")
-    used = [index for index, item in enumerate(inputs) if item.kind == "leaf"]
+    used = [
+        (index, captured.examples[index])
+        for index, item in enumerate(inputs)
+        if item.kind == "leaf"
+    ]
+    nodes = [node for node in planned.reference.graph.nodes if node.op == "placeholder"]
+    others = [
+        value if node.users and item.kind != "leaf" else None
+        for node, item, value in zip(nodes, inputs, captured.examples, strict=True)
+    ]
     return Prefix(
         planned.prefix,
         [constant.detach().clone() for constant in planned.prefix_constants],
         leaves,
-        OfLeaves(planned.reference, list(captured.examples), used),
-        [captured.examples[index] for index in used],
+        OfLeaves(CompileJob(planned.reference, others, used)),
+        [leaf for _, leaf in used],
     )
-
-
-class OfLeaves(nn.Module):
-    """Gives a captured graph the batch's tensors and what else it was captured with."""
-
-    def __init__(self, graph: nn.Module, inputs: list[Any], used: list[int]) -> None:
-        super().__init__()
-        self.graph = graph
-        self._inputs = [i.detach() if isinstance(i, torch.Tensor) else i for i in inputs]
-        self._used = used
-
-    def forward(self, *leaves: torch.Tensor) -> Any:
-        inputs = list(self._inputs)
-        for index, leaf in zip(self._used, leaves, strict=True):
-            inputs[index] = leaf
-        return self.graph(*inputs)

@@ -57,7 +57,8 @@ class OfLeaves(nn.Module):
     def forward(self, *leaves: torch.Tensor) -> Any:
         inputs = list(self._inputs)
         for index in self._tensors:
-            inputs[index] = self.get_buffer(f"input_{index}")
+            # `get_buffer` takes as long as a small operator, which benches would count as eager's.
+            inputs[index] = self._buffers[f"input_{index}"]
         for index, leaf in zip(self._leaves, leaves, strict=True):
             inputs[index] = leaf
         return self.graph(*inputs)
