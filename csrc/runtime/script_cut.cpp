@@ -10,6 +10,7 @@
 #include "graph/extract.h"
 #include "graph/ir_text.h"
 #include "runtime/calibrate.h"
+#include "runtime/same_bits.h"
 
 namespace penstock::runtime {
 
@@ -44,11 +45,6 @@ std::vector<at::Tensor> constants_of(const graph::Graph& prefix, const ScriptPro
     }
   }
   return taken;
-}
-
-bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         graph::content_digest(a) == graph::content_digest(b);
 }
 
 // Holds the prefix against the program it came from, on this very batch.

@@ -2,27 +2,14 @@
 #include "worker/prefix_runner.h"
 
 #include <chrono>
-#include <cstring>
 #include <utility>
+
+#include "runtime/same_bits.h"
 
 namespace penstock::worker {
 namespace {
 
 using std::chrono::steady_clock;
-
-bool is_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes() || a.strides() != b.strides()) return false;
-  if (a.is_conj() != b.is_conj() || a.is_neg() != b.is_neg()) return false;
-  const at::Tensor first = a.contiguous();
-  const at::Tensor second = b.contiguous();
-  return first.nbytes() == 0 || std::memcmp(first.const_data_ptr(), second.const_data_ptr(), first.nbytes()) == 0;
-}
-
-bool is_same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  bool is_same = a.size() == b.size();
-  for (size_t index = 0; is_same && index < a.size(); ++index) is_same = is_same_bits(a[index], b[index]);
-  return is_same;
-}
 
 double seconds_since(steady_clock::time_point begin) {
   return std::chrono::duration<double>(steady_clock::now() - begin).count();
@@ -57,7 +44,7 @@ Result<Boundary> PrefixRunner::compare(std::span<const at::Tensor> leaves, uint6
   auto made = executor_.run(leaves, seed);
   const double executor_s = seconds_since(begin);
   if (!made) return made.error();
-  trial_.note(compiled && is_same_bits(compiled.value(), made.value()), executor_s, compiled_s);
+  trial_.note(compiled && runtime::is_same_bits(compiled.value(), made.value()), executor_s, compiled_s);
   return Boundary{.tensors = std::move(made).value()};
 }
 
