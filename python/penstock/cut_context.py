@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -153,28 +153,28 @@ class CutContext:
             host._install_prefix(cut.prefix, list(cut.prefix_constants), cut.seed, library)
 
     def withdraw(self, cut: PlannedCut) -> None:
-        """Makes the workers stop running the prefix of `cut`, unless a cut that is in use has the
-        same."""
-        if any(known.planned.prefix == cut.prefix for known in self.known_ids):
-            return
-        host = self.host()
-        if host is not None and cut.prefix in self.installed:
-            host._remove_prefixes({cut.prefix})
-            self.installed.discard(cut.prefix)
+        """Notes that a cut is in use no more. The workers stop running its prefix, unless another
+        that is in use has the same."""
+        self.known_ids[:] = [known for known in self.known_ids if known.planned is not cut]
+        if all(known.planned.prefix != cut.prefix for known in self.known_ids):
+            self._withdraw_prefixes({cut.prefix})
 
     def _withdraw_unused(self) -> None:
         handle = self.batch() if self.batch is not None else None
         if handle is None or not self.is_open:
             return
         if self.unused.end_call(handle.boundary.keys()):
-            orphans = self.unused.orphans(self.installed)
-            host = self.host()
-            if orphans and host is not None:
-                host._remove_prefixes(orphans)
-                self.installed -= orphans
-                self.known_ids[:] = [
-                    known for known in self.known_ids if known.planned.prefix not in orphans
-                ]
+            self._withdraw_prefixes(self.unused.orphans(self.installed))
+
+    def _withdraw_prefixes(self, prefixes: Set[str]) -> None:
+        """Makes the workers stop running those of them that they were given."""
+        host, given = self.host(), self.installed & prefixes
+        if host is not None and given:
+            host._remove_prefixes(given)
+            self.installed -= given
+            self.known_ids[:] = [
+                known for known in self.known_ids if known.planned.prefix not in given
+            ]
 
     def mistrust(self, operators: Sequence[str], message: str) -> None:
         """Notes that workers were wrong about `operators`: what else they make is compared anew."""
@@ -236,10 +236,9 @@ class CutContext:
         if self.compiler is not None:
             self.compiler.close()
         self.known_ids.clear()
+        self._withdraw_prefixes(self.installed)
         host = self.host()
         if host is not None:
-            if self.installed:
-                host._remove_prefixes(self.installed)
             host._plan = plan
             host._load_meter = None  # from the next epoch on nothing is measured
 

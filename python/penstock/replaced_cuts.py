@@ -157,7 +157,4 @@ class ReplacesCuts:
     def forget(self, cut: LiveCut) -> None:
         """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
         self._cuts.remove(cut)
-        self._context.known_ids[:] = [
-            known for known in self._context.known_ids if known.planned is not cut.planned
-        ]
         self._context.withdraw(cut.planned)
