@@ -19,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cut_table
 from cut_training import KINDS
 from cut_workloads import OVERHEAD_MODELS, WORKLOADS
-from figures import Record, commit, machine, median_interval, put_line, summary
+from figures import MeasurementError, Record, median_interval, report, summary
 
 HERE = Path(__file__).resolve().parent
 RATES = ("steps_per_s", "waiting_share", "foreign_cores")
@@ -39,16 +40,11 @@ PLANS = (
     "changes",
     "changes_while_timed",
 )
-QUIET_FOREIGN_CORES = 0.2
 # By default: slices of each kind in a session, and processes of --overhead.
 ROUNDS, OVERHEAD_ROUNDS = 80, 4
 LIMIT_S = 300.0  # of one answer of a process, or of one that gives a single one
 
 Measurement = dict[str, Any]
-
-
-class MeasurementError(Exception):
-    """A measurement did not come to its end, or training was not the same."""
 
 
 def _run(script: str, *arguments: str) -> Measurement:
@@ -291,36 +287,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    args = parse_arguments()
-    if args.read is not None:
-        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
-    else:
-        try:
-            everything = measure_all(args)
-        except MeasurementError as err:
-            print(f"\ncut: {err}", file=sys.stderr)
-            return 2
-    print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
-    print(cut_table.render(everything))
-    busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
-    if busy and max(busy) > QUIET_FOREIGN_CORES:
-        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
-    return 0
+    done = report("cut", parse_arguments(), measure_all, cut_table.render)
+    return 2 if done is None else 0
 
 
-def measure_all(args: argparse.Namespace) -> list[Record]:
-    where = {"commit": commit(), "machine": machine()}
-    everything: list[Record] = []
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("")
+def measure_all(args: argparse.Namespace) -> Iterator[Record]:
+    measure = measure_overhead if args.overhead else measure_workload
     for name in args.only:
-        measure = measure_overhead if args.overhead else measure_workload
-        for record in measure(name, args):
-            everything.append(record | where)
-            put_line(everything[-1], args.out, is_shown=not args.markdown)
+        yield from measure(name, args)
     say("")
-    return everything
 
 
 if __name__ == "__main__":

@@ -15,20 +15,16 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import Record, commit, machine, median_interval, put_line, summary
+from figures import MeasurementError, Record, median_interval, report, summary
 
 HERE = Path(__file__).resolve().parent
-QUIET_FOREIGN_CORES = 0.2
 LIMIT_S = 600.0  # of one process; AOTInductor compiles C++
 
 Measurement = dict[str, Any]
-
-
-class MeasurementError(Exception):
-    """A measurement did not come to its end, or bits differed."""
 
 
 def run_rate(*arguments: str) -> Any:
@@ -164,50 +160,30 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def measure_all(args: argparse.Namespace) -> list[Record]:
+def measure_all(args: argparse.Namespace) -> Iterable[Record]:
     names = run_rate("--list", *(["--zoo"] if args.zoo else []))
     if args.list:
         print("\n".join(names))
-        return []
+        return ()
     if unknown := [name for name in args.only or [] if name not in names]:
         raise MeasurementError(f"there is no case {unknown[0]}; there are {', '.join(names)}")
-    where = {"commit": commit(), "machine": machine()}
-    everything: list[Record] = []
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("")
-    for name in args.only or names:
+    return measure_cases(args.only or names, args)
+
+
+def measure_cases(names: list[str], args: argparse.Namespace) -> Iterator[Record]:
+    for name in names:
         try:
-            records = measure_case(name, args)
+            yield from measure_case(name, args)
         except MeasurementError as err:
             # Of the zoo, not each model is one graph, has something to move, or is installed.
             if not args.zoo or "other bits" in str(err):
                 raise
             say(f"left out: {err}")
-            continue
-        for record in records:
-            everything.append(record | where)
-            put_line(everything[-1], args.out, is_shown=not args.markdown)
-    return everything
 
 
 def main() -> int:
-    args = parse_arguments()
-    if args.read is not None:
-        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
-    else:
-        try:
-            everything = measure_all(args)
-        except MeasurementError as err:
-            print(f"executor: {err}", file=sys.stderr)
-            return 2
-    if everything:
-        print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
-        print(table(everything))
-        busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
-        if max(busy) > QUIET_FOREIGN_CORES:
-            print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run.")
-    return 0
+    done = report("executor", parse_arguments(), measure_all, table)
+    return 2 if done is None else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what each round measured to figures: medians, spread, and the paired ratio to torch."""
+"""From what each round measured to figures: medians, spread, and the paired ratio to torch; and how
+a bench tells them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,56 @@ ANSWERS = {
     "memory": "growth_bytes",
 }
 HIGHER_IS_BETTER = ("batches_per_s",)
+QUIET_FOREIGN_CORES = 0.2
 
 Record = dict[str, Any]
 Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each round
+
+
+class MeasurementError(Exception):
+    """A measurement did not come to its end, or what is compared gave something else."""
+
+
+def report(
+    bench: str,
+    args: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], Iterable[Record]],
+    render: Callable[[list[Record]], str],
+) -> list[Record] | None:
+    """Measures, or reads the file `args.read`, and prints what `render` makes of it. Returns the
+    records, or None when a measurement failed, as standard error says then.
+
+    Each record is a line as soon as it is there: of the file `args.out`, or of standard output
+    unless `args.markdown`.
+    """
+    if args.read is not None:
+        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
+    else:
+        try:
+            everything = _measured(measure(args), args.out, is_shown=not args.markdown)
+        except MeasurementError as err:
+            print(f"\n{bench}: {err}", file=sys.stderr)
+            return None
+    if everything:
+        print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
+        print(render(everything))
+    busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
+    if busy and max(busy) > QUIET_FOREIGN_CORES:
+        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
+    return everything
+
+
+def _measured(measured: Iterable[Record], out: Path | None, *, is_shown: bool) -> list[Record]:
+    """The records with what they were measured of and on."""
+    where = {"commit": commit(), "machine": machine()}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("")
+    everything: list[Record] = []
+    for record in measured:
+        everything.append(record | where)
+        put_line(everything[-1], out, is_shown=is_shown)
+    return everything
 
 
 def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]) -> list[Record]:

@@ -15,17 +15,17 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import table
-from figures import Record, Rounds, commit, machine, put_line, records
+from figures import MeasurementError, Record, Rounds, records, report
 from workloads import WORKLOADS, load
 
 HERE = Path(__file__).resolve().parent
 WORKER_COUNT = 2
 WORKER_COUNTS = {"one_batch": 0, "spawn_start": 8, "forkserver_start": 8, "memory": 4}
-QUIET_FOREIGN_CORES = 0.2
 # What is measured: the name of a case, the question and the workload it is asked of.
 CASES = {name: ("rate", name) for name in WORKLOADS} | {
     f"{question}/{name}": (question, name)
@@ -39,10 +39,6 @@ CASES |= {
     for name in ("object_list", "array", "tensor")
 }
 CASES |= {f"memory/{name}": ("memory", name) for name in ("object_list", "shared_list")}
-
-
-class MeasurementError(Exception):
-    """A measurement did not come to its end, or the streams of the two loaders differ."""
 
 
 def _run(
@@ -146,39 +142,20 @@ def _has_penstock() -> bool:
 
 def main() -> int:
     args = parse_arguments()
-    if args.read is not None:
-        everything = [json.loads(line) for line in args.read.read_text().splitlines()]
-    else:
-        try:
-            everything = measure_all(args)
-        except MeasurementError as err:
-            print(f"\nloader: {err}", file=sys.stderr)
-            return 2
-    figures = table.Figures(everything)
-    print(f"commit {everything[0]['commit']}, {everything[0]['machine']}\n")
-    print(table.render(figures))
-    busy = [r["median"] for r in everything if r["name"].endswith("/foreign_cores")]
-    if busy and max(busy) > QUIET_FOREIGN_CORES:
-        print(f"\nOther processes used up to {max(busy):.1f} cores: no quiet run, do not quote it.")
-    missed = any(floor.verdict == table.MISSED for floor in table.floors(figures))
+    done = report("loader", args, measure_all, lambda found: table.render(table.Figures(found)))
+    if done is None:
+        return 2
+    missed = any(floor.verdict == table.MISSED for floor in table.floors(table.Figures(done)))
     return 1 if args.floors and missed else 0
 
 
-def measure_all(args: argparse.Namespace) -> list[Record]:
-    where = {"commit": commit(), "machine": machine()}
-    everything: list[Record] = []
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("")
+def measure_all(args: argparse.Namespace) -> Iterator[Record]:
     for case in args.only or CASES:
         if set(args.kinds) == {"torch", "penstock"}:
             say(f"{case}: comparing the two streams")
             check_streams(case, args)
-        for record in measure_case(case, args):
-            everything.append(record | where)
-            put_line(everything[-1], args.out, is_shown=not args.markdown)
+        yield from measure_case(case, args)
     say("")
-    return everything
 
 
 if __name__ == "__main__":
