@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from penstock.capture import LeafLookup, first_sentence
+from penstock.capture import first_sentence
 from penstock.compiled_prefixes import Library
 from penstock.cut_context import CutContext
+from penstock.explained_call import ExplainedCall
 from penstock.kept_generators import AllGeneratorsKept
 from penstock.load_meter import LoadMeter
 from penstock.plan import Plan
 from penstock.planning import CutOptions
 from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
 from penstock.sizes import Unlowerable
-
-ModelCall = Callable[[Any], Callable[..., Any]]
 
 
 class _Listener:
@@ -52,39 +51,26 @@ class _QuietContext(CutContext):
         self.publish(Plan(refused=reason))
 
 
-def plan_graphs(
-    model: torch.nn.Module,
-    call_of: ModelCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    leaf_index_of: LeafLookup,
-    leaf_count: int,
-    options: CutOptions,
-) -> Plan:
-    """The plans of all graphs that `call_of(model)(*args, **kwargs)` runs as, joined. Raises
-    Unlowerable with the reason when the model cannot be copied, or fails."""
-    provenance, handle = ProvenanceTable(), BatchHandle(leaf_count)
+def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions) -> Plan:
+    """The plans of all graphs that the call runs as, joined. Raises Unlowerable with the reason
+    when the model cannot be copied, or fails."""
+    provenance, handle = ProvenanceTable(), BatchHandle(call.leaf_count)
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         fresh = value.detach().clone().requires_grad_(value.requires_grad)
-        index = leaf_index_of(value)
+        index = call.leaf_index_of(value)
         if index is not None:
             provenance.record(fresh, Provenance(handle, index, fresh._version))
         return fresh
 
-    args, kwargs = tree_map(copied, (tuple(args), dict(kwargs)))
-    return plan_followed(model, call_of, args, kwargs, provenance, options)
+    args, kwargs = tree_map(copied, (tuple(call.args), dict(call.kwargs)))
+    return plan_followed(model, replace(call, args=args, kwargs=kwargs), provenance, options)
 
 
 def plan_followed(
-    model: torch.nn.Module,
-    call_of: ModelCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    provenance: ProvenanceTable,
-    options: CutOptions,
+    model: torch.nn.Module, call: ExplainedCall, provenance: ProvenanceTable, options: CutOptions
 ) -> Plan:
     """The same for arguments that `provenance` knows, or that wait (`penstock.lazy_tensor`). What
     the model does to them is done."""
@@ -99,10 +85,10 @@ def plan_followed(
         ) from error
     listener = _Listener()
     context = _QuietContext(twin, weakref.ref(listener), provenance, options, 1)
-    run = OffloadedCall(context, call_of(twin), twin)
+    run = OffloadedCall(context, call.call_of(twin), twin)
     with AllGeneratorsKept():
         try:
-            run(*args, **kwargs)
+            run(*call.args, **call.kwargs)
         except Exception as error:
             raise Unlowerable(
                 f"to see all graphs, the model was run once as a copy, and failed "

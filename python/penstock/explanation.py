@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.external_utils import wrap_inline
 
 from penstock.capture import (
     Captured,
-    LeafLookup,
     SeveralGraphs,
     capture_whole,
     classify,
     is_plain,
     tie_sizes,
 )
-from penstock.explained_graphs import ModelCall, plan_followed, plan_graphs
+from penstock.explained_call import ExplainedCall
+from penstock.explained_graphs import plan_followed, plan_graphs
 from penstock.leaves import flatten_batch
 from penstock.lowering import lower
 from penstock.plan import Plan
@@ -72,38 +71,32 @@ def explain(
         if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             return plan_script(model, leaves, options)
         refuse_by_surroundings()
-        return _explain_captured(_eager(model), batch, leaves, call, options)
+        target = _eager(model)
+        return _plan_call(target, _call_with(target, batch, leaves, call), options)
     except Unlowerable as refusal:
         return Plan(refused=str(refusal))
 
 
 def explain_call(
-    model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    leaf_index_of: LeafLookup,
-    leaf_count: int,
-    options: CutOptions,
-    followed: ProvenanceTable | None = None,
+    model: Any, call: ExplainedCall, options: CutOptions, followed: ProvenanceTable | None = None
 ) -> Plan:
-    """The plan for `model(*args, **kwargs)`, where `leaf_index_of` says which tensors are of the
-    batch and it has `leaf_count` of them. Some may be what the program made of a batch, which
-    `followed` knows. As `explain` otherwise."""
+    """The plan for a call of `model`. Some of its arguments may be what the program made of a
+    batch, which `followed` knows. As `explain` otherwise."""
     try:
         if isinstance(model, torch.jit.ScriptModule):
-            return plan_script(model, _script_inputs(args, kwargs), options)
+            return plan_script(model, _script_inputs(call), options)
         refuse_by_surroundings()
         target = _eager(model)
         if followed is not None:
-            return plan_followed(target, _forward_call, args, kwargs, followed, options)
-        return _plan_call(target, _forward_call, args, kwargs, leaf_index_of, leaf_count, options)
+            return plan_followed(target, call, followed, options)
+        return _plan_call(target, call, options)
     except Unlowerable as refusal:
         return Plan(refused=str(refusal))
 
 
-def _explain_captured(
-    model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None, options: CutOptions
-) -> Plan:
+def _call_with(
+    model: Any, batch: Any, leaves: list[torch.Tensor], call: Call | None
+) -> ExplainedCall:
     leaf_index = {id(leaf): index for index, leaf in enumerate(leaves)}
 
     def leaf_index_of(tensor: torch.Tensor) -> int | None:
@@ -111,42 +104,30 @@ def _explain_captured(
 
     if call is not None:
         call_of = functools.partial(_calling, call)
-        return _plan_call(model, call_of, (batch,), {}, leaf_index_of, len(leaves), options)
+        return ExplainedCall((batch,), {}, leaf_index_of, len(leaves), call_of)
     args, kwargs = default_arguments(model, batch)
-    return _plan_call(model, _forward_call, args, kwargs, leaf_index_of, len(leaves), options)
+    return ExplainedCall(args, kwargs, leaf_index_of, len(leaves))
 
 
 def _calling(call: Call, model: Any) -> Callable[..., Any]:
     return lambda batch: call(model, batch)
 
 
-def _plan_call(
-    model: Any,
-    call_of: ModelCall,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    leaf_index_of: LeafLookup,
-    leaf_count: int,
-    options: CutOptions,
-) -> Plan:
+def _plan_call(model: Any, call: ExplainedCall, options: CutOptions) -> Plan:
     try:
-        captured = capture_whole(call_of(model), args, kwargs)
+        captured = capture_whole(call.call_of(model), call.args, call.kwargs)
     except SeveralGraphs:
         if not isinstance(model, torch.nn.Module):
             raise
-        return plan_graphs(model, call_of, args, kwargs, leaf_index_of, leaf_count, options)
-    return _plan_captured(model, captured, leaf_index_of, leaf_count, options)
+        return plan_graphs(model, call, options)
+    return _plan_captured(model, captured, call, options)
 
 
 def _plan_captured(
-    model: Any,
-    captured: Captured,
-    leaf_index_of: LeafLookup,
-    leaf_count: int,
-    options: CutOptions,
+    model: Any, captured: Captured, call: ExplainedCall, options: CutOptions
 ) -> Plan:
     for place, value in zip(captured.placeholders, captured.examples, strict=True):
-        if isinstance(value, torch.Tensor) and leaf_index_of(value) is not None:
+        if isinstance(value, torch.Tensor) and call.leaf_index_of(value) is not None:
             if not is_plain(value):
                 raise Unlowerable(
                     f"the batch tensor {place.label} requires grad, is not strided or is not on "
@@ -154,24 +135,24 @@ def _plan_captured(
                 )
     buffers = {id(b): b for b in model.buffers()} if isinstance(model, torch.nn.Module) else {}
     graph_inputs = tie_sizes(
-        classify(captured.placeholders, captured.examples, leaf_index_of, buffers)
+        classify(captured.placeholders, captured.examples, call.leaf_index_of, buffers)
     )
     _, planned = plan_cut(
         lambda symbolic: lower(
             captured.graph_module, graph_inputs, captured.examples, symbolic=symbolic
         ),
         captured.examples,
-        leaf_count,
+        call.leaf_count,
         options,
     )
     return planned.plan
 
 
-def _script_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def _script_inputs(call: ExplainedCall) -> list[torch.Tensor]:
     """TorchScript's front end takes every input of forward for a tensor of the batch."""
-    if kwargs or not all(isinstance(value, torch.Tensor) for value in args):
+    if call.kwargs or not all(isinstance(value, torch.Tensor) for value in call.args):
         raise Unlowerable("a TorchScript module is read only when called with tensors, by position")
-    return list(args)
+    return list(call.args)
 
 
 def default_arguments(model: Any, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -211,14 +192,3 @@ def _eager(model: Any) -> Any:
     if isinstance(model, torch.export.ExportedProgram):
         return model.module()
     return model
-
-
-def _forward_call(model: Any) -> Callable[..., Any]:
-    """The model's call without what `model.compile` or `offload` put in front of it."""
-    if not isinstance(model, torch.nn.Module):
-        return model  # type: ignore[no-any-return]
-    if torch._dynamo.trace_rules.check(model.forward):
-        # Dynamo leaves frames of torch.nn alone, such as Sequential's, unless they are called from
-        # one that it captures.
-        return wrap_inline(model._call_impl)
-    return model._call_impl

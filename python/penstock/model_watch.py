@@ -243,6 +243,7 @@ class ModelWatch:
         leaf: _Leaf,
         offloaded: OffloadedCall | OffloadedScript | None,
     ) -> FoundPlan:
+        from penstock.explained_call import ExplainedCall
         from penstock.explanation import explain_call
         from penstock.planning import CutOptions
 
@@ -267,9 +268,8 @@ class ModelWatch:
             args, kwargs = tree_map_only(LazyTensor, plain, (args, kwargs))
         self._unpatch()  # the analysis calls modules too
         try:
-            plan = explain_call(
-                model, args, kwargs, leaf_index_of, leaf.leaf_count, options, followed
-            )
+            call = ExplainedCall(args, kwargs, leaf_index_of, leaf.leaf_count)
+            plan = explain_call(model, call, options, followed)
         except Exception as error:  # as in training: planning must not fail the program
             plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
         finally:
