@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Pattern = tuple[tuple[int, int | Expression, bool], ...]
 # A pattern, and the inputs that are followed by their expressions. It fixes how calls are numbered.
 Variant = tuple[Pattern, frozenset[int]]
+# A pattern, and what the graph's own inputs are apart from their values: calls that get one plan.
+Signature = tuple[Any, ...]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class LiveCut:
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0
     is_used: bool = True  # lately; see unused_cuts.py
-    signature: tuple[Any, ...] = ()  # of the call that it was planned for
+    signature: Signature = ()  # of the call that it was planned for
     pricing: CutPricing | None = None  # where it may be replaced by a cut of another price
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)

@@ -19,8 +19,8 @@ UNUSED_CALLS_MAX = 64
 FORGOTTEN_MAX = 2
 
 
-class HasCuts(Protocol):
-    """A captured graph."""
+class CutsOfGraph(Protocol):
+    """Those in use of one captured graph, which owns them: they are gone with it."""
 
     @property
     def cuts(self) -> Sequence[LiveCut]: ...
@@ -33,11 +33,11 @@ class UnusedCuts:
     """Of one offloaded model. Confined to the training thread."""
 
     def __init__(self) -> None:
-        self._graphs: weakref.WeakSet[HasCuts] = weakref.WeakSet()
+        self._of_graphs: weakref.WeakSet[CutsOfGraph] = weakref.WeakSet()
         self._call_count = 0
 
-    def add_graph(self, graph: HasCuts) -> None:
-        self._graphs.add(graph)
+    def add(self, cuts: CutsOfGraph) -> None:
+        self._of_graphs.add(cuts)
 
     def end_call(self, shipped: Set[str]) -> bool:
         """To be called after each call of the model, whose batch came with the boundary tensors
@@ -46,18 +46,22 @@ class UnusedCuts:
         if self._call_count < UNUSED_CALLS_MAX:
             return False
         self._call_count = 0
-        graphs = list(self._graphs)
-        cuts = [(graph, cut) for graph in graphs for cut in graph.cuts if cut.suffix is not None]
+        cuts = [
+            (owner, cut)
+            for owner in list(self._of_graphs)
+            for cut in owner.cuts
+            if cut.suffix is not None
+        ]
         wanted = {key for _, cut in cuts if cut.is_used for key in _keys(cut)}
-        for graph, cut in cuts:
+        for owner, cut in cuts:
             if not cut.is_used and shipped & _keys(cut) - wanted:
-                graph.forget_unused(cut)
+                owner.forget_unused(cut)
             cut.is_used = False
         return True
 
     def orphans(self, installed: Iterable[str]) -> set[str]:
         """The prefixes of graphs that are gone, as they are after `torch._dynamo.reset()`."""
-        owned = {cut.planned.prefix for graph in list(self._graphs) for cut in graph.cuts}
+        owned = {cut.planned.prefix for owner in list(self._of_graphs) for cut in owner.cuts}
         return set(installed) - owned
 
 
