@@ -18,7 +18,7 @@ from torch import fx
 from torch._dynamo.source import TensorPropertySource, is_from_local_source
 from torch._guards import Source
 
-from penstock.lowering import GraphInput
+from penstock.graph_input import GraphInput
 from penstock.sizes import Unlowerable
 
 LeafLookup = Callable[[torch.Tensor], int | None]

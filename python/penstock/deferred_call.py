@@ -15,8 +15,8 @@ from torch import fx
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from penstock.expression import Expression
+from penstock.graph_input import GraphInput
 from penstock.lazy_value import LazyValue
-from penstock.lowering import GraphInput
 
 # Of one expression. A program that does more to a batch computes the rest at once.
 CALLS_MAX = 64

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from penstock.lowering import GraphInput, Lowering
+from penstock.graph_input import GraphInput
+from penstock.lowering import Lowering
 from penstock.recording import Name
 from penstock.sizes import Unlowerable
 from penstock.suffix import build_reference

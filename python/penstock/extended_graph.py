@@ -17,7 +17,7 @@ from torch import fx
 
 from penstock.capture import tie_sizes
 from penstock.expression import Expression
-from penstock.lowering import GraphInput
+from penstock.graph_input import GraphInput
 from penstock.surroundings import REGION_BEGIN, REGION_END, AutocastState
 
 

@@ -15,7 +15,8 @@ from penstock import _C
 from penstock.capture import Captured, capture_whole
 from penstock.emission import emit
 from penstock.errors import PenstockError
-from penstock.lowering import GraphInput, Lowering, lower
+from penstock.graph_input import GraphInput
+from penstock.lowering import Lowering, lower
 from penstock.planning import CutOptions, PlannedCut, plan_cut
 from penstock.sizes import Unlowerable
 
