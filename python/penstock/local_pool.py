@@ -7,12 +7,9 @@ worker raised. Dispatch, receiving, reordering and the memory of batches are nat
 
 from __future__ import annotations
 
-import multiprocessing.util
 import os
 import pickle
-import threading
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,21 +20,24 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from penstock import _C
+from penstock.arena_cap import arena_bytes
 from penstock.batch_pickle import dumps_index, loads
 from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
 from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
+from penstock.held_slabs import retire_at_forks
 from penstock.index_order import IndexOrder
 from penstock.indices import prefetch_depth, recognise_sampler
-from penstock.local_workers import LocalWorkers
+from penstock.local_workers import LocalWorkers, sleep_if_python_exits
 from penstock.lookahead import LooksAhead, NoBatch, Taken
+from penstock.native_thread import NativeThread
 from penstock.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.progress import CountedPulls
-from penstock.provenance import BatchHandle, Provenance
+from penstock.provenance import BatchHandle
 from penstock.shard_state import is_stateful
-from penstock.stuck_worker import where_it_is
+from penstock.stuck_worker import spoken_debt
 from penstock.worker_main import WorkerSpec
 
 if TYPE_CHECKING:
@@ -52,60 +52,6 @@ _END = int(_C.Client.Event.END)
 _STATUS_CHECK_INTERVAL_S = (
     1.0  # how often a waiting trainer looks for a worker that died before it ever connected
 )
-_DEFAULT_ARENA_BYTES = 256 << 20
-
-# Clients whose slabs a user may hold. Before this process forks they are told, so that what the
-# child inherits is never overwritten; os.register_at_fork has no way to take a hook back, so there
-# is one for all.
-_live_clients: weakref.WeakSet[_C.Client] = weakref.WeakSet()
-
-
-def _retire_held_slabs() -> None:
-    for client in list(_live_clients):
-        client.retire_held()
-
-
-os.register_at_fork(before=_retire_held_slabs)
-
-
-def arena_bytes() -> int:
-    """The cap of one worker's arena, from PENSTOCK_ARENA_BYTES.
-
-    Raises ValueError when that is not a positive integer.
-    """
-    text = os.environ.get("PENSTOCK_ARENA_BYTES")
-    if text is None:
-        return _DEFAULT_ARENA_BYTES
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(
-            f"PENSTOCK_ARENA_BYTES is {text!r}; a positive number of bytes is expected, such as "
-            f"{_DEFAULT_ARENA_BYTES}"
-        )
-    return int(text)
-
-
-def _sleep_if_python_exits() -> None:
-    """Keeps a daemon thread quiet while the interpreter exits.
-
-    multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
-    report; torch's iterator sleeps on its queue at that point, until the process is gone.
-    """
-    is_exiting = _utils.python_exit_status or multiprocessing.util.is_exiting()
-    if is_exiting and threading.current_thread() is not threading.main_thread():
-        threading.Event().wait()
-
-
-class NativeThread:
-    """What can be asked of the thread that receives, and pins, the batches of one pool."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-
-    def is_alive(self) -> bool:
-        return not self.ended.is_set()
-
-    def join(self, timeout: float | None = None) -> None:
-        self.ended.wait(timeout)
 
 
 class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
@@ -170,7 +116,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             pin_memory=self._pin_memory and loader.device is None,
             device_index=cuda_index(loader.device),
         )
-        _live_clients.add(self._client)
+        retire_at_forks(self._client)
         self._native_thread = NativeThread()
         self._shutdown = False
         try:
@@ -364,7 +310,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                     self._workers_status[value] = False
                 self._ask_for_more()
             elif kind == _WORKER_LOST:
-                _sleep_if_python_exits()
+                sleep_if_python_exits()
                 self._pool.raise_lost([self._workers[value]])
             else:
                 self._check_workers()
@@ -406,9 +352,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             progress.answered_count - 1,
             (self._epoch_seed, sequence),
         )
-        for index, leaf in enumerate(leaves):
-            if not leaf.is_inference():
-                provenance.record(leaf, Provenance(handle, index, leaf._version))
+        provenance.record_batch(handle, leaves)
         return handle
 
     def _as_lazy(self, batch: Any, handle: BatchHandle, leaves: list[torch.Tensor]) -> Any:
@@ -422,14 +366,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         if awaited is None:
             return ""
         worker_id, sequence, indices, is_pickled = awaited
-        pid = self._workers[worker_id].pid
-        what = ""
+        samples = ""
         if self._dataset_kind == _DatasetKind.Map:
-            shown = repr(pickle.loads(indices) if is_pickled else indices)
-            what = f", samples {shown if len(shown) <= 200 else shown[:200] + '...'}"
-        return (
-            f"\nWorker {worker_id} (pid {pid}) owes batch {sequence}{what}; {where_it_is(pid)}"
-        ).rstrip()
+            samples = repr(pickle.loads(indices) if is_pickled else indices)
+        return "\n" + spoken_debt(worker_id, self._workers[worker_id].pid, sequence, samples)
 
     def _check_workers(self) -> None:
         if self._shutdown:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
+import threading
 import time
 import warnings
 from multiprocessing import connection
@@ -116,3 +118,14 @@ class LocalWorkers:
                 if process.is_alive():  # it has not come to see the signal on a busy machine
                     process.kill()
                     process.join(timeout=_KILLED_S_MAX)
+
+
+def sleep_if_python_exits() -> None:
+    """Keeps a daemon thread quiet while the interpreter exits.
+
+    multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
+    report; torch's iterator sleeps on its queue at that point, until the process is gone.
+    """
+    is_exiting = _utils.python_exit_status or multiprocessing.util.is_exiting()
+    if is_exiting and threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()

@@ -9,6 +9,7 @@ it. A tensor that was written to in place since its delivery has lost its proven
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,6 +78,12 @@ class ProvenanceTable:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
         handle, source, version, inputs = provenance
         self._entries[leaf] = _Entry(handle, _address(leaf), source, version, inputs)
+
+    def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
+        """Notes the batch's own tensors. Those of inference mode have no version that tells."""
+        for index, leaf in enumerate(leaves):
+            if not leaf.is_inference():
+                self.record(leaf, Provenance(handle, index, leaf._version))
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
         """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""

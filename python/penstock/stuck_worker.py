@@ -19,6 +19,7 @@ _FILE_NAME = "penstock-stack"
 _OWN_FOLDER = os.path.join(os.path.dirname(__file__), "")
 _DUMP_SECONDS_MAX = 1.0
 _LINES_MAX = 40
+SAMPLES_SHOWN_MAX = 200  # characters
 _STATES = {
     "T": "it is stopped by a signal",
     "D": "it waits inside of the kernel, as for a disk or a network file system that is silent",
@@ -30,6 +31,14 @@ def offer_stack() -> None:
     """Called once in a worker: from now on the trainer can ask where it is."""
     # The file must outlive the call; faulthandler keeps its number and not the file.
     faulthandler.register(_SIGNAL, os.memfd_create(_FILE_NAME), all_threads=True)
+
+
+def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
+    """Which batch a worker owes, of which samples where they have indices, and where it is. Waits
+    as `where_it_is` does."""
+    shown = samples if len(samples) <= SAMPLES_SHOWN_MAX else samples[:SAMPLES_SHOWN_MAX] + "..."
+    what = f"batch {sequence}, samples {shown}" if shown else f"batch {sequence}"
+    return f"Worker {worker_id} (pid {pid}) owes {what}; {where_it_is(pid)}".rstrip()
 
 
 def where_it_is(pid: int | None) -> str:
