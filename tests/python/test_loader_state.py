@@ -4,287 +4,38 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from stream_oracle import describe, error_of
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-    default_collate,
-    get_worker_info,
+from resumed_streams import (
+    COUNT,
+    SAMPLERS,
+    Augmented,
+    Backwards,
+    Counted,
+    Counting,
+    Remembering,
+    Shards,
+    StatefulSampler,
+    WithCursor,
+    WithFaults,
+    as_is,
+    jittered,
+    rest_of,
+    seed_all,
+    state_after,
+    take,
+    through_json,
+    whole,
 )
-from torch.utils.data.datapipes.iter import IterableWrapper
+from stream_oracle import describe, error_of
+from torch.utils.data import TensorDataset
 
 from penstock import DataLoader
-from penstock.errors import UnsupportedError
-
-COUNT = 23
-
-
-def draws() -> list[float]:
-    return [float(torch.rand(())), random.random(), float(np.random.random())]
-
-
-def jittered(samples: list[Any]) -> Any:
-    return [default_collate(samples), draws()]
-
-
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
-class Counted(Dataset[Any]):
-    """Samples that say which they are; one may fail."""
-
-    def __init__(self, count: int = COUNT, failing: int = -1) -> None:
-        self.count = count
-        self.failing = failing
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.failing:
-            raise LookupError(f"sample {index}")
-        return index
-
-
-class Augmented(Counted):
-    def __getitem__(self, index: int) -> Any:
-        return [super().__getitem__(index), draws()]
-
-
-class Shards(IterableDataset[Any]):
-    """Shards of different lengths whose samples are random."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        shift = draws()
-        for index in range(first, 40 - 9 * first, step):
-            yield [index, shift, draws()]
-
-
-class Remembering(IterableDataset[Any]):
-    """Keeps its place on itself."""
-
-    def __init__(self) -> None:
-        self.place = 0
-        self.was_loaded = False
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        if not self.was_loaded:
-            self.place = 0 if info is None else info.id
-        self.was_loaded = False
-        while self.place < 31:
-            self.place += 1 if info is None else info.num_workers
-            yield self.place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
-        self.was_loaded = True
-
-
-class Cursor(Iterator[int]):
-    """An iterator with a state, which says whether it was read up to its place or put there."""
-
-    def __init__(self, place: int, step: int) -> None:
-        self.place, self.step = place, step
-
-    def __next__(self) -> int:
-        if self.place >= 31:
-            raise StopIteration
-        self.place += self.step
-        return self.place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert self.place < self.step, "it was read before it was put in its place"
-        self.place = state["place"]
-
-
-class WithCursor(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        return Cursor(0, 1) if info is None else Cursor(info.id, info.num_workers)
-
-
-class Faulty(Cursor):
-    """Fails now and then, and goes on."""
-
-    def __next__(self) -> Any:
-        if super().__next__() % 7 == 0:
-            raise LookupError(f"at {self.place}")
-        return Wrapped(self.place, draws())
-
-
-class WithFaults(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        cursor = Faulty(0, 1) if info is None else Faulty(info.id, info.num_workers)
-        return cursor if self.is_stateful else map(as_is, cursor)
-
-    def __init__(self, is_stateful: bool) -> None:
-        self.is_stateful = is_stateful
-
-
-class Wrapped:
-    """What has to be pickled."""
-
-    def __init__(self, place: int, numbers: list[float]) -> None:
-        self.place, self.numbers = place, numbers
-
-
-def as_is(batch: Any) -> Any:
-    return batch
-
-
-class Counting(Dataset[Any]):
-    """A map-style dataset that counts what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> Any:
-        self.asked += 1
-        return [index, self.asked]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.asked = state["asked"]
-
-
-class Backwards(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(COUNT - 1, -1, -1))
-
-    def __len__(self) -> int:
-        return COUNT
-
-
-class StatefulSampler(Sampler[int]):
-    """Keeps its place, like torchdata's StatefulDistributedSampler."""
-
-    def __init__(self) -> None:
-        self.yielded = 0
-        self.next_yielded = 0
-        self.pulls = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.yielded, self.next_yielded = self.next_yielded, 0
-        order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4)).tolist()
-        for index in order[self.yielded :]:
-            self.yielded += 1
-            self.pulls += 1
-            yield index
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"yielded": self.yielded}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next_yielded = state["yielded"]
-
-
-def take(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Up to ``count`` batches and errors, described."""
-    seen: list[Any] = []
-    for _ in range(count):
-        try:
-            seen.append(describe(next(iterator)))
-        except StopIteration:
-            break
-        except LookupError as error:
-            seen.append(str(error).splitlines()[-1].removeprefix("LookupError: "))
-    return seen
-
-
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state))  # type: ignore[no-any-return]
-
-
-def whole(make: Callable[[], Any]) -> list[Any]:
-    """The stream of one epoch, uninterrupted."""
-    seed_all(7)
-    return take(iter(make()), 99)
-
-
-def state_after(make: Callable[[], Any], count: int) -> dict[str, Any]:
-    """The state of a loader that gave ``count`` batches, as it went through JSON."""
-    seed_all(7)
-    loader = make()
-    iterator = iter(loader)
-    take(iterator, count)
-    return through_json(loader.state_dict())
-
-
-def rest_of(make: Callable[[], Any], state: dict[str, Any], count: int = 99) -> list[Any]:
-    """What a fresh loader gives after ``state``, in a process whose generators are elsewhere."""
-    seed_all(1234)
-    loader = make()
-    loader.load_state_dict(state)
-    before = describe([torch.get_rng_state(), random.getstate(), np.random.get_state()])
-    iterator = iter(loader)
-    after = describe([torch.get_rng_state(), random.getstate(), np.random.get_state()])
-    assert after == before, "the trainer's own random numbers are its own"
-    return take(iterator, count)
-
-
-SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "in order": lambda: {"batch_size": 4},
-    "shuffled": lambda: {"batch_size": 4, "shuffle": True},
-    "drop_last": lambda: {"batch_size": 4, "shuffle": True, "drop_last": True},
-    "single samples": lambda: {"batch_size": None, "sampler": RandomSampler(range(COUNT))},
-    "own generator": lambda: {
-        "batch_size": 4,
-        "shuffle": True,
-        "generator": torch.Generator().manual_seed(5),
-    },
-    "Python sampler": lambda: {"batch_size": 4, "sampler": Backwards()},
-    "SubsetRandomSampler": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(COUNT))},
-    "WeightedRandomSampler": lambda: {
-        "batch_size": 4,
-        "sampler": WeightedRandomSampler([1.0 + i for i in range(COUNT)], COUNT),
-    },
-    "own batch_sampler": lambda: {
-        "batch_sampler": BatchSampler(
-            RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(6)), 4, False
-        )
-    },
-    "replacement": lambda: {
-        "batch_size": 4,
-        "sampler": RandomSampler(range(COUNT), replacement=True, num_samples=40),
-    },
-    "stateful sampler": lambda: {"batch_size": 4, "sampler": StatefulSampler()},
-}
 
 
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2), (2, 1)], ids=str)
@@ -595,71 +346,6 @@ def test_another_process_resumes() -> None:
         assert run.stdout.strip() == rest
 
 
-@pytest.mark.parametrize(
-    ("others", "words"),
-    [
-        ({"batch_size": 5}, "batch_size 4 and this one has batch_size 5"),
-        ({"drop_last": True}, "drop_last False and this one has drop_last True"),
-        ({"dataset": Counted(9)}, f"dataset length {COUNT} and this one has dataset length 9"),
-        ({"dataset": Shards()}, "kind 'map' and this one has kind 'iterable'"),
-        ({"seeding": "batch"}, "seeding 'worker' and this one has seeding 'batch'"),
-        ({"shuffle": True}, "sampler 'SequentialSampler' and this one has sampler 'RandomS"),
-        ({"sampler": Backwards()}, "this one has sampler 'Backwards'"),
-    ],
-)
-def test_a_loader_that_is_built_differently_refuses(others: dict[str, Any], words: str) -> None:
-    state = state_after(lambda: DataLoader(Counted(), batch_size=4), 2)
-    loader: Any = DataLoader(**{"dataset": Counted(), "batch_size": 4, **others})
-    error = error_of(lambda: loader.load_state_dict(state))
-    assert type(error) is ValueError
-    assert words in str(error)
-
-
-def test_another_batch_sampler_is_refused() -> None:
-    def make(size: int) -> Any:
-        return DataLoader(Counted(), batch_sampler=BatchSampler(Backwards(), size, False))
-
-    state = make(3).state_dict()
-    error = error_of(lambda: make(4).load_state_dict(state))
-    assert type(error) is ValueError
-    assert "BatchSampler of 3 over Backwards" in str(error)
-
-
-def test_another_number_of_shards_is_refused() -> None:
-    state = state_after(lambda: DataLoader(Shards(), batch_size=3, num_workers=2), 2)
-    error = error_of(lambda: DataLoader(Shards(), batch_size=3).load_state_dict(state))
-    assert type(error) is ValueError
-    assert "shards 2 and this one has shards 1" in str(error)
-
-
-def test_what_is_no_state_of_ours_is_refused() -> None:
-    loader = DataLoader(Counted(), batch_size=4)
-    error = error_of(lambda: loader.load_state_dict({"_snapshot": {}}))
-    assert type(error) is ValueError
-    assert "the keys ['_snapshot'], which are not those" in str(error)
-    state = {**loader.state_dict(), "version": 99}
-    error = error_of(lambda: loader.load_state_dict(state))
-    assert type(error) is ValueError
-    assert "version 99 and this penstock reads version 1" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("loader", "words"),
-    [
-        (DataLoader(Counted(), num_workers=2, in_order=False), "set in_order=True"),
-        (DataLoader(IterableWrapper(range(3))), "the dataset is a datapipe"),
-    ],
-    ids=["free order", "datapipe"],
-)
-def test_where_there_is_no_state_there_is_no_state_dict(loader: Any, words: str) -> None:
-    error = error_of(lambda: loader.state_dict())
-    assert isinstance(error, UnsupportedError)
-    assert words in str(error)
-    assert not hasattr(loader, "state_dict"), "accelerate calls it where it is"
-    error = error_of(lambda: loader.load_state_dict({}))
-    assert isinstance(error, UnsupportedError)
-
-
 def test_accelerates_corrections_are_heeded() -> None:
     """Its dispatcher takes back the batches that it holds for other ranks."""
     for dataset in (Counted(), Shards()):
@@ -709,24 +395,6 @@ def test_workers_that_are_spawned_resume_too() -> None:
         lambda: DataLoader(Shards(), 3, num_workers=1, shards=2, seeding="batch"), 4
     )
     assert rest_of(make, state) == expected[4:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_batch(
-    workers: int,
-) -> None:
-    class Refusing(Remembering):
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            raise LookupError("no such place")
-
-    def make() -> Any:
-        return DataLoader(Refusing(), 3, num_workers=workers)
-
-    loader = make()
-    loader.load_state_dict(state_after(make, 2))
-    error = error_of(lambda: next(iter(loader)))
-    assert type(error) is LookupError
-    assert "no such place" in str(error)
 
 
 def test_a_copy_of_a_loader_begins_anew_or_from_what_was_loaded() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cut_models import CASES, Case, images, rows
-from test_auto_workers import Scheduled
+from scheduled_workers import Scheduled
 from test_offload import bits, fresh, train
 from test_offload_graphs import ThreeGraphsAndABranch
 

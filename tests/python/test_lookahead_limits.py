@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking ahead where it ends: errors, deaths and timeouts, memory, and what cannot be known."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import re
+import signal
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from looked_at_streams import Augmented, DrawingSampler, Failing, Stateful, make
+from stream_oracle import next_error
+from torch.utils.data import Dataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from penstock import DataLoader
+from penstock.errors import UnsupportedError
+
+
+def test_an_error_is_raised_in_its_place_and_ends_what_is_told() -> None:
+    loader = DataLoader(Failing(24), batch_size=2, num_workers=2, prefetch_factor=4)
+    iterator = iter(loader)
+    assert [len(loader.lookahead(8, lambda batch: batch)) for _ in range(2)] == [1, 1]
+    next(iterator)
+    assert loader.lookahead(8, lambda batch: batch) == []
+    assert loader.lookahead(2) == [[2, 3], [4, 5]]
+    assert "sample 3 is bad" in str(next_error(iterator))
+    assert len(loader.lookahead(8, lambda batch: batch)) == 3
+    assert [batch[0].tolist() for batch in itertools.islice(iterator, 3)] == [
+        [4, 5],
+        [6, 7],
+        [8, 9],
+    ]
+
+
+class Dying(Dataset[int]):
+    """The worker that is asked for sample 3 waits for a byte, and goes away with an exit code."""
+
+    def __init__(self, reader: int) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            os.read(self.reader, 1)
+            os._exit(9)
+        return index
+
+
+@contextlib.contextmanager
+def child_deaths_unheard() -> Iterator[None]:
+    """Torch's handler raises wherever the program is, which may be in the test."""
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_reported_once_in_its_place() -> None:
+    with pipe() as (reader, writer):
+        loader = DataLoader(Dying(reader), batch_size=None, num_workers=1, prefetch_factor=6)
+        iterator = iter(loader)
+        with child_deaths_unheard():
+            assert loader.lookahead(3, int) == [0, 1, 2]
+            os.write(writer, b".")
+            assert loader.lookahead(6, int) == loader.lookahead(6, int) == [0, 1, 2]
+            assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+            assert loader.lookahead(6, int) == []
+            error = next_error(iterator)
+        assert type(error) is RuntimeError and "exited unexpectedly" in str(error)
+        del iterator
+
+
+@pytest.mark.slow
+def test_a_kept_error_keeps_no_workers() -> None:
+    gone: list[int] = []
+    with pipe() as (reader, writer):
+        os.write(writer, b".")
+        loader = DataLoader(Dying(reader), batch_size=None, num_workers=1, prefetch_factor=6)
+        iterator = iter(loader)
+        weakref.finalize(iterator, gone.append, 1)
+        gc.disable()
+        try:
+            with child_deaths_unheard():
+                assert len(loader.lookahead(6, int)) <= 3
+            del iterator
+            assert gone == [1]
+        finally:
+            gc.enable()
+
+
+class Gated(Dataset[int]):
+    """From sample 3 on each waits for a byte."""
+
+    def __init__(self, reader: int) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 3:
+            os.read(self.reader, 1)
+        return index
+
+
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    try:
+        yield reader, writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.slow
+def test_a_timeout_is_raised_by_who_waited_and_takes_nothing() -> None:
+    with pipe() as (reader, writer):
+        loader = DataLoader(
+            Gated(reader), batch_size=None, num_workers=1, prefetch_factor=8, timeout=1
+        )
+        iterator = iter(loader)
+        with pytest.raises(RuntimeError, match=r"timed out after 1 seconds\nWorker 0 .*batch 3"):
+            loader.lookahead(5, int)
+        assert loader.lookahead(3, int) == [0, 1, 2]
+        assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+        assert "timed out after 1 seconds" in str(next_error(iterator))
+        os.write(writer, b"." * 5)
+        assert loader.lookahead(5, int) == [3, 4, 5, 6, 7]
+        assert [*iterator] == [3, 4, 5, 6, 7]
+        del iterator
+
+
+def test_waits_for_what_is_under_way_and_no_longer() -> None:
+    with pipe() as (reader, writer):
+        loader = DataLoader(Gated(reader), batch_size=None, num_workers=1, prefetch_factor=8)
+        iterator = iter(loader)
+        assert loader.lookahead(3, int) == [0, 1, 2]  # the fourth would never come
+        os.write(writer, b"." * 5)
+        assert [*iterator] == [*range(8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"prefetch_bytes": 1 << 19}], ids=["", "prefetch_bytes"])
+def test_what_is_held_past_the_arena_neither_stalls_nor_changes(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ARENA_BYTES", str(1 << 20))
+    dataset = TensorDatasetLike(120)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, prefetch_factor=16, **options)
+    kept, told = [], []
+    for step, batch in enumerate(loader):
+        ahead = loader.lookahead(32, lambda batch: batch)
+        assert len(ahead) == min(32, 59 - step)
+        told.append(ahead)
+        kept.append(batch)
+    assert len(kept) == 60
+    for step, batch in enumerate(kept):
+        assert batch[:, 0].tolist() == [2.0 * step, 2.0 * step + 1]
+        assert [one[0, 0].item() for one in told[step]] == [
+            2.0 * later for later in range(step + 1, min(step + 33, 60))
+        ]
+
+
+class TensorDatasetLike(Dataset[Any]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((16384,), float(index))
+
+
+def test_counts_are_of_what_was_delivered() -> None:
+    loader = make("persistent", overlap_epochs=False)
+    for given_count, _ in enumerate(loader, start=1):
+        loader.lookahead(4, len)
+        stats = loader.stats()
+        assert stats.batches == given_count
+        assert stats.ready + stats.outstanding == min(4, 12 - given_count)
+        if given_count == 10:
+            break
+    assert len([*loader]) == 12
+    assert (loader.stats().batches, loader.stats().stale_batches) == (22, 2)
+
+
+def test_nothing_more_is_asked_for_than_without_looking() -> None:
+    with pipe() as (reader, writer):
+        loader = DataLoader(Gated(reader), batch_size=None, num_workers=1, prefetch_factor=3)
+        iterator = iter(loader)
+        assert loader.lookahead(3, int) == [0, 1, 2]
+        assert loader.stats().outstanding == 0
+        next(iterator)
+        assert loader.stats().outstanding == 1
+        os.write(writer, b"." * 5)
+        assert [*iterator] == [*range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ((0,), ValueError, "lookahead() was given 0 as the number of batches; at least 1"),
+        ((-2, len), ValueError, "lookahead() was given -2"),
+        ((1.0,), TypeError, "lookahead() was given 1.0 as the number of batches; a positive int"),
+        ((True,), TypeError, "lookahead() was given True"),
+        ((1, "ids"), TypeError, "lookahead() was given 'ids' as select; a function"),
+        (
+            (5, len),
+            ValueError,
+            "lookahead(5) was called, but only the next 4 batches are sure to be asked for "
+            "(prefetch_factor=2 and num_workers=2); raise prefetch_factor to 3, or look less far",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, kind: type, words: str) -> None:
+    loader = make("in sequence")
+    iterator: Any = iter(loader)
+    for call in (loader.lookahead, iterator.lookahead):
+        with pytest.raises(kind, match=re.escape(words)):
+            call(*arguments)
+    assert len([*iterator]) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "kind", "words"),
+    [
+        (
+            {"dataset": Augmented()},
+            (1, len),
+            UnsupportedError,
+            "asked for values with num_workers=0, where a batch is made when next() is called",
+        ),
+        (
+            {"dataset": Augmented(), "batch_sampler": DrawingSampler()},
+            (1,),
+            UnsupportedError,
+            "num_workers=0 and a sampler that is not torch's own",
+        ),
+        (
+            {"dataset": Stateful()},
+            (1,),
+            UnsupportedError,
+            "the dataset is an IterableDataset, which has none; use num_workers=1 or more, and",
+        ),
+        (
+            {"dataset": Stateful(), "num_workers": 1},
+            (1,),
+            UnsupportedError,
+            "the dataset is an IterableDataset, which has none; pass select=",
+        ),
+        (
+            {"dataset": Augmented(), "num_workers": 2, "in_order": False},
+            (1, len),
+            UnsupportedError,
+            "in_order=False, where the next batch is whichever comes first",
+        ),
+        (
+            {"dataset": Augmented(), "batch_sampler": DrawingSampler(), "num_workers": 2},
+            (5,),
+            ValueError,
+            "raise prefetch_factor to 3",
+        ),
+        (
+            {"dataset": Augmented(), "num_workers": "auto", "seeding": "batch"},
+            (3, len),
+            ValueError,
+            'only the next 2 batches are sure to be asked for (prefetch_factor=2 and num_workers="'
+            'auto", which may choose 1); raise prefetch_factor to 3',
+        ),
+        (
+            {"dataset": IterableWrapper(range(4))},
+            (1,),
+            UnsupportedError,
+            "torch's iterator is used: the dataset is a datapipe",
+        ),
+    ],
+)
+def test_what_cannot_be_known_is_refused(
+    options: dict[str, Any], arguments: Any, kind: type, words: str
+) -> None:
+    loader: Any = DataLoader(**options)
+    iterator = iter(loader)
+    with pytest.raises(kind, match=re.escape(words)):
+        loader.lookahead(*arguments)
+    assert len([*iterator]) == len([*DataLoader(**options)])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States that a loader cannot go on from: it says why, and which of the two to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from resumed_streams import COUNT, Backwards, Counted, Remembering, Shards, state_after
+from stream_oracle import error_of
+from torch.utils.data import BatchSampler
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from penstock import DataLoader
+from penstock.errors import UnsupportedError
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"batch_size": 5}, "batch_size 4 and this one has batch_size 5"),
+        ({"drop_last": True}, "drop_last False and this one has drop_last True"),
+        ({"dataset": Counted(9)}, f"dataset length {COUNT} and this one has dataset length 9"),
+        ({"dataset": Shards()}, "kind 'map' and this one has kind 'iterable'"),
+        ({"seeding": "batch"}, "seeding 'worker' and this one has seeding 'batch'"),
+        ({"shuffle": True}, "sampler 'SequentialSampler' and this one has sampler 'RandomS"),
+        ({"sampler": Backwards()}, "this one has sampler 'Backwards'"),
+    ],
+)
+def test_a_loader_that_is_built_differently_refuses(others: dict[str, Any], words: str) -> None:
+    state = state_after(lambda: DataLoader(Counted(), batch_size=4), 2)
+    loader: Any = DataLoader(**{"dataset": Counted(), "batch_size": 4, **others})
+    error = error_of(lambda: loader.load_state_dict(state))
+    assert type(error) is ValueError
+    assert words in str(error)
+
+
+def test_another_batch_sampler_is_refused() -> None:
+    def make(size: int) -> Any:
+        return DataLoader(Counted(), batch_sampler=BatchSampler(Backwards(), size, False))
+
+    state = make(3).state_dict()
+    error = error_of(lambda: make(4).load_state_dict(state))
+    assert type(error) is ValueError
+    assert "BatchSampler of 3 over Backwards" in str(error)
+
+
+def test_another_number_of_shards_is_refused() -> None:
+    state = state_after(lambda: DataLoader(Shards(), batch_size=3, num_workers=2), 2)
+    error = error_of(lambda: DataLoader(Shards(), batch_size=3).load_state_dict(state))
+    assert type(error) is ValueError
+    assert "shards 2 and this one has shards 1" in str(error)
+
+
+def test_what_is_no_state_of_ours_is_refused() -> None:
+    loader = DataLoader(Counted(), batch_size=4)
+    error = error_of(lambda: loader.load_state_dict({"_snapshot": {}}))
+    assert type(error) is ValueError
+    assert "the keys ['_snapshot'], which are not those" in str(error)
+    state = {**loader.state_dict(), "version": 99}
+    error = error_of(lambda: loader.load_state_dict(state))
+    assert type(error) is ValueError
+    assert "version 99 and this penstock reads version 1" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (DataLoader(Counted(), num_workers=2, in_order=False), "set in_order=True"),
+        (DataLoader(IterableWrapper(range(3))), "the dataset is a datapipe"),
+    ],
+    ids=["free order", "datapipe"],
+)
+def test_where_there_is_no_state_there_is_no_state_dict(loader: Any, words: str) -> None:
+    error = error_of(lambda: loader.state_dict())
+    assert isinstance(error, UnsupportedError)
+    assert words in str(error)
+    assert not hasattr(loader, "state_dict"), "accelerate calls it where it is"
+    error = error_of(lambda: loader.load_state_dict({}))
+    assert isinstance(error, UnsupportedError)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_batch(
+    workers: int,
+) -> None:
+    class Refusing(Remembering):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise LookupError("no such place")
+
+    def make() -> Any:
+        return DataLoader(Refusing(), 3, num_workers=workers)
+
+    loader = make()
+    loader.load_state_dict(state_after(make, 2))
+    error = error_of(lambda: next(iter(loader)))
+    assert type(error) is LookupError
+    assert "no such place" in str(error)
