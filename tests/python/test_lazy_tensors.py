@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import copy
 import io
-import multiprocessing
 import pickle
 import weakref
 from collections.abc import Callable
+from multiprocessing import resource_sharer
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 import torch.nn.functional as F
 from offload_training import bits
 
@@ -193,18 +194,39 @@ def test_a_lazy_tensor_does_what_a_plain_one_does(
         assert result == expected
 
 
-def _send(queue: Any, tensor: Tensor) -> None:
-    queue.put((type(tensor) is Tensor, tensor.tolist()))
+def _take_and_write(given: Any, answers: Any) -> None:
+    tensor = given.get(timeout=60)
+    answers.put((type(tensor) is Tensor, tensor.tolist()))
+    tensor.fill_(-1)
+    answers.put("written")
 
 
-def test_another_process_is_given_a_plain_tensor() -> None:
-    table = ProvenanceTable()
-    lazy = lazy_numbers(Deferral(table), table) * 2
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=_send, args=(queue, pickle.loads(pickle.dumps(lazy))))
+def _given_away(tensor: Tensor) -> tuple[Any, Any]:
+    """What another process finds in a queue, and what is seen here once that has written to it."""
+    context = torch.multiprocessing.get_context("fork")
+    given, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_take_and_write, args=(given, answers))
     process.start()
-    assert queue.get(timeout=60) == (True, (numbers() * 2).tolist())
-    process.join(60)
-    queue.close()
-    queue.join_thread()
+    try:
+        given.put(tensor)
+        found = answers.get(timeout=60)
+        assert answers.get(timeout=60) == "written"
+        process.join(60)
+        return found, tensor.tolist()
+    finally:
+        process.kill()
+        process.join()
+        for queue in (given, answers):
+            queue.close()
+            queue.join_thread()
+        resource_sharer.stop(60)  # the thread that hands over descriptors, and its socket
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x * 2], ids=["a leaf", "made of one"])
+def test_another_process_is_given_a_plain_tensor(make: Callable[[Tensor], Tensor]) -> None:
+    table = ProvenanceTable()
+    lazy = make(lazy_numbers(Deferral(table), table))
+    assert type(lazy) is LazyTensor
+    found, seen_here = _given_away(lazy)
+    assert found == (True, make(numbers()).tolist())
+    assert (found, seen_here) == _given_away(make(numbers()))
