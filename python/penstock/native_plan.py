@@ -30,8 +30,8 @@ FOLDERS = re.compile(r" at \S*/")  # TorchScript names a line's file with its fo
 # them there: memory that another core has written last.
 _WRITE_BYTES_PER_S = 4e9
 _READ_BYTES_PER_S = 10e9
-# What a model of which something moves costs the trainer for each batch, beside what moves and stays:
-# Dynamo's guards and a look at the batch, with cold caches (bench/cut.py --overhead).
+# What a model of which something moves costs the trainer for each batch, beside what moves and
+# stays: Dynamo's guards and a look at the batch, with cold caches (bench/cut.py --overhead).
 _CUT_S = 200e-6
 
 

@@ -8,8 +8,8 @@ few calls of the graph as a whole, in turns with its suffix: the difference is w
 of the cut, with its own allocator and threads. Where the loads shift later, plans are priced again.
 
 Changing is bounded: a plan must promise steps that are shorter by GAIN_MIN, is taken back when they
-turn out to be longer, or when what is known of it now says that they would have been shorter
-without it; and neither is a plan changed again then, nor one that was left taken again before,
+turn out to be longer at once, or when what is measured in one of its first windows says that they
+would have been shorter without it; and neither is a plan changed again then, nor one that was left taken again before,
 until the loads have shifted; nor ever more than CHANGES_MAX times.
 The losses are the same with every plan, so a change shows in speed alone.
 """
@@ -40,6 +40,7 @@ GAIN_MIN = 0.03  # of a step, promised
 LOSS_MAX = 0.03  # of a step, measured, and twice its standard error
 RETURN_MIN = 0.03  # of a step, promised by the plan before, once the new one was measured
 CHANGES_MAX = 8  # of one graph's plan
+TRIAL_WINDOWS = 4  # in each of which it may be taken back
 SPOT_CALLS = 12  # every other one of the whole graph
 _CALLS_BEFORE_SPOTS = 4
 _SCALE_MIN, _SCALE_MAX = 0.05, 20.0
@@ -120,6 +121,7 @@ class _Trial:
     new: LiveCut
     before: MeasuredLoads
     basis: _Basis
+    windows_left: int = TRIAL_WINDOWS
 
 
 # What a cut is to be replaced by: one that was in use before, or what another is planned for.
@@ -173,8 +175,11 @@ class Repricer:
         if self._trial is not None and self._trial.new is not cut:
             return None  # it waits for the verdict on that one
         self._due = [item for item in self._due if item is not cut]
-        back = self._judge(self._trial) if self._trial is not None else None
-        return back or self._price(cut)
+        if self._trial is not None:
+            back = self._judge(self._trial)
+            if back is not None or self._trial is not None:
+                return back
+        return self._price(cut)
 
     def changed(self, old: LiveCut, new: LiveCut, where: str) -> None:
         """One cut was replaced by another, which is in force from the next batches on."""
@@ -275,7 +280,8 @@ class Repricer:
         self._trial = None
         more_s = measured.step_s - trial.before.step_s
         error_s = (measured.step_error_s**2 + trial.before.step_error_s**2) ** 0.5
-        is_worse = more_s > max(LOSS_MAX * trial.before.step_s, 2 * error_s)
+        is_first = trial.windows_left == TRIAL_WINDOWS  # later the machine may have changed, too
+        is_worse = is_first and more_s > max(LOSS_MAX * trial.before.step_s, 2 * error_s)
         # Or are they longer for another reason than the plan? What workers take beside it tells.
         beside = dataclasses.replace(
             basis, trainer_s=trial.basis.trainer_s, prefix_scale=trial.basis.prefix_scale
@@ -283,6 +289,9 @@ class Repricer:
         if not (is_worse and not trial.basis.has_shifted(beside)) and not self._was_mispriced(
             trial
         ):
+            # Of a plan that moves nothing no later window knows more.
+            left = trial.windows_left - 1 if trial.new.suffix is not None else 0
+            self._trial = dataclasses.replace(trial, windows_left=left) if left else None
             return None
         assert trial.new.pricing is not None
         trial.new.pricing.is_held = True
