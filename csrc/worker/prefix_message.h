@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The body of a prefix request: a batch record whose nest is the IR text, a seed and what was compiled of it, and whose
-// tensors are the constants, so that a prefix travels in the same checked form as a batch. PROTOCOL.md has the bytes.
+// A prefix on its way from the trainer to a worker, with its constants as tensors; transport/prefix_body.h has its
+// bytes.
 
 #include <ATen/core/Tensor.h>
 
