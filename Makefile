@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test lint bench test-asan test-tsan clean
+.PHONY: help demo test lint bench fuzz test-asan test-tsan clean
 
 help:
 	@echo "penstock"
@@ -16,6 +16,7 @@ help:
 	@echo "  make test       every test, C++ and Python; ARGS goes to pytest"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
+	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
@@ -42,6 +43,9 @@ bench:
 	@python=$$(sh .make/system.sh build bench) && sh .make/packages.sh "$$python" bench
 	@sh .make/install.sh --with-bench
 	@sh .make/bench.sh $(ARGS)
+
+fuzz:
+	@python=$$(sh .make/system.sh fuzz) && "$$python" tests/fuzz/run.py $(ARGS)
 
 test-asan:
 	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: system.sh build|test|bench|lint...
+# usage: system.sh build|test|bench|lint|fuzz...
 # Finds what the named groups need from the system, and installs what is missing with apt when it may (as root, or with a
 # sudo that asks no password). Where it may not, it stops and names the packages and the command. Prints the Python to
 # make the virtual environment with.
@@ -62,6 +62,14 @@ for group in "$@"; do
     lint)
       need_tool clang-format-14 clang-format-14
       need_tool clang-tidy-14 clang-tidy-14
+      ;;
+    fuzz)
+      need_tool g++ g++ # for the C++ library that clang uses
+      need_tool cmake cmake
+      need_tool ninja ninja-build
+      need_tool clang++-14 clang-14
+      has_package libclang-rt-14-dev || ls /usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1 ||
+        missing="$missing libclang-rt-14-dev"
       ;;
     *) stop "system.sh: there is no group '$group'" ;;
   esac

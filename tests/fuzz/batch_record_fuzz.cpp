@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The batch record and the nest in it, as a trainer reads them of a worker.
+#include <algorithm>
+
+#include "fuzz_target.h"
+#include "record_repair.h"
+#include "record_samples.h"
+#include "transport/frame.h"
+#include "transport/nest.h"
+
+namespace penstock::fuzz {
+
+using namespace penstock::transport;
+
+namespace {
+
+// Where the last element of a tensor ends, computed in numbers that cannot overflow.
+__int128 extent_bytes(const TensorEntry& entry) {
+  __int128 last = 0;
+  for (size_t dim = 0; dim < entry.shape.size(); ++dim) {
+    if (entry.shape[dim] == 0) return 0;
+    last += static_cast<__int128>(entry.shape[dim] - 1) * entry.strides[dim];
+  }
+  return (last + 1) * dtype_bytes(entry.dtype);
+}
+
+// Reads one value as Python's bindings do, by recursion, and writes it again.
+void copy_value(NestReader& reader, NestWriter& writer, std::span<const TensorEntry> leaves, size_t depth,
+                bool& has_pickle) {
+  expect(depth <= kNestDepthMax, "a checked nest is not deeper than its cap");
+  const auto token = reader.next();
+  expect(static_cast<bool>(token), "a checked nest can be walked");
+  const NestToken& value = token.value();
+  touch(std::as_bytes(std::span(value.text)));
+  size_t count = value.count;
+  switch (value.tag) {
+    case NestTag::kNone: writer.none(); return;
+    case NestTag::kFalse: writer.boolean(false); return;
+    case NestTag::kTrue: writer.boolean(true); return;
+    case NestTag::kInteger: writer.integer(value.integer); return;
+    case NestTag::kFloat: writer.floating(value.floating); return;
+    case NestTag::kText: writer.text(value.text); return;
+    case NestTag::kBytes: writer.bytes(value.text); return;
+    case NestTag::kPickle: writer.pickle(value.text), has_pickle = true; return;
+    case NestTag::kTensor:
+      touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
+      writer.tensor(value.count);
+      return;
+    case NestTag::kList: writer.list(value.count); break;
+    case NestTag::kTuple: writer.tuple(value.count); break;
+    case NestTag::kDict: writer.dict(value.count), count *= 2; break;
+  }
+  for (; count > 0; --count) copy_value(reader, writer, leaves, depth + 1, has_pickle);
+}
+
+void check_the_nest(const Frame& frame) {
+  const auto leaf_count = static_cast<uint32_t>(frame.leaf_count());
+  if (!check_nest(frame.nest, leaf_count, /*allow_pickle=*/true)) {
+    expect(!check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
+    return;
+  }
+  // The leaves alone, in memory of exactly their size.
+  const std::vector<TensorEntry> leaves(frame.tensors.begin(), frame.tensors.begin() + leaf_count);
+  NestReader reader(frame.nest);
+  NestWriter writer;
+  bool has_pickle = false;
+  copy_value(reader, writer, leaves, 1, has_pickle);
+  expect(reader.at_end(), "a checked nest is one value");
+  expect(std::ranges::equal(writer.view(), frame.nest), "a nest that is written again is the same bytes");
+  expect(static_cast<bool>(check_nest(frame.nest, leaf_count, /*allow_pickle=*/false)) == !has_pickle,
+         "a nest without pickles, and no other, is for those who are not trusted");
+}
+
+}  // namespace
+
+std::vector<Bytes> make_seeds() { return sample_records(); }
+
+void mutate(Bytes& bytes, Choices& choices) {
+  edit_at_random(bytes);
+  if (choices.mostly()) bytes = repair_record(bytes, &repair_nest, choices);
+}
+
+void check(std::span<const std::byte> bytes) {
+  const auto parsed = parse_frame(bytes);
+  if (!parsed) {
+    expect(!parsed.error().message.empty(), "an error says what is wrong");
+    return;
+  }
+  const Frame& frame = parsed.value();
+  expect(frame.tensors.size() <= kTensorCountMax && frame.payload_bytes <= kPayloadBytesMax, "caps hold");
+  expect(frame.boundary_keys.size() <= frame.tensors.size(), "no more keys than tensors");
+  const Bytes payload(frame.payload_bytes);
+  for (const TensorEntry& entry : frame.tensors) {
+    expect(entry.shape.size() <= kDimCountMax && entry.strides.size() == entry.shape.size(), "dimensions are capped");
+    expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
+    touch({payload.data() + entry.offset, entry.bytes});
+  }
+  for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
+  expect(std::ranges::equal(write_frame(frame), bytes), "a record that is written again is the same bytes");
+  check_the_nest(frame);
+}
+
+}  // namespace penstock::fuzz

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors, with the record of an inline batch, as a trainer reads them of a worker.
+#include <algorithm>
+#include <cstring>
+
+#include "fuzz_target.h"
+#include "record_samples.h"
+#include "transport/message.h"
+
+namespace penstock::fuzz {
+
+using namespace penstock::transport;
+
+std::vector<Bytes> make_seeds() {
+  std::vector<Bytes> seeds;
+  for (const auto kind : {DescriptorKind::kHello, DescriptorKind::kSlab, DescriptorKind::kEnd}) {
+    Descriptor descriptor;
+    descriptor.kind = kind;
+    descriptor.flags = kDescriptorTransient;
+    descriptor.record_bytes = 104;
+    seeds.push_back(write_message(descriptor));
+  }
+  for (const Bytes& record : sample_records()) {
+    Descriptor descriptor;
+    descriptor.kind = DescriptorKind::kInline;
+    descriptor.record_bytes = static_cast<uint32_t>(record.size());
+    seeds.push_back(write_message(descriptor, record));
+  }
+  return seeds;
+}
+
+void mutate(Bytes& bytes, Choices& choices) {
+  edit_at_random(bytes);
+  if (bytes.size() < sizeof(Descriptor)) bytes.resize(sizeof(Descriptor));
+  Descriptor descriptor;
+  std::memcpy(&descriptor, bytes.data(), sizeof descriptor);
+  if (choices.mostly()) descriptor.magic = kDescriptorMagic;
+  if (choices.mostly()) descriptor.version = kMessageVersion;
+  if (choices.mostly()) {
+    descriptor.kind = static_cast<DescriptorKind>(static_cast<uint8_t>(descriptor.kind) % 4 + 1);
+  }
+  if (choices.mostly()) descriptor.flags &= kDescriptorFlags;
+  if (descriptor.kind != DescriptorKind::kInline && choices.mostly()) bytes.resize(sizeof descriptor);
+  if (descriptor.kind == DescriptorKind::kInline && choices.mostly()) {
+    descriptor.record_bytes = static_cast<uint32_t>(bytes.size() - sizeof descriptor);
+  }
+  std::memcpy(bytes.data(), &descriptor, sizeof descriptor);
+}
+
+void check(std::span<const std::byte> bytes) {
+  const auto parsed = parse_descriptor(bytes);
+  if (!parsed) {
+    expect(!parsed.error().message.empty(), "an error says what is wrong");
+    return;
+  }
+  const Descriptor& descriptor = parsed.value();
+  std::span<const std::byte> record;
+  if (descriptor.kind == DescriptorKind::kInline) {
+    record = {bytes.data() + sizeof descriptor, descriptor.record_bytes};
+    touch(record);
+    static_cast<void>(parse_frame(record));  // batch_record_fuzz looks at what comes out
+  }
+  expect(std::ranges::equal(write_message(descriptor, record), bytes),
+         "a descriptor that is written again is the same bytes");
+}
+
+}  // namespace penstock::fuzz

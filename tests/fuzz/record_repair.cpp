@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "record_repair.h"
+
+#include <string>
+
+#include "transport/dtype.h"
+#include "transport/frame.h"
+#include "transport/nest.h"
+
+namespace penstock::fuzz {
+
+using namespace penstock::transport;
+
+namespace {
+
+constexpr size_t kNestBytesWanted = 400;  // of what is made here; its cap in this build is a little above
+constexpr size_t kNumberWanted = 12;      // sizes and strides stay small enough for tensors within the payload's cap
+
+struct RepairedTable {
+  Bytes bytes;
+  uint64_t payload_bytes = 0;
+};
+
+int64_t repair_number(int64_t number, Choices& choices) {
+  const bool is_small = number >= 0 && number <= static_cast<int64_t>(kNumberWanted);
+  return is_small || !choices.mostly() ? number : static_cast<int64_t>(choices.below(kNumberWanted));
+}
+
+void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
+  auto dtype = source.number<DTypeCode>();
+  if (dtype_bytes(dtype) == 0 && choices.mostly()) dtype = choices.one_of<DTypeCode>({0, 4, 6, 10, 15});
+  const auto dim_count = mostly_at_most<uint8_t>(source.number<uint8_t>(), kDimCountMax, choices);
+  const auto reserved0 = source.number<uint16_t>();
+  const auto reserved1 = source.number<uint32_t>();
+  auto offset = source.number<uint64_t>();
+  auto entry_bytes = source.number<uint64_t>();
+  std::vector<int64_t> shape(dim_count);
+  std::vector<int64_t> strides(dim_count);
+  for (int64_t& size : shape) size = repair_number(source.number<int64_t>(), choices);
+  for (int64_t& stride : strides) stride = repair_number(source.number<int64_t>(), choices);
+  if (const auto right = span_bytes(dtype, shape, strides); right && choices.mostly()) entry_bytes = right.value();
+  if (entry_bytes > table.payload_bytes && choices.mostly()) {
+    table.payload_bytes = std::min(align_up(entry_bytes, kPayloadAlignment), kPayloadBytesMax);
+  }
+  if (choices.mostly()) offset &= ~(kPayloadAlignment - 1);
+  if (offset + entry_bytes > table.payload_bytes && entry_bytes <= table.payload_bytes && choices.mostly()) {
+    offset = (table.payload_bytes - entry_bytes) & ~(kPayloadAlignment - 1);
+  }
+  ByteWriter writer;
+  writer.write(dtype);
+  writer.write(dim_count);
+  writer.write<uint16_t>(choices.mostly() ? 0 : reserved0);
+  writer.write<uint32_t>(choices.mostly() ? 0 : reserved1);
+  writer.write(offset);
+  writer.write(entry_bytes);
+  for (const int64_t size : shape) writer.write(size);
+  for (const int64_t stride : strides) writer.write(stride);
+  table.bytes.insert(table.bytes.end(), writer.bytes().begin(), writer.bytes().end());
+}
+
+}  // namespace
+
+Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
+  ByteWriter nest;
+  std::vector<uint64_t> open{1};  // values still to come, innermost container last
+  while (!open.empty() && nest.size() < 2 * kNestBytesWanted) {
+    if (open.back() == 0) {
+      open.pop_back();
+      continue;
+    }
+    --open.back();
+    const bool is_room_left = source.left() > 0 && nest.size() < kNestBytesWanted;
+    auto tag = is_room_left ? source.number<uint8_t>() : uint8_t{0};
+    tag = mostly_at_most(tag, static_cast<uint8_t>(NestTag::kPickle), choices);
+    const bool is_container =
+        tag >= static_cast<uint8_t>(NestTag::kList) && tag <= static_cast<uint8_t>(NestTag::kDict);
+    if (is_container && open.size() >= kNestDepthMax && choices.mostly()) tag = 0;
+    nest.write(tag);
+    switch (static_cast<NestTag>(tag)) {
+      case NestTag::kInteger:
+      case NestTag::kFloat: nest.write(source.number<uint64_t>()); break;
+      case NestTag::kText:
+      case NestTag::kBytes:
+      case NestTag::kPickle: {
+        const auto length = mostly_at_most<uint32_t>(
+            source.number<uint32_t>(), static_cast<uint32_t>(std::min<size_t>(source.left(), 40)), choices);
+        nest.write(length);
+        nest.write_bytes(source.take(length));
+        break;
+      }
+      case NestTag::kList:
+      case NestTag::kTuple:
+      case NestTag::kDict: {
+        const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 3, choices);
+        nest.write(count);
+        open.push_back(static_cast<NestTag>(tag) == NestTag::kDict ? uint64_t{count} * 2 : count);
+        break;
+      }
+      case NestTag::kTensor: {
+        const auto index = source.number<uint32_t>();
+        nest.write(leaf_count > 0 && choices.mostly() ? index % leaf_count : index);
+        break;
+      }
+      default: break;
+    }
+  }
+  if (!choices.mostly()) nest.write_bytes(source.take(source.left()));
+  return nest.take();
+}
+
+Bytes repair_record(std::span<const std::byte> record, RepairNest repair_nest, Choices& choices) {
+  Source source(record);
+  const auto magic = source.number<uint32_t>();
+  const auto version = source.number<uint16_t>();
+  const auto reserved = source.number<uint16_t>();
+  const auto tensor_count = mostly_at_most(source.number<uint32_t>(), kTensorCountMax, choices);
+  const auto boundary_count = mostly_at_most(source.number<uint32_t>(), tensor_count, choices);
+  RepairedTable table{.bytes = {},
+                      .payload_bytes = mostly_at_most(source.number<uint64_t>(), kPayloadBytesMax, choices)};
+  const auto nest_bytes = source.number<uint32_t>();
+  const auto table_bytes = source.number<uint32_t>();
+  // A count that was left too large is not followed by as many.
+  for (uint32_t index = 0; index < std::min(tensor_count, kTensorCountMax + 1); ++index) {
+    repair_entry(source, table, choices);
+  }
+  Bytes keys(size_t{std::min(boundary_count, kTensorCountMax + 1)} * kKeyBytes, std::byte{'0'});
+  const auto key_bytes = source.take(keys.size());
+  std::ranges::copy(key_bytes, keys.begin());
+  const Bytes nest = repair_nest(source, tensor_count - std::min(boundary_count, tensor_count), choices);
+  ByteWriter writer;
+  writer.write(choices.mostly() ? kFrameMagic : magic);
+  writer.write(choices.mostly() ? kFrameVersion : version);
+  writer.write(choices.mostly() ? uint16_t{0} : reserved);
+  writer.write(tensor_count);
+  writer.write(boundary_count);
+  writer.write(table.payload_bytes);
+  writer.write(choices.mostly() ? static_cast<uint32_t>(nest.size()) : nest_bytes);
+  writer.write(choices.mostly() ? static_cast<uint32_t>(table.bytes.size()) : table_bytes);
+  writer.write_bytes(table.bytes);
+  writer.write_bytes(keys);
+  writer.write_bytes(nest);
+  return writer.take();
+}
+
+}  // namespace penstock::fuzz
