@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How batches get from workers to a trainer, whatever is lost: links, stamps, requests, credit, acknowledgements,
+ * copies that are hedged, workers that crash. README.md says what is proved of it and what is left out.
+ *
+ * Every fault has a budget, and what a party repeats in vain until it helps (beginning a link, ping) is one step that
+ * is taken when it helps. So a run cannot go round in circles, and a batch that is never delivered is a run that ends
+ * early.
+ */
+
+#ifndef BATCHES
+#define BATCHES 2   /* at most 4, for COUNT */
+#endif
+#ifndef CREDIT
+#define CREDIT 1    /* batches that a worker may have outstanding with the trainer */
+#endif
+#ifndef CRASHES
+#define CRASHES 1   /* a worker loses all that it knew; it comes back at once, or never */
+#endif
+#ifndef SILENCES
+#define SILENCES 1  /* the trainer ends a link although its worker is well: it was stopped, cut off, or fenced */
+#endif
+#ifndef FORGETS
+#define FORGETS 0   /* the same from a worker's side: it was cut off and forgets the trainer */
+#endif
+#ifndef LOSSES
+#define LOSSES 0    /* a message disappears, as ZeroMQ's do when a connection is made again */
+#endif
+#ifndef HEDGES
+#define HEDGES 1    /* a batch is asked of a second worker although the first may answer yet */
+#endif
+
+#ifndef LINKS
+#define LINKS (1 + CRASHES + SILENCES + FORGETS + LOSSES)  /* a fault ends one link at most */
+#endif
+#define DEPTH 10
+#define BIT(batch) (1 << (batch))
+#define HAS(set, batch) (((set) & BIT(batch)) != 0)
+#define COUNT(set) (HAS(set, 0) + HAS(set, 1) + HAS(set, 2) + HAS(set, 3))
+#define ALL (BIT(BATCHES) - 1)
+#define OTHER(w) (1 - (w))
+
+mtype = { hello, welcome, request, answer, ack, cancel };
+mtype = { down, begun, up };
+
+/* Kind, link, stamp, batch. */
+chan to_worker[2] = [DEPTH] of { mtype, byte, byte, byte };
+chan to_trainer[2] = [DEPTH] of { mtype, byte, byte, byte };
+
+typedef TrainersEnd {
+  mtype phase = down;
+  byte link;    /* its number; they count up */
+  byte sent;    /* the last stamp */
+  byte seen;    /* the last stamp of the worker's */
+  byte asked;   /* batches that are outstanding on this link */
+  byte spent;   /* how many, for credit */
+  byte coming;  /* 1 + the batch whose answer is on its way into the trainer's memory, or 0 */
+};
+
+typedef WorkersEnd {
+  byte link;    /* 0: none */
+  byte sent;
+  byte seen;
+  byte queued;  /* batches asked for and not made */
+  byte held;    /* batches made and not acknowledged */
+  bool gone;    /* for good */
+};
+
+TrainersEnd near[2];
+WorkersEnd far[2];
+byte entered;           /* batches that lie in the trainer's memory, or were delivered */
+byte delivered;         /* how many the program was given */
+byte hedges = HEDGES;
+byte silences = SILENCES;
+
+/* When all that was sent has arrived or is lost, and both ends still disagree: what silence and pings, which carry the
+ * last stamp that was sent, tell in the end. */
+#define IS_BROKEN(w) (near[w].phase != down && empty(to_worker[w]) && empty(to_trainer[w]) && \
+                      (far[w].link != near[w].link || far[w].seen != near[w].sent || near[w].seen != far[w].sent))
+
+inline tell_worker(w, what, batch) {
+  near[w].sent++;
+  assert(nfull(to_worker[w]));
+  to_worker[w]!what, near[w].link, near[w].sent, batch
+}
+
+inline tell_trainer(w, what, batch) {
+  far[w].sent++;
+  assert(nfull(to_trainer[w]));
+  to_trainer[w]!what, far[w].link, far[w].sent, batch
+}
+
+/* What was outstanding there is asked for again, of whoever has credit. */
+inline end_link(w) {
+  near[w].phase = down;
+#ifndef LOST_IS_NOT_ASKED_AGAIN
+  near[w].asked = 0;
+#endif
+  near[w].spent = 0;
+  near[w].coming = 0
+}
+
+#if defined(NO_DEDUPLICATION)
+#define IS_WANTED(w, batch) true
+#elif defined(HEDGE_IS_ACCEPTED_TWICE)
+#define IS_WANTED(w, batch) HAS(near[w].asked, batch)
+#else
+#define IS_WANTED(w, batch) (!HAS(entered, batch))
+#endif
+
+/* The answer lies in memory. */
+inline take_in(w, batch) {
+  if
+  :: IS_WANTED(w, batch) ->
+     assert(!HAS(entered, batch));  /* each batch at most once */
+     entered = entered | BIT(batch);
+     near[w].asked = near[w].asked & ~BIT(batch);
+     near[w].spent--;
+     tell_worker(w, ack, batch);
+#ifndef HEDGE_IS_ACCEPTED_TWICE
+     if
+     :: HAS(near[OTHER(w)].asked, batch) ->
+        near[OTHER(w)].asked = near[OTHER(w)].asked & ~BIT(batch);
+        near[OTHER(w)].spent--;
+        tell_worker(OTHER(w), cancel, batch)
+     :: else
+     fi
+#endif
+  :: else  /* the other copy was here first, and this one crossed its cancellation */
+#ifdef CREDIT_LEAK
+     ; near[w].spent = (near[w].spent > 0 -> near[w].spent - 1 : 0)
+#endif
+  fi
+}
+
+#ifdef TRAINER_TAKES_ANY_LINK
+#define IS_OF_AN_ENDED_LINK(w, its) false
+#else
+#define IS_OF_AN_ENDED_LINK(w, its) ((its) != near[w].link)
+#endif
+
+#ifdef WORKER_TAKES_ANY_LINK
+#define IS_OF_ANOTHER_LINK(w, its) false
+#else
+#define IS_OF_ANOTHER_LINK(w, its) ((its) != far[w].link)
+#endif
+
+#ifdef NO_GAP_CHECK
+#define IS_GAP(its, seen) false
+#else
+#define IS_GAP(its, seen) ((its) > (seen) + 1)
+#endif
+
+inline trainer_takes(w, kind, link, stamp, batch) {
+  if
+  :: near[w].phase == down || IS_OF_AN_ENDED_LINK(w, link) || stamp <= near[w].seen
+  :: else ->
+     if
+     :: IS_GAP(stamp, near[w].seen) -> end_link(w)
+     :: else ->
+        near[w].seen = stamp;
+        if
+        :: kind == welcome -> near[w].phase = up
+        :: kind == answer ->
+           near[w].coming = batch + 1;
+#ifdef ACK_BEFORE_BUFFERED
+           tell_worker(w, ack, batch)
+#endif
+        fi
+     fi
+  fi;
+  kind = 0; link = 0; stamp = 0; batch = 0
+}
+
+#define NOT_ASKED (ALL & ~(entered | near[0].asked | near[1].asked))
+#define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked)
+
+/* Asks worker w for the first batch of a set that is not empty. */
+inline ask(w, set, batch) {
+  batch = 0;
+  do
+  :: !HAS(set, batch) -> batch++
+  :: else -> break
+  od;
+  near[w].asked = near[w].asked | BIT(batch);
+  near[w].spent++;
+  tell_worker(w, request, batch);
+  batch = 0
+}
+
+/* The trainer's end of the link with worker w. */
+proctype trainer(byte w) {
+  mtype kind; byte link, stamp, batch;
+end:
+  do
+  :: atomic { near[w].phase == down && !far[w].gone && delivered < BATCHES ->
+       assert(near[w].link < LINKS);
+       near[w].link++;
+       near[w].sent = 0;
+       near[w].seen = 0;
+       near[w].phase = begun;
+       tell_worker(w, hello, 0) }
+  /* Messages of one link arrive in order; those of ended links, which came by other connections, at any time. */
+  :: atomic { near[w].coming == 0 && nempty(to_trainer[w]) ->
+       to_trainer[w]?kind, link, stamp, batch;
+       trainer_takes(w, kind, link, stamp, batch) }
+  :: atomic { near[w].coming == 0 && to_trainer[w]??[_, eval(near[w].link), _, _] ->
+       to_trainer[w]??kind, eval(near[w].link), stamp, batch;
+       link = near[w].link;
+       trainer_takes(w, kind, link, stamp, batch) }
+  :: atomic { near[w].coming > 0 ->
+       batch = near[w].coming - 1;
+       near[w].coming = 0;
+       take_in(w, batch);
+       batch = 0 }
+  /* Asks for the first batch that nobody was asked for, or for one that the other was asked for. */
+  :: atomic { near[w].phase == up && near[w].spent < CREDIT && NOT_ASKED != 0 -> ask(w, NOT_ASKED, batch) }
+  :: atomic { hedges > 0 && near[w].phase == up && near[w].spent < CREDIT && ONLY_ASKED_OF(OTHER(w)) != 0 ->
+       hedges--;
+       ask(w, ONLY_ASKED_OF(OTHER(w)), batch) }
+  :: atomic { silences > 0 && near[w].phase != down -> silences--; end_link(w) }
+  :: atomic { IS_BROKEN(w) -> end_link(w) }
+  od
+}
+
+inline forget(w) {
+  far[w].link = 0;
+  far[w].sent = 0;
+  far[w].seen = 0;
+  far[w].queued = 0;
+  far[w].held = 0
+}
+
+inline worker_takes(w, kind, link, stamp, batch) {
+  if
+  :: kind == hello && link > far[w].link ->
+#ifndef OLD_WORK_IS_KEPT
+     forget(w);
+#endif
+     far[w].link = link;
+     far[w].seen = stamp;
+     far[w].sent = 0;
+     tell_trainer(w, welcome, 0)
+  :: kind == hello && link <= far[w].link
+  :: kind != hello && (far[w].link == 0 || IS_OF_ANOTHER_LINK(w, link) || stamp <= far[w].seen)
+  :: else ->
+     if
+     :: IS_GAP(stamp, far[w].seen) -> forget(w)  /* and says so, which the trainer's ping would find out anyway */
+     :: else ->
+        far[w].seen = stamp;
+        if
+        :: kind == request ->
+           far[w].queued = far[w].queued | BIT(batch);
+           /* Credit is never exceeded. */
+           assert(COUNT(far[w].queued | far[w].held) <= CREDIT)
+        :: kind == cancel ->
+           far[w].queued = far[w].queued & ~BIT(batch);
+           far[w].held = far[w].held & ~BIT(batch)
+        :: kind == ack ->
+           assert(HAS(entered, batch));  /* what is acknowledged is dropped here, so it must lie there */
+           far[w].held = far[w].held & ~BIT(batch)
+        fi
+     fi
+  fi;
+  kind = 0; link = 0; stamp = 0; batch = 0
+}
+
+proctype worker(byte w) {
+  mtype kind; byte link, stamp, batch;
+end:
+  do
+  :: atomic { !far[w].gone && nempty(to_worker[w]) ->
+       to_worker[w]?kind, link, stamp, batch;
+       worker_takes(w, kind, link, stamp, batch) }
+  :: atomic { !far[w].gone && to_worker[w]??[_, eval(far[w].link), _, _] ->
+       to_worker[w]??kind, eval(far[w].link), stamp, batch;
+       link = far[w].link;
+       worker_takes(w, kind, link, stamp, batch) }
+  :: atomic { !far[w].gone && to_worker[w]??[hello, _, _, _] ->
+       to_worker[w]??hello, link, stamp, batch;
+       kind = hello;
+       worker_takes(w, kind, link, stamp, batch) }
+  :: atomic { far[w].gone && nempty(to_worker[w]) -> to_worker[w]?_, _, _, _ }
+  :: atomic { far[w].queued != 0 ->
+       do
+       :: !HAS(far[w].queued, batch) -> batch++
+       :: else -> break
+       od;
+       far[w].queued = far[w].queued & ~BIT(batch);
+       far[w].held = far[w].held | BIT(batch);
+       tell_trainer(w, answer, batch);
+       batch = 0 }
+  od
+}
+
+/* The program. It has no end but the last batch: a run in which it waits for ever is an invalid end. */
+proctype program() {
+  do
+  :: delivered == BATCHES -> break
+#ifdef ORDER_OF_ARRIVAL
+  :: atomic { delivered < BATCHES && COUNT(entered) > delivered ->
+       assert(HAS(entered, delivered));  /* in order */
+#else
+  :: atomic { HAS(entered, delivered) && delivered < BATCHES ->
+#endif
+       delivered++ }
+  od
+}
+
+inline drain(w) {
+  do
+  :: nempty(to_worker[w]) -> to_worker[w]?_, _, _, _
+  :: empty(to_worker[w]) -> break
+  od
+}
+
+inline crash(w) {
+  forget(w);
+  if
+  :: drain(w)
+  :: skip  /* what the system had taken for it reaches the next process */
+  :: !far[OTHER(w)].gone -> far[w].gone = true; drain(w)
+  fi
+}
+
+proctype faults() {
+  byte crashes = CRASHES, forgets = FORGETS, losses = LOSSES;
+end:
+  do
+  :: atomic { crashes > 0 && !far[0].gone -> crashes--; crash(0) }
+  :: atomic { crashes > 0 && !far[1].gone -> crashes--; crash(1) }
+  :: atomic { forgets > 0 && far[0].link != 0 -> forgets--; forget(0) }
+  :: atomic { forgets > 0 && far[1].link != 0 -> forgets--; forget(1) }
+  :: atomic { losses > 0 && nempty(to_worker[0]) -> losses--; to_worker[0]?_, _, _, _ }
+  :: atomic { losses > 0 && nempty(to_worker[1]) -> losses--; to_worker[1]?_, _, _, _ }
+  :: atomic { losses > 0 && nempty(to_trainer[0]) -> losses--; to_trainer[0]?_, _, _, _ }
+  :: atomic { losses > 0 && nempty(to_trainer[1]) -> losses--; to_trainer[1]?_, _, _, _ }
+  od
+}
+
+init {
+  atomic {
+    run trainer(0);
+    run trainer(1);
+    run worker(0);
+    run worker(1);
+    run program();
+    run faults()
+  }
+}
+
+ltl every_batch_is_delivered { <> (delivered == BATCHES) }

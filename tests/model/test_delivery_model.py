@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spin searches every run of the model of delivery, and finds what is wrong with its mutants."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).resolve().parent / "delivery.pml"
+MEMORY_MB_MAX = 2048
+DEPTH_MAX = 1_000_000
+SECONDS_MAX = 100
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("spin") is None or shutil.which("gcc") is None,
+        reason="needs spin and gcc; try: apt-get install spin gcc",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    state_count: int
+    error: str  # what pan says of the first one, or nothing
+
+
+def search(
+    folder: Path, definitions: list[str], *, to_the_end: bool = True, liveness: bool = False
+) -> Search:
+    """Makes the searching program of the model with these definitions, and runs it to its end."""
+    switches = [f"-D{definition}" for definition in definitions]
+    run(["spin", *switches, "-a", str(MODEL)], folder)
+    # A mutant is found soon; a search to the end is worth the compiler's time.
+    kind = ["-O2"] if to_the_end else ["-O0"]
+    kind += [] if liveness else ["-DSAFETY", "-DNOCLAIM"]
+    limits = [f"-DMEMLIM={MEMORY_MB_MAX}", "-DCOLLAPSE", "-w"]
+    run(["gcc", *kind, *limits, "-o", "pan", "pan.c"], folder)
+    said = run([str(folder / "pan"), f"-m{DEPTH_MAX}", *(["-a"] if liveness else [])], folder)
+    error = re.search(r"^pan:\d+: (.*?)(?: \(at depth \d+\))?$", said, re.MULTILINE)
+    states = re.search(r"^\s*(\d+) states, stored", said, re.MULTILINE)
+    count = re.search(r"errors: (\d+)", said)
+    assert states and count, said
+    assert bool(error) == (count.group(1) != "0"), said
+    assert error or "Search not completed" not in said, said
+    return Search(int(states.group(1)), error.group(1) if error else "")
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+# What each search is of; README.md says why these bounds.
+BOUNDS = {
+    "one crash and one silence": [],
+    "a worker is fenced": ["CRASHES=0", "FORGETS=1"],
+    "a worker is cut off and a message lost": ["CRASHES=0", "FORGETS=1", "LOSSES=1"],
+    "three batches, credit of two": ["BATCHES=3", "CREDIT=2", "CRASHES=1", "SILENCES=0"],
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: str) -> None:
+    found = search(tmp_path, BOUNDS[bounds])
+    assert found.error == ""
+    assert found.state_count > 10_000, "the model has lost its choices"
+
+
+def test_no_run_goes_round_in_circles_without_delivering(tmp_path: Path) -> None:
+    assert search(tmp_path, [], liveness=True).error == ""
+
+
+STUCK = "invalid end state"
+
+
+@pytest.mark.parametrize(
+    ("mutant", "bounds", "error"),
+    [
+        ("NO_DEDUPLICATION", [], "entered"),
+        ("HEDGE_IS_ACCEPTED_TWICE", [], "entered"),
+        ("TRAINER_TAKES_ANY_LINK", ["LINKS=99"], "link"),  # it begins links without end
+        ("WORKER_TAKES_ANY_LINK", ["LINKS=99"], STUCK),
+        ("NO_GAP_CHECK", ["LOSSES=1", "CRASHES=0"], "queued"),
+        ("CREDIT_LEAK", ["BATCHES=3"], "queued"),
+        ("OLD_WORK_IS_KEPT", [], "queued"),
+        ("ACK_BEFORE_BUFFERED", [], "entered"),
+        ("LOST_IS_NOT_ASKED_AGAIN", ["HEDGES=0"], STUCK),
+        ("ORDER_OF_ARRIVAL", [], "delivered"),
+    ],
+)
+def test_a_mutant_is_caught(tmp_path: Path, mutant: str, bounds: list[str], error: str) -> None:
+    found = search(tmp_path, [mutant, *bounds], to_the_end=False)
+    assert found.error, f"nothing was found in {found.state_count} states"
+    assert error in found.error
