@@ -41,8 +41,11 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "graph/capture|bindings/"),
     (r"(c10|ATen)/cuda/|cuda|thrust/|cub/", r"loader/device_stage|loader/.*\.cu"),
     (r"torch/|ATen/|c10/|caffe2/", "graph/capture|runtime/|loader/|worker/|bindings/"),
-    (r"zmq", r"transport/socket\.cpp"),
-    (r"sodium", "transport/"),
+    (
+        r"zmq",
+        r"transport/((curve_)?socket|authenticator|connection_monitor|message_part|readiness)\.cpp",
+    ),
+    (r"sodium", r"transport/keys\.cpp"),
     (r"condition_variable$", "base/"),
 )
 
@@ -214,8 +217,11 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("csrc/loader/client.cpp", "#include <c10/cuda/CUDAStream.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <cuda_runtime_api.h>", "alone"),
         ("csrc/transport/frame.cpp", "#include <zmq.h>", "alone"),
+        ("csrc/transport/server_socket.cpp", "#include <zmq.h>", "alone"),
+        ("csrc/transport/curve_socket.h", "#include <zmq.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <zmq.hpp>", "alone"),
         ("csrc/loader/client.cpp", "#include <sodium.h>", "alone"),
+        ("csrc/transport/key_folder.cpp", "#include <sodium.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <Python.h>", "alone"),
         ("csrc/worker/collate.cpp", "#include <pybind11/pybind11.h>", "alone"),
         ("csrc/worker/collate.cpp", "#include <torch/extension.h>", "alone"),

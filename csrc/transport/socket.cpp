@@ -10,7 +10,8 @@
 namespace penstock::transport {
 namespace {
 
-constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
+constexpr int kSocketCountMax = 4096;  // a client of a pool takes three, and a trainer has one for each worker
+constexpr int kReconnectMs = 5;        // a worker whose trainer is about to bind should not wait the default 100 ms
 
 Error zmq_failure(const std::string& what) {
   const int error_number = zmq_errno();
@@ -51,6 +52,7 @@ std::string zmq_version() {
 
 SocketContext::SocketContext() : context_(zmq_ctx_new()) {
   PENSTOCK_ASSERT(context_ != nullptr, "zmq_ctx_new: ", zmq_strerror(zmq_errno()));
+  PENSTOCK_ASSERT(zmq_ctx_set(context_, ZMQ_MAX_SOCKETS, kSocketCountMax) == 0);
 }
 
 SocketContext::~SocketContext() {
@@ -59,11 +61,11 @@ SocketContext::~SocketContext() {
 }
 
 Result<std::unique_ptr<Socket>> Socket::bind(SocketContext& context, const std::string& name) {
-  return open(context.context_, name, /*is_bound=*/true);
+  return open(context.handle(), name, /*is_bound=*/true);
 }
 
 Result<std::unique_ptr<Socket>> Socket::connect(SocketContext& context, const std::string& name) {
-  return open(context.context_, name, /*is_bound=*/false);
+  return open(context.handle(), name, /*is_bound=*/false);
 }
 
 Socket::~Socket() { zmq_close(socket_); }
@@ -126,21 +128,10 @@ Result<void> Socket::wait_writable(std::chrono::milliseconds timeout) {
 
 Result<void> Socket::wait(std::span<Socket* const> sockets, std::span<const int> fds, std::span<bool> is_fd_readable,
                           std::chrono::milliseconds timeout) {
-  PENSTOCK_ASSERT(fds.size() == is_fd_readable.size());
-  std::vector<zmq_pollitem_t> items;
-  items.reserve(sockets.size() + fds.size());
-  for (Socket* socket : sockets) items.push_back({socket->socket_, 0, ZMQ_POLLIN, 0});
-  for (int fd : fds) items.push_back({nullptr, fd, ZMQ_POLLIN, 0});
-  const int ready = zmq_poll(items.data(), static_cast<int>(items.size()), timeout.count());
-  for (bool& flag : is_fd_readable) flag = false;
-  if (ready < 0) {
-    if (zmq_errno() == EINTR) return {};
-    return zmq_failure("waiting for the peer");
-  }
-  for (size_t index = 0; index < fds.size(); ++index) {
-    is_fd_readable[index] = items[sockets.size() + index].revents != 0;
-  }
-  return {};
+  std::vector<Waitable> waitables;
+  waitables.reserve(sockets.size());
+  for (Socket* socket : sockets) waitables.push_back(socket->waitable());
+  return wait_readable(waitables, fds, is_fd_readable, timeout);
 }
 
 }  // namespace penstock::transport

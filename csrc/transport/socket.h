@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The only door to ZeroMQ. A Socket is one DEALER over ipc in the abstract namespace; connections of other users are
-// refused by the kernel's credentials. High-water marks are off: what bounds memory is that a trainer has only so many
-// requests outstanding, and every message answers one (ZeroMQ's own marks count messages, not bytes, and drop or
+// The sockets of a local pool. A Socket is one DEALER over ipc in the abstract namespace; connections of other users
+// are refused by the kernel's credentials. High-water marks are off: what bounds memory is that a trainer has only so
+// many requests outstanding, and every message answers one (ZeroMQ's own marks count messages, not bytes, and drop or
 // block where we need neither).
 
 #include <chrono>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "transport/readiness.h"
 
 namespace penstock::transport {
 
@@ -28,8 +29,10 @@ class SocketContext {
   SocketContext& operator=(const SocketContext&) = delete;
   ~SocketContext();
 
+  // For the files of this room that speak to ZeroMQ.
+  void* handle() const { return context_; }
+
  private:
-  friend class Socket;
   void* context_;
 };
 
@@ -59,8 +62,9 @@ class Socket {
   // Waits until a peer is connected and has room, or `timeout` passes. Blocks.
   Result<void> wait_writable(std::chrono::milliseconds timeout);
 
-  // Waits until this socket or one of `fds` is readable, or `timeout` passes (negative: for ever). Blocks. Readable fds
-  // are marked in `is_fd_readable`, which has one place for each.
+  Waitable waitable() const { return Waitable(socket_); }
+
+  // As `wait_readable`, for sockets of this kind alone.
   static Result<void> wait(std::span<Socket* const> sockets, std::span<const int> fds, std::span<bool> is_fd_readable,
                            std::chrono::milliseconds timeout);
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The connecting side of a pool's connections. One client has one server, whose key it knows. It connects again by
+// itself when the connection is lost; what was on its way then is lost too, and the protocol above asks again.
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "transport/connection_monitor.h"
+#include "transport/curve_socket.h"
+#include "transport/endpoint.h"
+#include "transport/keys.h"
+
+namespace penstock::transport {
+
+struct ClientOptions {
+  MessageLimits limits = {};
+  std::chrono::milliseconds handshake_interval{5000};
+};
+
+struct ClientReceipt {
+  std::vector<ReceivedPart> parts;
+  std::string offence;  // of a server that sent what it may not: what it was. Then there are no parts
+};
+
+// Confined to the thread that made it.
+class ClientSocket {
+ public:
+  // Begins to connect to the server at `endpoint` whose key is `server_key`. The server need not be there yet. Can
+  // block while a name is looked up.
+  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, const Endpoint& endpoint,
+                                                       const KeyPair& own, const PublicKey& server_key,
+                                                       const ClientOptions& options = {});
+
+  // For `connect`.
+  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
+      : monitor_(std::move(monitor)), socket_(std::move(socket)), endpoint_(std::move(endpoint)) {}
+  ClientSocket(const ClientSocket&) = delete;
+  ClientSocket& operator=(const ClientSocket&) = delete;
+
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  // What became of the connection since the last call, in order; none if nothing did. The reason of a refusal names the
+  // server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
+  std::optional<ConnectionEvent> try_event();
+
+  // Of the last event: whether it said that the server is connected.
+  bool is_connected() const { return is_connected_; }
+
+  // Drops the connection and what is queued on it, and begins to connect anew. Can block while a name is looked up.
+  Result<void> reconnect();
+
+  // As CurveSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
+  Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }
+  Result<void> send(std::span<const std::byte> only_part);
+
+  // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
+  Result<bool> try_receive(ClientReceipt& receipt);
+
+  // Readable when a message is waiting, or an event.
+  std::array<Waitable, 2> waitables() const { return {socket_->waitable(), monitor_->waitable()}; }
+
+ private:
+  Result<void> begin();
+
+  std::unique_ptr<ConnectionMonitor> monitor_;
+  std::unique_ptr<CurveSocket> socket_;
+  const Endpoint endpoint_;
+  bool is_connected_ = false;
+  ReceivedMessage message_;
+};
+
+}  // namespace penstock::transport
