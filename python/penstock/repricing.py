@@ -9,8 +9,8 @@ of the cut, with its own allocator and threads. Where the loads shift later, pla
 
 Changing is bounded: a plan must promise steps that are shorter by GAIN_MIN, is taken back when they
 turn out to be longer at once, or when what is measured in one of its first windows says that they
-would have been shorter without it; and neither is a plan changed again then, nor one that was left taken again before,
-until the loads have shifted; nor ever more than CHANGES_MAX times.
+would have been shorter without it; and neither is a plan changed again then, nor one that was left
+taken again before, until the loads have shifted; nor ever more than CHANGES_MAX times.
 The losses are the same with every plan, so a change shows in speed alone.
 """
 
