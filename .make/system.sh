@@ -63,6 +63,7 @@ for group in "$@"; do
       need_tool clang-format-14 clang-format-14
       need_tool clang-tidy-14 clang-tidy-14
       ;;
+    sim) need_tool g++ g++ ;;
     fuzz)
       need_tool g++ g++ # for the C++ library that clang uses
       need_tool cmake cmake

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/dispatch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace penstock::cluster {
+
+Dispatch::Dispatch(const DispatchOptions& options) : options_(options) {
+  PENSTOCK_ASSERT(options.depth_max > 0 && options.deaths_max > 0 && options.hedge_samples_min > 0);
+  PENSTOCK_ASSERT(options.hedge_quantile >= 0 && options.hedge_quantile <= 1 && options.hedge_factor >= 1);
+}
+
+std::vector<Dispatch::Command> Dispatch::take_commands() { return std::exchange(commands_, {}); }
+
+// ---- Workers
+
+void Dispatch::add_worker(WorkerSlot slot, uint64_t credit_bytes, Instant now) {
+  Worker worker;
+  worker.credit_bytes = credit_bytes;
+  worker.answered_at = now;
+  const bool is_new = workers_.emplace(slot, std::move(worker)).second;
+  PENSTOCK_ASSERT(is_new, "worker ", slot, " was added twice");
+  place(now);
+}
+
+void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end()) return;
+  const Worker worker = std::move(found->second);
+  workers_.erase(found);
+  std::erase_if(lanes_, [&](const auto& lane) { return lane.second.worker == slot; });
+  for (const BatchKey key : worker.outstanding) {
+    Request& request = requests_.at(key);
+    std::erase(request.workers, slot);
+    if (loss == Loss::kDied && worker.running == key && ++request.death_count >= options_.deaths_max) {
+      fail(key);
+      continue;
+    }
+    if (!request.workers.empty()) continue;  // another copy is under way
+    ++reissue_count_;
+    waiting_.insert(key);
+  }
+  place(now);
+}
+
+void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end() || found->second.is_draining) return;
+  Worker& worker = found->second;
+  worker.is_draining = true;
+  const std::vector<BatchKey> asked = worker.outstanding;
+  for (const BatchKey key : asked) {
+    if (worker.running == key) continue;
+    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
+    handed_back(slot, key, now);
+  }
+  if (worker.alone && !worker.asked_at.contains(*worker.alone)) worker.alone.reset();
+  tell_if_idle(slot);
+  place(now);
+}
+
+std::span<const BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end()) return {};
+  return found->second.outstanding;
+}
+
+// ---- Requests
+
+void Dispatch::ask(BatchKey key, Lane lane, Instant now) {
+  const bool is_new = requests_.emplace(key, Request{.lane = lane}).second;
+  PENSTOCK_ASSERT(is_new, to_text(key), " was asked for twice");
+  waiting_.insert(key);
+  place(now);
+}
+
+void Dispatch::forget(BatchKey key, Instant now) {
+  const auto found = requests_.find(key);
+  if (found == requests_.end()) return;
+  for (const WorkerSlot slot : found->second.workers) {
+    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
+    take_from(slot, key);
+    tell_if_idle(slot);
+  }
+  requests_.erase(found);
+  waiting_.erase(key);
+  unreserve(key);
+  place(now);
+}
+
+void Dispatch::end_lane(uint32_t epoch, Lane lane, Instant now) {
+  std::vector<BatchKey> of_lane;
+  for (auto at = requests_.lower_bound({epoch, 0}); at != requests_.end() && at->first.epoch == epoch; ++at)
+    if (at->second.lane == lane) of_lane.push_back(at->first);
+  for (const BatchKey key : of_lane) forget(key, now);
+  lanes_.erase({epoch, lane});
+}
+
+// ---- What workers say
+
+void Dispatch::started(WorkerSlot slot, BatchKey key) {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end()) return;
+  found->second.running = key;
+}
+
+bool Dispatch::answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant now) {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end()) return false;
+  Worker& worker = found->second;
+  if (worker.running == key) worker.running.reset();
+  const bool was_asked = worker.asked_at.contains(key);
+  if (was_asked) {
+    const Duration time = busy_time(worker, key, now);
+    worker.mean.add(time);
+    times_.add(time);
+  }
+  worker.answered_at = now;
+  take_from(slot, key);
+  tell_if_idle(slot);
+  const auto request = requests_.find(key);
+  // What this worker was not asked for, or is not any more, is another's to answer.
+  const bool counts = was_asked && request != requests_.end();
+  if (counts) {
+    largest_bytes_ = std::max(largest_bytes_, bytes);
+    for (const WorkerSlot other : request->second.workers) {
+      if (other == slot) continue;
+      commands_.push_back({.kind = Command::Kind::kCancel, .worker = other, .key = key});
+      take_from(other, key);
+      tell_if_idle(other);
+    }
+    requests_.erase(request);
+    waiting_.erase(key);
+  }
+  place(now);
+  return counts;
+}
+
+void Dispatch::handed_back(WorkerSlot slot, BatchKey key, Instant now) {
+  const auto found = workers_.find(slot);
+  if (found == workers_.end() || !found->second.asked_at.contains(key)) return;
+  Request& request = requests_.at(key);
+  std::erase(request.workers, slot);
+  take_from(slot, key);
+  tell_if_idle(slot);
+  if (request.workers.empty()) {
+    ++reissue_count_;
+    waiting_.insert(key);
+  }
+  place(now);
+}
+
+// ---- Placing
+
+void Dispatch::place(Instant now) {
+  std::set<LaneId> blocked;  // something earlier of the lane still waits
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const BatchKey key = *at;
+    Request& request = requests_.at(key);
+    const LaneId lane{key.epoch, request.lane};
+    const bool is_blocked = request.lane != kNoLane && blocked.contains(lane);
+    const auto slot = is_blocked ? std::nullopt : choose(key, request, now);
+    if (!slot) {
+      blocked.insert(lane);
+      ++at;
+      continue;
+    }
+    at = waiting_.erase(at);
+    ask_of(*slot, key, request, now);
+  }
+}
+
+std::optional<WorkerSlot> Dispatch::choose(BatchKey key, const Request& request, Instant now) {
+  const bool is_alone = request.death_count > 0;
+  for (const auto& [slot, worker] : workers_)
+    if (worker.alone == key) return worker.outstanding.empty() ? std::optional(slot) : std::nullopt;
+  const auto owner = request.lane == kNoLane ? lanes_.end() : lanes_.find({key.epoch, request.lane});
+  std::map<WorkerSlot, uint32_t> lane_counts;
+  if (request.lane != kNoLane && owner == lanes_.end())
+    for (const auto& [id, lane] : lanes_) ++lane_counts[lane.worker];
+  std::optional<WorkerSlot> best;
+  std::pair<uint32_t, Duration> best_cost{};
+  for (auto& [slot, worker] : workers_) {
+    if (owner != lanes_.end() && owner->second.worker != slot) continue;
+    if (worker.is_draining || worker.alone) continue;
+    if (!is_alone && !has_room(worker)) continue;
+    const std::pair cost{lane_counts[slot], answer_time(worker, now)};
+    if (!best || cost < best_cost) {
+      best = slot;
+      best_cost = cost;
+    }
+  }
+  if (!best || !is_alone) return best;
+  Worker& worker = workers_.at(*best);
+  worker.alone = key;  // from here on it is asked for nothing else, until that is answered
+  return worker.outstanding.empty() ? best : std::nullopt;
+}
+
+bool Dispatch::has_room(const Worker& worker) const {
+  if (worker.outstanding.empty()) return true;
+  if (worker.outstanding.size() >= options_.depth_max || largest_bytes_ == 0) return false;
+  return (worker.outstanding.size() + 1) * largest_bytes_ <= worker.credit_bytes;
+}
+
+// How long from now until it would answer one more.
+Duration Dispatch::answer_time(const Worker& worker, Instant now) const {
+  const Duration usual = times_.count() > 0 ? times_.quantile(0.5) : Duration(1);
+  const Duration mean = worker.mean.value().value_or(usual);
+  const auto count = static_cast<int64_t>(worker.outstanding.size());
+  if (count == 0) return mean;
+  const Duration spent = busy_time(worker, worker.outstanding.front(), now);
+  return mean * (count + 1) - std::min(spent, mean);
+}
+
+void Dispatch::ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant now) {
+  Worker& worker = workers_.at(slot);
+  bool is_lane_start = false;
+  if (request.lane != kNoLane) {
+    const auto [owner, is_new] = lanes_.try_emplace({key.epoch, request.lane}, LaneState{.worker = slot});
+    PENSTOCK_ASSERT(owner->second.worker == slot, "lane ", request.lane, " has another worker");
+    is_lane_start = is_new;
+  }
+  request.is_lane_start = is_lane_start;
+  worker.outstanding.push_back(key);
+  worker.asked_at.emplace(key, now);
+  request.workers.push_back(slot);
+  commands_.push_back(
+      {.kind = Command::Kind::kAsk, .worker = slot, .key = key, .lane = request.lane, .is_lane_start = is_lane_start});
+}
+
+// The worker owes this no more, as far as the trainer is concerned.
+void Dispatch::take_from(WorkerSlot slot, BatchKey key) {
+  Worker& worker = workers_.at(slot);
+  std::erase(worker.outstanding, key);
+  worker.asked_at.erase(key);
+  if (worker.alone == key) worker.alone.reset();
+}
+
+void Dispatch::tell_if_idle(WorkerSlot slot) {
+  Worker& worker = workers_.at(slot);
+  if (!worker.is_draining || worker.is_idle_told || !worker.outstanding.empty()) return;
+  worker.is_idle_told = true;
+  std::erase_if(lanes_, [&](const auto& lane) { return lane.second.worker == slot; });
+  commands_.push_back({.kind = Command::Kind::kIdle, .worker = slot});
+}
+
+void Dispatch::fail(BatchKey key) {
+  const auto found = requests_.find(key);
+  const Request request = std::move(found->second);
+  requests_.erase(found);
+  waiting_.erase(key);
+  unreserve(key);
+  for (const WorkerSlot other : request.workers) {
+    commands_.push_back({.kind = Command::Kind::kCancel, .worker = other, .key = key});
+    take_from(other, key);
+    tell_if_idle(other);
+  }
+  commands_.push_back(
+      {.kind = Command::Kind::kFail, .key = key, .lane = request.lane, .death_count = request.death_count});
+}
+
+// No worker is kept free for it any more.
+void Dispatch::unreserve(BatchKey key) {
+  for (auto& [slot, worker] : workers_)
+    if (worker.alone == key) worker.alone.reset();
+}
+
+// ---- Requests that are late
+
+// For how long the worker may have been at it: since it was asked, or since its last answer.
+Duration Dispatch::busy_time(const Worker& worker, BatchKey key, Instant now) const {
+  return now - std::max(worker.asked_at.at(key), worker.answered_at);
+}
+
+std::optional<Duration> Dispatch::late_after() const {
+  if (times_.count() < options_.hedge_samples_min) return std::nullopt;
+  const Duration usual = times_.quantile(options_.hedge_quantile);
+  return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
+}
+
+void Dispatch::tick(Instant now) {
+  const auto limit = late_after();
+  if (!limit || !waiting_.empty()) return;
+  for (auto& [key, request] : requests_) {
+    // A lane's next batch follows from the state that its worker alone has, and what may kill a worker is not handed
+    // on.
+    if (request.lane != kNoLane || request.death_count > 0 || request.workers.size() != 1) continue;
+    if (busy_time(workers_.at(request.workers.front()), key, now) < *limit) continue;
+    const auto idle = std::find_if(workers_.begin(), workers_.end(), [](const auto& item) {
+      return item.second.outstanding.empty() && !item.second.is_draining && !item.second.alone;
+    });
+    if (idle == workers_.end()) return;
+    ++hedge_count_;
+    ask_of(idle->first, key, request, now);
+  }
+}
+
+std::optional<Instant> Dispatch::next_tick() const {
+  const auto limit = late_after();
+  if (!limit || !waiting_.empty()) return std::nullopt;
+  const bool has_idle = std::any_of(workers_.begin(), workers_.end(), [](const auto& item) {
+    return item.second.outstanding.empty() && !item.second.is_draining && !item.second.alone;
+  });
+  if (!has_idle) return std::nullopt;
+  std::optional<Instant> next;
+  for (const auto& [key, request] : requests_) {
+    if (request.lane != kNoLane || request.death_count > 0 || request.workers.size() != 1) continue;
+    const Worker& worker = workers_.at(request.workers.front());
+    const Instant due = std::max(worker.asked_at.at(key), worker.answered_at) + *limit;
+    if (!next || due < *next) next = due;
+  }
+  return next;
+}
+
+}  // namespace penstock::cluster

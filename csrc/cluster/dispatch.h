@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which worker of a pool makes which batch. Workers come and go; a request is never forgotten because of that, and
+// never answered twice. A pure state machine of the trainer: events in, commands out, no clock, no socket.
+//
+//   where     to the worker that will answer soonest by its own mean, within its credit; requests in order
+//   loss      what a lost or drained worker owed is asked for elsewhere
+//   hedge     what takes far longer than most is asked of a second, idle worker; the first answer wins
+//   poison    a worker that dies over a batch that it had begun may have died of it. That batch then runs alone on an
+//             idle worker, so that the next death is its own; after `deaths_max` of them it fails
+//   lanes     the batches of one shard of an iterable dataset follow from each other: one worker makes them, in order,
+//             until it is lost; another goes on after the last one that was answered
+//
+// Credit is in bytes: a worker is asked for no more than `credit_bytes` hold by the largest batch seen so far. One
+// batch is always asked for, whatever its size.
+//
+// Invariant: a request is unanswered and either waits, or is with one worker, or with two when it was hedged.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "cluster/batch_key.h"
+#include "cluster/instant.h"
+#include "cluster/service_times.h"
+
+namespace penstock::cluster {
+
+struct DispatchOptions {
+  uint32_t depth_max = 2;  // requests that a worker may have at once
+  uint32_t deaths_max = 3;
+  // A request is late once its worker took `hedge_factor` times what `hedge_quantile` of the batches take, and
+  // `hedge_floor` at least. Before so many samples nothing is.
+  double hedge_quantile = 0.95;
+  double hedge_factor = 2.0;
+  Duration hedge_floor = std::chrono::milliseconds(50);
+  size_t hedge_samples_min = 16;
+};
+
+// A worker as the trainer numbers it; a worker that was lost and came back has another number.
+using WorkerSlot = uint32_t;
+
+// A shard of an iterable dataset, counted from 1; kNoLane for a batch that follows from nothing but its indices.
+using Lane = uint32_t;
+constexpr Lane kNoLane = 0;
+
+enum class Loss : uint8_t {
+  kDied,    // its process ended, and it had not said that it would
+  kSilent,  // nothing was heard of it, which no batch is to blame for
+  kLeft,    // it had nothing more to do, or gave back what it had
+};
+
+// Thread-compatible.
+class Dispatch {
+ public:
+  explicit Dispatch(const DispatchOptions& options);
+
+  struct Command {
+    enum class Kind : uint8_t {
+      kAsk,     // send this request to the worker; with a lane that moved, from after `lane_after`
+      kCancel,  // the worker's answer to it is not wanted any more
+      kFail,    // too many workers died of it
+      kIdle,    // a worker that is being drained owes nothing more
+    };
+    Kind kind = Kind::kAsk;
+    WorkerSlot worker = 0;
+    BatchKey key{};
+    Lane lane = kNoLane;
+    bool is_lane_start = false;  // the worker has not made what came before in this lane
+    uint32_t death_count = 0;    // of kFail
+
+    friend bool operator==(const Command&, const Command&) = default;
+  };
+  // What is to be done after the events since the last call, in order.
+  std::vector<Command> take_commands();
+
+  // Workers. A slot is used once.
+  void add_worker(WorkerSlot worker, uint64_t credit_bytes, Instant now);
+  void lose_worker(WorkerSlot worker, Loss loss, Instant now);
+  // Asks it for nothing more, and for what it has not begun elsewhere.
+  void drain_worker(WorkerSlot worker, Instant now);
+  bool has_worker(WorkerSlot worker) const { return workers_.contains(worker); }
+
+  // Requests. `lane` keys are asked for by ascending sequence.
+  void ask(BatchKey key, Lane lane, Instant now);
+  // Takes it back; its answer will be dropped.
+  void forget(BatchKey key, Instant now);
+  // A lane has no more batches: what was asked of it is forgotten.
+  void end_lane(uint32_t epoch, Lane lane, Instant now);
+
+  // What workers say.
+  void started(WorkerSlot worker, BatchKey key);
+  // True if this is the answer to an unanswered request: the one that counts.
+  [[nodiscard]] bool answered(WorkerSlot worker, BatchKey key, uint64_t bytes, Instant now);
+  void handed_back(WorkerSlot worker, BatchKey key, Instant now);
+
+  // Looks for requests that are late.
+  void tick(Instant now);
+  // When tick() may next find something to do.
+  std::optional<Instant> next_tick() const;
+
+  size_t unanswered_count() const { return requests_.size(); }
+  size_t waiting_count() const { return waiting_.size(); }
+  size_t worker_count() const { return workers_.size(); }
+  bool is_unanswered(BatchKey key) const { return requests_.contains(key); }
+  // What was asked of a worker and is unanswered, in the order of asking.
+  std::span<const BatchKey> outstanding(WorkerSlot worker) const;
+  // Of an unanswered request.
+  Lane lane_of(BatchKey key) const { return requests_.at(key).lane; }
+  bool is_lane_start(BatchKey key) const { return requests_.at(key).is_lane_start; }
+  uint64_t hedge_count() const { return hedge_count_; }
+  uint64_t reissue_count() const { return reissue_count_; }
+
+ private:
+  struct Worker {
+    uint64_t credit_bytes = 0;
+    bool is_draining = false;
+    bool is_idle_told = false;
+    std::vector<BatchKey> outstanding;  // in the order of asking
+    std::map<BatchKey, Instant> asked_at;
+    std::optional<BatchKey> running;  // begun, and not answered
+    Instant answered_at{};            // or added
+    MeanTime mean;
+    std::optional<BatchKey> alone;  // nothing else may be asked of it
+  };
+  struct Request {
+    Lane lane = kNoLane;
+    bool is_lane_start = false;  // for the worker that was asked
+    uint32_t death_count = 0;
+    std::vector<WorkerSlot> workers{};  // that were asked and have not answered
+  };
+  struct LaneState {
+    WorkerSlot worker = 0;
+    bool is_begun = false;  // by that worker
+  };
+  using LaneId = std::pair<uint32_t, Lane>;  // epoch and lane
+
+  void place(Instant now);
+  std::optional<WorkerSlot> choose(BatchKey key, const Request& request, Instant now);
+  bool has_room(const Worker& worker) const;
+  Duration answer_time(const Worker& worker, Instant now) const;
+  void ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant now);
+  void take_from(WorkerSlot slot, BatchKey key);
+  void tell_if_idle(WorkerSlot slot);
+  void fail(BatchKey key);
+  void unreserve(BatchKey key);
+  Duration busy_time(const Worker& worker, BatchKey key, Instant now) const;
+  std::optional<Duration> late_after() const;
+
+  DispatchOptions options_;
+  std::map<WorkerSlot, Worker> workers_;
+  std::map<BatchKey, Request> requests_;
+  std::set<BatchKey> waiting_;
+  std::map<LaneId, LaneState> lanes_;  // that a worker has
+  uint64_t largest_bytes_ = 0;
+  RecentTimes times_;
+  std::vector<Command> commands_;
+  uint64_t hedge_count_ = 0;
+  uint64_t reissue_count_ = 0;
+};
+
+}  // namespace penstock::cluster

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How a worker or a trainer stands with its controller: when to report next, which answers are worth anything, and when
+// to give the controller up. Pure.
+
+#include <cstdint>
+#include <optional>
+
+#include "cluster/instant.h"
+#include "cluster/reports.h"
+#include "cluster/work_desk.h"
+
+namespace penstock::cluster {
+
+// When a report is due. A value type.
+class ReportClock {
+ public:
+  explicit ReportClock(Instant now) : due_at_(now), heard_at_(now) {}
+
+  // True once every kPingInterval.
+  bool take(Instant now) {
+    if (now < due_at_) return false;
+    due_at_ = now + kPingInterval;
+    return true;
+  }
+  // Something changed that the controller should know now.
+  void hurry(Instant now) { due_at_ = now; }
+  void heard(Instant now) { heard_at_ = now; }
+
+  Instant due_at() const { return due_at_; }
+  // For how long the controller has said nothing.
+  Duration silence(Instant now) const { return now - heard_at_; }
+
+ private:
+  Instant due_at_;
+  Instant heard_at_;
+};
+
+// Of a worker. A value type.
+class WorkerEnrolment {
+ public:
+  WorkerEnrolment(uint64_t worker_id, Instant now) : clock(now), worker_id_(worker_id) {}
+
+  WorkerReport report(const WorkDesk& desk) const {
+    return {.worker_id = worker_id_,
+            .incarnation = incarnation_,
+            .endpoint = {},
+            .is_draining = desk.is_draining(),
+            .trainer_id = desk.trainer_id()};
+  }
+
+  // Carries out what the controller orders.
+  void receive(const WorkerOrders& orders, WorkDesk& desk, Instant now) {
+    clock.heard(now);
+    if (orders.incarnation != incarnation_) return;  // of a report before
+    if (orders.is_fenced) {
+      desk.abandon();
+      ++incarnation_;
+      clock.hurry(now);
+    }
+    if (orders.is_to_drain) desk.drain();
+  }
+
+  uint64_t worker_id() const { return worker_id_; }
+  uint32_t incarnation() const { return incarnation_; }
+
+  ReportClock clock;
+
+ private:
+  uint64_t worker_id_;
+  uint32_t incarnation_ = 1;
+};
+
+// Of a trainer: tells which roster is newer. A value type.
+class TrainerEnrolment {
+ public:
+  explicit TrainerEnrolment(Instant now) : clock(now) {}
+
+  // True if the session is to follow this roster.
+  bool receive(const TrainerRoster& roster, Instant now) {
+    clock.heard(now);
+    if (roster.controller_id == controller_id_ && roster.view < view_) return false;
+    controller_id_ = roster.controller_id;
+    view_ = roster.view;
+    return roster.is_settled;
+  }
+
+  ReportClock clock;
+
+ private:
+  uint64_t controller_id_ = 0;
+  uint64_t view_ = 0;
+};
+
+}  // namespace penstock::cluster

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One end of a link between a trainer and a worker. The trainer numbers its links with a worker upwards, and each side
+// stamps what it sends on a link: 1, 2, 3. So a message of a link that has ended, a message that comes twice and a
+// message that did not come are told apart, whatever the connection below did with them. A link on which something was
+// lost is never mended: the trainer begins another and says on it what it still wants.
+
+#include <cstdint>
+
+namespace penstock::cluster {
+
+// A value type.
+class Link {
+ public:
+  enum class Receipt : uint8_t {
+    kNext,  // to be taken
+    kOld,   // of a link that has ended, or seen before: to be dropped
+    kGap,   // something before it was lost
+  };
+
+  explicit Link(uint32_t number = 0) : number_(number) {}
+
+  uint32_t number() const { return number_; }
+
+  // The stamp of the message that is sent now.
+  uint64_t stamp() { return ++sent_; }
+  // That of the last one, which pings tell, so that the loss of a last message shows.
+  uint64_t sent() const { return sent_; }
+
+  Receipt receive(uint32_t number, uint64_t stamp) {
+    if (number != number_ || stamp <= received_) return Receipt::kOld;
+    if (stamp != received_ + 1) return Receipt::kGap;
+    received_ = stamp;
+    return Receipt::kNext;
+  }
+
+ private:
+  uint32_t number_;
+  uint64_t sent_ = 0;
+  uint64_t received_ = 0;
+};
+
+}  // namespace penstock::cluster

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/pool_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "cluster/work_desk.h"
+
+namespace penstock::cluster {
+namespace {
+
+constexpr Duration kHelloTimeout = kPingInterval;                   // for a welcome
+constexpr Duration kRefusedPause = std::chrono::milliseconds(100);  // before a worker is asked again
+constexpr Duration kDiedPause = std::chrono::milliseconds(100);
+
+}  // namespace
+
+PoolSession::PoolSession(const PoolSessionOptions& options) : options_(options), dispatch_(options.dispatch) {
+  PENSTOCK_ASSERT(options.trainer_id != 0, "0 stands for no trainer");
+}
+
+std::vector<PoolSession::Command> PoolSession::take_commands() { return std::exchange(commands_, {}); }
+
+size_t PoolSession::open_count() const {
+  return static_cast<size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.state == State::kOpen; }));
+}
+
+// ---- The roster
+
+void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) {
+  std::vector<uint64_t> gone;
+  for (const auto& [worker_id, peer] : peers_) {
+    const bool is_named = std::any_of(entries.begin(), entries.end(),
+                                      [&](const RosterEntry& entry) { return entry.worker_id == worker_id; });
+    if (!is_named) gone.push_back(worker_id);
+  }
+  for (const uint64_t worker_id : gone) {
+    lose(peers_.at(worker_id), Loss::kSilent, now, now);
+    part_from(worker_id);
+  }
+  for (const RosterEntry& entry : entries) {
+    const auto known = peers_.find(entry.worker_id);
+    if (known != peers_.end() && entry.incarnation != known->second.incarnation) {
+      // What an incarnation that lost its lease still says is refused.
+      lose(known->second, Loss::kSilent, now, now);
+      part_from(entry.worker_id);
+    }
+    const bool is_new = !peers_.contains(entry.worker_id);
+    if (is_new && entry.is_withdrawn) continue;
+    if (is_new) {
+      Peer peer;
+      peer.incarnation = entry.incarnation;
+      peers_.emplace(entry.worker_id, std::move(peer));
+      commands_.push_back({.kind = Command::Kind::kConnect, .worker_id = entry.worker_id});
+      greet(entry.worker_id, peers_.at(entry.worker_id), now);
+      continue;
+    }
+    Peer& peer = peers_.at(entry.worker_id);
+    if (!entry.is_withdrawn || peer.is_withdrawn) continue;
+    peer.is_withdrawn = true;
+    if (peer.slot) {
+      dispatch_.drain_worker(*peer.slot, now);
+    } else {
+      send(entry.worker_id, peer, {.kind = ToWorker::Kind::kBye});
+      part_from(entry.worker_id);
+    }
+  }
+  carry_out(now);
+}
+
+// ---- Links
+
+void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
+  peer.link = Link(next_link_++);
+  peer.state = State::kGreeting;
+  peer.hello_at = now + kHelloTimeout;
+  if (!peer.slot) peer.heard_at = now;
+  peer.ping_at = now + kPingInterval;
+  const auto outstanding = peer.slot ? dispatch_.outstanding(*peer.slot) : std::span<const BatchKey>{};
+  // What waits for a welcome is outstanding in the dispatch, and was never said on any link.
+  const auto is_delayed = [&](BatchKey key) {
+    return std::any_of(peer.delayed.begin(), peer.delayed.end(), [&](const Dispatch::Command& command) {
+      return command.kind == Dispatch::Command::Kind::kAsk && command.key == key;
+    });
+  };
+  std::vector<BatchKey> repeated;
+  std::copy_if(outstanding.begin(), outstanding.end(), std::back_inserter(repeated),
+               [&](BatchKey key) { return !is_delayed(key); });
+  send(worker_id, peer,
+       {.kind = ToWorker::Kind::kHello,
+        .is_continued = peer.slot.has_value(),
+        .count = static_cast<uint32_t>(repeated.size())});
+  for (const BatchKey key : repeated) send_request(worker_id, peer, key);
+}
+
+void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now) {
+  if (peer.state != State::kGreeting) return;
+  peer.state = State::kOpen;
+  if (peer.slot && is_fresh) {
+    // It knows nothing of what it had: all of that is asked for anew, of whomever.
+    worker_of_.erase(*peer.slot);
+    peer.delayed.clear();
+    dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), Loss::kSilent, now);
+  }
+  for (const Dispatch::Command& command : std::exchange(peer.delayed, {})) {
+    if (command.kind == Dispatch::Command::Kind::kAsk) {
+      if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
+    } else {
+      send(worker_id, peer, {.kind = ToWorker::Kind::kCancel, .key = command.key});
+    }
+  }
+  if (peer.slot) return;
+  if (peer.is_withdrawn) {
+    send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+    return part_from(worker_id);
+  }
+  peer.slot = next_slot_++;
+  worker_of_.emplace(*peer.slot, worker_id);
+  dispatch_.add_worker(*peer.slot, options_.credit_bytes, now);
+}
+
+// Ends the link: from here on nothing that was said on it counts.
+void PoolSession::lose(Peer& peer, Loss loss, Instant retry_at, Instant now) {
+  peer.state = State::kApart;
+  peer.hello_at = retry_at;
+  peer.delayed.clear();
+  if (!peer.slot) return;
+  worker_of_.erase(*peer.slot);
+  dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), loss, now);
+}
+
+void PoolSession::part_from(uint64_t worker_id) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end()) return;
+  if (found->second.slot) worker_of_.erase(*found->second.slot);
+  peers_.erase(found);
+  commands_.push_back({.kind = Command::Kind::kDisconnect, .worker_id = worker_id});
+}
+
+bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t bytes, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end()) return false;
+  Peer& peer = found->second;
+  if (message.link != peer.link.number() || peer.state == State::kApart) return false;
+  if (message.kind == ToTrainer::Kind::kRefused) {
+    lose(peer, Loss::kSilent, now + kRefusedPause, now);
+    carry_out(now);
+    return false;
+  }
+  if (message.kind == ToTrainer::Kind::kBroken) {
+    greet(worker_id, peer, now);
+    return false;
+  }
+  switch (peer.link.receive(message.link, message.stamp)) {
+    case Link::Receipt::kOld: return false;
+    case Link::Receipt::kGap: greet(worker_id, peer, now); return false;
+    case Link::Receipt::kNext: break;
+  }
+  peer.heard_at = now;
+  bool counts = false;
+  switch (message.kind) {
+    case ToTrainer::Kind::kWelcome: welcome(worker_id, peer, message.is_fresh, now); break;
+    case ToTrainer::Kind::kStarted:
+      if (peer.slot) dispatch_.started(*peer.slot, message.key);
+      break;
+    case ToTrainer::Kind::kAnswer:
+      send(worker_id, peer, {.kind = ToWorker::Kind::kAck, .key = message.key});
+      counts = peer.slot && dispatch_.answered(*peer.slot, message.key, bytes, now);
+      break;
+    case ToTrainer::Kind::kHandedBack:
+      if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
+      break;
+    case ToTrainer::Kind::kLeaving:
+      peer.is_leaving = true;
+      if (peer.slot) dispatch_.drain_worker(*peer.slot, now);
+      break;
+    case ToTrainer::Kind::kPong:
+    case ToTrainer::Kind::kRefused:
+    case ToTrainer::Kind::kBroken: break;
+  }
+  carry_out(now);
+  return counts;
+}
+
+void PoolSession::died(uint64_t worker_id, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end() || found->second.state == State::kApart) return;
+  lose(found->second, found->second.is_leaving ? Loss::kLeft : Loss::kDied, now + kDiedPause, now);
+  carry_out(now);
+}
+
+// ---- Requests
+
+void PoolSession::ask(BatchKey key, Lane lane, Instant now) {
+  dispatch_.ask(key, lane, now);
+  carry_out(now);
+}
+
+void PoolSession::forget(BatchKey key, Instant now) {
+  dispatch_.forget(key, now);
+  carry_out(now);
+}
+
+void PoolSession::end_lane(uint32_t epoch, Lane lane, Instant now) {
+  dispatch_.end_lane(epoch, lane, now);
+  carry_out(now);
+}
+
+void PoolSession::carry_out(Instant now) {
+  for (auto commands = dispatch_.take_commands(); !commands.empty(); commands = dispatch_.take_commands()) {
+    for (const Dispatch::Command& command : commands) {
+      if (command.kind == Dispatch::Command::Kind::kFail) {
+        commands_.push_back({.kind = Command::Kind::kFail, .key = command.key, .death_count = command.death_count});
+        continue;
+      }
+      const auto owner = worker_of_.find(command.worker);
+      if (owner == worker_of_.end()) continue;  // lost meanwhile
+      const uint64_t worker_id = owner->second;
+      Peer& peer = peers_.at(worker_id);
+      if (command.kind == Dispatch::Command::Kind::kIdle) {
+        if (peer.state == State::kOpen) send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+        lose(peer, Loss::kLeft, now, now);
+        part_from(worker_id);
+      } else if (peer.state != State::kOpen) {
+        peer.delayed.push_back(command);
+      } else if (command.kind == Dispatch::Command::Kind::kAsk) {
+        if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
+      } else {
+        send(worker_id, peer, {.kind = ToWorker::Kind::kCancel, .key = command.key});
+      }
+    }
+  }
+}
+
+void PoolSession::send_request(uint64_t worker_id, Peer& peer, BatchKey key) {
+  send(worker_id, peer,
+       {.kind = ToWorker::Kind::kRequest,
+        .key = key,
+        .lane = dispatch_.lane_of(key),
+        .is_lane_start = dispatch_.is_lane_start(key)});
+}
+
+void PoolSession::send(uint64_t worker_id, Peer& peer, ToWorker message) {
+  message.trainer_id = options_.trainer_id;
+  message.link = peer.link.number();
+  message.stamp = peer.link.stamp();
+  commands_.push_back({.kind = Command::Kind::kSend, .worker_id = worker_id, .message = message});
+}
+
+// ---- Time
+
+void PoolSession::tick(Instant now) {
+  for (auto& [worker_id, peer] : peers_) {
+    if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
+    if (peer.state != State::kOpen && now >= peer.hello_at) greet(worker_id, peer, now);
+    if (peer.state == State::kOpen && now >= peer.ping_at) {
+      peer.ping_at = now + kPingInterval;
+      send(worker_id, peer, {.kind = ToWorker::Kind::kPing});
+    }
+  }
+  dispatch_.tick(now);
+  carry_out(now);
+}
+
+std::optional<Instant> PoolSession::next_tick() const {
+  std::optional<Instant> next = dispatch_.next_tick();
+  const auto consider = [&](Instant due) {
+    if (!next || due < *next) next = due;
+  };
+  for (const auto& [worker_id, peer] : peers_) {
+    if (peer.state != State::kApart) consider(peer.heard_at + kLease);
+    consider(peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
+  }
+  return next;
+}
+
+}  // namespace penstock::cluster

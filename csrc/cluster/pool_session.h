@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The trainer's half of the protocol between a trainer and the workers of a pool: whom it knows, what links it has with
+// them, and what it asks of whom (dispatch.h). A pure state machine; the I/O thread around it has the sockets and the
+// bytes.
+//
+// What a worker answers counts if its link is the one in force and the request was asked of it and is unanswered. So it
+// does not matter what else arrives: answers of workers that were lost, second answers, answers that come twice.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cluster/batch_key.h"
+#include "cluster/data_message.h"
+#include "cluster/dispatch.h"
+#include "cluster/instant.h"
+#include "cluster/link.h"
+
+namespace penstock::cluster {
+
+// A worker as the controller tells trainers of it.
+struct RosterEntry {
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  bool is_withdrawn = false;  // the trainer is to do without it
+
+  friend bool operator==(const RosterEntry&, const RosterEntry&) = default;
+};
+
+struct PoolSessionOptions {
+  uint64_t trainer_id = 0;
+  uint64_t credit_bytes = 0;  // of each worker
+  DispatchOptions dispatch = {};
+};
+
+// Thread-compatible.
+class PoolSession {
+ public:
+  explicit PoolSession(const PoolSessionOptions& options);
+
+  struct Command {
+    enum class Kind : uint8_t {
+      kConnect,     // a worker is new, or came back elsewhere
+      kDisconnect,  // nothing more is said to it
+      kSend,        // this message; a request with the bytes of its key, and of a lane that starts with its state
+      kFail,        // too many workers died of this batch
+    };
+    Kind kind = Kind::kSend;
+    uint64_t worker_id = 0;
+    ToWorker message{};
+    BatchKey key{};            // of kFail
+    uint32_t death_count = 0;  // of kFail
+
+    friend bool operator==(const Command&, const Command&) = default;
+  };
+  std::vector<Command> take_commands();
+
+  // The workers that this trainer may use now. One that is not named is gone, and its answers count no more.
+  void set_roster(std::span<const RosterEntry> entries, Instant now);
+
+  // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
+  // who has then acknowledged them.
+  [[nodiscard]] bool receive(uint64_t worker_id, const ToTrainer& message, uint64_t bytes, Instant now);
+  // The connection to a worker ended because its process did.
+  void died(uint64_t worker_id, Instant now);
+
+  void ask(BatchKey key, Lane lane, Instant now);
+  void forget(BatchKey key, Instant now);
+  void end_lane(uint32_t epoch, Lane lane, Instant now);
+
+  void tick(Instant now);
+  std::optional<Instant> next_tick() const;
+
+  const Dispatch& dispatch() const { return dispatch_; }
+  // Workers with a link, and those that are known.
+  size_t open_count() const;
+  size_t known_count() const { return peers_.size(); }
+
+ private:
+  enum class State : uint8_t {
+    kApart,     // no link; the next hello is due at `hello_at`
+    kGreeting,  // a hello is unanswered
+    kOpen,
+  };
+  struct Peer {
+    uint32_t incarnation = 0;
+    State state = State::kApart;
+    Link link;
+    std::optional<WorkerSlot> slot;         // while the dispatch counts on it
+    std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
+    bool is_withdrawn = false;
+    bool is_leaving = false;
+    Instant hello_at{};
+    Instant heard_at{};
+    Instant ping_at{};
+  };
+
+  void greet(uint64_t worker_id, Peer& peer, Instant now);
+  void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
+  void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
+  void send(uint64_t worker_id, Peer& peer, ToWorker message);
+  void send_request(uint64_t worker_id, Peer& peer, BatchKey key);
+  void carry_out(Instant now);
+  void part_from(uint64_t worker_id);
+
+  PoolSessionOptions options_;
+  Dispatch dispatch_;
+  std::map<uint64_t, Peer> peers_;
+  std::map<WorkerSlot, uint64_t> worker_of_;  // by slot in use
+  WorkerSlot next_slot_ = 1;
+  uint32_t next_link_ = 1;  // of whichever worker, so that no number is used twice
+  std::vector<Command> commands_;
+};
+
+}  // namespace penstock::cluster

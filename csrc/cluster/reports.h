@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What workers and trainers tell a controller every kPingInterval, and what it answers. All of it is state and not
+// news: a report that is lost is made good by the next, and a controller that starts again knows all within one
+// interval.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cluster/pool_session.h"
+
+namespace penstock::cluster {
+
+struct WorkerReport {
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  std::string endpoint{};  // where trainers reach it
+  bool is_draining = false;
+  uint64_t trainer_id = 0;  // that it works for; 0 for none
+
+  friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
+};
+
+struct WorkerOrders {
+  uint32_t incarnation = 0;  // the one that they are for
+  bool is_fenced = false;    // its lease ran out: what it still answers is refused
+  bool is_to_drain = false;
+
+  friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
+};
+
+// How a trainer fares: the one signal that scaling follows.
+struct QueueSignal {
+  uint32_t ready_batches = 0;
+  uint32_t asked_batches = 0;    // and not here yet
+  uint64_t bytes_in_flight = 0;  // of batches here and not delivered, and of those asked for as far as they are known
+  uint64_t waited_ns = 0;        // since the trainer began
+  uint64_t delivered_batches = 0;
+
+  friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
+};
+
+struct TrainerReport {
+  uint64_t trainer_id = 0;
+  std::string job;  // its name, for people
+  uint32_t worker_count_max = 0;
+  QueueSignal queue{};
+
+  friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
+};
+
+// The workers of a trainer. Without `is_settled` the controller has just started and knows too little to say.
+struct TrainerRoster {
+  struct Entry {
+    RosterEntry worker{};
+    std::string endpoint{};
+
+    friend bool operator==(const Entry&, const Entry&) = default;
+  };
+  uint64_t controller_id = 0;  // of this run of the controller
+  uint64_t view = 0;           // counts up as it changes
+  bool is_settled = false;
+  std::vector<Entry> entries{};
+
+  friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;
+};
+
+}  // namespace penstock::cluster

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/roster.h"
+
+#include <algorithm>
+
+#include "cluster/fair_share.h"
+#include "cluster/work_desk.h"
+
+namespace penstock::cluster {
+
+Roster::Roster(uint64_t controller_id, Instant now) : controller_id_(controller_id), settled_at_(now + kSettling) {}
+
+// ---- Reports
+
+WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
+  WorkerOrders orders{.incarnation = report.incarnation};
+  const auto fenced = fenced_.find(report.worker_id);
+  if (fenced != fenced_.end() && report.incarnation <= fenced->second) {
+    orders.is_fenced = true;
+    return orders;
+  }
+  if (const auto known = workers_.find(report.worker_id);
+      known != workers_.end() && known->second.report.incarnation != report.incarnation) {
+    if (report.incarnation < known->second.report.incarnation) {  // a report that was long under way
+      orders.is_fenced = true;
+      return orders;
+    }
+    drop_worker(known);
+  }
+  Worker& worker = workers_[report.worker_id];
+  const bool has_moved = worker.report.endpoint != report.endpoint;
+  worker.report = report;
+  worker.reported_at = now;
+  if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id)) {
+    assign(worker, report.trainer_id);
+  } else if (worker.is_withdrawn && report.trainer_id != worker.trainer_id) {
+    release(worker);
+  } else if (has_moved) {
+    note_change(worker.trainer_id);
+  }
+  balance(now);
+  orders.is_to_drain = worker.is_to_drain;
+  return orders;
+}
+
+TrainerRoster Roster::trainer_reported(const TrainerReport& report, Instant now) {
+  const bool is_new = !trainers_.contains(report.trainer_id);
+  Trainer& trainer = trainers_[report.trainer_id];
+  trainer.report = report;
+  trainer.reported_at = now;
+  if (is_new) {
+    trainer.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
+    for (auto& [worker_id, worker] : workers_)
+      if (worker.trainer_id == 0 && worker.report.trainer_id == report.trainer_id) assign(worker, report.trainer_id);
+  }
+  balance(now);
+  return roster_of(report.trainer_id);
+}
+
+void Roster::worker_left(uint64_t worker_id, Instant now) {
+  const auto found = workers_.find(worker_id);
+  if (found == workers_.end()) return;
+  drop_worker(found);
+  balance(now);
+}
+
+void Roster::trainer_left(uint64_t trainer_id, Instant now) {
+  if (trainers_.erase(trainer_id) > 0) balance(now);
+}
+
+bool Roster::drain(uint64_t worker_id, Instant now) {
+  const auto found = workers_.find(worker_id);
+  if (found == workers_.end()) return false;
+  found->second.is_to_drain = true;
+  balance(now);
+  return true;
+}
+
+// ---- Time
+
+void Roster::tick(Instant now) {
+  for (auto at = workers_.begin(); at != workers_.end();) {
+    const auto worker = at++;
+    if (now - worker->second.reported_at < kLease) continue;
+    fence(worker->first, worker->second.report.incarnation);
+    drop_worker(worker);
+  }
+  std::erase_if(trainers_, [&](const auto& item) { return now - item.second.reported_at >= kLease; });
+  balance(now);
+}
+
+std::optional<Instant> Roster::next_tick() const {
+  std::optional<Instant> next;
+  const auto consider = [&](Instant due) {
+    if (!next || due < *next) next = due;
+  };
+  for (const auto& [worker_id, worker] : workers_) consider(worker.reported_at + kLease);
+  for (const auto& [trainer_id, trainer] : trainers_) consider(trainer.reported_at + kLease);
+  if (!was_settled_) consider(settled_at_);
+  return next;
+}
+
+// ---- Who works for whom
+
+void Roster::balance(Instant now) {
+  for (auto& [worker_id, worker] : workers_)
+    if (worker.trainer_id != 0 && !trainers_.contains(worker.trainer_id)) release(worker);
+  if (!is_settled(now)) return;
+  if (!was_settled_) {
+    was_settled_ = true;
+    for (auto& [trainer_id, trainer] : trainers_) note_change(trainer_id);
+  }
+
+  std::vector<Demand> demands;
+  for (const auto& [trainer_id, trainer] : trainers_)
+    demands.push_back({.trainer_id = trainer_id, .worker_count_max = trainer.report.worker_count_max});
+  const auto demand_of = [&](uint64_t trainer_id) {
+    return std::find_if(demands.begin(), demands.end(), [&](const Demand& d) { return d.trainer_id == trainer_id; });
+  };
+  uint32_t usable_count = 0;
+  for (auto& [worker_id, worker] : workers_) {
+    if (worker.is_to_drain || worker.report.is_draining) {
+      if (worker.trainer_id != 0 && !worker.is_withdrawn) {
+        worker.is_withdrawn = true;
+        note_change(worker.trainer_id);
+      }
+      continue;
+    }
+    ++usable_count;
+    if (worker.trainer_id != 0 && !worker.is_withdrawn) ++demand_of(worker.trainer_id)->worker_count;
+  }
+  const std::vector<uint32_t> shares = fair_shares(demands, usable_count);
+
+  for (size_t index = 0; index < demands.size(); ++index) {
+    Demand& demand = demands[index];
+    // What came last goes first: it has the least of the job's data in its caches.
+    std::vector<Worker*> own;
+    for (auto& [worker_id, worker] : workers_)
+      if (worker.trainer_id == demand.trainer_id && !worker.is_withdrawn) own.push_back(&worker);
+    std::sort(own.begin(), own.end(), [](auto* a, auto* b) { return a->assigned_order > b->assigned_order; });
+    for (size_t surplus = 0; demand.worker_count > shares[index]; ++surplus, --demand.worker_count) {
+      own[surplus]->is_withdrawn = true;
+      note_change(demand.trainer_id);
+    }
+  }
+  for (auto& [worker_id, worker] : workers_) {
+    const bool is_free =
+        worker.trainer_id == 0 && worker.report.trainer_id == 0 && !worker.is_to_drain && !worker.report.is_draining;
+    if (!is_free) continue;
+    std::optional<size_t> neediest;
+    for (size_t index = 0; index < demands.size(); ++index) {
+      if (demands[index].worker_count >= shares[index]) continue;
+      const auto lack = [&](size_t i) { return shares[i] - demands[i].worker_count; };
+      if (!neediest || lack(index) > lack(*neediest)) neediest = index;
+    }
+    if (!neediest) break;
+    ++demands[*neediest].worker_count;
+    assign(worker, demands[*neediest].trainer_id);
+  }
+}
+
+void Roster::assign(Worker& worker, uint64_t trainer_id) {
+  worker.trainer_id = trainer_id;
+  worker.is_withdrawn = false;
+  worker.assigned_order = ++assigned_count_;
+  note_change(trainer_id);
+}
+
+void Roster::release(Worker& worker) {
+  note_change(worker.trainer_id);
+  worker.trainer_id = 0;
+  worker.is_withdrawn = false;
+}
+
+void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker) {
+  note_change(worker->second.trainer_id);
+  workers_.erase(worker);
+}
+
+void Roster::note_change(uint64_t trainer_id) {
+  const auto found = trainers_.find(trainer_id);
+  if (found == trainers_.end()) return;
+  found->second.view = ++view_count_;
+  found->second.has_changed = true;
+}
+
+void Roster::fence(uint64_t worker_id, uint32_t incarnation) {
+  ++fenced_total_;
+  if (!fenced_.contains(worker_id)) fenced_order_.push_back(worker_id);
+  fenced_[worker_id] = incarnation;
+  if (fenced_order_.size() > kFencedCountMax) {
+    fenced_.erase(fenced_order_.front());
+    fenced_order_.pop_front();
+  }
+}
+
+// ---- What is told
+
+std::vector<uint64_t> Roster::changed_trainers() const {
+  std::vector<uint64_t> changed;
+  for (const auto& [trainer_id, trainer] : trainers_)
+    if (trainer.has_changed) changed.push_back(trainer_id);
+  return changed;
+}
+
+TrainerRoster Roster::roster_of(uint64_t trainer_id) {
+  TrainerRoster roster{.controller_id = controller_id_, .is_settled = was_settled_};
+  const auto found = trainers_.find(trainer_id);
+  if (found == trainers_.end()) return roster;
+  found->second.has_changed = false;
+  roster.view = found->second.view;
+  for (const auto& [worker_id, worker] : workers_) {
+    if (worker.trainer_id != trainer_id) continue;
+    roster.entries.push_back({.worker = {.worker_id = worker_id,
+                                         .incarnation = worker.report.incarnation,
+                                         .is_withdrawn = worker.is_withdrawn},
+                              .endpoint = worker.report.endpoint});
+  }
+  return roster;
+}
+
+std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {
+  std::vector<WorkerStatus> result;
+  for (const auto& [worker_id, worker] : workers_)
+    result.push_back({worker.report, worker.trainer_id, worker.is_withdrawn, now - worker.reported_at});
+  return result;
+}
+
+std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
+  std::vector<TrainerStatus> result;
+  for (const auto& [trainer_id, trainer] : trainers_) {
+    const auto count = std::count_if(workers_.begin(), workers_.end(), [&](const auto& item) {
+      return item.second.trainer_id == trainer_id && !item.second.is_withdrawn;
+    });
+    result.push_back({trainer.report, static_cast<uint32_t>(count), now - trainer.reported_at});
+  }
+  return result;
+}
+
+}  // namespace penstock::cluster

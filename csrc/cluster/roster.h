@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The controller: which workers and trainers there are, and which worker is whose. A pure state machine of reports and
+// time. It is not on the way of any batch: while it is gone, trainers and workers go on as they are.
+//
+//   leases     a worker or trainer that has not reported for kLease is gone. A worker's incarnation is fenced by that:
+//   it
+//              is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
+//   shares     by fair_share.h, as soon as anything changes. A worker that is to go to another trainer is withdrawn
+//   first
+//              from the one that has it, and moves when it reports that it works for nobody.
+//   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
+//   whom.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cluster/instant.h"
+#include "cluster/reports.h"
+
+namespace penstock::cluster {
+
+constexpr Duration kSettling = std::chrono::seconds(2);
+constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
+
+// Thread-compatible.
+class Roster {
+ public:
+  Roster(uint64_t controller_id, Instant now);
+
+  WorkerOrders worker_reported(const WorkerReport& report, Instant now);
+  TrainerRoster trainer_reported(const TrainerReport& report, Instant now);
+  // They leave by their own will, which fences nothing.
+  void worker_left(uint64_t worker_id, Instant now);
+  void trainer_left(uint64_t trainer_id, Instant now);
+  // False where there is no such worker.
+  bool drain(uint64_t worker_id, Instant now);
+
+  void tick(Instant now);
+  std::optional<Instant> next_tick() const;
+
+  // Trainers whose roster has changed since it was last asked for.
+  std::vector<uint64_t> changed_trainers() const;
+  TrainerRoster roster_of(uint64_t trainer_id);
+
+  struct WorkerStatus {
+    WorkerReport report;
+    uint64_t assigned_to = 0;  // trainer
+    bool is_withdrawn = false;
+    Duration since_report{};
+  };
+  struct TrainerStatus {
+    TrainerReport report;
+    uint32_t worker_count = 0;
+    Duration since_report{};
+  };
+  std::vector<WorkerStatus> workers(Instant now) const;
+  std::vector<TrainerStatus> trainers(Instant now) const;
+  bool is_settled(Instant now) const { return now >= settled_at_; }
+  uint64_t controller_id() const { return controller_id_; }
+  uint64_t fenced_count() const { return fenced_total_; }
+
+ private:
+  struct Worker {
+    WorkerReport report;
+    Instant reported_at{};
+    uint64_t trainer_id = 0;  // that it is assigned to
+    uint64_t assigned_order = 0;
+    bool is_withdrawn = false;
+    bool is_to_drain = false;
+  };
+  struct Trainer {
+    TrainerReport report;
+    Instant reported_at{};
+    uint64_t view = 0;
+    bool has_changed = false;
+  };
+
+  void balance(Instant now);
+  void assign(Worker& worker, uint64_t trainer_id);
+  void release(Worker& worker);
+  void note_change(uint64_t trainer_id);
+  void fence(uint64_t worker_id, uint32_t incarnation);
+  void drop_worker(std::map<uint64_t, Worker>::iterator worker);
+
+  uint64_t controller_id_;
+  Instant settled_at_;
+  bool was_settled_ = false;
+  std::map<uint64_t, Worker> workers_;
+  std::map<uint64_t, Trainer> trainers_;
+  std::map<uint64_t, uint32_t> fenced_;  // the last incarnation, by worker id
+  std::deque<uint64_t> fenced_order_;
+  uint64_t fenced_total_ = 0;
+  uint64_t assigned_count_ = 0;
+  uint64_t view_count_ = 0;
+};
+
+}  // namespace penstock::cluster

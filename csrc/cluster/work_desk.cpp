@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/work_desk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace penstock::cluster {
+
+std::vector<WorkDesk::Command> WorkDesk::take_commands() { return std::exchange(commands_, {}); }
+
+void WorkDesk::receive(const ToWorker& message, Instant now) {
+  if (message.kind == ToWorker::Kind::kHello) return greet(message, now);
+  if (!tenant_ || tenant_->trainer_id != message.trainer_id) {
+    // A goodbye to one who is gone needs no answer.
+    if (message.kind != ToWorker::Kind::kBye) answer_stranger(message, ToTrainer::Kind::kBroken);
+    return;
+  }
+  switch (tenant_->link.receive(message.link, message.stamp)) {
+    case Link::Receipt::kOld: return;
+    case Link::Receipt::kGap:
+      tenant_->is_broken = true;
+      tenant_->heard_at = now;
+      return answer_stranger(message, ToTrainer::Kind::kBroken);
+    case Link::Receipt::kNext: break;
+  }
+  tenant_->heard_at = now;
+  switch (message.kind) {
+    case ToWorker::Kind::kHello: break;
+    case ToWorker::Kind::kRequest: return take(message);
+    case ToWorker::Kind::kCancel: return cancel(message.key);
+    case ToWorker::Kind::kAck: return drop_held(message.key);
+    case ToWorker::Kind::kPing: return send(ToTrainer::Kind::kPong);
+    case ToWorker::Kind::kBye: return abandon();
+  }
+}
+
+void WorkDesk::greet(const ToWorker& hello, Instant now) {
+  const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
+  if (is_known && hello.link <= tenant_->link.number()) return;
+  if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, ToTrainer::Kind::kRefused);
+  const bool is_fresh = !is_known || !hello.is_continued;
+  if (is_fresh) abandon();
+  tenant_ = Tenant{.trainer_id = hello.trainer_id, .link = Link(hello.link), .heard_at = now};
+  tenant_->repeated_count = hello.count;
+  tenant_->skips_repeated = is_fresh;
+  if (tenant_->link.receive(hello.link, hello.stamp) != Link::Receipt::kNext) {
+    tenant_->is_broken = true;
+    return answer_stranger(hello, ToTrainer::Kind::kBroken);
+  }
+  queue_.clear();
+  for (auto& [key, is_claimed] : held_) is_claimed = false;
+  if (running_) running_->is_wanted = false;
+  if (hello.count == 0) drop_unclaimed();
+  send(ToTrainer::Kind::kWelcome, {}, is_fresh);
+  if (is_draining_) send(ToTrainer::Kind::kLeaving);
+}
+
+void WorkDesk::take(const ToWorker& message) {
+  const bool is_repeated = tenant_->repeated_count > 0;
+  if (is_repeated) --tenant_->repeated_count;
+  if (!(is_repeated && tenant_->skips_repeated)) {
+    if (const auto held = held_.find(message.key); held != held_.end()) {
+      held->second = true;
+      send(ToTrainer::Kind::kAnswer, message.key);
+    } else if (is_running(message)) {
+      running_->is_wanted = true;
+    } else if (is_draining_) {
+      send(ToTrainer::Kind::kHandedBack, message.key);
+    } else {
+      queue_.push_back({.key = message.key, .lane = message.lane, .is_lane_start = message.is_lane_start});
+    }
+  }
+  if (is_repeated && tenant_->repeated_count == 0) drop_unclaimed();
+}
+
+// Another trainer's batch of the same number is another batch, and what was begun before a trainer was given up is of
+// no use to its lanes.
+bool WorkDesk::is_running(const ToWorker& request) const {
+  return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
+}
+
+void WorkDesk::cancel(BatchKey key) {
+  std::erase_if(queue_, [&](const Request& request) { return request.key == key; });
+  drop_held(key);
+  if (running_ && running_->key == key) running_->is_wanted = false;
+}
+
+std::optional<WorkDesk::Request> WorkDesk::begin() {
+  if (running_ || queue_.empty()) return std::nullopt;
+  // What the trainer will not ask for again still takes its credit.
+  if (tenant_->repeated_count > 0) return std::nullopt;
+  const Request request = queue_.front();
+  queue_.pop_front();
+  running_ = Running{.trainer_id = tenant_->trainer_id, .key = request.key, .is_wanted = true};
+  send(ToTrainer::Kind::kStarted, request.key);
+  return request;
+}
+
+void WorkDesk::finished() {
+  PENSTOCK_ASSERT(running_, "something was finished that had not begun");
+  const Running done = *running_;
+  running_.reset();
+  // The trainer is about to say what it still wants; a lane cannot be made again from before this.
+  const bool may_be_claimed = tenant_ && tenant_->trainer_id == done.trainer_id && tenant_->repeated_count > 0;
+  if (!done.is_wanted && may_be_claimed) {
+    held_.emplace(done.key, false);
+    return;
+  }
+  if (!done.is_wanted) {
+    commands_.push_back({.kind = Command::Kind::kDrop, .key = done.key});
+    return;
+  }
+  held_.emplace(done.key, true);
+  send(ToTrainer::Kind::kAnswer, done.key);
+}
+
+void WorkDesk::tick(Instant now) {
+  if (tenant_ && now - tenant_->heard_at >= kLease) abandon();
+}
+
+std::optional<Instant> WorkDesk::next_tick() const {
+  return tenant_ ? std::optional(tenant_->heard_at + kLease) : std::nullopt;
+}
+
+void WorkDesk::drain() {
+  if (is_draining_) return;
+  is_draining_ = true;
+  if (!tenant_) return;
+  send(ToTrainer::Kind::kLeaving);
+  for (const Request& request : std::exchange(queue_, {})) send(ToTrainer::Kind::kHandedBack, request.key);
+}
+
+void WorkDesk::abandon() {
+  tenant_.reset();
+  queue_.clear();
+  if (running_) running_ = Running{.trainer_id = 0, .key = running_->key, .is_wanted = false};
+  for (auto& [key, is_claimed] : held_) is_claimed = false;
+  drop_unclaimed();
+}
+
+void WorkDesk::send(ToTrainer::Kind kind, BatchKey key, bool is_fresh) {
+  // On a link that is broken nothing counts, and what is held is asked for again on the next.
+  if (!tenant_ || tenant_->is_broken) return;
+  commands_.push_back({.kind = Command::Kind::kSend,
+                       .trainer_id = tenant_->trainer_id,
+                       .message = {.kind = kind,
+                                   .link = tenant_->link.number(),
+                                   .stamp = tenant_->link.stamp(),
+                                   .key = key,
+                                   .is_fresh = is_fresh}});
+}
+
+void WorkDesk::answer_stranger(const ToWorker& message, ToTrainer::Kind kind) {
+  commands_.push_back({.kind = Command::Kind::kSend,
+                       .trainer_id = message.trainer_id,
+                       .message = {.kind = kind, .link = message.link}});
+}
+
+size_t WorkDesk::claimed_count() const {
+  const auto is_claimed = [](const auto& held) { return held.second; };
+  return static_cast<size_t>(std::count_if(held_.begin(), held_.end(), is_claimed));
+}
+
+void WorkDesk::drop_held(BatchKey key) {
+  if (held_.erase(key) > 0) commands_.push_back({.kind = Command::Kind::kDrop, .key = key});
+}
+
+void WorkDesk::drop_unclaimed() {
+  std::vector<BatchKey> unclaimed;
+  for (const auto& [key, is_claimed] : held_)
+    if (!is_claimed) unclaimed.push_back(key);
+  for (const BatchKey key : unclaimed) drop_held(key);
+}
+
+}  // namespace penstock::cluster

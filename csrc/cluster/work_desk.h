@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The worker's half of the protocol between a trainer and a worker: who it works for, what it is to make, what it has
+// made and holds until the trainer has it. A pure state machine; the process around it has the sockets, the dataset and
+// the bytes of requests and answers.
+//
+// A worker works for one trainer at a time: another is refused until the first says goodbye or was silent for a lease.
+// It makes one batch at a time, in the order of the requests. An answer is held until it is acknowledged, and sent
+// again if the trainer asks for it on another link.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "cluster/batch_key.h"
+#include "cluster/data_message.h"
+#include "cluster/instant.h"
+#include "cluster/link.h"
+
+namespace penstock::cluster {
+
+// After so long without a word from the other side a link has ended; both sides say something every ping_interval.
+constexpr Duration kLease = std::chrono::milliseconds(1500);
+constexpr Duration kPingInterval = std::chrono::milliseconds(500);
+
+// Thread-compatible.
+class WorkDesk {
+ public:
+  struct Command {
+    enum class Kind : uint8_t {
+      kSend,  // this message to the trainer that it names; an answer with the bytes of its key
+      kDrop,  // nobody will ask for the bytes of this answer again
+    };
+    Kind kind = Kind::kSend;
+    uint64_t trainer_id = 0;
+    ToTrainer message{};
+    BatchKey key{};  // of kDrop
+
+    friend bool operator==(const Command&, const Command&) = default;
+  };
+  std::vector<Command> take_commands();
+
+  void receive(const ToWorker& message, Instant now);
+  // Forgets a trainer that was silent for a lease.
+  void tick(Instant now);
+  std::optional<Instant> next_tick() const;
+
+  struct Request {
+    BatchKey key{};
+    Lane lane = kNoLane;
+    bool is_lane_start = false;
+
+    friend bool operator==(const Request&, const Request&) = default;
+  };
+  // The request to work on now, or nothing while there is none or one is being worked on.
+  std::optional<Request> begin();
+  // What was begun is made; the shell has its bytes.
+  void finished();
+  bool is_busy() const { return running_.has_value(); }
+  // Whether anybody still wants what is being worked on.
+  bool is_wanted() const { return running_ && running_->is_wanted; }
+
+  // Takes no more, and gives back what was not begun.
+  void drain();
+  bool is_draining() const { return is_draining_; }
+  // Nothing is being made, held or waited for any more.
+  bool is_empty() const { return queue_.empty() && !running_ && held_.empty(); }
+  // Gives up the trainer and all that it asked for: this worker's lease is lost.
+  void abandon();
+
+  // The trainer that is worked for; 0 for none.
+  uint64_t trainer_id() const { return tenant_ ? tenant_->trainer_id : 0; }
+  size_t queued_count() const { return queue_.size(); }
+  size_t held_count() const { return held_.size(); }
+  // Of those, what the trainer is known to want on this link.
+  size_t claimed_count() const;
+
+ private:
+  struct Tenant {
+    uint64_t trainer_id;
+    Link link;
+    Instant heard_at;
+    bool is_broken = false;       // something was lost; only another hello counts
+    uint32_t repeated_count = 0;  // requests still to come that were outstanding on the link before
+    bool skips_repeated = false;  // they are of no use here, and will come again
+  };
+  struct Running {
+    uint64_t trainer_id;  // 0 once that was given up
+    BatchKey key{};
+    bool is_wanted;
+  };
+
+  void greet(const ToWorker& hello, Instant now);
+  void take(const ToWorker& request);
+  bool is_running(const ToWorker& request) const;
+  void cancel(BatchKey key);
+  void send(ToTrainer::Kind kind, BatchKey key = {}, bool is_fresh = false);
+  void answer_stranger(const ToWorker& message, ToTrainer::Kind kind);
+  void drop_held(BatchKey key);
+  void drop_unclaimed();
+
+  std::optional<Tenant> tenant_;
+  std::deque<Request> queue_;
+  std::optional<Running> running_;
+  std::map<BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
+  bool is_draining_ = false;
+  std::vector<Command> commands_;
+};
+
+}  // namespace penstock::cluster

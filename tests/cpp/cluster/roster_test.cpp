@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/roster.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cluster/fair_share.h"
+#include "cluster/work_desk.h"
+
+namespace penstock::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(FairShare, EverybodyGetsAsMuchAsAnyOtherUpToWhatItWants) {
+  const std::vector<Demand> demands{{.trainer_id = 1, .worker_count = 0, .worker_count_max = 2},
+                                    {.trainer_id = 2, .worker_count = 0, .worker_count_max = 64},
+                                    {.trainer_id = 3, .worker_count = 0, .worker_count_max = 64}};
+  EXPECT_EQ(fair_shares(demands, 10), (std::vector<uint32_t>{2, 4, 4}));
+  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{1, 1, 1}));
+  EXPECT_EQ(fair_shares({}, 3), std::vector<uint32_t>{});
+  EXPECT_EQ(fair_shares(std::span(demands).first(1), 10), std::vector<uint32_t>{2});
+}
+
+TEST(FairShare, AnOddWorkerStaysWhereItIs) {
+  std::vector<Demand> demands{{.trainer_id = 1, .worker_count = 1, .worker_count_max = 9},
+                              {.trainer_id = 2, .worker_count = 2, .worker_count_max = 9}};
+  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{1, 2}));
+  std::swap(demands[0].worker_count, demands[1].worker_count);
+  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{2, 1}));
+}
+
+class RosterTest : public testing::Test {
+ protected:
+  WorkerOrders worker(uint64_t id, uint64_t serves = 0, uint32_t incarnation = 1, bool is_draining = false) {
+    return roster_.worker_reported({.worker_id = id,
+                                    .incarnation = incarnation,
+                                    .endpoint = "tcp://10.0.0.1:" + std::to_string(id),
+                                    .is_draining = is_draining,
+                                    .trainer_id = serves},
+                                   now_);
+  }
+  std::set<uint64_t> trainer(uint64_t id) {
+    last_ = roster_.trainer_reported({.trainer_id = id, .job = "job", .worker_count_max = 64}, now_);
+    std::set<uint64_t> workers;
+    for (const auto& entry : last_.entries)
+      if (!entry.worker.is_withdrawn) workers.insert(entry.worker.worker_id);
+    return workers;
+  }
+  void settle() {
+    now_ += kSettling;
+    roster_.tick(now_);
+  }
+  void pass(Duration time) {
+    now_ += time;
+    roster_.tick(now_);
+  }
+
+  Instant now_{};
+  Roster roster_{5, now_};
+  TrainerRoster last_;
+};
+
+TEST_F(RosterTest, SettlesBeforeItAssigns) {
+  worker(1);
+  EXPECT_TRUE(trainer(100).empty());
+  EXPECT_FALSE(last_.is_settled);
+  now_ += kSettling - milliseconds(1);
+  worker(1);
+  EXPECT_TRUE(trainer(100).empty());
+  now_ += milliseconds(1);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  EXPECT_TRUE(last_.is_settled);
+  EXPECT_EQ(last_.entries.front().endpoint, "tcp://10.0.0.1:1");
+}
+
+TEST_F(RosterTest, AdoptsWhoWorksForWhomAfterARestart) {
+  for (uint64_t id = 1; id <= 4; ++id) worker(id, /*serves=*/id % 2 == 0 ? 100 : 200);
+  trainer(100);
+  trainer(200);
+  now_ += kLease - milliseconds(1);
+  for (uint64_t id = 1; id <= 4; ++id) worker(id, /*serves=*/id % 2 == 0 ? 100 : 200);
+  trainer(100);
+  trainer(200);
+  now_ += milliseconds(600);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{2, 4}));
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{1, 3}));
+}
+
+TEST_F(RosterTest, WorkersMoveOnlyOnceTheyAreReleased) {
+  settle();
+  for (uint64_t id = 1; id <= 4; ++id) worker(id);
+  EXPECT_EQ(trainer(100).size(), 4u);
+  EXPECT_TRUE(trainer(200).empty());
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1, 2}));  // the last ones that came are withdrawn
+  worker(3, /*serves=*/100);
+  EXPECT_TRUE(trainer(200).empty());
+  worker(3);
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{3}));
+  EXPECT_EQ(roster_.changed_trainers(), (std::vector<uint64_t>{100}));
+}
+
+TEST_F(RosterTest, WorkerThatLosesItsLeaseIsFenced) {
+  settle();
+  worker(1);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  now_ += milliseconds(600);
+  trainer(100);
+  now_ += kLease - milliseconds(600);
+  trainer(100);
+  pass({});
+  EXPECT_TRUE(trainer(100).empty());
+  EXPECT_TRUE(worker(1, 100).is_fenced);
+  EXPECT_TRUE(trainer(100).empty());
+  EXPECT_FALSE(worker(1, 0, /*incarnation=*/2).is_fenced);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  EXPECT_TRUE(worker(1, 0, /*incarnation=*/1).is_fenced);  // a report that was long under way
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+}
+
+TEST_F(RosterTest, TrainerThatDiesFreesItsWorkersWithinALease) {
+  settle();
+  worker(1);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  now_ += kLease - milliseconds(1);
+  worker(1, 100);
+  EXPECT_TRUE(trainer(200).empty());
+  now_ += milliseconds(1);
+  roster_.tick(now_);
+  worker(1, 0);  // it has seen the same silence
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{1}));
+}
+
+TEST_F(RosterTest, DrainedWorkerIsWithdrawnAndToldSo) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  EXPECT_FALSE(roster_.drain(3, now_));
+  EXPECT_TRUE(roster_.drain(1, now_));
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{2}));
+  EXPECT_TRUE(worker(1, 100).is_to_drain);
+  worker(1, 0, 1, /*is_draining=*/true);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{2}));
+  EXPECT_EQ(last_.entries.size(), 1u);
+  roster_.worker_left(1, now_);
+  EXPECT_EQ(roster_.workers(now_).size(), 1u);
+  EXPECT_FALSE(worker(1).is_fenced);
+}
+
+TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
+  settle();
+  for (uint64_t id = 1; id <= kFencedCountMax + 1; ++id) worker(id);
+  pass(kLease);
+  EXPECT_EQ(roster_.fenced_count(), kFencedCountMax + 1);
+  EXPECT_FALSE(worker(1).is_fenced);
+  EXPECT_TRUE(worker(kFencedCountMax + 1).is_fenced);
+}
+
+}  // namespace
+}  // namespace penstock::cluster

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that the protocol could have, each of one or a few lines, by what goes wrong."""
+
+from __future__ import annotations
+
+from simulation import Mutation
+
+MUTANTS: dict[str, tuple[Mutation, ...]] = {
+    "what a lost worker owed is not asked for again": (
+        Mutation(
+            "dispatch.cpp",
+            """    ++reissue_count_;
+    waiting_.insert(key);
+  }
+  place(now);
+}
+
+void Dispatch::drain_worker""",
+            """  }
+  place(now);
+}
+
+void Dispatch::drain_worker""",
+        ),
+    ),
+    "what a drained worker gives back is not asked for again": (
+        Mutation(
+            "dispatch.cpp",
+            """  if (request.workers.empty()) {
+    ++reissue_count_;
+    waiting_.insert(key);
+  }""",
+            "",
+        ),
+    ),
+    "the second copy of a hedged request is not taken back": (
+        Mutation(
+            "dispatch.cpp",
+            """      take_from(other, key);
+      tell_if_idle(other);
+    }
+    requests_.erase(request);""",
+            """    }
+    requests_.erase(request);""",
+        ),
+    ),
+    "credit is not looked at": (
+        Mutation(
+            "dispatch.cpp",
+            "  return (worker.outstanding.size() + 1) * largest_bytes_ <= worker.credit_bytes;",
+            "  return true;",
+        ),
+    ),
+    "deaths are not counted": (
+        Mutation("dispatch.cpp", "++request.death_count >=", "request.death_count >="),
+    ),
+    "silence counts as a death of what was begun": (
+        Mutation("dispatch.cpp", "loss == Loss::kDied && worker.running", "worker.running"),
+    ),
+    "a lane goes on elsewhere without its state": (
+        Mutation("dispatch.cpp", "is_lane_start = is_new;", "static_cast<void>(is_new);"),
+    ),
+    "batches of a lane overtake each other": (
+        Mutation("dispatch.cpp", "      blocked.insert(lane);\n", ""),
+    ),
+    "messages of ended links count": (
+        Mutation("link.h", "number != number_ || stamp", "stamp"),
+        Mutation(
+            "pool_session.cpp",
+            "message.link != peer.link.number() || peer.state",
+            "peer.state",
+        ),
+    ),
+    "a gap on a link is not seen": (
+        Mutation("link.h", "    if (stamp != received_ + 1) return Receipt::kGap;\n", ""),
+        Mutation(
+            "link.h",
+            "    received_ = stamp;",
+            "    received_ = stamp > received_ ? stamp : received_;",
+        ),
+    ),
+    "what was outstanding is not said on the next link": (
+        Mutation(
+            "pool_session.cpp",
+            "  for (const BatchKey key : repeated) send_request(worker_id, peer, key);\n",
+            "",
+        ),
+        Mutation("pool_session.cpp", "static_cast<uint32_t>(repeated.size())", "0u"),
+    ),
+    "a worker that knows nothing is taken for one that does": (
+        Mutation("pool_session.cpp", "if (peer.slot && is_fresh) {", "if (false && is_fresh) {"),
+    ),
+    "a trainer that knows nothing is taken for one that does": (
+        Mutation("work_desk.cpp", "!is_known || !hello.is_continued;", "!is_known;"),
+    ),
+    "an answer is forgotten once it is sent": (
+        Mutation("work_desk.cpp", "  held_.emplace(done.key, true);\n", ""),
+    ),
+    "what the trainer has is held for ever": (
+        Mutation("work_desk.cpp", "    if (!is_claimed) unclaimed.push_back(key);", ""),
+    ),
+    "what is finished while the trainer repeats itself is dropped": (
+        Mutation(
+            "work_desk.cpp",
+            "if (!done.is_wanted && may_be_claimed) {",
+            "if (false && may_be_claimed) {",
+        ),
+    ),
+    "another trainer's batch of the same number is taken for this one's": (
+        Mutation("work_desk.cpp", "running_->trainer_id == request.trainer_id && ", ""),
+    ),
+    "a silent trainer is never forgotten": (
+        Mutation(
+            "work_desk.cpp",
+            "if (tenant_ && now - tenant_->heard_at >= kLease) abandon();",
+            "static_cast<void>(now);",
+        ),
+    ),
+    "a roster counts its views anew for a trainer that comes back": (
+        Mutation("roster.cpp", "found->second.view = ++view_count_;", "++found->second.view;"),
+        Mutation("roster.cpp", "    trainer.view = ++view_count_;", "    trainer.view = 1;"),
+    ),
+    "workers that are withdrawn are never released": (
+        Mutation(
+            "pool_session.cpp",
+            "    if (peer.slot) {\n      dispatch_.drain_worker(*peer.slot, now);\n    } else {",
+            "    if (!peer.slot) {",
+        ),
+    ),
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "processes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock::sim {
+
+using cluster::ToTrainer;
+using cluster::ToWorker;
+
+namespace {
+
+std::optional<Instant> earlier(std::optional<Instant> a, std::optional<Instant> b) {
+  if (!a || !b) return a ? a : b;
+  return std::min(*a, *b);
+}
+
+}  // namespace
+
+// ---- Controller
+
+SimController::SimController(World& world, ProcessId id)
+    : Process(world, id), roster_(world.new_identity(), world.now()) {}
+
+void SimController::receive(ProcessId from, const Message& message) {
+  if (const auto* report = std::get_if<cluster::WorkerReport>(&message)) {
+    world_.send(id(), from, OrdersMessage{roster_.worker_reported(*report, world_.now())});
+  } else if (const auto* trainer = std::get_if<cluster::TrainerReport>(&message)) {
+    world_.send(id(), from, roster_.trainer_reported(*trainer, world_.now()));
+  }
+  push();
+}
+
+void SimController::tick() {
+  roster_.tick(world_.now());
+  push();
+}
+
+bool SimController::drain(uint64_t worker_id) {
+  const bool is_known = roster_.drain(worker_id, world_.now());
+  push();
+  return is_known;
+}
+
+void SimController::left(uint64_t worker_id) {
+  roster_.worker_left(worker_id, world_.now());
+  push();
+}
+
+void SimController::push() {
+  for (const uint64_t trainer_id : roster_.changed_trainers()) {
+    const auto roster = roster_.roster_of(trainer_id);
+    world_.send(id(), world_.process_of_trainer(trainer_id), roster);
+  }
+}
+
+// ---- Worker
+
+SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id)
+    : Process(world, id), enrolment_(worker_id, world.now()) {}
+
+void SimWorker::receive(ProcessId, const Message& message) {
+  if (const auto* orders = std::get_if<OrdersMessage>(&message)) {
+    enrolment_.receive(orders->orders, desk_, world_.now());
+  } else if (const auto* request = std::get_if<WorkerMessage>(&message)) {
+    const uint64_t before = desk_.trainer_id();
+    desk_.receive(request->head, world_.now());
+    if (desk_.trainer_id() != before) enrolment_.clock.hurry(world_.now());
+    carry_out();  // what was dropped by it goes before its bytes are kept
+    if (desk_.trainer_id() == request->head.trainer_id) {
+      job_ = request->job;
+      if (request->head.is_lane_start) lane_starts_[request->head.key] = request->lane_position;
+    }
+  }
+  carry_out();
+  begin();
+}
+
+void SimWorker::tick() {
+  desk_.tick(world_.now());
+  if (enrolment_.clock.take(world_.now())) world_.send(id(), kController, enrolment_.report(desk_));
+  carry_out();
+  begin();
+  if (desk_.is_draining() && desk_.is_empty() && desk_.trainer_id() == 0) world_.leave(*this);
+}
+
+std::optional<Instant> SimWorker::next_tick() const { return earlier(enrolment_.clock.due_at(), desk_.next_tick()); }
+
+void SimWorker::drain() {
+  desk_.drain();
+  enrolment_.clock.hurry(world_.now());
+  carry_out();
+}
+
+std::optional<std::pair<uint32_t, BatchKey>> SimWorker::working_on() const {
+  if (!work_) return std::nullopt;
+  return std::pair(work_->content.job, work_->request.key);
+}
+
+void SimWorker::carry_out() {
+  if (desk_.trainer_id() != trainer_id_) {
+    trainer_id_ = desk_.trainer_id();
+    lanes_.clear();
+    lane_starts_.clear();
+  }
+  for (const auto& command : desk_.take_commands()) {
+    if (command.kind == cluster::WorkDesk::Command::Kind::kDrop) {
+      made_.erase(command.key);
+      continue;
+    }
+    TrainerMessage message{.worker_id = worker_id(), .head = command.message, .content = {}};
+    if (command.message.kind == ToTrainer::Kind::kAnswer) {
+      const auto made = made_.find(command.message.key);
+      if (made == made_.end()) throw Violation{name() + " has no bytes of " + to_text(command.message.key)};
+      message.content = made->second;
+    }
+    world_.send(id(), world_.process_of_trainer(command.trainer_id), message);
+  }
+}
+
+void SimWorker::begin() {
+  const auto request = desk_.begin();
+  if (!request) return;
+  carry_out();
+  work_ = Work{*request, make(*request)};
+  const uint64_t number = ++work_number_;
+  const auto mean = world_.scenario().work_time.count();
+  const Duration time(std::uniform_int_distribution<int64_t>(mean / 2, mean * 2)(world_.random()));
+  if (job_ == 0 && world_.poison() == request->key) {
+    world_.at(world_.now() + time, id(), [this, key = request->key] { world_.die_of(*this, 0, key); });
+    return;
+  }
+  world_.at(world_.now() + time, id(), [this, number] { finish(number); });
+}
+
+Content SimWorker::make(const cluster::WorkDesk::Request& request) {
+  Content content{.job = job_, .epoch = request.key.epoch};
+  if (request.lane == cluster::kNoLane) {
+    content.position = request.key.sequence;
+    return content;
+  }
+  uint64_t& position = lanes_[{request.key.epoch, request.lane}];
+  if (request.is_lane_start) position = lane_starts_.at(request.key);
+  content.shard = request.lane - 1;
+  content.position = position;
+  content.is_end = position == world_.scenario().batch_count;
+  if (!content.is_end) ++position;
+  return content;
+}
+
+void SimWorker::finish(uint64_t number) {
+  if (number != work_number_ || !work_) return;
+  made_[work_->request.key] = work_->content;
+  work_.reset();
+  desk_.finished();
+  carry_out();
+  begin();
+}
+
+// ---- Trainer
+
+SimTrainer::SimTrainer(World& world, ProcessId id, uint64_t trainer_id, uint32_t job, const SimTrainer* resumed_from)
+    : Process(world, id),
+      trainer_id_(trainer_id),
+      job_(job),
+      session_({.trainer_id = trainer_id,
+                .credit_bytes = world.scenario().credit_bytes,
+                .dispatch = {.depth_max = world.scenario().depth_max}}),
+      enrolment_(world.now()) {
+  progress_.shard_positions.assign(world.scenario().shard_count, 0);
+  if (resumed_from != nullptr) progress_ = resumed_from->progress_;
+}
+
+void SimTrainer::begin() { begin_epoch(); }
+
+void SimTrainer::begin_epoch() {
+  const Scenario& scenario = world_.scenario();
+  if (progress_.epoch == scenario.epoch_count) {
+    is_done_ = true;
+    return;
+  }
+  const bool is_iterable = scenario.shard_count != 0;
+  order_.emplace(cluster::RequestOrderOptions{.shard_count = std::max(1u, scenario.shard_count),
+                                              .outstanding_count_max = scenario.depth_max * scenario.worker_count,
+                                              .first_sequence = progress_.delivered_count,
+                                              .first_shard_id = is_iterable ? progress_.next_shard : 0});
+  asked_count_ = progress_.delivered_count;
+  lane_positions_ = progress_.shard_positions;
+  ready_.clear();
+  fill();
+  carry_out();
+  consume();
+}
+
+void SimTrainer::fill() {
+  const Scenario& scenario = world_.scenario();
+  while (!is_done_ && order_->outstanding_count() < order_->outstanding_count_max() &&
+         order_->undelivered_count() < order_->outstanding_count_max()) {
+    if (scenario.shard_count == 0 && asked_count_ == scenario.batch_count) return;
+    const auto assignment = order_->assign();
+    if (!assignment) return;
+    ++asked_count_;
+    const cluster::Lane lane = scenario.shard_count == 0 ? cluster::kNoLane : assignment->shard_id + 1;
+    session_.ask({progress_.epoch, assignment->sequence}, lane, world_.now());
+  }
+}
+
+void SimTrainer::receive(ProcessId, const Message& message) {
+  if (const auto* roster = std::get_if<cluster::TrainerRoster>(&message)) {
+    if (enrolment_.receive(*roster, world_.now())) {
+      std::vector<cluster::RosterEntry> entries;
+      for (const auto& entry : roster->entries) entries.push_back(entry.worker);
+      session_.set_roster(entries, world_.now());
+    }
+  } else if (const auto* answer = std::get_if<TrainerMessage>(&message)) {
+    const uint64_t bytes = answer->content ? kBatchBytes : 0;
+    if (session_.receive(answer->worker_id, answer->head, bytes, world_.now())) take(answer->head, *answer->content);
+  }
+  carry_out();
+  consume();
+}
+
+void SimTrainer::take(const ToTrainer& head, const Content& content) {
+  if (head.key.epoch != progress_.epoch) throw Violation{name() + " was given a batch of another epoch"};
+  if (content.is_end) {
+    order_->shard_ended(head.key.sequence);
+    session_.end_lane(head.key.epoch, content.shard + 1, world_.now());
+    return fill();
+  }
+  if (world_.scenario().shard_count != 0 && content.position != lane_positions_.at(content.shard)++)
+    throw Violation{name() + " was given position " + std::to_string(content.position) + " of shard " +
+                    std::to_string(content.shard) + ", expected " +
+                    std::to_string(lane_positions_.at(content.shard) - 1)};
+  order_->arrived(head.key.sequence);
+  ready_.emplace(head.key.sequence, content);
+}
+
+void SimTrainer::consume() {
+  if (is_stepping_ || is_done_) return;
+  switch (order_->next()) {
+    case cluster::RequestOrder::Next::kWait: return;
+    case cluster::RequestOrder::Next::kEnd:
+      ++progress_.epoch;
+      progress_.delivered_count = 0;
+      progress_.shard_positions.assign(world_.scenario().shard_count, 0);
+      progress_.next_shard = 0;
+      return begin_epoch();
+    case cluster::RequestOrder::Next::kReady: break;
+  }
+  const uint64_t sequence = order_->ready_sequence();
+  order_->delivered(sequence);
+  deliver(ready_.extract(sequence).mapped());
+  is_stepping_ = true;
+  world_.at(world_.now() + world_.scenario().step_time, id(), [this] {
+    is_stepping_ = false;
+    fill();
+    carry_out();
+    consume();
+  });
+}
+
+void SimTrainer::deliver(const Content& content) {
+  const auto due = expected();
+  if (!due || content != *due) {
+    const auto spoken = [](const Content& c) {
+      return "position " + std::to_string(c.position) + " of shard " + std::to_string(c.shard) + ", epoch " +
+             std::to_string(c.epoch) + ", job " + std::to_string(c.job);
+    };
+    throw Violation{name() + " was given " + spoken(content) + ", expected " + (due ? spoken(*due) : "nothing")};
+  }
+  ++progress_.delivered_count;
+  if (world_.scenario().shard_count == 0) return;
+  ++progress_.shard_positions[content.shard];
+  progress_.next_shard = (content.shard + 1) % world_.scenario().shard_count;
+}
+
+// What a lone process would give next: in turns from every shard that has any left.
+std::optional<Content> SimTrainer::expected() const {
+  const Scenario& scenario = world_.scenario();
+  Content content{.job = job_, .epoch = progress_.epoch};
+  if (scenario.shard_count == 0) {
+    content.position = progress_.delivered_count;
+    return content;
+  }
+  for (uint32_t tried = 0; tried < scenario.shard_count; ++tried) {
+    content.shard = (progress_.next_shard + tried) % scenario.shard_count;
+    content.position = progress_.shard_positions[content.shard];
+    if (content.position < scenario.batch_count) return content;
+  }
+  return std::nullopt;
+}
+
+void SimTrainer::worker_died(uint64_t worker_id) {
+  session_.died(worker_id, world_.now());
+  carry_out();
+}
+
+void SimTrainer::carry_out() {
+  using Kind = cluster::PoolSession::Command::Kind;
+  for (const auto& command : session_.take_commands()) {
+    if (command.kind == Kind::kFail) {
+      if (!world_.has_blame(job_, command.key, command.death_count))
+        throw Violation{to_text(command.key) + " failed after " + std::to_string(command.death_count) +
+                        " deaths, which were fewer"};
+      is_done_ = true;  // the program sees the error and ends
+      const auto end = order_->send_count();
+      for (uint64_t sequence = 0; sequence < end; ++sequence)
+        session_.forget({progress_.epoch, sequence}, world_.now());
+      continue;
+    }
+    if (command.kind != Kind::kSend) continue;
+    WorkerMessage message{.head = command.message, .job = job_};
+    if (command.message.is_lane_start) message.lane_position = lane_positions_.at(command.message.lane - 1);
+    world_.send(id(), world_.process_of_worker(command.worker_id), message);
+  }
+}
+
+void SimTrainer::tick() {
+  session_.tick(world_.now());
+  if (enrolment_.clock.take(world_.now())) {
+    world_.send(
+        id(), kController,
+        cluster::TrainerReport{.trainer_id = trainer_id_, .job = name(), .worker_count_max = is_done_ ? 0u : 64u});
+  }
+  carry_out();
+  consume();
+}
+
+std::optional<Instant> SimTrainer::next_tick() const {
+  return earlier(enrolment_.clock.due_at(), session_.next_tick());
+}
+
+}  // namespace penstock::sim

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The shells of the simulated pool: as thin as the live ones are to be, around the same state machines.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "world.h"
+
+namespace penstock::sim {
+
+class SimController : public Process {
+ public:
+  SimController(World& world, ProcessId id);
+  void receive(ProcessId from, const Message& message) override;
+  void tick() override;
+  std::optional<Instant> next_tick() const override { return roster_.next_tick(); }
+  std::string name() const override { return "controller"; }
+
+  bool drain(uint64_t worker_id);
+  void left(uint64_t worker_id);
+
+ private:
+  void push();
+
+  cluster::Roster roster_;
+};
+
+class SimWorker : public Process {
+ public:
+  SimWorker(World& world, ProcessId id, uint64_t worker_id);
+  void receive(ProcessId from, const Message& message) override;
+  void tick() override;
+  std::optional<Instant> next_tick() const override;
+  std::string name() const override { return "worker " + std::to_string(enrolment_.worker_id()); }
+
+  uint64_t worker_id() const { return enrolment_.worker_id(); }
+  cluster::WorkDesk& desk() { return desk_; }
+  const cluster::WorkDesk& desk() const { return desk_; }
+  void drain();
+  // The job and the key of what it makes now.
+  std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
+  size_t kept_count() const { return made_.size(); }
+
+ private:
+  struct Work {
+    cluster::WorkDesk::Request request;
+    Content content;
+  };
+
+  void carry_out();
+  void begin();
+  void finish(uint64_t work_number);
+  Content make(const cluster::WorkDesk::Request& request);
+
+  cluster::WorkDesk desk_;
+  cluster::WorkerEnrolment enrolment_;
+  uint64_t trainer_id_ = 0;  // whose dataset is loaded
+  uint32_t job_ = 0;
+  std::map<BatchKey, uint64_t> lane_starts_;                      // that came with requests
+  std::map<std::pair<uint32_t, cluster::Lane>, uint64_t> lanes_;  // the next position
+  std::map<BatchKey, Content> made_;
+  std::optional<Work> work_;
+  uint64_t work_number_ = 0;
+};
+
+class SimTrainer : public Process {
+ public:
+  // Goes on from where `resumed_from` was, if there is such a one.
+  SimTrainer(World& world, ProcessId id, uint64_t trainer_id, uint32_t job, const SimTrainer* resumed_from);
+  void receive(ProcessId from, const Message& message) override;
+  void tick() override;
+  std::optional<Instant> next_tick() const override;
+  std::string name() const override { return "trainer " + std::to_string(trainer_id_); }
+
+  void begin();
+  void worker_died(uint64_t worker_id);
+  bool is_done() const { return is_done_; }
+  uint32_t job() const { return job_; }
+  uint64_t trainer_id() const { return trainer_id_; }
+  const cluster::PoolSession& session() const { return session_; }
+
+ private:
+  // What a checkpoint holds.
+  struct Progress {
+    uint32_t epoch = 0;
+    uint64_t delivered_count = 0;
+    std::vector<uint64_t> shard_positions;  // delivered
+    uint32_t next_shard = 0;
+  };
+
+  void begin_epoch();
+  void fill();
+  void carry_out();
+  void take(const cluster::ToTrainer& head, const Content& content);
+  void consume();
+  void deliver(const Content& content);
+  std::optional<Content> expected() const;
+
+  uint64_t trainer_id_;
+  uint32_t job_;
+  cluster::PoolSession session_;
+  cluster::TrainerEnrolment enrolment_;
+  std::optional<cluster::RequestOrder> order_;
+  uint64_t asked_count_ = 0;              // of a map-style dataset's epoch
+  std::map<uint64_t, Content> ready_;     // by sequence
+  std::vector<uint64_t> lane_positions_;  // answered
+  Progress progress_;
+  bool is_stepping_ = false;
+  bool is_done_ = false;
+};
+
+}  // namespace penstock::sim

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What one simulated run is made of, all of it from one seed: how many workers and trainers, what they train on, and
+// what goes wrong how often.
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "cluster/instant.h"
+
+namespace penstock::sim {
+
+using cluster::Duration;
+using Random = std::mt19937_64;
+
+struct Scenario {
+  uint64_t seed = 0;
+
+  uint32_t worker_count = 1;
+  uint32_t trainer_count = 1;
+  uint32_t batch_count = 1;  // of an epoch, or of one shard of an iterable dataset
+  uint32_t epoch_count = 1;
+  uint32_t shard_count = 0;  // 0: a map-style dataset
+  uint32_t depth_max = 2;
+  uint64_t credit_bytes = 0;
+  Duration work_time{};  // of a batch, on average
+  Duration step_time{};  // of the trainer
+
+  // Chances for each message.
+  double loss = 0;
+  double duplication = 0;
+  double reordering = 0;
+  double lateness = 0;  // arrives seconds later
+
+  // How many of these happen before `calm_at`.
+  uint32_t worker_crashes = 0;   // the process dies; trainers see the connection end
+  uint32_t machine_crashes = 0;  // nobody sees anything
+  uint32_t worker_joins = 0;
+  uint32_t worker_drains = 0;
+  uint32_t stalls = 0;      // of any process, up to several leases
+  uint32_t partitions = 0;  // between two processes, either way or both
+  uint32_t controller_crashes = 0;
+  uint32_t trainer_crashes = 0;  // and a resume from what it had delivered
+  bool has_poison = false;       // a batch of the first trainer's kills whoever makes it
+  Duration calm_at{};
+  Duration end_at{};  // by then all is delivered, or something is lost
+
+  static Scenario draw(uint64_t seed);
+  std::string describe() const;
+};
+
+}  // namespace penstock::sim

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool's protocol holds in thousands of simulated pools, and its simulator finds planted bugs.
+
+`make test-sim` runs 200,000.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS
+from simulation import build, run
+
+SEEDS = 4_000
+MUTANT_SEEDS = 60_000  # at most; a run ends with the first seed that fails
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield build(tmp_path_factory.mktemp("sim"))
+
+
+@pytest.mark.slow
+def test_pools_keep_their_promises(program: Path, seed: int) -> None:
+    outcome = run(program, SEEDS, first=1 + seed % 1_000_000_000)
+    assert outcome.failed == 0, outcome.said
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
+    traces = {
+        subprocess.run([program, "--replay", "77"], capture_output=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert len(traces) == 1
+    assert len(next(iter(traces)).splitlines()) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", MUTANTS)
+def test_a_bug_is_found(bug: str, program: Path, tmp_path: Path) -> None:
+    mutated = build(tmp_path / "sim", MUTANTS[bug], program.parent)
+    outcome = run(mutated, MUTANT_SEEDS, stop_at_first=True)
+    assert outcome.failed, f"no schedule of {MUTANT_SEEDS} shows that {bug}"

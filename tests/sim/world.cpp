@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "processes.h"
+
+namespace penstock::sim {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+constexpr uint64_t kEventsMax = 2'000'000;    // far beyond any run that ends
+constexpr Duration kAfterwards = seconds(4);  // for what is under way to come to rest
+
+// For the trace of one run.
+std::string spoken(const Message& message) {
+  if (const auto* m = std::get_if<WorkerMessage>(&message)) {
+    constexpr const char* kNames[] = {"", "hello", "request", "cancel", "ack", "ping", "bye"};
+    return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of trainer " +
+           std::to_string(m->head.trainer_id) + ", link " + std::to_string(m->head.link) + ", stamp " +
+           std::to_string(m->head.stamp) + ", " + to_text(m->head.key) + ", lane " + std::to_string(m->head.lane) +
+           (m->head.is_lane_start ? " start" : "") + ", count " + std::to_string(m->head.count);
+  }
+  if (const auto* m = std::get_if<TrainerMessage>(&message)) {
+    constexpr const char* kNames[] = {"",       "welcome",     "refused", "broken", "started",
+                                      "answer", "handed back", "pong",    "leaving"};
+    return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
+           ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
+           to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");
+  }
+  if (const auto* m = std::get_if<cluster::TrainerRoster>(&message)) {
+    std::string text = "roster " + std::to_string(m->view) + (m->is_settled ? ":" : " unsettled:");
+    for (const auto& entry : m->entries)
+      text += " " + std::to_string(entry.worker.worker_id) + "." + std::to_string(entry.worker.incarnation) +
+              (entry.worker.is_withdrawn ? " withdrawn" : "");
+    return text;
+  }
+  if (const auto* m = std::get_if<cluster::WorkerReport>(&message))
+    return "report of worker " + std::to_string(m->worker_id) + "." + std::to_string(m->incarnation) + " for trainer " +
+           std::to_string(m->trainer_id) + (m->is_draining ? ", draining" : "");
+  if (const auto* m = std::get_if<OrdersMessage>(&message))
+    return std::string("orders") + (m->orders.is_fenced ? ", fenced" : "") + (m->orders.is_to_drain ? ", drain" : "");
+  return "report of a trainer";
+}
+
+}  // namespace
+
+World::World(const Scenario& scenario, std::ostream* trace)
+    : scenario_(scenario), trace_(trace), random_(scenario.seed ^ 0x9e3779b97f4a7c15u) {}
+
+World::~World() = default;
+
+template <typename... Parts>
+void World::say(const Parts&... parts) {
+  if (trace_ == nullptr) return;
+  *trace_ << std::chrono::duration<double>(now_.time_since_epoch()).count() << "  ";
+  ((*trace_ << parts), ...);
+  *trace_ << "\n";
+}
+
+std::optional<std::string> World::run() {
+  try {
+    start();
+    std::optional<Instant> done_at;
+    while (!events_.empty()) {
+      Event event = events_.top();
+      events_.pop();
+      if (event.at > Instant(scenario_.end_at)) break;
+      if (++event_count_ > kEventsMax) return "it never comes to an end";
+      now_ = std::max(now_, event.at);
+      if (event.is_worlds) {
+        event.action();
+      } else {
+        const auto process = processes_.find(event.process);
+        if (process == processes_.end()) continue;
+        if (process->second->stalled_until > now_) {
+          event.at = process->second->stalled_until;
+          events_.push(std::move(event));
+          continue;
+        }
+        event.action();
+      }
+      // The event may have ended the process.
+      for (auto& [id, process] : processes_) wake(*process);
+      check_credit();
+      if (!is_done()) {
+        done_at.reset();
+      } else if (!done_at) {
+        done_at = now_;
+      } else if (now_ > *done_at + kAfterwards) {
+        if (now_ > Instant(scenario_.calm_at) + kAfterwards) check_memory();
+        return std::nullopt;
+      }
+    }
+    return "a trainer was not given all of its batches";
+  } catch (const Violation& violation) {
+    return violation.text;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void World::start() {
+  processes_.emplace(kController, std::make_unique<SimController>(*this, kController));
+  for (uint32_t i = 0; i < scenario_.worker_count; ++i) add_worker();
+  for (uint32_t job = 0; job < scenario_.trainer_count; ++job) add_trainer(job, nullptr);
+  plan_faults();
+}
+
+void World::add_worker() {
+  const ProcessId id = next_process_++;
+  const uint64_t worker_id = new_identity();
+  workers_.emplace(worker_id, id);
+  auto worker = std::make_unique<SimWorker>(*this, id, worker_id);
+  say(worker->name(), " starts");
+  wake(*worker);
+  processes_.emplace(id, std::move(worker));
+}
+
+void World::add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from) {
+  const ProcessId id = next_process_++;
+  const uint64_t trainer_id = new_identity();
+  trainers_.emplace(trainer_id, id);
+  auto trainer = std::make_unique<SimTrainer>(*this, id, trainer_id, job, resumed_from.get());
+  say(trainer->name(), " starts");
+  SimTrainer& started = *trainer;
+  processes_.emplace(id, std::move(trainer));
+  started.begin();
+  wake(started);
+}
+
+// ---- What goes wrong
+
+ProcessId World::pick_process(bool (*wanted)(const Process&)) {
+  std::vector<ProcessId> found;
+  for (const auto& [id, process] : processes_)
+    if (wanted(*process)) found.push_back(id);
+  if (found.empty()) return next_process_;  // nobody
+  return found[std::uniform_int_distribution<size_t>(0, found.size() - 1)(random_)];
+}
+
+void World::fault_at(Instant when, std::function<void()> action) {
+  events_.push({.at = when, .order = ++event_count_, .process = 0, .is_worlds = true, .action = std::move(action)});
+}
+
+void World::plan_faults() {
+  const auto is_worker = [](const Process& process) { return dynamic_cast<const SimWorker*>(&process) != nullptr; };
+  const auto is_trainer = [](const Process& process) { return dynamic_cast<const SimTrainer*>(&process) != nullptr; };
+  const auto is_any = [](const Process&) { return true; };
+  const auto plan = [&](uint32_t count, const std::function<void()>& action) {
+    for (uint32_t i = 0; i < count; ++i) fault_at(Instant(between(Duration(0), scenario_.calm_at)), action);
+  };
+  const auto crash = [this, is_worker](bool is_seen) {
+    const ProcessId victim = pick_process(is_worker);
+    if (!processes_.contains(victim)) return;
+    kill(victim, is_seen);
+    fault_at(now_ + between(milliseconds(10), seconds(3)), [this] { add_worker(); });
+  };
+  plan(scenario_.worker_crashes, [crash] { crash(true); });
+  plan(scenario_.machine_crashes, [crash] { crash(false); });
+  plan(scenario_.worker_joins, [this] { add_worker(); });
+  plan(scenario_.worker_drains, [this, is_worker] {
+    const auto victim = processes_.find(pick_process(is_worker));
+    if (victim == processes_.end()) return;
+    auto& worker = static_cast<SimWorker&>(*victim->second);
+    say(worker.name(), " is drained");
+    const auto controller = processes_.find(kController);
+    if (chance() < 0.5 && controller != processes_.end()) {
+      static_cast<SimController&>(*controller->second).drain(worker.worker_id());
+    } else {
+      worker.drain();
+    }
+    fault_at(now_ + between(milliseconds(10), seconds(3)), [this] { add_worker(); });
+  });
+  plan(scenario_.stalls, [this, is_any] {
+    const auto victim = processes_.find(pick_process(is_any));
+    if (victim == processes_.end()) return;
+    victim->second->stalled_until = now_ + between(milliseconds(100), 3 * cluster::kLease);
+    say(victim->second->name(), " stalls");
+  });
+  plan(scenario_.partitions, [this, is_any] {
+    const ProcessId a = pick_process(is_any);
+    const ProcessId b = pick_process(is_any);
+    const Instant until = now_ + between(milliseconds(100), 3 * cluster::kLease);
+    const double way = chance();
+    if (way < 0.7) cuts_[{a, b}] = until;
+    if (way > 0.3) cuts_[{b, a}] = until;
+    say("processes ", a, " and ", b, " are cut apart");
+  });
+  plan(scenario_.controller_crashes, [this] {
+    if (!processes_.contains(kController)) return;
+    kill(kController, true);
+    fault_at(now_ + between(milliseconds(10), seconds(4)), [this] {
+      processes_.emplace(kController, std::make_unique<SimController>(*this, kController));
+      say("controller starts again");
+    });
+  });
+  plan(scenario_.trainer_crashes, [this, is_trainer] {
+    const auto victim = processes_.find(pick_process(is_trainer));
+    if (victim == processes_.end()) return;
+    auto* trainer = static_cast<SimTrainer*>(victim->second.release());
+    processes_.erase(victim);
+    if (trainer->is_done()) {  // its program had ended
+      processes_.emplace(trainer->id(), trainer);
+      return;
+    }
+    say(trainer->name(), " crashes");
+    resting_.emplace_back(trainer);
+    fault_at(now_ + between(milliseconds(10), seconds(3)), [this, trainer] {
+      const auto rests = std::find_if(resting_.begin(), resting_.end(), [&](auto& r) { return r.get() == trainer; });
+      auto resumed = std::move(*rests);
+      resting_.erase(rests);
+      const uint32_t job = resumed->job();
+      add_trainer(job, std::move(resumed));
+    });
+  });
+}
+
+void World::kill(ProcessId victim, bool is_seen) {
+  const auto found = processes_.find(victim);
+  say(found->second->name(), is_seen ? " crashes" : " is gone with its machine");
+  const std::unique_ptr<Process> dead = std::move(found->second);
+  processes_.erase(found);
+  const auto* worker = dynamic_cast<const SimWorker*>(dead.get());
+  if (worker == nullptr) return;
+  if (worker->working_on()) ++deaths_[*worker->working_on()];
+  if (!is_seen) return;
+  for (const auto& [id, process] : processes_) {
+    if (dynamic_cast<const SimTrainer*>(process.get()) == nullptr || is_cut(victim, id)) continue;
+    // The connection ends after what was sent on it.
+    const Instant seen_at = std::max(arrivals_[{victim, id}], now_) + between(microseconds(100), milliseconds(5));
+    const ProcessId trainer_process = id;
+    at(seen_at, id, [this, trainer_process, worker_id = worker->worker_id()] {
+      static_cast<SimTrainer&>(*processes_.at(trainer_process)).worker_died(worker_id);
+    });
+  }
+}
+
+void World::die_of(SimWorker& worker, uint32_t job, BatchKey key) {
+  if (worker.working_on() != std::pair(job, key)) return;
+  kill(worker.id(), true);
+  fault_at(now_ + between(milliseconds(10), seconds(1)), [this] { add_worker(); });
+}
+
+void World::leave(SimWorker& worker) {
+  say(worker.name(), " leaves");
+  if (const auto controller = processes_.find(kController); controller != processes_.end())
+    static_cast<SimController&>(*controller->second).left(worker.worker_id());
+  const ProcessId id = worker.id();
+  fault_at(now_, [this, id] { processes_.erase(id); });
+}
+
+bool World::has_blame(uint32_t job, BatchKey key, uint32_t death_count) const {
+  const auto found = deaths_.find({job, key});
+  return found != deaths_.end() && found->second >= death_count;
+}
+
+std::optional<BatchKey> World::poison() const {
+  if (!scenario_.has_poison) return std::nullopt;
+  return BatchKey{.epoch = 0, .sequence = scenario_.batch_count / 2};
+}
+
+// ---- Network and clock
+
+bool World::is_cut(ProcessId from, ProcessId to) const {
+  const auto cut = cuts_.find({from, to});
+  return cut != cuts_.end() && now_ < cut->second;
+}
+
+void World::send(ProcessId from, ProcessId to, Message message) {
+  if (trace_ != nullptr) say(from, " -> ", to, ": ", spoken(message), is_cut(from, to) ? " (cut off)" : "");
+  if (is_cut(from, to)) return;
+  const bool is_calm = now_ >= Instant(scenario_.calm_at);
+  if (!is_calm && chance() < scenario_.loss) return say("  which is lost");
+  const int copies = !is_calm && chance() < scenario_.duplication ? 2 : 1;
+  for (int copy = 0; copy < copies; ++copy) {
+    Instant arrives_at = now_ + between(microseconds(100), milliseconds(4));
+    const bool is_late = !is_calm && chance() < scenario_.lateness;
+    if (is_late) {
+      arrives_at += between(milliseconds(100), seconds(6));
+    } else if (is_calm || chance() >= scenario_.reordering) {
+      Instant& last = arrivals_[{from, to}];
+      arrives_at = last = std::max(arrives_at, last);
+    }
+    at(arrives_at, to, [this, from, to, message] { processes_.at(to)->receive(from, message); });
+  }
+}
+
+void World::at(Instant when, ProcessId process, std::function<void()> action) {
+  events_.push(
+      {.at = when, .order = ++event_count_, .process = process, .is_worlds = false, .action = std::move(action)});
+}
+
+void World::wake(Process& process) {
+  const auto next = process.next_tick();
+  if (!next) return;
+  const Instant due = std::max(*next, now_);
+  if (process.wake_at && *process.wake_at <= due) return;
+  process.wake_at = due;
+  const ProcessId id = process.id();
+  at(due, id, [this, id] {
+    Process& woken = *processes_.at(id);
+    if (!woken.wake_at || *woken.wake_at > now_) return;
+    woken.wake_at.reset();
+    woken.tick();
+  });
+}
+
+ProcessId World::process_of_worker(uint64_t worker_id) const { return workers_.at(worker_id); }
+ProcessId World::process_of_trainer(uint64_t trainer_id) const { return trainers_.at(trainer_id); }
+
+// ---- What must hold
+
+bool World::is_done() const {
+  if (!resting_.empty()) return false;
+  return std::all_of(processes_.begin(), processes_.end(), [](const auto& item) {
+    const auto* trainer = dynamic_cast<const SimTrainer*>(item.second.get());
+    return trainer == nullptr || trainer->is_done();
+  });
+}
+
+void World::check_credit() const {
+  for (const auto& [id, process] : processes_) {
+    const auto* worker = dynamic_cast<const SimWorker*>(process.get());
+    if (worker == nullptr) continue;
+    const auto& desk = worker->desk();
+    const size_t running = desk.is_wanted() ? 1 : 0;
+    const size_t count = std::max(desk.queued_count() + desk.claimed_count(), desk.held_count()) + running;
+    if (count > 1 && count * kBatchBytes > scenario_.credit_bytes)
+      throw Violation{worker->name() + " has " + std::to_string(count) +
+                      " batches asked of it or held, and credit for " +
+                      std::to_string(scenario_.credit_bytes / kBatchBytes)};
+  }
+}
+
+void World::check_memory() const {
+  for (const auto& [id, process] : processes_) {
+    if (const auto* worker = dynamic_cast<const SimWorker*>(process.get())) {
+      if (worker->desk().queued_count() + worker->desk().held_count() + worker->kept_count() > 0)
+        throw Violation{worker->name() + " still has batches when all trainers are done"};
+    } else if (const auto* trainer = dynamic_cast<const SimTrainer*>(process.get())) {
+      if (trainer->session().dispatch().unanswered_count() > 0)
+        throw Violation{trainer->name() + " still waits for batches when it is done"};
+    }
+  }
+}
+
+}  // namespace penstock::sim

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A pool in one thread: controller, workers and trainers run the live state machines of csrc/cluster on a clock of the
+// world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off.
+// All of it follows from the scenario's seed, so a run that fails can be run again.
+//
+// What must hold:
+//   stream    every trainer is given each batch of each epoch once, in order, with the content that a lone process
+//   makes progress  all of it is, some time after the last fault credit    a worker never has more bytes asked of it or
+//   held than the trainer granted, one batch aside blame     a batch fails only if that many workers died while making
+//   it, and a batch that kills fails memory    nothing is left in a worker or a session once the trainers are done
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <queue>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cluster/enrolment.h"
+#include "cluster/pool_session.h"
+#include "cluster/request_order.h"
+#include "cluster/roster.h"
+#include "cluster/work_desk.h"
+#include "scenario.h"
+
+namespace penstock::sim {
+
+using cluster::BatchKey;
+using cluster::Instant;
+
+constexpr uint64_t kBatchBytes = 100;
+
+// What stands for the bytes of a batch: which it is. The oracle knows which it must be.
+struct Content {
+  uint32_t job = 0;
+  uint32_t epoch = 0;
+  uint32_t shard = 0;     // of an iterable dataset
+  uint64_t position = 0;  // in the shard, or in the epoch
+  bool is_end = false;    // the shard has no more
+
+  friend bool operator==(const Content&, const Content&) = default;
+};
+
+struct WorkerMessage {  // to a worker
+  cluster::ToWorker head;
+  uint32_t job = 0;
+  uint64_t lane_position = 0;  // with a lane that starts: the dataset's state
+};
+struct TrainerMessage {  // to a trainer
+  uint64_t worker_id = 0;
+  cluster::ToTrainer head;
+  std::optional<Content> content;
+};
+struct OrdersMessage {
+  cluster::WorkerOrders orders;
+};
+using Message = std::variant<WorkerMessage, TrainerMessage, cluster::WorkerReport, OrdersMessage,
+                             cluster::TrainerReport, cluster::TrainerRoster>;
+
+using ProcessId = uint32_t;  // never used twice
+constexpr ProcessId kController = 0;
+
+// Thrown where something that must hold does not.
+struct Violation {
+  std::string text;
+};
+
+class World;
+
+// What runs in one process. Its events are delivered while it is alive and not stalled.
+class Process {
+ public:
+  Process(World& world, ProcessId id) : world_(world), id_(id) {}
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  virtual ~Process() = default;
+
+  virtual void receive(ProcessId from, const Message& message) = 0;
+  virtual void tick() = 0;
+  virtual std::optional<Instant> next_tick() const = 0;
+  virtual std::string name() const = 0;
+
+  ProcessId id() const { return id_; }
+
+  Instant stalled_until{};
+  std::optional<Instant> wake_at;  // that is scheduled
+
+ protected:
+  World& world_;
+
+ private:
+  ProcessId id_;
+};
+
+class SimController;
+class SimWorker;
+class SimTrainer;
+
+class World {
+ public:
+  World(const Scenario& scenario, std::ostream* trace);
+  ~World();
+
+  // What was violated, or nothing.
+  std::optional<std::string> run();
+
+  // ---- For the processes
+  Instant now() const { return now_; }
+  Random& random() { return random_; }
+  const Scenario& scenario() const { return scenario_; }
+  void send(ProcessId from, ProcessId to, Message message);
+  void at(Instant when, ProcessId process, std::function<void()> action);
+  template <typename... Parts>
+  void say(const Parts&... parts);
+  ProcessId process_of_worker(uint64_t worker_id) const;
+  ProcessId process_of_trainer(uint64_t trainer_id) const;
+  // A worker's process ends while it makes a batch.
+  void die_of(SimWorker& worker, uint32_t job, BatchKey key);
+  void leave(SimWorker& worker);
+  bool has_blame(uint32_t job, BatchKey key, uint32_t death_count) const;
+  // The batch that kills, of the first job.
+  std::optional<BatchKey> poison() const;
+  // A number that no process had before.
+  uint64_t new_identity() { return ++identities_; }
+
+ private:
+  struct Event {
+    Instant at;
+    uint64_t order;
+    ProcessId process;
+    bool is_worlds;  // happens to no process
+    std::function<void()> action;
+    bool operator<(const Event& other) const { return std::pair(at, order) > std::pair(other.at, other.order); }
+  };
+
+  void start();
+  void plan_faults();
+  void fault_at(Instant when, std::function<void()> action);
+  void add_worker();
+  void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
+  void kill(ProcessId process, bool is_seen);
+  void wake(Process& process);
+  bool is_cut(ProcessId from, ProcessId to) const;
+  bool is_done() const;
+  void check_credit() const;
+  void check_memory() const;
+  double chance() { return std::uniform_real_distribution<double>(0, 1)(random_); }
+  Duration between(Duration low, Duration high) {
+    return Duration(std::uniform_int_distribution<int64_t>(low.count(), high.count())(random_));
+  }
+  ProcessId pick_process(bool (*wanted)(const Process&));
+
+  Scenario scenario_;
+  std::ostream* trace_;
+  Random random_;
+  Instant now_{};
+  uint64_t event_count_ = 0;
+  uint64_t identities_ = 0;
+  ProcessId next_process_ = kController + 1;
+  std::priority_queue<Event> events_;
+  std::map<ProcessId, std::unique_ptr<Process>> processes_;
+  std::map<uint64_t, ProcessId> workers_;                        // by worker id
+  std::map<uint64_t, ProcessId> trainers_;                       // by trainer id
+  std::map<std::pair<ProcessId, ProcessId>, Instant> arrivals_;  // the last, in order
+  std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;      // until when
+  std::map<std::pair<uint32_t, BatchKey>, uint32_t> deaths_;
+  std::vector<std::unique_ptr<SimTrainer>> resting_;  // crashed, until they resume
+};
+
+}  // namespace penstock::sim
