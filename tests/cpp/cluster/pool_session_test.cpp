@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer's half against worker desks: what it says, and which answers count.
+#include "cluster/pool_session.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "cluster/work_desk.h"
+
+namespace penstock::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+using In = ToWorker::Kind;
+using Kind = PoolSession::Command::Kind;
+
+class PoolSessionTest : public testing::Test {
+ protected:
+  static BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+
+  void roster(const std::vector<RosterEntry>& entries) {
+    session_.set_roster(entries, now_);
+    exchange();
+  }
+  void ask(uint64_t sequence) {
+    session_.ask(batch(sequence), kNoLane, now_);
+    exchange();
+  }
+  // Has every desk answer what it has, in turns, until nothing moves any more.
+  void work() {
+    for (bool has_moved = true; has_moved;) {
+      has_moved = false;
+      for (auto& [id, desk] : desks_) {
+        if (!desk.begin()) continue;
+        desk.finished();
+        has_moved = true;
+      }
+      exchange();
+    }
+  }
+  // Carries messages to and fro, but for workers that are cut off.
+  void exchange() {
+    for (bool has_moved = true; has_moved;) {
+      has_moved = false;
+      for (const auto& command : session_.take_commands()) {
+        commands_.push_back(command);
+        if (command.kind != Kind::kSend || is_cut_[command.worker_id]) continue;
+        desks_[command.worker_id].receive(command.message, now_);
+        has_moved = true;
+      }
+      for (auto& [id, desk] : desks_) {
+        for (const auto& command : desk.take_commands()) {
+          if (command.kind != WorkDesk::Command::Kind::kSend || is_cut_[id]) continue;
+          deliver(id, command.message);
+          has_moved = true;
+        }
+      }
+    }
+  }
+  void deliver(uint64_t worker_id, const ToTrainer& message) {
+    if (session_.receive(worker_id, message, 100, now_)) taken_.push_back(message.key.sequence);
+  }
+  void pass(Duration time) {
+    now_ += time;
+    session_.tick(now_);
+    exchange();
+  }
+  std::vector<uint64_t> taken() { return std::exchange(taken_, {}); }
+  size_t count(Kind kind) const {
+    return static_cast<size_t>(
+        std::count_if(commands_.begin(), commands_.end(), [&](const auto& c) { return c.kind == kind; }));
+  }
+
+  PoolSession session_{{.trainer_id = 9, .credit_bytes = 1000}};
+  std::map<uint64_t, WorkDesk> desks_;
+  std::map<uint64_t, bool> is_cut_;
+  Instant now_{};
+  std::vector<PoolSession::Command> commands_;
+  std::vector<uint64_t> taken_;
+};
+
+TEST_F(PoolSessionTest, EveryBatchIsTakenOnce) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  EXPECT_EQ(session_.open_count(), 2u);
+  for (uint64_t sequence = 0; sequence < 6; ++sequence) ask(sequence);
+  work();
+  auto all = taken();
+  std::sort(all.begin(), all.end());
+  EXPECT_EQ(all, (std::vector<uint64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_TRUE(desks_[1].is_empty());
+  EXPECT_TRUE(desks_[2].is_empty());
+}
+
+TEST_F(PoolSessionTest, SilentWorkerIsGivenUpAfterALeaseAndItsAnswersAreRefused) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  is_cut_[1] = true;
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  for (int i = 0; i < 3; ++i) {
+    pass(kPingInterval);
+    deliver(2, {});  // nothing that counts, of nobody's link
+  }
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.dispatch().reissue_count(), 1u);
+  // The first worker made it all the same, on a link that has ended.
+  deliver(1, {.kind = ToTrainer::Kind::kAnswer, .link = 1, .stamp = 3, .key = batch(0)});
+  EXPECT_TRUE(taken().empty());
+}
+
+TEST_F(PoolSessionTest, LostAnswerIsSentAgainOnTheNextLink) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(desks_[1].begin());
+  desks_[1].finished();
+  desks_[1].take_commands();  // started and answer are lost
+  pass(kPingInterval);        // the pong shows it
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.dispatch().reissue_count(), 0u);
+}
+
+TEST_F(PoolSessionTest, DeadWorkersRequestsGoElsewhereAtOnce) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  session_.died(1, now_);
+  exchange();
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(PoolSessionTest, FencedIncarnationIsNoLongerListenedTo) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(desks_[1].begin());
+  desks_[1].finished();
+  const auto late = desks_[1].take_commands();
+  session_.set_roster(std::vector<RosterEntry>{{.worker_id = 1, .incarnation = 2}}, now_);
+  for (const auto& command : late)
+    if (command.kind == WorkDesk::Command::Kind::kSend) deliver(1, command.message);
+  EXPECT_TRUE(taken().empty());
+  EXPECT_EQ(count(Kind::kDisconnect), 0u);
+  exchange();
+  EXPECT_EQ(count(Kind::kDisconnect), 1u);
+  EXPECT_EQ(count(Kind::kConnect), 2u);
+}
+
+TEST_F(PoolSessionTest, WithdrawnWorkerFinishesAndIsToldGoodbye) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(desks_[1].begin());
+  exchange();
+  roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true}});
+  EXPECT_EQ(desks_[1].trainer_id(), 9u);
+  desks_[1].finished();
+  exchange();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(desks_[1].trainer_id(), 0u);
+  EXPECT_EQ(session_.known_count(), 0u);
+}
+
+TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {
+  desks_[1].receive({.kind = In::kHello, .trainer_id = 5, .link = 1, .stamp = 1}, now_);
+  desks_[1].take_commands();
+  roster({{.worker_id = 1, .incarnation = 1}});
+  EXPECT_EQ(session_.open_count(), 0u);
+  ask(0);
+  desks_[1].receive({.kind = In::kBye, .trainer_id = 5, .link = 1, .stamp = 2}, now_);
+  ASSERT_TRUE(session_.next_tick());
+  pass(*session_.next_tick() - now_);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+}  // namespace
+}  // namespace penstock::cluster

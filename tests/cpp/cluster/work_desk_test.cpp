@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/work_desk.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+namespace penstock::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+using In = ToWorker::Kind;
+using Out = ToTrainer::Kind;
+
+class WorkDeskTest : public testing::Test {
+ protected:
+  static BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+
+  // Sends a message of trainer 7 on the link of the last hello, with the next stamp.
+  void send(ToWorker message) {
+    message.trainer_id = trainer_id_;
+    message.link = link_;
+    message.stamp = ++stamp_;
+    desk_.receive(message, now_);
+    collect();
+  }
+  void hello(uint32_t link, uint32_t repeated_count = 0, bool is_continued = false) {
+    link_ = link;
+    stamp_ = 0;
+    send({.kind = In::kHello, .is_continued = is_continued, .count = repeated_count});
+  }
+  void request(uint64_t sequence) { send({.kind = In::kRequest, .key = batch(sequence)}); }
+  std::optional<uint64_t> begin() {
+    const auto begun = desk_.begin();
+    collect();
+    return begun ? std::optional(begun->key.sequence) : std::nullopt;
+  }
+  void finish() {
+    desk_.finished();
+    collect();
+  }
+
+  void collect() {
+    for (const auto& command : desk_.take_commands()) {
+      if (command.kind == WorkDesk::Command::Kind::kDrop) {
+        dropped_.push_back(command.key.sequence);
+      } else {
+        said_.push_back(command.message.kind);
+        last_ = command;
+      }
+    }
+  }
+  std::vector<Out> said() { return std::exchange(said_, {}); }
+  std::vector<uint64_t> dropped() { return std::exchange(dropped_, {}); }
+
+  WorkDesk desk_;
+  Instant now_{};
+  uint64_t trainer_id_ = 7;
+  uint32_t link_ = 0;
+  uint64_t stamp_ = 0;
+  std::vector<Out> said_;
+  std::vector<uint64_t> dropped_;
+  WorkDesk::Command last_;
+};
+
+TEST_F(WorkDeskTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
+  hello(1);
+  EXPECT_TRUE(last_.message.is_fresh);
+  request(4);
+  request(5);
+  EXPECT_EQ(begin(), 4u);
+  EXPECT_EQ(begin(), std::nullopt);
+  finish();
+  EXPECT_EQ(begin(), 5u);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome, Out::kStarted, Out::kAnswer, Out::kStarted}));
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(last_.message.stamp, 4u);
+}
+
+TEST_F(WorkDeskTest, AnswerIsHeldUntilItIsAcknowledged) {
+  hello(1);
+  request(0);
+  begin();
+  finish();
+  EXPECT_EQ(desk_.held_count(), 1u);
+  EXPECT_FALSE(desk_.is_empty());
+  send({.kind = In::kAck, .key = batch(0)});
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_TRUE(desk_.is_empty());
+}
+
+class ContinuedLink : public WorkDeskTest {
+ protected:
+  ContinuedLink() {
+    hello(1);
+    for (uint64_t sequence = 0; sequence < 4; ++sequence) request(sequence);
+    begin();
+    finish();
+    begin();
+    finish();
+    begin();  // 0 and 1 are held, 2 is being made, 3 waits
+    stamp_ += 1;
+    request(4);
+    EXPECT_EQ(said().back(), Out::kBroken);
+    EXPECT_EQ(last_.message.link, 1u);
+  }
+};
+
+TEST_F(ContinuedLink, SendsAgainWhatIsAskedForAndForgetsTheRest) {
+  hello(2, /*repeated_count=*/3, /*is_continued=*/true);
+  EXPECT_FALSE(last_.message.is_fresh);
+  said();
+  request(1);
+  EXPECT_EQ(said(), (std::vector{Out::kAnswer}));
+  request(2);
+  EXPECT_TRUE(desk_.is_wanted());
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{}));
+  request(4);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  finish();
+  EXPECT_EQ(begin(), 4u);  // 3 was not asked for again
+}
+
+TEST_F(ContinuedLink, WhatIsFinishedMeanwhileCanStillBeClaimed) {
+  hello(2, 2, true);
+  finish();
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{}));
+  said();
+  request(2);
+  EXPECT_EQ(said(), (std::vector{Out::kAnswer}));
+  request(3);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1}));
+}
+
+TEST_F(ContinuedLink, NothingIsBegunBeforeAllIsRepeated) {
+  hello(2, 2, true);
+  finish();
+  request(3);
+  EXPECT_EQ(begin(), std::nullopt);
+  request(2);
+  EXPECT_EQ(begin(), 3u);
+}
+
+TEST_F(ContinuedLink, TrainerThatKnowsNothingBeginsAnew) {
+  hello(2);
+  EXPECT_TRUE(last_.message.is_fresh);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1}));
+  request(2);
+  EXPECT_FALSE(desk_.is_wanted());  // what is being made is of the relation before
+  finish();
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{2}));
+  EXPECT_EQ(begin(), 2u);
+}
+
+TEST_F(ContinuedLink, WorkerThatForgotSaysSoAndSkipsWhatIsRepeated) {
+  now_ += kLease;
+  desk_.tick(now_);
+  collect();
+  EXPECT_EQ(desk_.trainer_id(), 0u);
+  finish();
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1, 2}));
+  hello(2, 1, true);
+  EXPECT_TRUE(last_.message.is_fresh);
+  request(3);
+  EXPECT_EQ(begin(), std::nullopt);
+  request(3);
+  EXPECT_EQ(begin(), 3u);
+}
+
+TEST_F(WorkDeskTest, OldMessagesAndLinksAreDropped) {
+  hello(3);
+  request(0);
+  desk_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 3, .stamp = 2, .key = batch(0)}, now_);
+  desk_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 2, .stamp = 3, .key = batch(1)}, now_);
+  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
+  EXPECT_EQ(desk_.queued_count(), 1u);
+  request(1);
+  EXPECT_EQ(desk_.queued_count(), 2u);
+}
+
+TEST_F(WorkDeskTest, SecondTrainerIsRefusedUntilTheFirstIsGone) {
+  hello(1);
+  trainer_id_ = 8;
+  hello(1);
+  EXPECT_EQ(last_.message.kind, Out::kRefused);
+  EXPECT_EQ(last_.trainer_id, 8u);
+  EXPECT_EQ(desk_.trainer_id(), 7u);
+  now_ += kLease;
+  EXPECT_EQ(desk_.next_tick(), now_);
+  desk_.tick(now_);
+  hello(2);
+  EXPECT_EQ(last_.message.kind, Out::kWelcome);
+  EXPECT_EQ(desk_.trainer_id(), 8u);
+}
+
+TEST_F(WorkDeskTest, StrangerIsToldThatItHasNoLink) {
+  request(0);
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  send({.kind = In::kBye});
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+}
+
+TEST_F(WorkDeskTest, CancelledRequestIsNotMadeAndItsAnswerNotSent) {
+  hello(1);
+  request(0);
+  request(1);
+  begin();
+  said();
+  send({.kind = In::kCancel, .key = batch(0)});
+  send({.kind = In::kCancel, .key = batch(1)});
+  EXPECT_FALSE(desk_.is_wanted());
+  finish();
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(begin(), std::nullopt);
+}
+
+TEST_F(WorkDeskTest, DrainGivesBackWhatWasNotBegun) {
+  hello(1);
+  request(0);
+  request(1);
+  begin();
+  said();
+  desk_.drain();
+  collect();
+  EXPECT_EQ(said(), (std::vector{Out::kLeaving, Out::kHandedBack}));
+  request(2);
+  EXPECT_EQ(said(), (std::vector{Out::kHandedBack}));
+  EXPECT_FALSE(desk_.is_empty());
+  finish();
+  send({.kind = In::kAck, .key = batch(0)});
+  EXPECT_TRUE(desk_.is_empty());
+  send({.kind = In::kBye});
+  trainer_id_ = 8;
+  hello(1);
+  EXPECT_EQ(last_.message.kind, Out::kRefused);
+}
+
+}  // namespace
+}  // namespace penstock::cluster
