@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARROWS: dict[str, tuple[str, ...]] = {
     "base": (),
     "telemetry": ("base",),
-    "transport": ("base", "telemetry"),
+    "transport": ("base", "telemetry", "cluster"),
     "cluster": ("base",),
     "graph": ("base",),
     "runtime": ("graph",),

@@ -18,6 +18,7 @@ struct WorkerReport {
   std::string endpoint{};  // where trainers reach it
   bool is_draining = false;
   uint64_t trainer_id = 0;  // that it works for; 0 for none
+  std::string about{};      // its host, process and versions, for people
 
   friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
 };
@@ -46,6 +47,7 @@ struct TrainerReport {
   std::string job;  // its name, for people
   uint32_t worker_count_max = 0;
   QueueSignal queue{};
+  std::string about{};  // as for a worker
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
 };
