@@ -42,6 +42,7 @@ struct ToTrainer {
     kHandedBack,  // the worker leaves and will not begin this
     kPong,
     kLeaving,  // the worker takes no more requests
+    kPiece,    // some of the bytes of an answer that follows
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;

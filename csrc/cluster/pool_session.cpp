@@ -177,6 +177,7 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
       if (peer.slot) dispatch_.drain_worker(*peer.slot, now);
       break;
     case ToTrainer::Kind::kPong:
+    case ToTrainer::Kind::kPiece:
     case ToTrainer::Kind::kRefused:
     case ToTrainer::Kind::kBroken: break;
   }

@@ -28,7 +28,7 @@ std::string spoken(const Message& message) {
   }
   if (const auto* m = std::get_if<TrainerMessage>(&message)) {
     constexpr const char* kNames[] = {"",       "welcome",     "refused", "broken", "started",
-                                      "answer", "handed back", "pong",    "leaving"};
+                                      "answer", "handed back", "pong",    "leaving", "piece"};
     return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
            to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");

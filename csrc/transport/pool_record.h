@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The heads of what a trainer and a worker of a pool send each other: 80 bytes at the beginning of a message's first
+// part, followed there by what belongs to them. The bytes of a batch come in pieces before the answer that names them,
+// each piece the second part of a message of its own. PROTOCOL.md is the specification.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "cluster/data_message.h"
+#include "transport/curve_socket.h"
+#include "transport/message.h"
+
+namespace penstock::transport {
+
+constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
+constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
+constexpr uint16_t kPoolVersion = 1;
+constexpr size_t kPoolHeadBytes = 80;
+
+// Of what follows a head in its part.
+constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
+constexpr uint64_t kPieceBytesMax = kPartBytesMax;
+constexpr uint64_t kPoolPayloadBytesMax = uint64_t{1} << 34;  // of a batch
+
+// To a worker. Indices and state belong to a request; state is the dataset's, of a lane that starts there.
+struct PoolRequest {
+  cluster::ToWorker message;
+  IndexKind index_kind = IndexKind::kNone;
+  uint64_t epoch_seed = 0;
+  std::span<const std::byte> indices = {};
+  std::span<const std::byte> state = {};
+};
+
+enum class AnswerKind : uint8_t {
+  kNone = 0,   // this is no answer
+  kBatch = 1,  // `body` is a batch record, whose payload came in pieces
+  kEnd = 2,    // the shard has no more
+  kError = 3,  // `body` is the text of what was raised: its type's name, a zero, and the rest
+};
+
+// To a trainer.
+struct PoolAnswer {
+  cluster::ToTrainer message;
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  AnswerKind kind = AnswerKind::kNone;
+  uint8_t flags = 0;            // kDescriptorFlags of the batch
+  uint64_t payload_bytes = 0;   // of the whole batch; of an answer, and of its pieces
+  uint64_t payload_offset = 0;  // where a piece belongs
+  uint32_t fetch_time = 0;      // in units of kTimeUnit
+  uint32_t prefix_time = 0;
+  std::span<const std::byte> body = {};  // of an answer, or the reason of a refusal
+};
+
+// What is written must keep the caps.
+std::vector<std::byte> write_to_worker(const PoolRequest& request);
+std::vector<std::byte> write_to_trainer(const PoolAnswer& answer);
+
+// The spans of what is parsed lie in `part`. kMalformed, kTooLarge, or kMismatch for another version. `piece_bytes` is
+// the size of the message's second part, 0 where it has none.
+Result<PoolRequest> parse_to_worker(std::span<const std::byte> part);
+Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes);
+
+}  // namespace penstock::transport
