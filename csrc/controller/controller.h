@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The controller's process: a socket and a clock around cluster/roster.h. One thread does all of it. Workers, trainers
+// and operators are told apart by the role of their key; what one may not ask for is refused with a sentence, and what
+// is no message of this protocol is too.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "cluster/roster.h"
+#include "transport/authenticator.h"
+#include "transport/control_record.h"
+#include "transport/key_ring.h"
+#include "transport/server_socket.h"
+
+namespace penstock::controller {
+
+struct ControllerCounters {
+  uint64_t messages = 0;
+  uint64_t refused = 0;  // messages that were malformed, of another version, or not for that role
+};
+
+// Confined to one thread.
+class Controller {
+ public:
+  // Listens. `keys` are those of the role controller. An address that other machines reach needs keys that were given.
+  static Result<std::unique_ptr<Controller>> start(const transport::Endpoint& endpoint, const transport::KeyRing& keys);
+
+  // For `start`.
+  Controller(std::unique_ptr<transport::SocketContext> context, std::unique_ptr<transport::Authenticator> authenticator,
+             std::unique_ptr<transport::ServerSocket> server, uint64_t controller_id);
+  Controller(const Controller&) = delete;
+  Controller& operator=(const Controller&) = delete;
+
+  const transport::Endpoint& endpoint() const { return server_->endpoint(); }
+
+  // Serves until `stop_fd` is readable. Blocks.
+  Result<void> run(int stop_fd);
+
+  const ControllerCounters& counters() const { return counters_; }
+
+ private:
+  using Role = transport::Role;
+
+  void receive(const transport::ServerReceipt& receipt, cluster::Instant now);
+  void take(const transport::Peer& peer, const transport::ControlMessage& message, cluster::Instant now);
+  void refuse(const transport::Peer& peer, std::string reason);
+  void push_rosters();
+  // To a peer that is gone nothing is said; it will report again.
+  void send(const std::string& routing_id, const transport::ControlMessage& message);
+
+  // In the order in which they are made; they die the other way round.
+  std::unique_ptr<transport::SocketContext> context_;
+  std::unique_ptr<transport::Authenticator> authenticator_;
+  std::unique_ptr<transport::ServerSocket> server_;
+  cluster::Roster roster_;
+  std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
+  ControllerCounters counters_;
+};
+
+}  // namespace penstock::controller

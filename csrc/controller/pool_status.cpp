@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/pool_status.h"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <string_view>
+
+namespace penstock::controller {
+namespace {
+
+// Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte >= 0x20 && byte < 0x7f) {
+      result += c;
+    } else {
+      std::array<char, 8> escaped;
+      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", byte);
+      result += escaped.data();
+    }
+  }
+  return result + "\"";
+}
+
+std::string id_or_null(uint64_t id) { return id == 0 ? "null" : quoted(spoken_id(id)); }
+const char* yes_or_no(bool value) { return value ? "true" : "false"; }
+
+std::string seconds(std::chrono::nanoseconds time) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.3f", std::chrono::duration<double>(time).count());
+  return text.data();
+}
+
+std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
+  const cluster::WorkerReport& report = worker.report;
+  std::string json = "{\"id\": " + quoted(spoken_id(report.worker_id));
+  json += ", \"incarnation\": " + std::to_string(report.incarnation);
+  json += ", \"endpoint\": " + quoted(report.endpoint) + ", \"about\": " + quoted(report.about);
+  json += ", \"trainer\": " + id_or_null(report.trainer_id) + ", \"assigned_to\": " + id_or_null(worker.assigned_to);
+  json += std::string(", \"is_withdrawn\": ") + yes_or_no(worker.is_withdrawn);
+  json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining);
+  return json + ", \"since_report_s\": " + seconds(worker.since_report) + "}";
+}
+
+std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
+  const cluster::TrainerReport& report = trainer.report;
+  const cluster::QueueSignal& queue = report.queue;
+  std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
+  json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
+  json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
+  json += ", \"since_report_s\": " + seconds(trainer.since_report);
+  json += ", \"queue\": {\"ready_batches\": " + std::to_string(queue.ready_batches);
+  json += ", \"asked_batches\": " + std::to_string(queue.asked_batches);
+  json += ", \"bytes_in_flight\": " + std::to_string(queue.bytes_in_flight);
+  json += ", \"waited_s\": " + seconds(std::chrono::nanoseconds(queue.waited_ns));
+  return json + ", \"delivered_batches\": " + std::to_string(queue.delivered_batches) + "}}";
+}
+
+}  // namespace
+
+std::string spoken_id(uint64_t id) {
+  std::array<char, 17> text;
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(id));
+  return text.data();
+}
+
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now) {
+  std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
+  json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
+  json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count()) + "}, \"workers\": [";
+  const char* separator = "";
+  for (const auto& worker : roster.workers(now)) {
+    json += separator + worker_json(worker);
+    separator = ", ";
+  }
+  json += "], \"trainers\": [";
+  separator = "";
+  for (const auto& trainer : roster.trainers(now)) {
+    json += separator + trainer_json(trainer);
+    separator = ", ";
+  }
+  return json + "]}";
+}
+
+}  // namespace penstock::controller

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON. Pure.
+//
+// {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
+//  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
+//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "since_report_s": 0.1}],
+//  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
+//                "queue": {"ready_batches": 1, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
+//                          "delivered_batches": 4}}]}
+//
+// Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
+
+#include <cstdint>
+#include <string>
+
+#include "cluster/roster.h"
+
+namespace penstock::controller {
+
+std::string spoken_id(uint64_t id);
+
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now);
+
+}  // namespace penstock::controller

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// A controller on loopback with real sockets and keys, and clients of every role.
+#include "controller/controller.h"
+
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "../transport/pool_sockets.h"
+#include "cluster/work_desk.h"
+#include "controller/pool_status.h"
+#include "transport/control_record.h"
+
+namespace penstock::controller {
+namespace {
+
+using cluster::TrainerRoster;
+using cluster::WorkerOrders;
+using transport::ControlMessage;
+using transport::Role;
+
+class ControllerTest : public transport::PoolSocketsTest {
+ protected:
+  ControllerTest() { start({.host = "127.0.0.1", .port = 0}); }
+  ~ControllerTest() override { stop(); }
+
+  void start(const transport::Endpoint& endpoint) {
+    const auto deadline = Clock::now() + kPatience;
+    auto started = Controller::start(endpoint, keys_.ring(Role::kController));
+    while (!started && Clock::now() < deadline) started = Controller::start(endpoint, keys_.ring(Role::kController));
+    ASSERT_TRUE(started) << started.error().message;
+    controller_ = std::move(started).value();
+    endpoint_ = controller_->endpoint();
+    thread_ = std::jthread([this] { EXPECT_TRUE(controller_->run(stop_fd_.get())); });
+  }
+  void stop() {
+    if (!thread_.joinable()) return;
+    const uint64_t one = 1;
+    ASSERT_EQ(::write(stop_fd_.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    thread_.join();
+    uint64_t count = 0;
+    ASSERT_EQ(::read(stop_fd_.get(), &count, sizeof count), static_cast<ssize_t>(sizeof count));
+    controller_.reset();
+  }
+
+  std::unique_ptr<transport::ClientSocket> join(Role role) {
+    auto client = connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController));
+    expect_connected(*client);
+    return client;
+  }
+  static ControlMessage exchange(transport::ClientSocket& client, const ControlMessage& message) {
+    EXPECT_TRUE(client.send(transport::write_control(message)));
+    return next(client);
+  }
+  static ControlMessage next(transport::ClientSocket& client) {
+    const auto receipt = next_message(client);
+    EXPECT_TRUE(receipt);
+    if (!receipt) return {};
+    const auto parsed = transport::parse_control(receipt->parts.at(0).bytes());
+    EXPECT_TRUE(parsed) << parsed.error().message;
+    return parsed ? parsed.value() : ControlMessage{};
+  }
+
+  static cluster::WorkerReport worker(uint64_t id) {
+    return {.worker_id = id, .incarnation = 1, .endpoint = "tcp://127.0.0.1:5", .about = "a \"worker\"\n\xff"};
+  }
+  static cluster::TrainerReport trainer(uint64_t id) {
+    return {.trainer_id = id, .job = "train.py", .worker_count_max = 8, .queue = {.ready_batches = 3}};
+  }
+  // Reports until the controller has settled.
+  static TrainerRoster settled(transport::ClientSocket& worker_client, transport::ClientSocket& trainer_client) {
+    const auto deadline = Clock::now() + kPatience;
+    while (Clock::now() < deadline) {
+      EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(worker_client, worker(7))));
+      const auto answer = exchange(trainer_client, trainer(9));
+      const auto* roster = std::get_if<TrainerRoster>(&answer);
+      EXPECT_NE(roster, nullptr);
+      if (roster == nullptr || !roster->entries.empty()) return roster == nullptr ? TrainerRoster{} : *roster;
+      // A roster that is pushed comes before the next interval is over.
+      const transport::Waitable waitables[] = {trainer_client.waitables()[0]};
+      EXPECT_TRUE(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
+    }
+    ADD_FAILURE() << "the controller never assigned the worker";
+    return {};
+  }
+
+  FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::unique_ptr<Controller> controller_;
+  transport::Endpoint endpoint_;
+  std::jthread thread_;
+};
+
+TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const TrainerRoster roster = settled(*worker_client, *trainer_client);
+  ASSERT_EQ(roster.entries.size(), 1u);
+  EXPECT_TRUE(roster.is_settled);
+  EXPECT_EQ(roster.entries[0].worker.worker_id, 7u);
+  EXPECT_EQ(roster.entries[0].endpoint, "tcp://127.0.0.1:5");
+
+  const auto operator_client = join(Role::kOperator);
+  const auto status = std::get<transport::Status>(exchange(*operator_client, transport::StatusRequest{}));
+  EXPECT_NE(status.json.find("\"id\": \"0000000000000007\""), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"about\": \"a \\\"worker\\\"\\u000a\\u00ff\""), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"assigned_to\": \"0000000000000009\""), std::string::npos) << status.json;
+  EXPECT_NE(status.json.find("\"ready_batches\": 3"), std::string::npos) << status.json;
+  EXPECT_EQ(std::get<transport::DrainAnswer>(exchange(*operator_client, transport::DrainRequest{.worker_id = 8})),
+            (transport::DrainAnswer{.worker_id = 8, .is_known = false}));
+  EXPECT_EQ(std::get<transport::DrainAnswer>(exchange(*operator_client, transport::DrainRequest{.worker_id = 7})),
+            (transport::DrainAnswer{.worker_id = 7, .is_known = true}));
+  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_to_drain);
+  // It is told so without asking, behind what it was told before.
+  TrainerRoster pushed = roster;
+  while (!pushed.entries.empty() && !pushed.entries[0].worker.is_withdrawn)
+    pushed = std::get<TrainerRoster>(next(*trainer_client));
+  ASSERT_EQ(pushed.entries.size(), 1u);
+  EXPECT_GT(pushed.view, roster.view);
+}
+
+TEST_F(ControllerTest, SilentWorkerIsTakenOffTheRosterAndFenced) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  settled(*worker_client, *trainer_client);
+  const auto deadline = Clock::now() + kPatience;
+  TrainerRoster roster;
+  do {
+    const auto answer = exchange(*trainer_client, trainer(9));
+    roster = std::get<TrainerRoster>(answer);
+    const transport::Waitable waitables[] = {trainer_client->waitables()[0]};
+    ASSERT_TRUE(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
+  } while (!roster.entries.empty() && Clock::now() < deadline);
+  EXPECT_TRUE(roster.entries.empty());
+  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_fenced);
+}
+
+TEST_F(ControllerTest, ControllerThatStartsAgainAdoptsWhoWorksForWhom) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto before = settled(*worker_client, *trainer_client);
+  const transport::Endpoint endpoint = endpoint_;
+  stop();
+  start(endpoint);
+  for (const auto* client : {worker_client.get(), trainer_client.get()}) {
+    auto& socket = const_cast<transport::ClientSocket&>(*client);
+    const auto deadline = Clock::now() + kPatience;
+    do {
+      next_event(socket);
+    } while (!socket.is_connected() && Clock::now() < deadline);
+    ASSERT_TRUE(socket.is_connected());
+  }
+  auto serving = worker(7);
+  serving.trainer_id = 9;
+  EXPECT_FALSE(std::get<WorkerOrders>(exchange(*worker_client, serving)).is_fenced);
+  const auto first = std::get<TrainerRoster>(exchange(*trainer_client, trainer(9)));
+  EXPECT_FALSE(first.is_settled);
+  EXPECT_NE(first.controller_id, before.controller_id);
+  const auto after = settled(*worker_client, *trainer_client);
+  ASSERT_EQ(after.entries.size(), 1u);
+  EXPECT_EQ(after.entries[0].worker, before.entries[0].worker);
+}
+
+TEST_F(ControllerTest, RolesMayDoNoMoreThanTheirs) {
+  const auto worker_client = join(Role::kWorker);
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  const auto expect_refusal = [](const ControlMessage& answer, const std::string& word) {
+    const auto* refusal = std::get_if<transport::Refusal>(&answer);
+    ASSERT_NE(refusal, nullptr);
+    EXPECT_NE(refusal->reason.find(word), std::string::npos) << refusal->reason;
+  };
+  expect_refusal(exchange(*worker_client, trainer(1)), "worker");
+  expect_refusal(exchange(*worker_client, transport::StatusRequest{}), "worker");
+  expect_refusal(exchange(*trainer_client, worker(1)), "trainer");
+  expect_refusal(exchange(*trainer_client, transport::DrainRequest{.worker_id = 1}), "trainer");
+  expect_refusal(exchange(*trainer_client, transport::Farewell{.id = 1, .is_worker = true}), "trainer");
+  expect_refusal(exchange(*operator_client, worker(1)), "operator");
+  stop();
+}
+
+TEST_F(ControllerTest, GarbageAndOtherVersionsAreAnsweredWithASentence) {
+  const auto client = join(Role::kTrainer);
+  ASSERT_TRUE(client->send(filled(100, 7)));
+  EXPECT_NE(std::get<transport::Refusal>(next(*client)).reason.find("PNC1"), std::string::npos);
+  auto newer = transport::write_control(trainer(1));
+  newer[4] = std::byte{2};
+  ASSERT_TRUE(client->send(newer));
+  EXPECT_NE(std::get<transport::Refusal>(next(*client)).reason.find("version 2"), std::string::npos);
+  EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*client, trainer(1))));
+}
+
+TEST(PoolStatus, IdsAreSixteenDigits) {
+  EXPECT_EQ(spoken_id(0xabc), "0000000000000abc");
+  EXPECT_EQ(spoken_id(~uint64_t{0}), "ffffffffffffffff");
+}
+
+}  // namespace
+}  // namespace penstock::controller
