@@ -11,6 +11,7 @@ void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
+void bind_controller(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
@@ -22,4 +23,5 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_worker(module);
+  penstock::bindings::bind_controller(module);
 }

@@ -12,6 +12,7 @@
 #include <variant>
 
 #include "controller/pool_status.h"
+#include "transport/control_limits.h"
 #include "transport/readiness.h"
 
 namespace penstock::controller {
@@ -49,9 +50,8 @@ Result<std::unique_ptr<Controller>> Controller::start(const transport::Endpoint&
   auto context = std::make_unique<transport::SocketContext>();
   auto authenticator = transport::Authenticator::start(*context);
   if (!authenticator) return authenticator.error();
-  const transport::ServerOptions options{
-      .allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
-      .limits = {.part_bytes_max = transport::kControlBytesMax, .message_bytes_max = transport::kControlBytesMax}};
+  const transport::ServerOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
+                                         .limits = transport::control_limits()};
   auto server = transport::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import penstock
 from penstock.explained_program import explain_program
+from penstock.pool_commands import COMMANDS, CommandError, run_command
 from penstock.program import ProgramError, run_file, run_module
 
 USAGE = """\
@@ -16,6 +17,10 @@ usage: penstock run PROGRAM.py [ARGUMENT ...]
        penstock run -m MODULE [ARGUMENT ...]
        penstock explain [--format text|json|dot] [--cut auto|maximal|none]
                         PROGRAM.py [ARGUMENT ...] | -m MODULE [ARGUMENT ...]
+       penstock keys DIR
+       penstock controller --bind tcp://HOST:PORT [--keys DIR]
+       penstock status [--json] [--controller tcp://HOST:PORT] [--keys DIR]
+       penstock drain WORKER [--controller tcp://HOST:PORT] [--keys DIR]
        penstock --version | --help
 """
 HELP = f"""{USAGE}
@@ -30,6 +35,10 @@ nothing; without it, what the program's own penstock.offload asks for, else auto
 the plan alone; what the program prints goes to standard error. The exit code is 0 when there is a
 plan (also one that says why nothing moves), 1 when the program called no model with a batch, and
 the program's own when it fails.
+
+penstock keys, controller, status and drain are the commands of a pool of data workers on several
+machines, which is being built: there is a controller, and no worker or trainer uses it yet. Each
+tells its options with --help. PENSTOCK_POOL and PENSTOCK_KEYS stand for --controller and --keys.
 
 `python -m penstock` is the same as `penstock`.
 """
@@ -64,10 +73,14 @@ def main() -> int:
                 return _refuse(f"run has no option {option}; the program's own come after it")
             case ["explain", *rest]:
                 return _explain(rest)
+            case [command, *rest] if command in COMMANDS:
+                return run_command(command, rest)
             case []:
                 return _refuse("a command is missing")
             case [command, *_]:
                 return _refuse(f"there is no command {command}")
+    except CommandError as error:
+        return _refuse(str(error))
     except ProgramError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE

@@ -11,6 +11,7 @@
 #include "../transport/pool_sockets.h"
 #include "cluster/work_desk.h"
 #include "controller/pool_status.h"
+#include "transport/control_limits.h"
 #include "transport/control_record.h"
 
 namespace penstock::controller {
@@ -46,7 +47,8 @@ class ControllerTest : public transport::PoolSocketsTest {
   }
 
   std::unique_ptr<transport::ClientSocket> join(Role role) {
-    auto client = connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController));
+    auto client = connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController),
+                          {.limits = transport::control_limits()});
     expect_connected(*client);
     return client;
   }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "bindings/raise.h"
+#include "controller/controller.h"
+#include "controller/operator_request.h"
+#include "transport/key_folder.h"
+#include "transport/shared_key_folder.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using controller::Controller;
+using transport::Role;
+
+namespace {
+
+// The keys of a folder that was named, or those that this user's processes share.
+Result<transport::KeyRing> load_keys(const std::optional<std::string>& folder, Role role) {
+  return folder ? transport::load_key_folder(*folder, role) : transport::load_shared_keys(role);
+}
+
+Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
+                                                     const std::optional<std::string>& folder) {
+  auto parsed = transport::Endpoint::parse(endpoint);
+  if (!parsed) return parsed.error();
+  auto keys = load_keys(folder, Role::kController);
+  if (!keys) return keys.error();
+  return Controller::start(parsed.value(), keys.value());
+}
+
+Result<transport::ControlMessage> ask(const std::string& endpoint, const std::optional<std::string>& folder,
+                                      const transport::ControlMessage& question, double timeout_s) {
+  auto parsed = transport::Endpoint::parse(endpoint);
+  if (!parsed) return parsed.error();
+  auto keys = load_keys(folder, Role::kOperator);
+  if (!keys) return keys.error();
+  const auto timeout =
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  return controller::ask_controller(parsed.value(), keys.value(), question, std::chrono::steady_clock::now() + timeout);
+}
+
+template <typename Answer>
+Answer expect(const transport::ControlMessage& message) {
+  const auto* answer = std::get_if<Answer>(&message);
+  if (answer == nullptr) raise_failure({Errc::kMalformed, "the controller answered something else than it was asked"});
+  return *answer;
+}
+
+}  // namespace
+
+void bind_controller(py::module_& module) {
+  module.def(
+      "make_key_folder",
+      [](const std::string& folder) { unwrap(without_gil([&] { return transport::make_key_folder(folder); })); },
+      py::arg("folder"));
+  module.def("shared_key_folder", [] { return unwrap(without_gil([] { return transport::shared_key_folder(); })); });
+
+  py::class_<Controller>(module, "Controller")
+      .def_static(
+          "start",
+          [](const std::string& endpoint, const std::optional<std::string>& key_folder) {
+            return unwrap(without_gil([&] { return start_controller(endpoint, key_folder); }));
+          },
+          py::arg("endpoint"), py::arg("key_folder"))
+      .def_property_readonly("endpoint", [](const Controller& self) { return self.endpoint().text(); })
+      .def(
+          "run", [](Controller& self, int stop_fd) { unwrap(without_gil([&] { return self.run(stop_fd); })); },
+          py::arg("stop_fd"));
+
+  module.def(
+      "pool_status",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, double timeout_s) {
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, transport::StatusRequest{}, timeout_s); });
+        return expect<transport::Status>(unwrap(std::move(answer))).json;
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"));
+  module.def(
+      "drain_worker",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, uint64_t worker_id,
+         double timeout_s) {
+        const transport::DrainRequest request{.worker_id = worker_id};
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, request, timeout_s); });
+        return expect<transport::DrainAnswer>(unwrap(std::move(answer))).is_known;
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("worker_id"), py::arg("timeout_s"));
+}
+
+}  // namespace penstock::bindings

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What an operator's commands do: one question to a controller, and its answer.
+
+#include <chrono>
+
+#include "base/result.h"
+#include "transport/control_record.h"
+#include "transport/endpoint.h"
+#include "transport/key_ring.h"
+
+namespace penstock::controller {
+
+// `keys` are those of the role operator. kClosed when the controller turns the key away or is another's, kTimeout when
+// nothing answers there, kFailed with the controller's own words when it refuses the question. Blocks.
+Result<transport::ControlMessage> ask_controller(const transport::Endpoint& endpoint, const transport::KeyRing& keys,
+                                                 const transport::ControlMessage& question,
+                                                 std::chrono::steady_clock::time_point deadline);
+
+}  // namespace penstock::controller

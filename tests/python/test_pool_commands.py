@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock keys, controller, status and drain, on loopback: a controller is a process of its own,
+the other commands run here, since most of theirs is the import of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.command_line import main
+from penstock.pool_status import PoolStatus
+
+pytestmark = pytest.mark.slow
+
+SECONDS_MAX = 60.0
+
+
+class Pool:
+    """Commands of one user, whose home and runtime folder are the test's."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        runtime = folder / "run"
+        runtime.mkdir(mode=0o700)
+        for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        monkeypatch.chdir(folder)
+        self.controllers: list[subprocess.Popen[str]] = []
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        self._monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main()
+        return code, out.getvalue(), err.getvalue()
+
+    def start_controller(self, *arguments: str, bind: str = "tcp://127.0.0.1:0") -> str:
+        """Returns where it listens."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "controller", "--bind", bind, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.controllers.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "listens at tcp://" in line, line + process.stdout.read()
+        return line.split("listens at ")[1].split(",")[0]
+
+    def close(self) -> None:
+        for process in self.controllers:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    opened = Pool(tmp_path, monkeypatch)
+    yield opened
+    opened.close()
+
+
+def test_a_controller_on_loopback_needs_no_keys_and_ends_by_sigterm(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = pool.start_controller()
+    code, out, err = pool.run("status", "--controller", endpoint)
+    assert (code, err) == (0, "")
+    assert endpoint in out
+    assert "no workers" in out
+    assert "no trainers" in out
+    monkeypatch.setenv("PENSTOCK_POOL", endpoint)
+    code, out, err = pool.run("status", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["controller"]["endpoint"] == endpoint
+    keys = pool.folder / "run" / "penstock"
+    assert keys.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
+    process = pool.controllers[0]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS_MAX) == 0
+
+
+def test_a_controller_with_keys_serves_their_operator_and_nobody_else(pool: Pool) -> None:
+    for folder in ("keys", "others"):
+        code, out, _ = pool.run("keys", folder)
+        assert code == 0
+        assert folder in out
+    endpoint = pool.start_controller("--keys", "keys")
+    code, out, _ = pool.run("status", "--controller", endpoint, "--keys", "keys")
+    assert code == 0
+    for options in (["--keys", "others"], []):  # other keys, or this user's shared ones
+        code, out, err = pool.run("status", "--controller", endpoint, *options)
+        assert (code, out) == (1, "")
+        assert endpoint in err
+        assert "key" in err
+    code, _, err = pool.run("keys", "keys")
+    assert code == 1
+    assert "keys" in err
+    (pool.folder / "keys" / "operator.secret").chmod(0o644)
+    code, _, err = pool.run("status", "--controller", endpoint, "--keys", "keys")
+    assert code == 1
+    assert "operator.secret" in err
+
+
+def test_an_address_that_others_reach_needs_keys(pool: Pool) -> None:
+    code, out, err = pool.run("controller", "--bind", "tcp://0.0.0.0:0")
+    assert (code, out) == (1, "")
+    assert "penstock keys" in err
+    pool.run("keys", "keys")
+    endpoint = pool.start_controller("--keys", "keys", bind="tcp://0.0.0.0:0")
+    port = endpoint.rpartition(":")[2]
+    code, _, err = pool.run("status", "--controller", f"tcp://127.0.0.1:{port}", "--keys", "keys")
+    assert (code, err) == (0, "")
+
+
+def test_what_is_wrong_is_said(pool: Pool) -> None:
+    code, _, err = pool.run("status", "--controller", "tcp://127.0.0.1:9", "--timeout", "0.5")
+    assert code == 1
+    assert "no controller answered at tcp://127.0.0.1:9" in err
+    endpoint = pool.start_controller()
+    for arguments, code, words in [
+        (["drain", "abc", "--controller", endpoint], 1, "no worker has an id that begins"),
+        (["status"], 2, "PENSTOCK_POOL"),
+        (["status", "--controller", endpoint, "--timeout", "-1"], 2, "--timeout is -1"),
+        (["status", "--controller", "ftp://a"], 1, "tcp://"),
+        (["controller"], 2, "--bind"),
+        (["controller", "--bind", endpoint], 1, endpoint),
+        (["keys"], 2, "folder"),
+    ]:
+        found, _, err = pool.run(*arguments)
+        assert (found, words in err) == (code, True), (arguments, found, err)
+
+
+def test_a_worker_is_found_by_how_its_id_begins() -> None:
+    status = PoolStatus({"workers": [{"id": "00ab000000000001"}, {"id": "00ac000000000002"}]})
+    assert status.find_worker("00AB") == "00ab000000000001"
+    for prefix, words in [("00a", "2 workers have"), ("1", "no worker has"), ("", "no worker has")]:
+        with pytest.raises(ValueError, match=words):
+            status.find_worker(prefix)
+
+
+def test_a_status_is_a_table_of_workers_and_queues() -> None:
+    queue = {
+        "ready_batches": 3,
+        "asked_batches": 4,
+        "bytes_in_flight": 2_500_000,
+        "waited_s": 1.25,
+        "delivered_batches": 10,
+    }
+    worker = {
+        "id": "00ab000000000001",
+        "endpoint": "tcp://10.0.0.2:4000",
+        "about": "host a",
+        "trainer": None,
+        "assigned_to": "11ab000000000001",
+        "is_withdrawn": True,
+        "is_draining": False,
+        "since_report_s": 0.25,
+    }
+    trainer = {
+        "id": "11ab000000000001",
+        "job": "train.py",
+        "workers": 1,
+        "workers_max": 64,
+        "queue": queue,
+    }
+    controller = {"id": "22ab000000000001", "endpoint": "tcp://10.0.0.1:5", "is_settled": False}
+    text = str(PoolStatus({"controller": controller, "workers": [worker], "trainers": [trainer]}))
+    lines = text.splitlines()
+    assert "assigns nobody yet" in lines[0]
+    assert lines[2].split() == "00ab0000 tcp://10.0.0.2:4000 11ab0000, moving 0.2 s host a".split()
+    assert lines[4].split() == "11ab0000 train.py 1 of 64 3 4 2.5 MB 1.2 s 10".split()
