@@ -27,7 +27,7 @@ std::string spoken(const Message& message) {
            (m->head.is_lane_start ? " start" : "") + ", count " + std::to_string(m->head.count);
   }
   if (const auto* m = std::get_if<TrainerMessage>(&message)) {
-    constexpr const char* kNames[] = {"",       "welcome",     "refused", "broken", "started",
+    constexpr const char* kNames[] = {"",       "welcome",     "refused", "broken",  "started",
                                       "answer", "handed back", "pong",    "leaving", "piece"};
     return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
@@ -340,6 +340,7 @@ void World::check_credit() const {
 
 void World::check_memory() const {
   for (const auto& [id, process] : processes_) {
+    if (process->stalled_until + kAfterwards > now_ && process->stalled_until > Instant{}) continue;  // it is behind
     if (const auto* worker = dynamic_cast<const SimWorker*>(process.get())) {
       if (worker->desk().queued_count() + worker->desk().held_count() + worker->kept_count() > 0)
         throw Violation{worker->name() + " still has batches when all trainers are done"};
