@@ -31,7 +31,7 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
   if (found == workers_.end()) return;
   const Worker worker = std::move(found->second);
   workers_.erase(found);
-  std::erase_if(lanes_, [&](const auto& lane) { return lane.second.worker == slot; });
+  std::erase_if(lanes_, [&](const auto& lane) { return lane.second == slot; });
   for (const BatchKey key : worker.outstanding) {
     Request& request = requests_.at(key);
     std::erase(request.workers, slot);
@@ -80,11 +80,7 @@ void Dispatch::ask(BatchKey key, Lane lane, Instant now) {
 void Dispatch::forget(BatchKey key, Instant now) {
   const auto found = requests_.find(key);
   if (found == requests_.end()) return;
-  for (const WorkerSlot slot : found->second.workers) {
-    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
-    take_from(slot, key);
-    tell_if_idle(slot);
-  }
+  cancel_copies(key, found->second);
   requests_.erase(found);
   waiting_.erase(key);
   unreserve(key);
@@ -126,12 +122,7 @@ bool Dispatch::answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant n
   const bool counts = was_asked && request != requests_.end();
   if (counts) {
     largest_bytes_ = std::max(largest_bytes_, bytes);
-    for (const WorkerSlot other : request->second.workers) {
-      if (other == slot) continue;
-      commands_.push_back({.kind = Command::Kind::kCancel, .worker = other, .key = key});
-      take_from(other, key);
-      tell_if_idle(other);
-    }
+    cancel_copies(key, request->second, slot);
     requests_.erase(request);
     waiting_.erase(key);
   }
@@ -180,11 +171,11 @@ std::optional<WorkerSlot> Dispatch::choose(BatchKey key, const Request& request,
   const auto owner = request.lane == kNoLane ? lanes_.end() : lanes_.find({key.epoch, request.lane});
   std::map<WorkerSlot, uint32_t> lane_counts;
   if (request.lane != kNoLane && owner == lanes_.end())
-    for (const auto& [id, lane] : lanes_) ++lane_counts[lane.worker];
+    for (const auto& [id, lane] : lanes_) ++lane_counts[lane];
   std::optional<WorkerSlot> best;
   std::pair<uint32_t, Duration> best_cost{};
   for (auto& [slot, worker] : workers_) {
-    if (owner != lanes_.end() && owner->second.worker != slot) continue;
+    if (owner != lanes_.end() && owner->second != slot) continue;
     if (worker.is_draining || worker.alone) continue;
     if (!is_alone && !has_room(worker)) continue;
     const std::pair cost{lane_counts[slot], answer_time(worker, now)};
@@ -219,8 +210,8 @@ void Dispatch::ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant n
   Worker& worker = workers_.at(slot);
   bool is_lane_start = false;
   if (request.lane != kNoLane) {
-    const auto [owner, is_new] = lanes_.try_emplace({key.epoch, request.lane}, LaneState{.worker = slot});
-    PENSTOCK_ASSERT(owner->second.worker == slot, "lane ", request.lane, " has another worker");
+    const auto [owner, is_new] = lanes_.try_emplace({key.epoch, request.lane}, slot);
+    PENSTOCK_ASSERT(owner->second == slot, "lane ", request.lane, " has another worker");
     is_lane_start = is_new;
   }
   request.is_lane_start = is_lane_start;
@@ -243,7 +234,7 @@ void Dispatch::tell_if_idle(WorkerSlot slot) {
   Worker& worker = workers_.at(slot);
   if (!worker.is_draining || worker.is_idle_told || !worker.outstanding.empty()) return;
   worker.is_idle_told = true;
-  std::erase_if(lanes_, [&](const auto& lane) { return lane.second.worker == slot; });
+  std::erase_if(lanes_, [&](const auto& lane) { return lane.second == slot; });
   commands_.push_back({.kind = Command::Kind::kIdle, .worker = slot});
 }
 
@@ -253,13 +244,19 @@ void Dispatch::fail(BatchKey key) {
   requests_.erase(found);
   waiting_.erase(key);
   unreserve(key);
-  for (const WorkerSlot other : request.workers) {
-    commands_.push_back({.kind = Command::Kind::kCancel, .worker = other, .key = key});
-    take_from(other, key);
-    tell_if_idle(other);
-  }
+  cancel_copies(key, request);
   commands_.push_back(
       {.kind = Command::Kind::kFail, .key = key, .lane = request.lane, .death_count = request.death_count});
+}
+
+// Has the workers that still owe it know that nobody waits for it.
+void Dispatch::cancel_copies(BatchKey key, const Request& request, std::optional<WorkerSlot> but) {
+  for (const WorkerSlot slot : request.workers) {
+    if (slot == but) continue;
+    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
+    take_from(slot, key);
+    tell_if_idle(slot);
+  }
 }
 
 // No worker is kept free for it any more.
@@ -281,36 +278,37 @@ std::optional<Duration> Dispatch::late_after() const {
   return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
 }
 
+// A lane's next batch follows from the state that its worker alone has, and what may kill a worker is not handed on.
+bool Dispatch::may_be_hedged(const Request& request) {
+  return request.lane == kNoLane && request.death_count == 0 && request.workers.size() == 1;
+}
+
+std::optional<WorkerSlot> Dispatch::idle_worker() const {
+  for (const auto& [slot, worker] : workers_)
+    if (worker.outstanding.empty() && !worker.is_draining && !worker.alone) return slot;
+  return std::nullopt;
+}
+
 void Dispatch::tick(Instant now) {
   const auto limit = late_after();
   if (!limit || !waiting_.empty()) return;
   for (auto& [key, request] : requests_) {
-    // A lane's next batch follows from the state that its worker alone has, and what may kill a worker is not handed
-    // on.
-    if (request.lane != kNoLane || request.death_count > 0 || request.workers.size() != 1) continue;
-    if (busy_time(workers_.at(request.workers.front()), key, now) < *limit) continue;
-    const auto idle = std::find_if(workers_.begin(), workers_.end(), [](const auto& item) {
-      return item.second.outstanding.empty() && !item.second.is_draining && !item.second.alone;
-    });
-    if (idle == workers_.end()) return;
+    if (!may_be_hedged(request) || busy_time(workers_.at(request.workers.front()), key, now) < *limit) continue;
+    const auto idle = idle_worker();
+    if (!idle) return;
     ++hedge_count_;
-    ask_of(idle->first, key, request, now);
+    ask_of(*idle, key, request, now);
   }
 }
 
 std::optional<Instant> Dispatch::next_tick() const {
   const auto limit = late_after();
-  if (!limit || !waiting_.empty()) return std::nullopt;
-  const bool has_idle = std::any_of(workers_.begin(), workers_.end(), [](const auto& item) {
-    return item.second.outstanding.empty() && !item.second.is_draining && !item.second.alone;
-  });
-  if (!has_idle) return std::nullopt;
+  if (!limit || !waiting_.empty() || !idle_worker()) return std::nullopt;
   std::optional<Instant> next;
   for (const auto& [key, request] : requests_) {
-    if (request.lane != kNoLane || request.death_count > 0 || request.workers.size() != 1) continue;
+    if (!may_be_hedged(request)) continue;
     const Worker& worker = workers_.at(request.workers.front());
-    const Instant due = std::max(worker.asked_at.at(key), worker.answered_at) + *limit;
-    if (!next || due < *next) next = due;
+    next = earlier(next, std::max(worker.asked_at.at(key), worker.answered_at) + *limit);
   }
   return next;
 }

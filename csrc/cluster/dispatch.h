@@ -60,7 +60,7 @@ class Dispatch {
 
   struct Command {
     enum class Kind : uint8_t {
-      kAsk,     // send this request to the worker; with a lane that moved, from after `lane_after`
+      kAsk,     // send this request to the worker
       kCancel,  // the worker's answer to it is not wanted any more
       kFail,    // too many workers died of it
       kIdle,    // a worker that is being drained owes nothing more
@@ -132,10 +132,6 @@ class Dispatch {
     uint32_t death_count = 0;
     std::vector<WorkerSlot> workers{};  // that were asked and have not answered
   };
-  struct LaneState {
-    WorkerSlot worker = 0;
-    bool is_begun = false;  // by that worker
-  };
   using LaneId = std::pair<uint32_t, Lane>;  // epoch and lane
 
   void place(Instant now);
@@ -146,6 +142,9 @@ class Dispatch {
   void take_from(WorkerSlot slot, BatchKey key);
   void tell_if_idle(WorkerSlot slot);
   void fail(BatchKey key);
+  void cancel_copies(BatchKey key, const Request& request, std::optional<WorkerSlot> but = std::nullopt);
+  std::optional<WorkerSlot> idle_worker() const;
+  static bool may_be_hedged(const Request& request);
   void unreserve(BatchKey key);
   Duration busy_time(const Worker& worker, BatchKey key, Instant now) const;
   std::optional<Duration> late_after() const;
@@ -154,7 +153,7 @@ class Dispatch {
   std::map<WorkerSlot, Worker> workers_;
   std::map<BatchKey, Request> requests_;
   std::set<BatchKey> waiting_;
-  std::map<LaneId, LaneState> lanes_;  // that a worker has
+  std::map<LaneId, WorkerSlot> lanes_;  // that a worker has
   uint64_t largest_bytes_ = 0;
   RecentTimes times_;
   std::vector<Command> commands_;

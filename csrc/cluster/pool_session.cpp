@@ -267,12 +267,9 @@ void PoolSession::tick(Instant now) {
 
 std::optional<Instant> PoolSession::next_tick() const {
   std::optional<Instant> next = dispatch_.next_tick();
-  const auto consider = [&](Instant due) {
-    if (!next || due < *next) next = due;
-  };
   for (const auto& [worker_id, peer] : peers_) {
-    if (peer.state != State::kApart) consider(peer.heard_at + kLease);
-    consider(peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
+    if (peer.state != State::kApart) next = earlier(next, peer.heard_at + kLease);
+    next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
   }
   return next;
 }

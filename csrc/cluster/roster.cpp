@@ -91,12 +91,9 @@ void Roster::tick(Instant now) {
 
 std::optional<Instant> Roster::next_tick() const {
   std::optional<Instant> next;
-  const auto consider = [&](Instant due) {
-    if (!next || due < *next) next = due;
-  };
-  for (const auto& [worker_id, worker] : workers_) consider(worker.reported_at + kLease);
-  for (const auto& [trainer_id, trainer] : trainers_) consider(trainer.reported_at + kLease);
-  if (!was_settled_) consider(settled_at_);
+  for (const auto& [worker_id, worker] : workers_) next = earlier(next, worker.reported_at + kLease);
+  for (const auto& [trainer_id, trainer] : trainers_) next = earlier(next, trainer.reported_at + kLease);
+  if (!was_settled_) next = earlier(next, settled_at_);
   return next;
 }
 
@@ -119,7 +116,7 @@ void Roster::balance(Instant now) {
   };
   uint32_t usable_count = 0;
   for (auto& [worker_id, worker] : workers_) {
-    if (worker.is_to_drain || worker.report.is_draining) {
+    if (worker.is_leaving()) {
       if (worker.trainer_id != 0 && !worker.is_withdrawn) {
         worker.is_withdrawn = true;
         note_change(worker.trainer_id);
@@ -144,8 +141,7 @@ void Roster::balance(Instant now) {
     }
   }
   for (auto& [worker_id, worker] : workers_) {
-    const bool is_free =
-        worker.trainer_id == 0 && worker.report.trainer_id == 0 && !worker.is_to_drain && !worker.report.is_draining;
+    const bool is_free = worker.trainer_id == 0 && worker.report.trainer_id == 0 && !worker.is_leaving();
     if (!is_free) continue;
     std::optional<size_t> neediest;
     for (size_t index = 0; index < demands.size(); ++index) {

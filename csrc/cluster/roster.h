@@ -74,6 +74,8 @@ class Roster {
     uint64_t assigned_order = 0;
     bool is_withdrawn = false;
     bool is_to_drain = false;
+
+    bool is_leaving() const { return is_to_drain || report.is_draining; }
   };
   struct Trainer {
     TrainerReport report;

@@ -40,7 +40,8 @@ class StillModel:
     def may_skip(self) -> bool:
         """Whether this call needs no look at it. To be asked once for each call."""
         mode = self._mode
-        if self._still_calls[mode] < STILL_CALLS_MIN or self.weight == LOOKED_AT_EVERY:
+        is_due = 1 + self._skipped_calls[mode] == LOOKED_AT_EVERY
+        if self._still_calls[mode] < STILL_CALLS_MIN or is_due:
             return False
         self._skipped_calls[mode] += 1
         return True

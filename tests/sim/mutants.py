@@ -36,12 +36,16 @@ void Dispatch::drain_worker""",
     "the second copy of a hedged request is not taken back": (
         Mutation(
             "dispatch.cpp",
-            """      take_from(other, key);
-      tell_if_idle(other);
-    }
-    requests_.erase(request);""",
-            """    }
-    requests_.erase(request);""",
+            """    take_from(slot, key);
+    tell_if_idle(slot);
+  }
+}
+
+// No worker""",
+            """  }
+}
+
+// No worker""",
         ),
     ),
     "credit is not looked at": (

@@ -6,17 +6,9 @@
 
 namespace penstock::sim {
 
+using cluster::earlier;
 using cluster::ToTrainer;
 using cluster::ToWorker;
-
-namespace {
-
-std::optional<Instant> earlier(std::optional<Instant> a, std::optional<Instant> b) {
-  if (!a || !b) return a ? a : b;
-  return std::min(*a, *b);
-}
-
-}  // namespace
 
 // ---- Controller
 
