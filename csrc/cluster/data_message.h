@@ -43,10 +43,11 @@ struct ToTrainer {
     kPong,
     kLeaving,  // the worker takes no more requests
     kPiece,    // some of the bytes of an answer that follows
+    kUnfit,    // the worker can make nothing of what this trainer asks for
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;
-  uint64_t stamp = 0;  // 0 of refused and broken, which are of no link
+  uint64_t stamp = 0;  // 0 of refused, broken and unfit, which are of no link, and of a piece
   BatchKey key{};
   bool is_fresh = false;  // of welcome: the worker has nothing of the link before
 

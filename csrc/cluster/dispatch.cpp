@@ -46,6 +46,19 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
   place(now);
 }
 
+void Dispatch::forgive(BatchKey key, Instant now) {
+  const auto found = requests_.find(key);
+  if (found == requests_.end() || found->second.death_count == 0) return;
+  if (--found->second.death_count > 0) return;
+  unreserve(key);
+  place(now);
+}
+
+std::optional<BatchKey> Dispatch::running(WorkerSlot slot) const {
+  const auto found = workers_.find(slot);
+  return found == workers_.end() ? std::nullopt : found->second.running;
+}
+
 void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
   const auto found = workers_.find(slot);
   if (found == workers_.end() || found->second.is_draining) return;

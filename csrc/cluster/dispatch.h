@@ -80,6 +80,8 @@ class Dispatch {
   // Workers. A slot is used once.
   void add_worker(WorkerSlot worker, uint64_t credit_bytes, Instant now);
   void lose_worker(WorkerSlot worker, Loss loss, Instant now);
+  // Takes back a death that this was blamed for: the worker lives, and only the connection to it had ended.
+  void forgive(BatchKey key, Instant now);
   // Asks it for nothing more, and for what it has not begun elsewhere.
   void drain_worker(WorkerSlot worker, Instant now);
   bool has_worker(WorkerSlot worker) const { return workers_.contains(worker); }
@@ -108,6 +110,8 @@ class Dispatch {
   bool is_unanswered(BatchKey key) const { return requests_.contains(key); }
   // What was asked of a worker and is unanswered, in the order of asking.
   std::span<const BatchKey> outstanding(WorkerSlot worker) const;
+  // What a worker has begun and not answered.
+  std::optional<BatchKey> running(WorkerSlot worker) const;
   // Of an unanswered request.
   Lane lane_of(BatchKey key) const { return requests_.at(key).lane; }
   bool is_lane_start(BatchKey key) const { return requests_.at(key).is_lane_start; }

@@ -27,6 +27,11 @@ size_t PoolSession::open_count() const {
       std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.state == State::kOpen; }));
 }
 
+size_t PoolSession::unfit_count() const {
+  return static_cast<size_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.is_unfit; }));
+}
+
 // ---- The roster
 
 void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) {
@@ -98,6 +103,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
 void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now) {
   if (peer.state != State::kGreeting) return;
   peer.state = State::kOpen;
+  if (const auto blamed = std::exchange(peer.blamed, std::nullopt)) dispatch_.forgive(*blamed, now);
   if (peer.slot && is_fresh) {
     // It knows nothing of what it had: all of that is asked for anew, of whomever.
     worker_of_.erase(*peer.slot);
@@ -144,9 +150,16 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   if (message.link != peer.link.number() || peer.state == State::kApart) return false;
-  if (message.kind == ToTrainer::Kind::kRefused) {
+  if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kUnfit) {
+    peer.is_unfit = message.kind == ToTrainer::Kind::kUnfit;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);
     carry_out(now);
+    return false;
+  }
+  if (message.kind == ToTrainer::Kind::kPiece) {
+    // It has no stamp, since its answer has one. A pong waits behind the pieces of a large batch for longer than a
+    // lease.
+    peer.heard_at = now;
     return false;
   }
   if (message.kind == ToTrainer::Kind::kBroken) {
@@ -179,6 +192,7 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
     case ToTrainer::Kind::kPong:
     case ToTrainer::Kind::kPiece:
     case ToTrainer::Kind::kRefused:
+    case ToTrainer::Kind::kUnfit:
     case ToTrainer::Kind::kBroken: break;
   }
   carry_out(now);
@@ -188,8 +202,25 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
 void PoolSession::died(uint64_t worker_id, Instant now) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end() || found->second.state == State::kApart) return;
-  lose(found->second, found->second.is_leaving ? Loss::kLeft : Loss::kDied, now + kDiedPause, now);
+  Peer& peer = found->second;
+  if (peer.slot && !peer.is_leaving) peer.blamed = dispatch_.running(*peer.slot);
+  lose(peer, peer.is_leaving ? Loss::kLeft : Loss::kDied, now + kDiedPause, now);
   carry_out(now);
+}
+
+void PoolSession::connected(uint64_t worker_id, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found != peers_.end() && !found->second.is_unfit) greet(worker_id, found->second, now);
+}
+
+void PoolSession::leave(Instant now) {
+  while (!peers_.empty()) {
+    const uint64_t worker_id = peers_.begin()->first;
+    Peer& peer = peers_.begin()->second;
+    if (peer.state != State::kApart) send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+    lose(peer, Loss::kLeft, now, now);
+    part_from(worker_id);
+  }
 }
 
 // ---- Requests
@@ -255,7 +286,7 @@ void PoolSession::send(uint64_t worker_id, Peer& peer, ToWorker message) {
 void PoolSession::tick(Instant now) {
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
-    if (peer.state != State::kOpen && now >= peer.hello_at) greet(worker_id, peer, now);
+    if (peer.state != State::kOpen && !peer.is_unfit && now >= peer.hello_at) greet(worker_id, peer, now);
     if (peer.state == State::kOpen && now >= peer.ping_at) {
       peer.ping_at = now + kPingInterval;
       send(worker_id, peer, {.kind = ToWorker::Kind::kPing});
@@ -269,7 +300,7 @@ std::optional<Instant> PoolSession::next_tick() const {
   std::optional<Instant> next = dispatch_.next_tick();
   for (const auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kApart) next = earlier(next, peer.heard_at + kLease);
-    next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
+    if (!peer.is_unfit) next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
   }
   return next;
 }

@@ -65,8 +65,13 @@ class PoolSession {
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
   [[nodiscard]] bool receive(uint64_t worker_id, const ToTrainer& message, uint64_t bytes, Instant now);
-  // The connection to a worker ended because its process did.
+  // The connection to a worker ended, most likely because its process did. One that says later on that it lives takes
+  // the blame from what it was making: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
+  // There is a connection to a worker, another than before if there was one: what was said last may be lost.
+  void connected(uint64_t worker_id, Instant now);
+  // Says goodbye to every worker, and forgets them.
+  void leave(Instant now);
 
   void ask(BatchKey key, Lane lane, Instant now);
   void forget(BatchKey key, Instant now);
@@ -79,6 +84,8 @@ class PoolSession {
   // Workers with a link, and those that are known.
   size_t open_count() const;
   size_t known_count() const { return peers_.size(); }
+  // Those of the known that said they can make nothing of what is asked here.
+  size_t unfit_count() const;
 
  private:
   enum class State : uint8_t {
@@ -91,9 +98,11 @@ class PoolSession {
     State state = State::kApart;
     Link link;
     std::optional<WorkerSlot> slot;         // while the dispatch counts on it
+    std::optional<BatchKey> blamed;         // for its death, until it is heard again
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
+    bool is_unfit = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
     Instant ping_at{};

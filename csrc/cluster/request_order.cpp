@@ -89,6 +89,10 @@ uint32_t RequestOrder::shard_ended(uint64_t sequence) {
   if (is_active_[shard_id]) {
     is_active_[shard_id] = false;
     --active_count_;
+    if (options_.frees_ended_shards) {
+      for (const auto& [other, owed] : tasks_)
+        if (other != sequence && owed.shard_id == shard_id && !owed.has_arrived) --outstanding_count_;
+    }
   }
   return shard_id;
 }

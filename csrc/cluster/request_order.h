@@ -20,6 +20,8 @@ struct RequestOrderOptions {
   bool in_order = true;
   uint64_t first_sequence = 0;  // where a resumed epoch goes on: the number of its first request
   uint32_t first_shard_id = 0;  // and the shard whose turn it is
+  // What an ended shard was asked for counts as outstanding no more. Torch leaves it counted.
+  bool frees_ended_shards = false;
 };
 
 // Thread-compatible.
@@ -62,6 +64,7 @@ class RequestOrder {
   uint64_t send_count() const { return send_index_; }  // assigned so far, those skipped by a resumed epoch included
   bool is_active(uint32_t shard_id) const { return is_active_[shard_id]; }
   uint32_t outstanding_count() const { return outstanding_count_; }
+  void set_outstanding_count_max(uint32_t count) { options_.outstanding_count_max = count; }
   uint32_t outstanding_count_max() const { return options_.outstanding_count_max; }
 
  private:

@@ -26,6 +26,8 @@ void WorkDesk::receive(const ToWorker& message, Instant now) {
     case Link::Receipt::kNext: break;
   }
   tenant_->heard_at = now;
+  // Behind its hello and what it repeats, a trainer says nothing before it has read the welcome.
+  if (tenant_->repeated_count == 0) tenant_->is_fresh = false;
   switch (message.kind) {
     case ToWorker::Kind::kHello: break;
     case ToWorker::Kind::kRequest: return take(message);
@@ -37,14 +39,16 @@ void WorkDesk::receive(const ToWorker& message, Instant now) {
 }
 
 void WorkDesk::greet(const ToWorker& hello, Instant now) {
+  if (is_declined(hello.trainer_id)) return answer_stranger(hello, ToTrainer::Kind::kUnfit);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
   if (is_known && hello.link <= tenant_->link.number()) return;
   if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, ToTrainer::Kind::kRefused);
-  const bool is_fresh = !is_known || !hello.is_continued;
+  // A hello that continues a link may mean one from before this worker forgot, whose welcome after that was lost.
+  const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
   if (is_fresh) abandon();
   tenant_ = Tenant{.trainer_id = hello.trainer_id, .link = Link(hello.link), .heard_at = now};
   tenant_->repeated_count = hello.count;
-  tenant_->skips_repeated = is_fresh;
+  tenant_->is_fresh = is_fresh;
   if (tenant_->link.receive(hello.link, hello.stamp) != Link::Receipt::kNext) {
     tenant_->is_broken = true;
     return answer_stranger(hello, ToTrainer::Kind::kBroken);
@@ -60,7 +64,8 @@ void WorkDesk::greet(const ToWorker& hello, Instant now) {
 void WorkDesk::take(const ToWorker& message) {
   const bool is_repeated = tenant_->repeated_count > 0;
   if (is_repeated) --tenant_->repeated_count;
-  if (!(is_repeated && tenant_->skips_repeated)) {
+  // What is repeated to one who knows nothing of it will be asked for anew.
+  if (!(is_repeated && tenant_->is_fresh)) {
     if (const auto held = held_.find(message.key); held != held_.end()) {
       held->second = true;
       send(ToTrainer::Kind::kAnswer, message.key);
@@ -116,6 +121,11 @@ void WorkDesk::finished() {
   send(ToTrainer::Kind::kAnswer, done.key);
 }
 
+bool WorkDesk::may_be_wanted() const {
+  if (!running_) return false;
+  return running_->is_wanted || (tenant_ && tenant_->trainer_id == running_->trainer_id && tenant_->repeated_count > 0);
+}
+
 void WorkDesk::tick(Instant now) {
   if (tenant_ && now - tenant_->heard_at >= kLease) abandon();
 }
@@ -138,6 +148,20 @@ void WorkDesk::abandon() {
   if (running_) running_ = Running{.trainer_id = 0, .key = running_->key, .is_wanted = false};
   for (auto& [key, is_claimed] : held_) is_claimed = false;
   drop_unclaimed();
+}
+
+void WorkDesk::decline() {
+  if (!tenant_) return;
+  commands_.push_back({.kind = Command::Kind::kSend,
+                       .trainer_id = tenant_->trainer_id,
+                       .message = {.kind = ToTrainer::Kind::kUnfit, .link = tenant_->link.number()}});
+  declined_.push_back(tenant_->trainer_id);
+  if (declined_.size() > kDeclinedCountMax) declined_.pop_front();
+  abandon();
+}
+
+bool WorkDesk::is_declined(uint64_t trainer_id) const {
+  return std::find(declined_.begin(), declined_.end(), trainer_id) != declined_.end();
 }
 
 void WorkDesk::send(ToTrainer::Kind kind, BatchKey key, bool is_fresh) {

@@ -24,6 +24,7 @@ namespace penstock::cluster {
 // After so long without a word from the other side a link has ended; both sides say something every ping_interval.
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
+constexpr size_t kDeclinedCountMax = 64;  // older ones may ask again
 
 // Thread-compatible.
 class WorkDesk {
@@ -61,6 +62,8 @@ class WorkDesk {
   bool is_busy() const { return running_.has_value(); }
   // Whether anybody still wants what is being worked on.
   bool is_wanted() const { return running_ && running_->is_wanted; }
+  // Whether it is, or the trainer is about to say on a new link whether it is.
+  bool may_be_wanted() const;
 
   // Takes no more, and gives back what was not begun.
   void drain();
@@ -69,6 +72,10 @@ class WorkDesk {
   bool is_empty() const { return queue_.empty() && !running_ && held_.empty(); }
   // Gives up the trainer and all that it asked for: this worker's lease is lost.
   void abandon();
+  // Gives it up and has nothing to do with it from now on: what it asks for cannot be made here.
+  void decline();
+  // Whether that was said of a trainer.
+  bool is_declined(uint64_t trainer_id) const;
 
   // The trainer that is worked for; 0 for none.
   uint64_t trainer_id() const { return tenant_ ? tenant_->trainer_id : 0; }
@@ -84,7 +91,7 @@ class WorkDesk {
     Instant heard_at;
     bool is_broken = false;       // something was lost; only another hello counts
     uint32_t repeated_count = 0;  // requests still to come that were outstanding on the link before
-    bool skips_repeated = false;  // they are of no use here, and will come again
+    bool is_fresh = false;        // it may not have read yet that nothing is known here of what was before
   };
   struct Running {
     uint64_t trainer_id;  // 0 once that was given up
@@ -106,6 +113,7 @@ class WorkDesk {
   std::optional<Running> running_;
   std::map<BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
   bool is_draining_ = false;
+  std::deque<uint64_t> declined_;  // trainers, the latest last
   std::vector<Command> commands_;
 };
 

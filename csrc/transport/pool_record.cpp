@@ -31,7 +31,9 @@ struct ToWorkerHead {
   uint64_t index_bytes = 0;
   uint64_t state_bytes = 0;
   uint8_t index_kind = 0;
-  uint8_t reserved[7] = {};
+  uint8_t blob_count = 0;
+  uint8_t reserved[2] = {};
+  uint32_t seeds_bytes = 0;
 };
 static_assert(sizeof(ToWorkerHead) == kPoolHeadBytes);
 
@@ -46,14 +48,15 @@ struct ToTrainerHead {
   uint64_t stamp = 0;
   uint64_t sequence = 0;
   uint32_t epoch = 0;
-  uint32_t body_bytes = 0;
+  uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;
   uint64_t payload_offset = 0;
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
   uint8_t answer_kind = 0;
   uint8_t answer_flags = 0;
-  uint8_t reserved[6] = {};
+  uint8_t reserved[2] = {};
+  uint32_t state_bytes = 0;
 };
 static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
 
@@ -112,8 +115,11 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .epoch_seed = request.epoch_seed,
       .index_bytes = request.indices.size(),
       .state_bytes = request.state.size(),
-      .index_kind = static_cast<uint8_t>(request.index_kind)};
-  return joined(&head, {request.indices, request.state});
+      .index_kind = static_cast<uint8_t>(request.index_kind),
+      .blob_count = static_cast<uint8_t>(request.blobs.size()),
+      .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
+  PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
+  return joined(&head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
 }
 
 Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
@@ -125,8 +131,14 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   if (head.trainer_id == 0) return malformed("trainer", "it is of nobody");
   if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
     return malformed("trainer", "unknown kind of indices");
-  if (head.index_bytes > body.size() || head.state_bytes != body.size() - head.index_bytes)
-    return malformed("trainer", "its body does not have the length it claims");
+  if (head.blob_count > kRequestBlobCountMax) return malformed("trainer", "it names too many blobs");
+  const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
+  uint64_t left = body.size();
+  for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
+    if (bytes > left) return malformed("trainer", "its body does not have the length it claims");
+    left -= bytes;
+  }
+  if (left != 0) return malformed("trainer", "its body does not have the length it claims");
   if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) && (!body.empty() || head.index_kind != 0))
     return malformed("trainer", "it has indices and is no request");
   const auto index_kind = static_cast<IndexKind>(head.index_kind);
@@ -146,7 +158,9 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
                      .index_kind = index_kind,
                      .epoch_seed = head.epoch_seed,
                      .indices = body.first(head.index_bytes),
-                     .state = body.subspan(head.index_bytes)};
+                     .seeds = body.subspan(head.index_bytes, head.seeds_bytes),
+                     .state = body.subspan(head.index_bytes + head.seeds_bytes, head.state_bytes),
+                     .blobs = blob_ids(body.last(blob_bytes))};
 }
 
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
@@ -159,25 +173,32 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
                            .stamp = m.stamp,
                            .sequence = m.key.sequence,
                            .epoch = m.key.epoch,
-                           .body_bytes = static_cast<uint32_t>(answer.body.size()),
+                           .record_bytes = answer.record_bytes,
                            .payload_bytes = answer.payload_bytes,
                            .payload_offset = answer.payload_offset,
                            .fetch_time = answer.fetch_time,
                            .prefix_time = answer.prefix_time,
                            .answer_kind = static_cast<uint8_t>(answer.kind),
-                           .answer_flags = answer.flags};
-  return joined(&head, {answer.body});
+                           .answer_flags = answer.flags,
+                           .state_bytes = static_cast<uint32_t>(answer.state.size())};
+  return joined(&head, {answer.body, answer.state});
 }
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes) {
-  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kPiece);
+  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kUnfit);
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
-  if (head.body_bytes != body.size()) return malformed("worker", "its body does not have the length it claims");
+  if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
+  const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
+  const bool has_text = is_error || kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kUnfit;
+  if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
   if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError)) return malformed("worker", "unknown kind of answer");
+  const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);
+  if (!is_batch && !is_error && head.state_bytes != 0)
+    return malformed("worker", "it has a state and is neither a batch nor an error");
   if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
     return malformed("worker", "its kind and its kind of answer do not belong together");
   if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed("worker", "unknown flags of an answer");
@@ -185,10 +206,18 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
     return Error{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  const bool is_piece = kind == ToTrainer::Kind::kPiece;
-  if (is_piece != (piece_bytes > 0)) return malformed("worker", "a piece and its bytes do not come together");
+  if (piece_bytes > kPieceBytesMax) {
+    return Error{Errc::kTooLarge, "a piece of " + std::to_string(piece_bytes) + " bytes is above the cap of " +
+                                      std::to_string(kPieceBytesMax)};
+  }
+  const bool has_piece = kind == ToTrainer::Kind::kPiece || is_batch;
+  if (has_piece != (piece_bytes > 0)) return malformed("worker", "a piece and its bytes do not come together");
+  if (!has_piece && head.payload_bytes != 0) return malformed("worker", "it has a payload and no piece of it");
   if (head.payload_offset > head.payload_bytes || piece_bytes > head.payload_bytes - head.payload_offset)
     return malformed("worker", "a piece lies outside of its batch");
+  if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
+  if (is_batch && (head.record_bytes == 0 || head.payload_offset + piece_bytes != head.payload_bytes))
+    return malformed("worker", "a batch does not end with its record");
   return PoolAnswer{.message = {.kind = kind,
                                 .link = head.link,
                                 .stamp = head.stamp,
@@ -198,11 +227,13 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
                     .incarnation = head.incarnation,
                     .kind = static_cast<AnswerKind>(head.answer_kind),
                     .flags = head.answer_flags,
+                    .record_bytes = head.record_bytes,
                     .payload_bytes = head.payload_bytes,
                     .payload_offset = head.payload_offset,
                     .fetch_time = head.fetch_time,
                     .prefix_time = head.prefix_time,
-                    .body = body};
+                    .body = body.first(body.size() - head.state_bytes),
+                    .state = body.last(head.state_bytes)};
 }
 
 }  // namespace penstock::transport

@@ -12,25 +12,41 @@ using namespace penstock::transport;
 
 namespace {
 
-constexpr size_t kKindAt = 6, kIndexBytesAt = 56, kStateBytesAt = 64, kIndexKindAt = 72;
+constexpr size_t kKindAt = 6, kIndexBytesAt = 56, kStateBytesAt = 64, kIndexKindAt = 72, kBlobCountAt = 73,
+                 kReservedAt = 74, kSeedsBytesAt = 76;
 
-Bytes make(cluster::ToWorker::Kind kind, IndexKind index_kind, size_t index_bytes, size_t state_bytes) {
-  const Bytes indices(index_bytes, std::byte{1});
-  const Bytes state(state_bytes, std::byte{2});
+struct Sizes {
+  size_t index_bytes = 0;
+  size_t seeds_bytes = 0;
+  size_t state_bytes = 0;
+  size_t blob_count = 0;
+};
+
+Bytes make(cluster::ToWorker::Kind kind, IndexKind index_kind = IndexKind::kNone, const Sizes& sizes = {}) {
+  const Bytes indices(sizes.index_bytes, std::byte{1});
+  const Bytes seeds(sizes.seeds_bytes, std::byte{2});
+  const Bytes state(sizes.state_bytes, std::byte{3});
+  const std::vector<BlobId> blobs(sizes.blob_count, BlobId{std::byte{4}});
   return write_to_worker({.message = {.kind = kind, .trainer_id = 5, .link = 1, .stamp = 2, .key = {1, 3}, .lane = 1},
                           .index_kind = index_kind,
                           .epoch_seed = 4,
                           .indices = indices,
-                          .state = state});
+                          .seeds = seeds,
+                          .state = state,
+                          .blobs = blobs});
 }
 
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
   using Kind = cluster::ToWorker::Kind;
-  return {make(Kind::kHello, IndexKind::kNone, 0, 0),        make(Kind::kRequest, IndexKind::kInteger, 8, 0),
-          make(Kind::kRequest, IndexKind::kIntegers, 24, 5), make(Kind::kRequest, IndexKind::kPickle, 7, 9),
-          make(Kind::kAck, IndexKind::kNone, 0, 0),          make(Kind::kBye, IndexKind::kNone, 0, 0)};
+  return {make(Kind::kHello),
+          make(Kind::kRequest, IndexKind::kInteger, {.index_bytes = 8, .blob_count = 1}),
+          make(Kind::kRequest, IndexKind::kIntegers, {.index_bytes = 24, .seeds_bytes = 4, .blob_count = 2}),
+          make(Kind::kRequest, IndexKind::kPickle, {.index_bytes = 7, .state_bytes = 9, .blob_count = 1}),
+          make(Kind::kRequest, IndexKind::kNone, {.seeds_bytes = 3, .state_bytes = 2}),
+          make(Kind::kAck),
+          make(Kind::kBye)};
 }
 
 void mutate(Bytes& bytes, Choices& choices) {
@@ -42,11 +58,18 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[kKindAt + 1] &= std::byte{3};
   if (choices.mostly()) bytes[8] |= std::byte{1};
   if (choices.mostly()) bytes[kIndexKindAt] = std::byte(choices.below(4));
-  if (choices.mostly()) std::fill_n(bytes.begin() + kIndexKindAt + 1, 7, std::byte{0});
-  const uint64_t body_bytes = bytes.size() - kPoolHeadBytes;
-  uint64_t index_bytes = choices.below(body_bytes + 1);
+  if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 2, std::byte{0});
+  // The body is shared out among what may stand in it, the blobs first.
+  uint64_t left = bytes.size() - kPoolHeadBytes;
+  const uint64_t blob_count = choices.below(std::min<uint64_t>(left / sizeof(BlobId), 255) + 1);
+  left -= blob_count * sizeof(BlobId);
+  uint64_t index_bytes = choices.below(left + 1);
   if (choices.mostly()) index_bytes -= index_bytes % 8;
-  const uint64_t state_bytes = body_bytes - index_bytes;
+  left -= index_bytes;
+  const auto seeds_bytes = static_cast<uint32_t>(choices.below(left + 1));
+  const uint64_t state_bytes = left - seeds_bytes;
+  if (choices.mostly()) bytes[kBlobCountAt] = std::byte(blob_count);
+  if (choices.mostly()) std::memcpy(bytes.data() + kSeedsBytesAt, &seeds_bytes, sizeof seeds_bytes);
   if (choices.mostly()) std::memcpy(bytes.data() + kIndexBytesAt, &index_bytes, sizeof index_bytes);
   if (choices.mostly()) std::memcpy(bytes.data() + kStateBytesAt, &state_bytes, sizeof state_bytes);
 }
@@ -58,11 +81,16 @@ void check(std::span<const std::byte> bytes) {
     return;
   }
   const PoolRequest& request = parsed.value();
-  touch(request.indices);
-  touch(request.state);
-  expect(request.indices.size() + request.state.size() + kPoolHeadBytes == bytes.size(), "nothing is left over");
+  const auto blobs = std::as_bytes(request.blobs);
+  size_t body_bytes = 0;
+  for (const auto part : {request.indices, request.seeds, request.state, blobs}) {
+    touch(part);
+    body_bytes += part.size();
+  }
+  expect(body_bytes + kPoolHeadBytes == bytes.size(), "nothing is left over");
+  expect(request.blobs.size() <= kRequestBlobCountMax, "blobs are capped");
   if (request.message.kind != cluster::ToWorker::Kind::kRequest)
-    expect(request.index_kind == IndexKind::kNone, "only requests have indices");
+    expect(request.index_kind == IndexKind::kNone && body_bytes == 0, "only requests have a body");
   if (request.index_kind == IndexKind::kInteger) expect(request.indices.size() == 8, "one index is 8 bytes");
   if (request.index_kind == IndexKind::kIntegers) expect(request.indices.size() % 8 == 0, "each index is 8 bytes");
   expect(std::ranges::equal(write_to_worker(request), bytes), "a message that is written again is the same bytes");

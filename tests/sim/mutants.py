@@ -95,7 +95,7 @@ void Dispatch::drain_worker""",
         Mutation("pool_session.cpp", "if (peer.slot && is_fresh) {", "if (false && is_fresh) {"),
     ),
     "a trainer that knows nothing is taken for one that does": (
-        Mutation("work_desk.cpp", "!is_known || !hello.is_continued;", "!is_known;"),
+        Mutation("work_desk.cpp", " || !hello.is_continued;", ";"),
     ),
     "an answer is forgotten once it is sent": (
         Mutation("work_desk.cpp", "  held_.emplace(done.key, true);\n", ""),

@@ -101,6 +101,10 @@ void SimWorker::carry_out() {
       made_.erase(command.key);
       continue;
     }
+    if (command.message.kind == ToTrainer::Kind::kWelcome && command.message.is_fresh) {
+      lanes_.clear();
+      lane_starts_.clear();
+    }
     TrainerMessage message{.worker_id = worker_id(), .head = command.message, .content = {}};
     if (command.message.kind == ToTrainer::Kind::kAnswer) {
       const auto made = made_.find(command.message.key);
@@ -132,12 +136,18 @@ Content SimWorker::make(const cluster::WorkDesk::Request& request) {
     content.position = request.key.sequence;
     return content;
   }
-  uint64_t& position = lanes_[{request.key.epoch, request.lane}];
-  if (request.is_lane_start) position = lane_starts_.at(request.key);
   content.shard = request.lane - 1;
-  content.position = position;
-  content.is_end = position == world_.scenario().batch_count;
-  if (!content.is_end) ++position;
+  const std::pair lane{request.key.epoch, request.lane};
+  if (request.is_lane_start) lanes_[lane] = lane_starts_.at(request.key);
+  const auto position = lanes_.find(lane);
+  if (position == lanes_.end()) {
+    // The lane began here with a request that was taken back. So is this one, though that has not arrived yet.
+    content.position = kNowhere;
+    return content;
+  }
+  content.position = position->second;
+  content.is_end = position->second == world_.scenario().batch_count;
+  if (!content.is_end) ++position->second;
   return content;
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ using cluster::BatchKey;
 using cluster::Instant;
 
 constexpr uint64_t kBatchBytes = 100;
+constexpr uint64_t kNowhere = std::numeric_limits<uint64_t>::max();  // a position that no batch has
 
 // What stands for the bytes of a batch: which it is. The oracle knows which it must be.
 struct Content {

@@ -235,6 +235,20 @@ TEST_F(PoisonTest, ThreeDeathsFailIt) {
   EXPECT_EQ(dispatch_.unanswered_count(), 1u);
 }
 
+TEST_F(PoisonTest, DeathThatIsTakenBackDoesNotCount) {
+  join(2);
+  dispatch_.forgive(batch(0), now_);  // answered long ago
+  dispatch_.forgive(batch(1), now_);
+  collect();
+  EXPECT_EQ(asked(), (Asked{{2, 1}, {2, 2}}));  // not alone any more
+  for (const WorkerSlot worker : {3, 4}) {
+    lose(worker - 1);
+    join(worker);
+    dispatch_.started(worker, batch(1));
+  }
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
 TEST_F(PoisonTest, DeathsBeforeTheBatchWasBegunAndSilenceDoNotCount) {
   for (const WorkerSlot worker : {2, 3, 4, 5}) {
     join(worker);

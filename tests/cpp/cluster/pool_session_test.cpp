@@ -121,12 +121,50 @@ TEST_F(PoolSessionTest, LostAnswerIsSentAgainOnTheNextLink) {
   EXPECT_EQ(session_.dispatch().reissue_count(), 0u);
 }
 
+// A trainer was given the first batch of a shard again, in the middle of it.
+TEST_F(PoolSessionTest, LaneStartsAgainWhereTheWelcomeOfAWorkerThatForgotIsLost) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  session_.ask(batch(0), /*lane=*/1, now_);
+  exchange();
+  work();
+  session_.ask(batch(1), /*lane=*/1, now_);
+  desks_[1].abandon();
+  const auto to_worker = [&] {
+    for (const auto& command : session_.take_commands()) desks_[1].receive(command.message, now_);
+    return desks_[1].take_commands();
+  };
+  for (const auto& command : to_worker()) deliver(1, command.message);  // broken
+  EXPECT_TRUE(to_worker().front().message.is_fresh);                    // which does not arrive
+  pass(kPingInterval);
+  const auto begun = desks_[1].begin();
+  ASSERT_TRUE(begun);
+  EXPECT_EQ(begun->key, batch(1));
+  EXPECT_TRUE(begun->is_lane_start);
+}
+
 TEST_F(PoolSessionTest, DeadWorkersRequestsGoElsewhereAtOnce) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
   roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
   session_.died(1, now_);
   exchange();
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+// A stream failed with "3 workers died" after its connection to one worker had been reset three times.
+TEST_F(PoolSessionTest, WorkerThatIsHeardAgainAfterItsConnectionEndedWasNotKilledByItsBatch) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(desks_[1].begin());
+    exchange();  // it has begun
+    session_.died(1, now_);
+    pass(kPingInterval);
+    desks_[1].finished();  // which nobody wants any more
+    exchange();
+  }
+  EXPECT_EQ(count(Kind::kFail), 0u);
   work();
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
 }
@@ -172,6 +210,113 @@ TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {
   pass(*session_.next_tick() - now_);
   work();
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  ASSERT_TRUE(desks_[1].begin());
+  desks_[1].finished();
+  const auto late = desks_[1].take_commands();  // the pieces come before these, and pongs behind them
+  is_cut_[1] = true;
+  for (int i = 0; i < 10; ++i) {
+    pass(kPingInterval);
+    deliver(1, {.kind = ToTrainer::Kind::kPiece, .link = 1, .key = batch(0)});
+  }
+  EXPECT_EQ(session_.open_count(), 1u);
+  for (const auto& command : late) deliver(1, command.message);
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.dispatch().reissue_count(), 0u);
+  // Those of a link that has ended say nothing.
+  for (int i = 0; i < 3; ++i) {
+    pass(kPingInterval);
+    deliver(1, {.kind = ToTrainer::Kind::kPiece, .link = 0, .key = batch(0)});
+  }
+  EXPECT_EQ(session_.open_count(), 0u);
+}
+
+TEST_F(PoolSessionTest, UnfitWorkersRequestsGoElsewhereAndNoBatchIsBlamed) {
+  const uint64_t unfit_count = 2 * DispatchOptions{}.deaths_max;
+  std::vector<RosterEntry> workers;
+  for (uint64_t id = 1; id <= unfit_count; ++id) {
+    workers.push_back({.worker_id = id, .incarnation = 1});
+    roster(workers);
+    if (id == 1) ask(0);
+    ASSERT_TRUE(desks_[id].begin()) << id;
+    desks_[id].decline();
+    exchange();
+    EXPECT_EQ(session_.unfit_count(), id);
+    EXPECT_EQ(session_.open_count(), 0u);
+  }
+  EXPECT_EQ(session_.known_count(), unfit_count);
+  workers.push_back({.worker_id = unfit_count + 1, .incarnation = 1});
+  roster(workers);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(session_.dispatch().reissue_count(), unfit_count);
+  EXPECT_EQ(count(Kind::kFail), 0u);
+}
+
+TEST_F(PoolSessionTest, UnfitWorkerIsNotGreetedAgain) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  desks_[1].decline();
+  exchange();
+  commands_.clear();
+  for (int i = 0; i < 10; ++i) pass(kLease);
+  roster({{.worker_id = 1, .incarnation = 1}});
+  EXPECT_TRUE(commands_.empty());
+  // Nothing is due before there is somebody else to ask.
+  EXPECT_EQ(session_.next_tick(), std::nullopt);
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(PoolSessionTest, WorkerThatSaidItIsUnfitWhileItWasCutOffSaysItAgain) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  ask(0);
+  is_cut_[1] = true;
+  desks_[1].decline();
+  exchange();
+  EXPECT_EQ(session_.unfit_count(), 0u);
+  is_cut_[1] = false;
+  pass(kPingInterval);  // the worker knows nothing of the ping's link, and is greeted
+  EXPECT_EQ(session_.unfit_count(), 1u);
+}
+
+TEST_F(PoolSessionTest, UnfitOfALinkThatHasEndedIsNotHeard) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  deliver(1, {.kind = ToTrainer::Kind::kBroken, .link = 1});
+  exchange();
+  deliver(1, {.kind = ToTrainer::Kind::kUnfit, .link = 1});
+  EXPECT_EQ(session_.unfit_count(), 0u);
+  EXPECT_EQ(session_.open_count(), 1u);
+}
+
+TEST_F(PoolSessionTest, UnfitWorkerThatIsGoneOrBeganAnewIsForgotten) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  desks_[1].decline();
+  desks_[2].decline();
+  exchange();
+  EXPECT_EQ(session_.unfit_count(), 2u);
+  desks_[1] = {};  // a process that can do more
+  roster({{.worker_id = 1, .incarnation = 2}});
+  EXPECT_EQ(session_.known_count(), 1u);
+  EXPECT_EQ(session_.unfit_count(), 0u);
+  ask(0);
+  work();
+  EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(PoolSessionTest, UnfitWorkerThatIsWithdrawnIsPartedFrom) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  desks_[1].decline();
+  exchange();
+  roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true}});
+  EXPECT_EQ(session_.known_count(), 0u);
+  EXPECT_EQ(session_.unfit_count(), 0u);
+  EXPECT_EQ(count(Kind::kDisconnect), 1u);
 }
 
 }  // namespace

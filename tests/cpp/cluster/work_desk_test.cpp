@@ -122,6 +122,14 @@ TEST_F(ContinuedLink, SendsAgainWhatIsAskedForAndForgetsTheRest) {
   EXPECT_EQ(begin(), 4u);  // 3 was not asked for again
 }
 
+TEST_F(ContinuedLink, WhatIsBeingMadeMayBeWantedUntilTheTrainerHasSaidAll) {
+  hello(2, 1, true);
+  EXPECT_FALSE(desk_.is_wanted());
+  EXPECT_TRUE(desk_.may_be_wanted());
+  request(4);
+  EXPECT_FALSE(desk_.may_be_wanted());
+}
+
 TEST_F(ContinuedLink, WhatIsFinishedMeanwhileCanStillBeClaimed) {
   hello(2, 2, true);
   finish();
@@ -166,6 +174,24 @@ TEST_F(ContinuedLink, WorkerThatForgotSaysSoAndSkipsWhatIsRepeated) {
   EXPECT_EQ(begin(), std::nullopt);
   request(3);
   EXPECT_EQ(begin(), 3u);
+}
+
+// A trainer was given the first batch of a shard again, in the middle of it.
+TEST_F(ContinuedLink, WorkerThatForgotSaysSoUntilTheTrainerHasReadIt) {
+  desk_.abandon();
+  finish();
+  hello(2, 1, true);  // the answer to this is lost
+  request(3);
+  hello(3, 1, true);
+  EXPECT_TRUE(last_.message.is_fresh);
+  request(3);
+  EXPECT_EQ(begin(), std::nullopt);
+  request(3);  // anew, which shows that the trainer knows
+  EXPECT_EQ(begin(), 3u);
+  hello(4, 1, true);
+  EXPECT_FALSE(last_.message.is_fresh);
+  request(3);
+  EXPECT_TRUE(desk_.is_wanted());
 }
 
 TEST_F(WorkDeskTest, OldMessagesAndLinksAreDropped) {
@@ -235,6 +261,99 @@ TEST_F(WorkDeskTest, DrainGivesBackWhatWasNotBegun) {
   trainer_id_ = 8;
   hello(1);
   EXPECT_EQ(last_.message.kind, Out::kRefused);
+}
+
+class DecliningDesk : public WorkDeskTest {
+ protected:
+  void decline() {
+    desk_.decline();
+    collect();
+  }
+};
+
+TEST_F(DecliningDesk, GivesTheTrainerUpWithAllThatItAskedFor) {
+  hello(1);
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) request(sequence);
+  begin();
+  finish();
+  begin();  // 0 is held, 1 is being made, 2 waits
+  said();
+  decline();
+  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(last_.message.link, 1u);
+  EXPECT_EQ(last_.message.stamp, 0u);
+  EXPECT_EQ(desk_.trainer_id(), 0u);
+  EXPECT_EQ(desk_.next_tick(), std::nullopt);
+  EXPECT_EQ(desk_.queued_count(), 0u);
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_TRUE(desk_.is_busy());
+  EXPECT_FALSE(desk_.is_wanted());
+  finish();
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{1}));
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+  EXPECT_TRUE(desk_.is_empty());
+}
+
+TEST_F(DecliningDesk, AnswersEveryLaterHelloTheSameWay) {
+  hello(1);
+  decline();
+  EXPECT_TRUE(desk_.is_declined(7));
+  said();
+  hello(2, /*repeated_count=*/1, /*is_continued=*/true);
+  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+  EXPECT_EQ(last_.message.link, 2u);
+  EXPECT_EQ(last_.message.stamp, 0u);
+  request(0);  // which was under way
+  EXPECT_EQ(said(), (std::vector{Out::kBroken}));
+  EXPECT_EQ(begin(), std::nullopt);
+}
+
+TEST_F(DecliningDesk, SaysSoOnALinkOnWhichSomethingWasLost) {
+  hello(1);
+  stamp_ += 1;
+  request(0);
+  EXPECT_EQ(said(), (std::vector{Out::kWelcome, Out::kBroken}));
+  decline();
+  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+}
+
+TEST_F(DecliningDesk, WorksForAnotherTrainer) {
+  hello(1);
+  request(0);
+  begin();
+  decline();
+  trainer_id_ = 8;
+  hello(1);
+  EXPECT_EQ(last_.message.kind, Out::kWelcome);
+  EXPECT_FALSE(desk_.is_declined(8));
+  request(0);
+  finish();  // what the first had asked for
+  EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(begin(), 0u);
+  // The first is not told that the worker is taken, but that it is not for it.
+  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
+  collect();
+  EXPECT_EQ(last_.message.kind, Out::kUnfit);
+  EXPECT_EQ(last_.trainer_id, 7u);
+  EXPECT_EQ(desk_.trainer_id(), 8u);
+}
+
+TEST_F(DecliningDesk, WithoutATrainerItDeclinesNobody) {
+  decline();
+  EXPECT_EQ(said(), (std::vector<Out>{}));
+  hello(1);
+  EXPECT_EQ(last_.message.kind, Out::kWelcome);
+}
+
+TEST_F(DecliningDesk, RemembersTheLatestAlone) {
+  for (trainer_id_ = 1; trainer_id_ <= kDeclinedCountMax + 1; ++trainer_id_) {
+    hello(1);
+    decline();
+  }
+  EXPECT_FALSE(desk_.is_declined(1));
+  for (uint64_t trainer_id = 2; trainer_id <= kDeclinedCountMax + 1; ++trainer_id)
+    EXPECT_TRUE(desk_.is_declined(trainer_id)) << trainer_id;
 }
 
 }  // namespace

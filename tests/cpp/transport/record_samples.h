@@ -67,6 +67,9 @@ inline std::vector<std::vector<std::byte>> sample_records() {
   rich.text("image"), rich.tensor(0);
   rich.text("label"), rich.tuple(2), rich.integer(-5), rich.floating(0.5);
   rich.bytes("k"), rich.list(3), rich.none(), rich.boolean(true), rich.pickle("\x80\x05.");
+  NestWriter plain;
+  plain.named_tuple("m:A", 4);
+  plain.array(0, ""), plain.array(1, "<U5"), plain.scalar("<i4", "four"), plain.big_integer("012345678");
   NestWriter none;
   none.none();
   const auto some = nest_of_tensors(2);
@@ -75,6 +78,7 @@ inline std::vector<std::vector<std::byte>> sample_records() {
       make_record({make_entry(6, {1, 2})}, nest_of_tensors(1)),
       make_record({make_entry(0, {2, 3, 4}, {1, 8, 2}), make_entry(4, {}), make_entry(10, {0, 7})}, some, {kSomeKey}),
       make_record({make_entry(15, {3, 1, 5}, {0, 9, 1}), make_entry(11, {70})}, rich.view(), {kSomeKey}),
+      make_record({make_entry(7, {2}), make_entry(0, {3, 20})}, plain.view()),
   };
 }
 
