@@ -6,7 +6,10 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
+#include "bindings/python_array.h"
+#include "bindings/python_named_tuple.h"
 #include "bindings/raise.h"
 #include "worker/slab_writer.h"
 
@@ -111,9 +114,14 @@ class NestDecoder {
       case NestTag::kTrue: return py::bool_(true);
       case NestTag::kInteger: return py::int_(token.integer);
       case NestTag::kFloat: return py::float_(token.floating);
-      case NestTag::kText: return py::str(token.text.data(), token.text.size());
+      case NestTag::kText: return text(token.text);
       case NestTag::kBytes: return py::bytes(token.text.data(), token.text.size());
-      case NestTag::kTensor: return wrap_tensor(tensors_.at(token.count));
+      case NestTag::kBigInteger: return big_integer(token.text);
+      case NestTag::kScalar: return make_scalar(token.dtype, token.text);
+      case NestTag::kTensor:
+        if (is_in_key_) raise_malformed("a tensor is a key");
+        return wrap_tensor(tensors_.at(token.count));
+      case NestTag::kArray: return make_array(tensors_.at(token.count), token.dtype);
       case NestTag::kList: {
         py::list list(token.count);
         for (uint32_t index = 0; index < token.count; ++index) {
@@ -121,22 +129,14 @@ class NestDecoder {
         }
         return list;
       }
-      case NestTag::kTuple: {
-        py::tuple tuple(token.count);
-        for (uint32_t index = 0; index < token.count; ++index) {
-          PyTuple_SET_ITEM(tuple.ptr(), index, decode().release().ptr());
-        }
-        return tuple;
-      }
-      case NestTag::kDict: {
-        py::dict dict;
-        for (uint32_t index = 0; index < token.count; ++index) {
-          const py::object key = decode();
-          dict[key] = decode();
-        }
-        return dict;
-      }
+      case NestTag::kTuple: return tuple(token.count);
+      case NestTag::kNamedTuple:
+        // As a key its class would be asked for its hash, and the sender chooses the class.
+        if (is_in_key_) raise_malformed("a named tuple is a key");
+        return make_named_tuple(token.text, tuple(token.count));
+      case NestTag::kDict: return dict(token.count);
       case NestTag::kPickle: {
+        PENSTOCK_ASSERT(!loads_.is_none(), "a pickle where check_nest was to refuse it");
         py::list tensors;
         for (const at::Tensor& tensor : tensors_) tensors.append(wrap_tensor(tensor));
         return loads_(py::bytes(token.text.data(), token.text.size()), tensors);
@@ -146,9 +146,50 @@ class NestDecoder {
   }
 
  private:
+  [[noreturn]] static void raise_malformed(const char* what) {
+    raise_failure({Errc::kMalformed, std::string("the nest of a batch is malformed: ") + what +
+                                         "; sender and receiver must run the same version of penstock"});
+  }
+
+  static py::object text(std::string_view text) {
+    PyObject* const made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogatepass");
+    if (made != nullptr) return py::reinterpret_steal<py::object>(made);
+    PyErr_Clear();
+    raise_malformed("a text is not UTF-8");
+  }
+
+  static py::object big_integer(std::string_view digits) {
+    const auto type = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(&PyLong_Type));
+    return type.attr("from_bytes")(py::bytes(digits.data(), digits.size()), "little", py::arg("signed") = true);
+  }
+
+  py::tuple tuple(uint32_t count) {
+    py::tuple tuple(count);
+    for (uint32_t index = 0; index < count; ++index) {
+      PyTuple_SET_ITEM(tuple.ptr(), index, decode().release().ptr());
+    }
+    return tuple;
+  }
+
+  py::dict dict(uint32_t count) {
+    py::dict dict;
+    for (uint32_t index = 0; index < count; ++index) {
+      const bool was_in_key = std::exchange(is_in_key_, true);
+      const py::object key = decode();
+      is_in_key_ = was_in_key;
+      const py::object value = decode();
+      if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) == 0) continue;
+      if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+      PyErr_Clear();
+      raise_malformed("a key cannot be hashed");
+    }
+    return dict;
+  }
+
   NestReader reader_;
   const std::vector<at::Tensor>& tensors_;
   const py::object& loads_;
+  bool is_in_key_ = false;
 };
 
 }  // namespace

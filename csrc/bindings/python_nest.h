@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Translation between a Python batch and its nest (transport/nest.h): the only code, with python_collate, that walks
-// Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become tokens; anything else, or a
-// container that appears twice, makes the whole batch one pickle whose tensors still travel in the table.
+// Translation between a Python batch and its nest (transport/nest.h): the only code, with python_collate and
+// plain_nest, that walks Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become
+// tokens; anything else, or a container that appears twice, makes the whole batch one pickle whose tensors still travel
+// in the table.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
@@ -22,7 +23,8 @@ struct EncodedNest {
 // `dumps(object)` gives (bytes, list of tensors); it is called only for what the tokens cannot say.
 EncodedNest encode_nest(pybind11::handle object, const pybind11::object& dumps);
 
-// `loads(bytes, list of tensors)` is called for a pickle.
+// `nest` has passed check_nest with the number of the tensors. `loads(bytes, list of tensors)` is called for a pickle;
+// None where the check lets none through. Raises PenstockError for what a damaged nest can still say.
 pybind11::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors,
                              const pybind11::object& loads);
 

@@ -132,7 +132,7 @@ std::vector<std::byte> write_frame(const Frame& frame) {
     for (int64_t stride : entry.strides) writer.write(stride);
   }
   for (std::string_view key : frame.boundary_keys) {
-    PENSTOCK_ASSERT(key.size() == kKeyBytes, "a boundary key of ", key.size(), " characters");
+    PENSTOCK_ASSERT(key.size() == kBoundaryKeyBytes, "a boundary key of ", key.size(), " characters");
     writer.write_text(key);
   }
   writer.write_bytes(frame.nest);
@@ -152,7 +152,8 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
                                       std::to_string(head.payload_bytes) + " payload bytes, above the caps"};
   }
   if (head.boundary_count > head.tensor_count) return malformed("more boundary keys than tensors");
-  const uint64_t rest = uint64_t{head.table_bytes} + uint64_t{head.boundary_count} * kKeyBytes + head.nest_bytes;
+  const uint64_t rest =
+      uint64_t{head.table_bytes} + uint64_t{head.boundary_count} * kBoundaryKeyBytes + head.nest_bytes;
   if (reader.remaining() != rest) return malformed("its length does not match its header");
   if (head.table_bytes < uint64_t{head.tensor_count} * sizeof(EntryHeader)) {
     return malformed("its tensor table is too short");
@@ -169,7 +170,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   if (reader.position() != table_end) return malformed("its tensor table does not have the length it claims");
   frame.boundary_keys.reserve(head.boundary_count);
   for (uint32_t index = 0; index < head.boundary_count; ++index) {
-    frame.boundary_keys.push_back(reader.take_text(kKeyBytes));
+    frame.boundary_keys.push_back(reader.take_text(kBoundaryKeyBytes));
   }
   frame.nest = reader.take(head.nest_bytes);
   PENSTOCK_ASSERT(reader.ok() && reader.remaining() == 0);

@@ -23,7 +23,7 @@ constexpr uint32_t kTensorCountMax = 65'536;
 constexpr uint32_t kDimCountMax = 64;
 constexpr uint64_t kPayloadBytesMax = uint64_t{1} << 40;
 constexpr uint32_t kNestBytesMax = 1u << 30;
-constexpr uint32_t kKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
+constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
 
 // One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
 // to the last element, holes of the strides included.

@@ -2,11 +2,10 @@
 #include "transport/prefix_body.h"
 
 #include <bit>
-#include <cstring>
 #include <utility>
 
-#include "base/bytes.h"
 #include "transport/nest.h"
+#include "transport/packed_record.h"
 
 namespace penstock::transport {
 namespace {
@@ -83,47 +82,30 @@ std::vector<std::byte> write_prefix_body(const PrefixBody& body) {
     write_integers(nest, leaf.strides);
   }
   Frame frame{.tensors = {}, .boundary_keys = {}, .nest = nest.view()};
+  std::vector<std::span<const std::byte>> sources;
   for (const PrefixConstant& constant : body.constants) {
-    PENSTOCK_ASSERT(constant.bytes.size() == constant.entry.bytes, "a constant of ", constant.bytes.size(), " bytes");
-    TensorEntry& entry = frame.tensors.emplace_back(constant.entry);
-    entry.offset = frame.payload_bytes;
-    frame.payload_bytes = align_up(entry.offset + entry.bytes, kPayloadAlignment);
+    frame.tensors.push_back(constant.entry);
+    sources.push_back(constant.bytes);
   }
-  const std::vector<std::byte> record = write_frame(frame);
-  const uint64_t payload_offset = align_up(sizeof(uint64_t) + record.size(), kPayloadAlignment);
-  std::vector<std::byte> bytes(payload_offset + frame.payload_bytes);
-  const uint64_t record_bytes = record.size();
-  std::memcpy(bytes.data(), &record_bytes, sizeof record_bytes);
-  std::memcpy(bytes.data() + sizeof record_bytes, record.data(), record.size());
-  for (size_t index = 0; index < body.constants.size(); ++index) {
-    const std::span<const std::byte> constant = body.constants[index].bytes;
-    if (constant.empty()) continue;
-    std::memcpy(bytes.data() + payload_offset + frame.tensors[index].offset, constant.data(), constant.size());
-  }
-  return bytes;
+  return write_packed_record(std::move(frame), sources);
 }
 
 Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes) {
-  const Error malformed{Errc::kMalformed,
-                        "a prefix message is malformed; trainer and workers must run the same version of penstock"};
-  ByteReader reader(bytes);
-  const auto record_bytes = reader.read<uint64_t>();
-  const auto record = reader.take(record_bytes);
-  if (!reader.ok()) return malformed;
-  auto frame = parse_frame(record);
-  if (!frame) return frame.error();
-  const uint64_t payload_offset = align_up(reader.position(), kPayloadAlignment);
-  if (bytes.size() < payload_offset || bytes.size() - payload_offset != frame.value().payload_bytes) return malformed;
-  PrefixReader nest(frame.value().nest);
+  auto packed = parse_packed_record(bytes);
+  if (!packed) return packed.error();
+  PrefixReader nest(packed.value().frame.nest);
   PrefixBody body;
   nest.tuple(4);
   body.text = nest.take(NestTag::kText).text;
   body.seed = std::bit_cast<uint64_t>(nest.integer());
   body.library = nest.take(NestTag::kBytes).text;
   body.library_leaves = nest.leaves();
-  if (!nest.is_whole()) return malformed;
-  for (TensorEntry& entry : frame.value().tensors) {
-    const auto constant = bytes.subspan(payload_offset + entry.offset, entry.bytes);
+  if (!nest.is_whole()) {
+    return Error{Errc::kMalformed,
+                 "a prefix message is malformed; trainer and workers must run the same version of penstock"};
+  }
+  for (TensorEntry& entry : packed.value().frame.tensors) {
+    const auto constant = packed.value().bytes_of(entry);
     body.constants.push_back({.entry = std::move(entry), .bytes = constant});
   }
   return body;

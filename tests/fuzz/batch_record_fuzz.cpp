@@ -5,6 +5,7 @@
 #include "fuzz_target.h"
 #include "record_repair.h"
 #include "record_samples.h"
+#include "transport/array_dtype.h"
 #include "transport/frame.h"
 #include "transport/nest.h"
 
@@ -42,13 +43,24 @@ void copy_value(NestReader& reader, NestWriter& writer, std::span<const TensorEn
     case NestTag::kText: writer.text(value.text); return;
     case NestTag::kBytes: writer.bytes(value.text); return;
     case NestTag::kPickle: writer.pickle(value.text), has_pickle = true; return;
+    case NestTag::kBigInteger: writer.big_integer(value.text); return;
     case NestTag::kTensor:
       touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
       writer.tensor(value.count);
       return;
+    case NestTag::kArray:
+      touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
+      expect(value.dtype.empty() || array_item_bytes(value.dtype).value_or(0) > 0, "an array's elements have bytes");
+      writer.array(value.count, value.dtype);
+      return;
+    case NestTag::kScalar:
+      expect(array_item_bytes(value.dtype) == value.text.size(), "a scalar has the bytes of one element");
+      writer.scalar(value.dtype, value.text);
+      return;
     case NestTag::kList: writer.list(value.count); break;
     case NestTag::kTuple: writer.tuple(value.count); break;
     case NestTag::kDict: writer.dict(value.count), count *= 2; break;
+    case NestTag::kNamedTuple: writer.named_tuple(value.text, value.count); break;
   }
   for (; count > 0; --count) copy_value(reader, writer, leaves, depth + 1, has_pickle);
 }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "transport/array_dtype.h"
 #include "transport/dtype.h"
 #include "transport/frame.h"
 #include "transport/nest.h"
@@ -58,6 +59,50 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   table.bytes.insert(table.bytes.end(), writer.bytes().begin(), writer.bytes().end());
 }
 
+// A dtype for an array or a scalar. The source's own is kept when it is short, so that edits of it are seen.
+std::string repair_dtype(Source& source, bool may_be_none, Choices& choices) {
+  const auto length = source.number<uint8_t>();
+  const auto taken = source.take(mostly_at_most<size_t>(length, 12, choices));
+  const std::string text(reinterpret_cast<const char*>(taken.data()), taken.size());
+  if (!choices.mostly() || array_item_bytes(text) || (may_be_none && text.empty())) return text;
+  return choices.one_of<const char*>({"<U2", "|S3", "<i4", ">f8", "<M8[ns]", "|b1", "<U0"});
+}
+
+void repair_scalar(Source& source, ByteWriter& nest, Choices& choices) {
+  const std::string dtype = repair_dtype(source, /*may_be_none=*/false, choices);
+  const auto length = source.number<uint32_t>();
+  std::string element(choices.mostly() ? array_item_bytes(dtype).value_or(0) % 64 : length % 64, '\0');
+  const auto taken = source.take(element.size());
+  std::ranges::transform(taken, element.begin(), [](std::byte byte) { return static_cast<char>(byte); });
+  nest.write(NestTag::kScalar);
+  nest.write(static_cast<uint8_t>(dtype.size()));
+  nest.write_text(dtype);
+  nest.write(choices.mostly() ? static_cast<uint32_t>(element.size()) : length);
+  nest.write_text(element);
+}
+
+void repair_array(Source& source, uint32_t leaf_count, ByteWriter& nest, Choices& choices) {
+  const auto index = source.number<uint32_t>();
+  const std::string dtype = repair_dtype(source, /*may_be_none=*/true, choices);
+  nest.write(NestTag::kArray);
+  nest.write(leaf_count > 0 && choices.mostly() ? index % leaf_count : index);
+  nest.write(static_cast<uint8_t>(dtype.size()));
+  nest.write_text(dtype);
+}
+
+void repair_text(Source& source, ByteWriter& nest, Choices& choices) {
+  const auto length = mostly_at_most<uint32_t>(source.number<uint32_t>(),
+                                               static_cast<uint32_t>(std::min<size_t>(source.left(), 40)), choices);
+  nest.write(length);
+  nest.write_bytes(source.take(length));
+}
+
+uint32_t repair_count(Source& source, ByteWriter& nest, Choices& choices) {
+  const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 3, choices);
+  nest.write(count);
+  return count;
+}
+
 }  // namespace
 
 Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
@@ -71,31 +116,34 @@ Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
     --open.back();
     const bool is_room_left = source.left() > 0 && nest.size() < kNestBytesWanted;
     auto tag = is_room_left ? source.number<uint8_t>() : uint8_t{0};
-    tag = mostly_at_most(tag, static_cast<uint8_t>(NestTag::kPickle), choices);
+    tag = mostly_at_most(tag, static_cast<uint8_t>(NestTag::kNamedTuple), choices);
     const bool is_container =
-        tag >= static_cast<uint8_t>(NestTag::kList) && tag <= static_cast<uint8_t>(NestTag::kDict);
+        (tag >= static_cast<uint8_t>(NestTag::kList) && tag <= static_cast<uint8_t>(NestTag::kDict)) ||
+        tag == static_cast<uint8_t>(NestTag::kNamedTuple);
     if (is_container && open.size() >= kNestDepthMax && choices.mostly()) tag = 0;
+    if (static_cast<NestTag>(tag) == NestTag::kScalar) {
+      repair_scalar(source, nest, choices);
+      continue;
+    }
+    if (static_cast<NestTag>(tag) == NestTag::kArray) {
+      repair_array(source, leaf_count, nest, choices);
+      continue;
+    }
     nest.write(tag);
     switch (static_cast<NestTag>(tag)) {
       case NestTag::kInteger:
       case NestTag::kFloat: nest.write(source.number<uint64_t>()); break;
       case NestTag::kText:
       case NestTag::kBytes:
-      case NestTag::kPickle: {
-        const auto length = mostly_at_most<uint32_t>(
-            source.number<uint32_t>(), static_cast<uint32_t>(std::min<size_t>(source.left(), 40)), choices);
-        nest.write(length);
-        nest.write_bytes(source.take(length));
+      case NestTag::kBigInteger:
+      case NestTag::kPickle: repair_text(source, nest, choices); break;
+      case NestTag::kNamedTuple:
+        repair_text(source, nest, choices);
+        open.push_back(repair_count(source, nest, choices));
         break;
-      }
       case NestTag::kList:
-      case NestTag::kTuple:
-      case NestTag::kDict: {
-        const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 3, choices);
-        nest.write(count);
-        open.push_back(static_cast<NestTag>(tag) == NestTag::kDict ? uint64_t{count} * 2 : count);
-        break;
-      }
+      case NestTag::kTuple: open.push_back(repair_count(source, nest, choices)); break;
+      case NestTag::kDict: open.push_back(uint64_t{repair_count(source, nest, choices)} * 2); break;
       case NestTag::kTensor: {
         const auto index = source.number<uint32_t>();
         nest.write(leaf_count > 0 && choices.mostly() ? index % leaf_count : index);
@@ -123,7 +171,7 @@ Bytes repair_record(std::span<const std::byte> record, RepairNest repair_nest, C
   for (uint32_t index = 0; index < std::min(tensor_count, kTensorCountMax + 1); ++index) {
     repair_entry(source, table, choices);
   }
-  Bytes keys(size_t{std::min(boundary_count, kTensorCountMax + 1)} * kKeyBytes, std::byte{'0'});
+  Bytes keys(size_t{std::min(boundary_count, kTensorCountMax + 1)} * kBoundaryKeyBytes, std::byte{'0'});
   const auto key_bytes = source.take(keys.size());
   std::ranges::copy(key_bytes, keys.begin());
   const Bytes nest = repair_nest(source, tensor_count - std::min(boundary_count, tensor_count), choices);

@@ -88,7 +88,7 @@ class DamagedRecord : public test::SeededTest {
     const auto* begin = bytes.data();
     const auto* end = bytes.data() + bytes.size();
     for (std::string_view key : frame.boundary_keys) {
-      EXPECT_EQ(key.size(), kKeyBytes);
+      EXPECT_EQ(key.size(), kBoundaryKeyBytes);
       EXPECT_GE(reinterpret_cast<const std::byte*>(key.data()), begin);
       EXPECT_LE(reinterpret_cast<const std::byte*>(key.data()) + key.size(), end);
     }
@@ -109,7 +109,7 @@ class DamagedRecord : public test::SeededTest {
     while (!reader.at_end()) {
       const auto token = reader.next();
       ASSERT_TRUE(token) << token.error().message;
-      if (token.value().tag == NestTag::kTensor) {
+      if (token.value().tag == NestTag::kTensor || token.value().tag == NestTag::kArray) {
         EXPECT_LT(token.value().count, tensor_count);
       }
     }
@@ -193,7 +193,7 @@ TEST_F(DamagedRecord, EveryTruncationAndBitFlipOfANestIsAnErrorOrCanBeWalked) {
 TEST_F(DamagedRecord, RandomBytesAreNeverANestThatCannotBeWalked) {
   for (int round = 0; round < 20'000; ++round) {
     std::vector<std::byte> nest(draw<size_t>(0, 60));
-    for (std::byte& byte : nest) byte = static_cast<std::byte>(toss() ? draw(0, 11) : draw(0, 255));
+    for (std::byte& byte : nest) byte = static_cast<std::byte>(toss() ? draw(0, 15) : draw(0, 255));
     expect_nest_safe(ExactCopy(nest).view(), 3);
   }
 }

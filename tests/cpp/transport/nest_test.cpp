@@ -19,7 +19,7 @@ class Nest : public test::SeededTest {
   NestToken next() {
     auto token = reader().next();
     EXPECT_TRUE(token) << token.error().message;
-    return token ? token.value() : NestToken{.tag = NestTag::kNone, .text = {}};
+    return token ? token.value() : NestToken{.tag = NestTag::kNone, .text = {}, .dtype = {}};
   }
   NestReader& reader() {
     if (!reader_) reader_.emplace(nest_.view());
@@ -37,7 +37,7 @@ class Nest : public test::SeededTest {
 
   // A random value, and what was written in words.
   std::string write_value(int depth) {
-    switch (depth > 0 ? draw(0, 9) : draw(0, 6)) {
+    switch (depth > 0 ? draw(0, 14) : draw(0, 10)) {
       case 0: return nest_.none(), "None";
       case 1: return nest_.boolean(true), "True";
       case 2: {
@@ -54,12 +54,22 @@ class Nest : public test::SeededTest {
         return nest_.bytes(text), "b'" + text + "'";
       }
       case 6: return nest_.tensor(2), "tensor 2";
-      case 7:
+      case 7: {
+        const std::string digits(draw<size_t>(1, 30), static_cast<char>(draw<int>(-128, 127)));
+        return nest_.big_integer(digits), "integer '" + digits + "'";
+      }
+      case 8: return nest_.array(1, ""), "array 1 ''";
+      case 9: return nest_.array(2, "<M8[25s]"), "array 2 '<M8[25s]'";
+      case 10: return nest_.scalar("<f4", "four"), "scalar '<f4' 'four'";
+      case 11:
         return write_container(
             "[", depth, [this](uint32_t count) { nest_.list(count); }, 1);
-      case 8:
+      case 12:
         return write_container(
             "(", depth, [this](uint32_t count) { nest_.tuple(count); }, 1);
+      case 13:
+        return write_container(
+            "m:A.B(", depth, [this](uint32_t count) { nest_.named_tuple("m:A.B", count); }, 1);
       default:
         return write_container(
             "{", depth, [this](uint32_t count) { nest_.dict(count); }, 2);
@@ -90,6 +100,10 @@ class Nest : public test::SeededTest {
       case NestTag::kList: return read_container("[", token.count, token.count);
       case NestTag::kTuple: return read_container("(", token.count, token.count);
       case NestTag::kDict: return read_container("{", token.count, token.count * 2);
+      case NestTag::kBigInteger: return "integer '" + std::string(token.text) + "'";
+      case NestTag::kArray: return "array " + std::to_string(token.count) + " '" + std::string(token.dtype) + "'";
+      case NestTag::kScalar: return "scalar '" + std::string(token.dtype) + "' '" + std::string(token.text) + "'";
+      case NestTag::kNamedTuple: return read_container(std::string(token.text) + "(", token.count, token.count);
     }
     return "unknown";
   }
@@ -161,6 +175,51 @@ TEST_F(Nest, ATensorThatIsNotInTheTableIsMalformed) {
   EXPECT_TRUE(is_accepted(/*tensor_count=*/3));
 }
 
+TEST_F(Nest, AnArrayThatIsNotInTheTableIsMalformed) {
+  nest_.array(2, "<U3");
+  EXPECT_EQ(refusal(/*tensor_count=*/2), Errc::kMalformed);
+  EXPECT_TRUE(is_accepted(/*tensor_count=*/3));
+}
+
+TEST_F(Nest, AnArrayWhoseElementsHaveNoBytesOrAreAddressesIsMalformed) {
+  for (const char* dtype : {"<U0", "|V0", "|O8", "O", "|V8,|O8"}) {
+    nest_.clear(), nest_.array(0, dtype);
+    EXPECT_EQ(refusal(/*tensor_count=*/1), Errc::kMalformed) << dtype;
+  }
+}
+
+TEST_F(Nest, AScalarHasTheBytesOfOneElement) {
+  nest_.scalar("<U2", "12345678");
+  EXPECT_TRUE(is_accepted());
+  for (const char* element : {"", "1234567", "123456789"}) {
+    nest_.clear(), nest_.scalar("<U2", element);
+    EXPECT_EQ(refusal(), Errc::kMalformed) << element;
+  }
+  nest_.clear(), nest_.scalar("<U0", "");
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.scalar("", "");
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, ABigIntegerHasAByteAtLeastAndItsCapAtMost) {
+  nest_.big_integer(std::string(kBigIntegerBytesMax, 'x'));
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.big_integer("");
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+  nest_.clear(), nest_.big_integer(std::string(kBigIntegerBytesMax + 1, 'x'));
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, ANamedTupleNestsAsATupleDoesAndItsNameHasACap) {
+  for (uint32_t level = 0; level < kNestDepthMax; ++level) nest_.named_tuple("m:A", 1);
+  nest_.none();
+  EXPECT_EQ(refusal(), Errc::kTooLarge);
+  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax, 'a'), 0);
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax + 1, 'a'), 0);
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
 TEST_F(Nest, AnythingBehindTheOneValueIsMalformed) {
   nest_.none(), nest_.none();
   EXPECT_EQ(refusal(), Errc::kMalformed);
@@ -176,10 +235,14 @@ TEST_F(Nest, ContainersThatClaimMoreThanBytesAreLeftAreMalformed) {
   reader_.reset();
   nest_.dict(2), nest_.none(), nest_.none(), nest_.none();
   EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
+  nest_.clear();
+  reader_.reset();
+  nest_.named_tuple("m:A", 2), nest_.none();
+  EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
 }
 
 TEST_F(Nest, AnUnknownTagIsMalformed) {
-  const std::byte tag{12};
+  const std::byte tag{16};
   EXPECT_EQ(check_nest({&tag, 1}, 0, /*allow_pickle=*/true).error().code, Errc::kMalformed);
 }
 

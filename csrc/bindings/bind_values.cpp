@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values by themselves as bytes, such as the state of a dataset on its way from a worker to the trainer: a plain nest
+// in a packed record. Nothing in the bytes is trusted.
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "bindings/plain_nest.h"
+#include "bindings/python_nest.h"
+#include "bindings/raise.h"
+#include "loader/batch.h"
+#include "transport/packed_record.h"
+#include "worker/slab_writer.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+namespace {
+
+py::bytes encode_value(py::handle object, const std::string& name) {
+  const EncodedNest encoded = encode_plain_nest(object, name);
+  transport::Frame frame{.tensors = {}, .boundary_keys = {}, .nest = encoded.nest.view()};
+  std::vector<std::span<const std::byte>> sources;
+  std::ranges::transform(encoded.tensors, std::back_inserter(frame.tensors), &worker::describe_tensor);
+  std::ranges::transform(encoded.tensors, frame.tensors, std::back_inserter(sources),
+                         [](const at::Tensor& tensor, const transport::TensorEntry& entry) {
+                           return std::span(static_cast<const std::byte*>(tensor.const_data_ptr()), entry.bytes);
+                         });
+  const auto bytes = transport::write_packed_record(std::move(frame), sources);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+py::object decode_value(const py::bytes& value) {
+  const auto view = static_cast<std::string_view>(value);
+  const auto packed = transport::parse_packed_record(std::as_bytes(std::span(view)));
+  if (!packed) raise_failure(packed.error());
+  const auto [record, payload] = std::pair(packed.value().record, packed.value().payload);
+  auto batch = loader::Batch::from_parts({}, {record.begin(), record.end()}, {payload.begin(), payload.end()},
+                                         /*allow_pickle=*/false);
+  if (!batch) raise_failure(batch.error());
+  return decode_nest(batch.value()->frame().nest, batch.value()->tensors(), py::none());
+}
+
+}  // namespace
+
+void bind_values(py::module_& module) {
+  module.def("encode_value", &encode_value, py::arg("value"), py::arg("name") = "value");
+  module.def("decode_value", &decode_value, py::arg("data"));
+}
+
+}  // namespace penstock::bindings

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python_array.h"
+
+#include <ATen/ops/from_blob.h>
+#include <pybind11/numpy.h>
+#include <torch/csrc/utils/tensor_numpy.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "bindings/raise.h"
+#include "transport/array_dtype.h"
+#include "transport/frame.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+namespace {
+
+using TensorDtype = std::pair<std::string_view, at::ScalarType>;
+
+// The dtypes that numpy and torch both have.
+constexpr std::array<TensorDtype, 14> kTensorDtypes = {{{"|b1", at::kBool},
+                                                        {"|i1", at::kChar},
+                                                        {"|u1", at::kByte},
+                                                        {"<i2", at::kShort},
+                                                        {"<u2", at::kUInt16},
+                                                        {"<i4", at::kInt},
+                                                        {"<u4", at::kUInt32},
+                                                        {"<i8", at::kLong},
+                                                        {"<u8", at::kUInt64},
+                                                        {"<f2", at::kHalf},
+                                                        {"<f4", at::kFloat},
+                                                        {"<f8", at::kDouble},
+                                                        {"<c8", at::kComplexFloat},
+                                                        {"<c16", at::kComplexDouble}}};
+
+py::object numpy_name(const char* name) { return py::module_::import("numpy").attr(name); }
+
+[[noreturn]] void raise_malformed(const char* what) {
+  raise_failure({Errc::kMalformed, std::string("an array in the nest of a batch is malformed: ") + what +
+                                       "; sender and receiver must run the same version of penstock"});
+}
+
+// The text of a dtype whose elements are plain bytes and which is made of that text again; else nothing.
+std::optional<std::string> plain_dtype(const py::object& dtype) {
+  if (dtype.attr("hasobject").cast<bool>() || !dtype.attr("names").is_none()) return std::nullopt;
+  auto text = dtype.attr("str").cast<std::string>();
+  if (!transport::array_item_bytes(text)) return std::nullopt;
+  if (!numpy_name("dtype")(text).equal(dtype)) return std::nullopt;
+  return text;
+}
+
+bool has_clean_strides(const py::array& array) {
+  if ((array.flags() & (py::array::c_style | py::array::f_style)) == 0) return false;
+  // Of a dimension of one element the stride may be any number.
+  return std::all_of(array.strides(), array.strides() + array.ndim(), [&](py::ssize_t stride) {
+    return stride >= 0 && (array.itemsize() == 0 || stride % array.itemsize() == 0);
+  });
+}
+
+// Whether text as numpy keeps it, four bytes a character, has a character above `last`.
+bool has_codes_above(const py::object& bytes, char order, uint32_t last) {
+  const py::object codes = bytes.attr("view")(std::string{order, 'u', '4'});
+  return codes.attr("__gt__")(last).attr("any")().cast<bool>();
+}
+
+at::Tensor view_of(const py::array& array, at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
+  PyObject* const owner = array.inc_ref().ptr();
+  const auto drop = [owner](void*) {
+    const py::gil_scoped_acquire lock;
+    Py_DECREF(owner);
+  };
+  // What travels is only read.
+  return at::from_blob(const_cast<void*>(array.data()), sizes, strides, drop, at::TensorOptions().dtype(type));
+}
+
+}  // namespace
+
+bool is_exact_array(py::handle object) { return py::type::handle_of(object).is(numpy_name("ndarray")); }
+
+bool is_array_scalar(py::handle object) { return py::isinstance(object, numpy_name("generic")); }
+
+std::optional<ArrayParts> take_array_apart(py::handle object) {
+  auto array = py::reinterpret_borrow<py::array>(object);
+  const auto dtype = plain_dtype(array.dtype());
+  if (!dtype || array.itemsize() == 0) return std::nullopt;
+  if (!has_clean_strides(array)) array = array.attr("copy")("C").cast<py::array>();
+  const py::ssize_t item_bytes = array.itemsize();
+  std::vector<int64_t> sizes(array.shape(), array.shape() + array.ndim());
+  std::vector<int64_t> strides(array.strides(), array.strides() + array.ndim());
+  const auto* const found = std::ranges::find(kTensorDtypes, std::string_view(*dtype), &TensorDtype::first);
+  if (found != kTensorDtypes.end()) {
+    for (int64_t& stride : strides) stride /= item_bytes;
+    return ArrayParts{.tensor = view_of(array, sizes, strides, found->second), .dtype = {}};
+  }
+  if (sizes.size() >= transport::kDimCountMax) return std::nullopt;  // the element is a dimension more
+  sizes.push_back(item_bytes);
+  strides.push_back(1);
+  return ArrayParts{.tensor = view_of(array, sizes, strides, at::kByte), .dtype = *dtype};
+}
+
+std::optional<ScalarParts> take_scalar_apart(py::handle scalar) {
+  const py::object dtype = scalar.attr("dtype");
+  if (!py::type::handle_of(scalar).is(dtype.attr("type"))) return std::nullopt;
+  auto text = plain_dtype(dtype);
+  if (!text || text->front() == '>') return std::nullopt;
+  auto element = scalar.attr("tobytes")().cast<std::string>();
+  if (transport::array_item_bytes(*text) == 0) element.clear();  // of an empty text numpy gives a zero
+  return ScalarParts{.dtype = *std::move(text), .element = std::move(element)};
+}
+
+py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
+  const bool is_known =
+      std::ranges::find(kTensorDtypes, tensor.scalar_type(), &TensorDtype::second) != kTensorDtypes.end();
+  if (!is_known) raise_malformed("its tensor has a dtype that numpy has not");
+  if (!dtype.empty()) {
+    const uint64_t item_bytes = transport::array_item_bytes(dtype).value_or(0);
+    const bool has_elements = tensor.scalar_type() == at::kByte && tensor.dim() > 0 && tensor.stride(-1) == 1 &&
+                              item_bytes > 0 && static_cast<uint64_t>(tensor.size(-1)) == item_bytes;
+    if (!has_elements) raise_malformed("its tensor is not of elements of its dtype");
+  }
+  // A stage may have brought the batch's tensors to a device, where arrays have no place.
+  const at::Tensor on_host = tensor.is_cpu() ? tensor : tensor.cpu();
+  const auto array = py::reinterpret_steal<py::object>(torch::utils::tensor_to_numpy(on_host));
+  if (!array) throw py::error_already_set();
+  if (dtype.empty()) return array;
+  try {
+    // Python's own text ends there; numpy looks no further, and Python takes the element for a fault of its own.
+    if (dtype[1] == 'U' && has_codes_above(array, dtype[0], 0x10ffff))
+      raise_malformed("it has text that is not Unicode");
+    const py::object elements = array.attr("view")(numpy_name("dtype")(py::str(dtype.data(), dtype.size())));
+    return elements[py::make_tuple(py::ellipsis(), 0)];
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+    raise_malformed("numpy cannot make it");
+  }
+}
+
+py::object make_scalar(std::string_view dtype, std::string_view element) {
+  const py::bytes bytes(element.data(), element.size());
+  try {
+    switch (dtype[1]) {
+      // An array would take the zeros off their end.
+      case 'U': return numpy_name("str_")(bytes.attr("decode")("utf-32-le", "surrogatepass"));
+      case 'S': return numpy_name("bytes_")(bytes);
+      case 'V': return numpy_name("void")(bytes);
+      default: return numpy_name("frombuffer")(bytes, py::str(dtype.data(), dtype.size()))[py::int_(0)];
+    }
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+    raise_malformed("numpy cannot make the scalar");
+  }
+}
+
+}  // namespace penstock::bindings
