@@ -1,51 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/controller.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <set>
 #include <utility>
 #include <variant>
 
 #include "controller/pool_status.h"
 #include "transport/control_limits.h"
+#include "transport/identity.h"
+#include "transport/live_clock.h"
 #include "transport/readiness.h"
 
 namespace penstock::controller {
 
 using cluster::Instant;
-using std::chrono::milliseconds;
-
-namespace {
-
-Instant clock_now() { return std::chrono::time_point_cast<cluster::Duration>(std::chrono::steady_clock::now()); }
-
-Result<uint64_t> draw_id() {
-  uint64_t id = 0;
-  while (id == 0) {
-    if (::getrandom(&id, sizeof id, 0) != static_cast<ssize_t>(sizeof id))
-      return Error{Errc::kFailed, std::string("drawing an id from the system failed: ") + std::strerror(errno)};
-  }
-  return id;
-}
-
-// Rounded up, so that something is due when the wait is over.
-milliseconds wait_time(const std::optional<Instant>& due, Instant now) {
-  if (!due) return milliseconds(-1);
-  const auto left = std::max(*due - now, cluster::Duration(0));
-  return std::chrono::ceil<milliseconds>(left);
-}
-
-}  // namespace
+using transport::clock_now;
+using transport::wait_time;
 
 Result<std::unique_ptr<Controller>> Controller::start(const transport::Endpoint& endpoint,
                                                       const transport::KeyRing& keys) {
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
-  const auto id = draw_id();
+  const auto id = transport::draw_identity();
   if (!id) return id.error();
   auto context = std::make_unique<transport::SocketContext>();
   auto authenticator = transport::Authenticator::start(*context);

@@ -47,6 +47,16 @@ Result<std::unique_ptr<ArenaMapping>> map_whole(int fd, uint64_t bytes) {
   return std::make_unique<ArenaMapping>(static_cast<std::byte*>(base), bytes);
 }
 
+void give_back(const ArenaMapping& mapping, uint32_t slab_index, uint32_t generation) {
+  // release: pairs with the acquire in Arena::try_acquire().
+  mapping.slab_control(slab_index).released_generation.store(generation, std::memory_order_release);
+  ArenaControl& control = mapping.control();
+  control.release_count.fetch_add(1);
+  if (control.is_worker_waiting.load() != 0) {
+    ::syscall(SYS_futex, &control.release_count, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  }
+}
+
 }  // namespace
 
 ArenaMapping::~ArenaMapping() { ::munmap(base_, bytes_); }
@@ -139,10 +149,7 @@ Result<void> Arena::reserve(uint32_t slab_index, uint64_t bytes) {
   return {};
 }
 
-void Arena::cancel(uint32_t slab_index) {
-  mapping_->slab_control(slab_index)
-      .released_generation.store(slabs_[slab_index].generation, std::memory_order_release);
-}
+void Arena::cancel(uint32_t slab_index) { give_back(*mapping_, slab_index, slabs_[slab_index].generation); }
 
 uint32_t Arena::alive_count() const {
   uint32_t count = 0;
@@ -231,13 +238,7 @@ void ArenaView::populate(uint32_t slab_index, uint64_t bytes) {
 
 void ArenaView::release(uint32_t slab_index, uint32_t generation) {
   set_held(slab_index, false);
-  // release: pairs with the acquire in Arena::try_acquire().
-  mapping_->slab_control(slab_index).released_generation.store(generation, std::memory_order_release);
-  ArenaControl& control = mapping_->control();
-  control.release_count.fetch_add(1);
-  if (control.is_worker_waiting.load() != 0) {
-    ::syscall(SYS_futex, &control.release_count, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-  }
+  give_back(*mapping_, slab_index, generation);
 }
 
 void ArenaView::set_held(uint32_t slab_index, bool is_held) {

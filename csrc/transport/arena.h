@@ -78,7 +78,8 @@ constexpr uint32_t spare_slab_count(uint32_t alive_count, uint32_t prefetch_fact
   return alive_count > 1 ? 1 : 0;
 }
 
-// The worker's side. Confined to the thread that serves requests, but for unpin(), which any thread may call.
+// The worker's side. Confined to the thread that serves requests, but for unpin() and cancel(), which any thread may
+// call.
 class Arena {
  public:
   static Result<std::shared_ptr<Arena>> create(const ArenaSpec& wanted, uint32_t arena_id);
@@ -99,7 +100,7 @@ class Arena {
   // Backs the first `bytes` of a slab with memory. Fails with kNoMemory when the system has none to give.
   Result<void> reserve(uint32_t slab_index, uint64_t bytes);
 
-  // Gives a slab back that was acquired and never sent.
+  // Gives a slab back that was acquired and that no trainer was told of. Called by whoever has the slab in hand, once.
   void cancel(uint32_t slab_index);
 
   // Slabs that the trainer has not retired.

@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/client_socket.h"
 
+#include <chrono>
 #include <utility>
 
+#include "transport/live_clock.h"
+
 namespace penstock::transport {
+namespace {
+
+// After a connection that ended libzmq tries again within a second, unless what it received was no protocol of its own:
+// then it never does. A damaged message must not cost more than its connection.
+constexpr auto kGivenUpAfter = std::chrono::seconds(2);
+
+}  // namespace
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, const Endpoint& endpoint,
                                                             const KeyPair& own, const PublicKey& server_key,
@@ -27,8 +37,13 @@ Result<void> ClientSocket::begin() { return socket_->connect(endpoint_.text(), i
 
 std::optional<ConnectionEvent> ClientSocket::try_event() {
   auto event = monitor_->try_event();
-  if (!event) return event;
+  if (!event) {
+    if (lost_at_ && clock_now() - *lost_at_ >= kGivenUpAfter && !reconnect()) lost_at_ = clock_now();
+    return event;
+  }
   socket_->settle();
+  lost_at_.reset();
+  if (event->kind == ConnectionEvent::Kind::kDisconnected) lost_at_ = clock_now();
   is_connected_ = event->kind == ConnectionEvent::Kind::kConnected;
   if (event->kind == ConnectionEvent::Kind::kRefused) {
     event->reason = "connecting to " + endpoint_.text() + " failed: " + event->reason;
@@ -37,6 +52,7 @@ std::optional<ConnectionEvent> ClientSocket::try_event() {
 }
 
 Result<void> ClientSocket::reconnect() {
+  lost_at_.reset();
   socket_->disconnect(endpoint_.text());
   // What is told of the connection that was says nothing of the one that begins.
   while (try_event()) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cluster/instant.h"
 #include "transport/connection_monitor.h"
 #include "transport/curve_socket.h"
 #include "transport/endpoint.h"
@@ -63,6 +64,9 @@ class ClientSocket {
   // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
+  // As CurveSocket::set_linger. The socket's context waits that long at most when it is destroyed.
+  void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
+
   // Readable when a message is waiting, or an event.
   std::array<Waitable, 2> waitables() const { return {socket_->waitable(), monitor_->waitable()}; }
 
@@ -73,6 +77,7 @@ class ClientSocket {
   std::unique_ptr<CurveSocket> socket_;
   const Endpoint endpoint_;
   bool is_connected_ = false;
+  std::optional<cluster::Instant> lost_at_;  // while nothing was heard since
   ReceivedMessage message_;
 };
 

@@ -111,6 +111,8 @@ std::optional<ConnectionEvent> ConnectionMonitor::read_event(uint16_t kind, uint
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
       return ConnectionEvent{.kind = Kind::kRefused, .reason = closed_reason(value)};
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+      // Also said of a message that was damaged on its way, after which the connection ends.
+      if (is_connected_) return std::nullopt;
       return ConnectionEvent{.kind = Kind::kRefused, .reason = protocol_reason(value), .is_final = true};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
       return ConnectionEvent{.kind = Kind::kRefused, .reason = key_reason(value), .is_final = true};

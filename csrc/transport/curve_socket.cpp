@@ -261,6 +261,11 @@ void CurveSocket::settle() {
   zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &length);
 }
 
+void CurveSocket::set_linger(std::chrono::milliseconds time) {
+  const int linger_ms = static_cast<int>(time.count());
+  zmq_setsockopt(socket_, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
+}
+
 Result<void> CurveSocket::check_sizes(std::span<const OutgoingPart> parts) const {
   PENSTOCK_ASSERT(!parts.empty(), "a message has at least one part");
   uint64_t message_bytes = 0;

@@ -104,6 +104,9 @@ class CurveSocket {
   // Fills `message` unless nothing is waiting. Its parts of before are dropped.
   Result<Receipt> try_receive(ReceivedMessage& message);
 
+  // How long what was sent may still take to leave once this is destroyed: not at all unless this is called.
+  void set_linger(std::chrono::milliseconds time);
+
   Waitable waitable() const { return Waitable(socket_); }
 
   // For the files of this room that speak to ZeroMQ.

@@ -12,11 +12,11 @@
 #include "base/result.h"
 #include "transport/arena.h"
 
-namespace penstock::worker {
+namespace penstock::transport {
 
 // A slab in use. Copyable; whoever acquired it sends or cancels it once.
 struct SlabRegion {
-  std::shared_ptr<transport::Arena> arena;  // shared by the pool and by every tensor that the worker has on it
+  std::shared_ptr<Arena> arena;  // shared by the pool and by every tensor that the worker has on it
   uint32_t slab_index = 0;
   bool is_transient = false;
 
@@ -56,9 +56,9 @@ class SlabPool {
 
   SlabPoolOptions options_;
   const std::atomic<bool>& is_closing_;
-  std::shared_ptr<transport::Arena> arena_;
+  std::shared_ptr<Arena> arena_;
   uint32_t next_arena_id_ = 0;
   std::optional<uint32_t> announced_arena_id_;  // the lasting arena that the trainer knows
 };
 
-}  // namespace penstock::worker
+}  // namespace penstock::transport

@@ -1,31 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/slab_pool.h"
+#include "transport/slab_pool.h"
 
-#include <chrono>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "../transport/child_process.h"
-#include "batch_fixture.h"
+#include "child_process.h"
 
-namespace penstock::worker {
+namespace penstock::transport {
 namespace {
 
 constexpr uint64_t kMegabyte = 1 << 20;
 
-class SlabPoolTest : public BatchTest {
+// A worker's pool, and the trainer's part played in the same process.
+class SlabPoolTest : public testing::Test {
  protected:
+  void open(const SlabPoolOptions& options) { pool_.emplace(options, is_closing_); }
   SlabRegion acquire(uint64_t bytes = 0) {
     auto region = pool_->acquire(bytes);
     EXPECT_TRUE(region) << region.error().message;
     return std::move(region).value();
   }
   void release(const SlabRegion& region) {
-    BatchTest::release(SealedBatch{.region = region, .record = {}, .payload = {}});
+    view_of(region.arena)->release(region.slab_index, region.arena->generation(region.slab_index));
   }
+  std::shared_ptr<ArenaView> view_of(const std::shared_ptr<Arena>& arena) {
+    auto& view = views_[arena->id()];
+    if (!view) view = ArenaView::map(FileDescriptor(::dup(arena->fd()))).value();
+    return view;
+  }
+
+  std::atomic<bool> is_closing_{false};
+  std::map<uint32_t, std::shared_ptr<ArenaView>> views_;
+  std::optional<SlabPool> pool_;
 };
 
 TEST_F(SlabPoolTest, TheFirstArenaHasTwoSlabsMoreThanAreAskedForAhead) {
@@ -38,7 +54,7 @@ TEST_F(SlabPoolTest, TheFirstArenaHasTwoSlabsMoreThanAreAskedForAhead) {
 
 TEST_F(SlabPoolTest, TheMostSlabsAnArenaMayHaveBoundThePrefetchFactor) {
   open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 5000});
-  EXPECT_EQ(acquire().arena->slab_count(), transport::kSlabCountMax);
+  EXPECT_EQ(acquire().arena->slab_count(), kSlabCountMax);
 }
 
 TEST_F(SlabPoolTest, ABatchThatDoesNotFitMakesTheArenaAgainWithFewerLargerSlabs) {
@@ -93,6 +109,14 @@ TEST_F(SlabPoolTest, AFullArenaWaitsForTheTrainer) {
   EXPECT_EQ(region.slab_index, regions[1].slab_index);
 }
 
+TEST_F(SlabPoolTest, ASlabThatAnotherThreadCancelsEndsTheWait) {
+  open({.arena_bytes = 4 * kMegabyte, .prefetch_factor = 1});
+  std::vector<SlabRegion> regions;
+  for (int slab = 0; slab < 3; ++slab) regions.push_back(acquire());
+  const std::jthread sender([&] { regions[2].arena->cancel(regions[2].slab_index); });
+  EXPECT_EQ(acquire().slab_index, regions[2].slab_index);
+}
+
 TEST_F(SlabPoolTest, ATrainerThatGoesAwayEndsTheWait) {
   open({.arena_bytes = 4 * kMegabyte, .prefetch_factor = 1});
   for (int slab = 0; slab < 3; ++slab) acquire();
@@ -139,7 +163,7 @@ TEST_F(SlabPoolTest, SlabsThatTheWorkerItselfKeepsAreNotWaitedForWhenTheUserMayH
 
 TEST_F(SlabPoolTest, ATransientArenaIsGoneWithItsLastRegion) {
   open({.arena_bytes = 2 * kMegabyte, .prefetch_factor = 2});
-  std::weak_ptr<transport::Arena> arena;
+  std::weak_ptr<Arena> arena;
   {
     const auto region = acquire(5 * kMegabyte);
     arena = region.arena;
@@ -167,4 +191,4 @@ TEST_F(SlabPoolTest, WithoutMemoryEveryWayToASlabIsNoMemoryAndAFreeSlabIsNotLost
 }
 
 }  // namespace
-}  // namespace penstock::worker
+}  // namespace penstock::transport

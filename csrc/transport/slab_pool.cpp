@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/slab_pool.h"
+#include "transport/slab_pool.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
-namespace penstock::worker {
-
-using transport::Arena;
+namespace penstock::transport {
 
 namespace {
 
 constexpr auto kReleaseWait = std::chrono::milliseconds(100);  // then look whether the trainer is still there
 constexpr uint64_t kTransientRoomBytes = 1 << 20;
-constexpr uint64_t kTransientBytesMax = transport::kArenaBytesMax / 2;
+constexpr uint64_t kTransientBytesMax = kArenaBytesMax / 2;
 constexpr uint32_t kSpareSlabCount = 2;  // beyond prefetch_factor: one being filled, one that the user holds
 
 }  // namespace
 
 uint32_t SlabPool::wanted_slab_count() const {
-  return std::min(options_.prefetch_factor + kSpareSlabCount, transport::kSlabCountMax);
+  return std::min(options_.prefetch_factor + kSpareSlabCount, kSlabCountMax);
 }
 
 Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes) {
@@ -56,8 +54,7 @@ bool SlabPool::is_worn_out() const {
   const uint32_t alive_count = arena_->alive_count();
   const uint32_t pinned_count = arena_->pinned_count();
   if (alive_count * 2 <= arena_->slab_count()) return true;
-  return alive_count - std::min(pinned_count, alive_count) <=
-         transport::spare_slab_count(alive_count, options_.prefetch_factor);
+  return alive_count - std::min(pinned_count, alive_count) <= spare_slab_count(alive_count, options_.prefetch_factor);
 }
 
 Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
@@ -102,4 +99,4 @@ Result<SlabRegion> SlabPool::make_transient(uint64_t bytes) {
   return region;
 }
 
-}  // namespace penstock::worker
+}  // namespace penstock::transport
