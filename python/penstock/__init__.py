@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 # The check that torch is the one this build is for comes first: it must run before _C loads.
 from penstock import _torch_version  # noqa: F401  # isort: skip
 from penstock.dataloader import DataLoader
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, WorkerError
 
 if TYPE_CHECKING:
     from penstock.declared_operators import stateless
@@ -25,6 +25,7 @@ __all__ = [
     "PenstockError",
     "Plan",
     "SharedList",
+    "WorkerError",
     "detach",
     "embedding_ids",
     "explain",

@@ -27,6 +27,13 @@ class UnsupportedError(PenstockError):
     """This build of penstock, or this machine, cannot do what was asked."""
 
 
+class WorkerError(PenstockError, RuntimeError):
+    """A worker of a pool raised an exception of a type that the trainer does not make.
+
+    Its text begins with the name of that type, and has the worker's traceback.
+    """
+
+
 class FallbackError(PenstockError):
     """Torch's iterator would have been used, and PENSTOCK_FALLBACK=error forbids it."""
 
@@ -37,3 +44,7 @@ class StateUnsupportedError(UnsupportedError, AttributeError):
     An AttributeError, so that it has no ``state_dict`` for those who look: accelerate and Lightning
     call it wherever they find one.
     """
+
+
+class PoolWarning(UserWarning):
+    """Something about a pool that the user should know, though training goes on."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pickles what a worker on another machine makes batches with.
+
+cloudpickle sends functions and classes of the program itself by value, and those of modules by
+name. What it does otherwise here: torch's storages travel as their bytes, once, however many
+tensors view them (torch's own reduction copies them twice, and names them by their address);
+classes get no random name, so that the same program gives the same pickle again; open files and
+memory of an accelerator are refused, since a worker could not have the same. Everything else goes
+by value as pickle has it: a numpy.memmap with all that is mapped, and not by the name of its file.
+
+The same objects give the same bytes again, in this process and in another run of the program, with
+two exceptions: a set of strings, whose order Python chooses anew in each process unless
+PYTHONHASHSEED is set, and functions that use a package of which more was imported in between.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pickle import PickleBuffer, PicklingError
+from typing import Any, NamedTuple, Protocol
+
+import cloudpickle
+import torch
+
+_ANYWHERE = ("cpu", "meta")  # devices that every worker has
+_CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
+_TRACKER_ID = re.compile("[0-9a-f]{32}")
+
+
+class Sink(Protocol):
+    def write(self, data: Any, /) -> object: ...
+
+
+class Pickled(NamedTuple):
+    chunks: list[Any]  # one after the other; the large ones are the objects' own memory
+    modules: set[str]  # that the pickle may import
+
+
+def pickle_job(value: Any) -> Pickled:
+    """Raises what pickle and the parts of ``value`` raise. The chunks are to be copied before
+    anything of ``value`` changes.
+    """
+    chunks = _Chunks()
+    return Pickled(chunks.parts, pickle_into(chunks, value))
+
+
+def pickle_into(sink: Sink, value: Any) -> set[str]:
+    """Returns the modules that the pickle may import. Raises as :func:`pickle_job` does."""
+    pickler = _Pickler(sink)
+    with _spawned_program_by_value():
+        pickler.dump(value)
+    return pickler.modules
+
+
+class _Chunks:
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+
+    def write(self, data: Any) -> None:
+        self.parts.append(data)
+
+
+@contextmanager
+def _spawned_program_by_value() -> Iterator[None]:
+    """In a process that multiprocessing spawned, a rank of a training for example, the program is
+    the module ``__mp_main__``, which no worker can import either.
+    """
+    program = sys.modules.get("__mp_main__")
+    is_known = program is None or program.__name__ in cloudpickle.list_registry_pickle_by_value()
+    if program is None or is_known or program.__name__ != "__mp_main__":
+        yield
+        return
+    cloudpickle.register_pickle_by_value(program)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(program)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Notes the modules on the way, which takes a fraction of reading the opcodes afterwards, and
+    sees the modules that functions by value hold.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        self._note_module(obj)
+        if isinstance(obj, torch.Tensor):
+            _check_device(obj.device)
+        elif isinstance(obj, torch.UntypedStorage):
+            _check_device(obj.device)
+            memory: Any = _bytes_of(obj).numpy()
+            return _storage, (PickleBuffer(memory),) if obj.nbytes() else ()
+        elif isinstance(obj, torch.storage.TypedStorage):
+            return _typed_storage, (obj._untyped_storage, obj.dtype)
+        elif isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would read it to its end and send that.
+            raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
+        return _without_tracker_id(super().reducer_override(obj))
+
+    def _note_module(self, obj: Any) -> None:
+        if isinstance(obj, types.ModuleType):
+            name = obj.__name__
+        elif isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
+            name = obj.__module__
+        else:  # what it is made with comes from where its type does
+            name = type(obj).__module__
+        if isinstance(name, str):
+            self.modules.add(name)
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type not in _ANYWHERE:
+        raise PicklingError(
+            f"cannot pickle a tensor on {device}, which a worker does not have; keep it on the CPU"
+        )
+
+
+def _without_tracker_id(reduced: Any) -> Any:
+    """A class by value as cloudpickle reduces it, without the random number by which a process
+    would know it again in another pickle. There is one pickle to a job.
+    """
+    if type(reduced) is not tuple or getattr(reduced[0], "__name__", "") not in _CLASS_MAKERS:
+        return reduced
+    make, arguments, *rest = reduced
+    *first, tracker_id, extra = arguments
+    if not isinstance(tracker_id, str) or not _TRACKER_ID.fullmatch(tracker_id):
+        return reduced  # another cloudpickle: the class keeps its number
+    return make, (*first, None, extra), *rest
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
+    """On the memory that the unpickler has read."""
+    if data is None:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
+
+
+def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of a pool's workers, which cross as text: the name of a type, and a traceback.
+
+The worker describes what was raised, and the trainer makes an exception of the description. It is
+what torch's DataLoader would raise, where that is a type of Python's or torch's own; nothing is
+imported and nothing unpickled for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from penstock.errors import WorkerError
+
+TEXT_BYTES_MAX = 64 * 1024
+
+# A trainer that raises these from its iterator ends the epoch without a word.
+_ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """The name of the error's type and its traceback, as torch's workers format it.
+
+    A name has no module when the type is one of Python's. Of a text above the cap the end is kept,
+    which has the message.
+    """
+    cls = type(error)
+    name = cls.__qualname__
+    if cls.__module__ != "builtins":
+        name = f"{cls.__module__}.{name}"
+    wrapper = ExceptionWrapper((cls, error, error.__traceback__))
+    return name, _end_of(wrapper.exc_msg)
+
+
+def make_error(type_name: str, text: str, where: str) -> Exception:
+    """The exception to raise in the trainer for what :func:`describe_error` gave in a worker.
+
+    ``where`` is how torch says it, such as ``in DataLoader worker process 0``.
+    """
+    cls = _known_type(type_name)
+    if cls is not None:
+        error = _as_torch_raises(cls, text, where)
+        if text in str(error):
+            return error
+        # Types that want more than a message may take it for something else.
+    return WorkerError(f"{type_name} {where}.\nOriginal {text}")
+
+
+def _known_type(name: str) -> type[Exception] | None:
+    """The exception of that name in Python's builtins or in torch, where names are kept."""
+    module, dot, own_name = name.rpartition(".")
+    if dot and module != "torch":
+        return None
+    found = vars(torch if dot else builtins).get(own_name)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return None  # SystemExit, KeyboardInterrupt and GeneratorExit among them
+    return None if issubclass(found, _ENDS_OF_ITERATION) else found
+
+
+def _as_torch_raises(cls: type[Exception], text: str, where: str) -> Exception:
+    wrapper = ExceptionWrapper((cls, None, None), where=where)
+    wrapper.exc_msg = text
+    try:
+        wrapper.reraise()
+    except Exception as error:
+        error.__context__ = None
+        return error.with_traceback(None)
+    raise AssertionError("reraise() returned")
+
+
+def _end_of(text: str) -> str:
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) <= TEXT_BYTES_MAX:
+        return data.decode()
+    note = f"[the first bytes of {len(data)} are left out]\n"
+    return note + data[len(note) - TEXT_BYTES_MAX :].decode("utf-8", "ignore")

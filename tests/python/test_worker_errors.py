@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pool's worker raised, made again from its name and its text."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._utils import ExceptionWrapper
+
+import penstock
+from penstock.errors import PenstockError, WorkerError
+from penstock.worker_errors import TEXT_BYTES_MAX, describe_error, make_error
+
+WHERE = "in DataLoader worker process 3"
+
+
+class OwnError(Exception):
+    pass
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def as_torch_raises(error: BaseException) -> Exception:
+    try:
+        ExceptionWrapper((type(error), error, error.__traceback__), where=WHERE).reraise()
+    except Exception as again:
+        return again
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("5 is not a label"),
+        KeyError("image"),
+        IndexError(7),
+        RuntimeError(),
+        OSError(2, "No such file", "/data/a.jpg"),
+        FileNotFoundError("gone"),
+        ZeroDivisionError("line\nline"),
+        AssertionError(),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),  # cannot be made of a message alone
+        torch.OutOfMemoryError("no room"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_type_of_pythons_or_torchs_is_raised_as_torch_raises_it(error: Exception) -> None:
+    caught = raised(error)
+    made = make_error(*describe_error(caught), WHERE)
+    expected = as_torch_raises(caught)
+    assert type(made) is type(expected)
+    assert str(made) == str(expected)
+    assert repr(made) == repr(expected)
+    assert made.__cause__ is None and made.__context__ is None
+
+
+def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:
+    name, text = describe_error(raised(OwnError("why")))
+    assert name == f"{__name__}.OwnError"
+    made = make_error(name, text, WHERE)
+    assert type(made) is WorkerError is penstock.WorkerError
+    assert isinstance(made, RuntimeError) and isinstance(made, PenstockError)
+    assert str(made).startswith(f"{name} {WHERE}.\nOriginal Traceback (most recent call last)")
+    assert str(made).rstrip().endswith("OwnError: why")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "StopIteration",
+        "StopAsyncIteration",
+        "SystemExit",
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "BaseException",
+        "BaseExceptionGroup",
+        "ExceptionGroup",  # takes no message alone, and would lose the text
+        "print",
+        "eval",
+        "__import__",
+        "torch",
+        "torch.Tensor",
+        "torch.nn.Module",
+        "torch.load",
+        "os.system",
+        "builtins.ValueError",
+        "torch.utils.data.Dataset",
+        "",
+        ".",
+        "torch.",
+        ".ValueError",
+        "ValueError.mro",
+        "\udc80",
+    ],
+)
+def test_a_name_of_anything_else_makes_a_worker_error(name: str) -> None:
+    made = make_error(name, "Traceback ...\nboom", WHERE)
+    assert type(made) is WorkerError
+    assert str(made).startswith(f"{name} {WHERE}.\nOriginal Traceback")
+
+
+def test_no_module_is_imported_for_a_name() -> None:
+    before = set(sys.modules)
+    make_error("this.That", "text", WHERE)
+    make_error("torch.this", "text", WHERE)
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), StopIteration(5)])
+def test_what_would_end_a_program_or_an_epoch_does_not(end: BaseException) -> None:
+    name, text = describe_error(raised(end))
+    assert name == type(end).__name__
+    assert type(make_error(name, text, WHERE)) is WorkerError
+
+
+def test_of_a_long_text_the_end_is_kept() -> None:
+    name, text = describe_error(raised(ValueError("é" * TEXT_BYTES_MAX + "the end")))
+    assert len(text.encode()) <= TEXT_BYTES_MAX
+    assert text.startswith("[the first bytes of ") and text.endswith("the end\n")
+    made = make_error(name, text, WHERE)
+    assert type(made) is ValueError and "the end" in str(made)
+
+
+def test_a_text_can_always_be_encoded() -> None:
+    _, text = describe_error(raised(ValueError("\udc80 in a name")))
+    assert "\\udc80 in a name" in text.encode().decode()
+
+
+def test_an_error_whose_text_raises_is_described() -> None:
+    class Silent(Exception):
+        def __str__(self) -> Any:
+            raise RuntimeError("no text")
+
+    name, text = describe_error(raised(Silent()))
+    assert name.endswith("<locals>.Silent")
+    assert "Silent" in text
