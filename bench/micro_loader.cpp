@@ -17,8 +17,8 @@
 #include "loader/batch.h"
 #include "transport/arena.h"
 #include "transport/nest.h"
+#include "transport/slab_pool.h"
 #include "worker/malloc_tuning.h"
-#include "worker/slab_pool.h"
 #include "worker/slab_writer.h"
 #include "worker/stack.h"
 
@@ -59,7 +59,7 @@ class Pool {
 
  private:
   std::atomic<bool> is_closing_{false};
-  worker::SlabPool pool_{{.arena_bytes = 256 << 20, .prefetch_factor = 2}, is_closing_};
+  transport::SlabPool pool_{{.arena_bytes = 256 << 20, .prefetch_factor = 2}, is_closing_};
   worker::SlabWriter writer_{pool_};
   std::map<uint32_t, std::shared_ptr<transport::ArenaView>> views_;
   std::vector<std::byte> nest_;

@@ -26,7 +26,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "graph": ("base",),
     "runtime": ("graph",),
     "loader": ("transport", "cluster", "telemetry"),
-    "worker": ("transport", "runtime", "telemetry"),
+    "worker": ("transport", "cluster", "runtime", "telemetry"),
     "controller": ("transport", "cluster", "telemetry"),
     "bindings": ("loader", "worker", "controller"),
 }

@@ -14,8 +14,8 @@
 #include "bindings/raise.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
+#include "worker/row_batch.h"
 #include "worker/server.h"
-#include "worker/stack.h"
 
 namespace py = pybind11;
 
@@ -67,20 +67,11 @@ void answer(Server& server, const Server::Received& request, const py::object& b
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
 
-// One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes of tuples. False when
-// the indices are not plain rows, which torch's code then reports.
+// False when the indices are not plain rows.
 Result<bool> answer_rows(Server& server, const Server::Received& request, const std::vector<at::Tensor>& sources) {
-  worker::BatchContent content;
-  transport::NestWriter nest;
-  nest.list(static_cast<uint32_t>(sources.size()));
-  server.writer().begin();
-  for (const at::Tensor& source : sources) {
-    nest.tensor(static_cast<uint32_t>(content.tensors.size()));
-    content.tensors.push_back(worker::gather_rows(server.writer(), source, integers(request)));
-    if (!content.tensors.back().defined()) return false;
-  }
-  content.nest = nest.view();
-  if (auto sent = server.answer(request, std::move(content), 0); !sent) return sent.error();
+  const auto batch = worker::gather_batch(server.writer(), sources, integers(request));
+  if (!batch) return false;
+  if (auto sent = server.answer(request, batch->content(), 0); !sent) return sent.error();
   return true;
 }
 

@@ -11,36 +11,44 @@
 
 namespace penstock::worker {
 
-void PrefixStage::install(std::span<const std::byte> message) {
+std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
   auto read = read_prefix_message(message);
-  if (!read) return;
+  if (!read) return nullptr;
   auto graph = graph::parse_graph(read.value().text);
-  if (!graph) return;
+  if (!graph) return nullptr;
   std::vector<std::string> keys;
   for (const auto& output : graph.value().outputs) keys.push_back(output.key);
   // A trainer ships an operator that draws only when its user has allowed that.
   auto executor =
       runtime::Executor::create(std::move(graph).value(), std::move(read.value().constants), {.allow_random = true});
-  if (!executor) return;
+  if (!executor) return nullptr;
   std::optional<runtime::CompiledPrefix> compiled;
   if (!read.value().library.empty()) {
     // One that cannot be loaded is no loss: the executor runs everything.
     auto loaded = runtime::CompiledPrefix::load(read.value().library, std::move(read.value().library_leaves));
     if (loaded) compiled.emplace(std::move(loaded).value());
   }
-  std::erase_if(prefixes_, [&](const Prefix& prefix) { return prefix.text == read.value().text; });
+  const bool is_compiled = compiled.has_value();
+  return std::make_shared<LoadedPrefix>(
+      LoadedPrefix{.text = std::move(read.value().text),
+                   .keys = std::move(keys),
+                   .runner = PrefixRunner(std::move(executor).value(), std::move(compiled)),
+                   .seed = read.value().seed,
+                   .is_compiled = is_compiled});
+}
+
+void PrefixStage::install(std::shared_ptr<LoadedPrefix> prefix) {
+  std::erase_if(prefixes_, [&](const auto& other) { return other->text == prefix->text; });
   // Where another one makes the same values, what is compiled makes them.
-  const auto place = compiled ? prefixes_.begin() : prefixes_.end();
-  prefixes_.insert(place, {.text = std::move(read.value().text),
-                           .keys = std::move(keys),
-                           .runner = PrefixRunner(std::move(executor).value(), std::move(compiled)),
-                           .seed = read.value().seed});
+  const auto place = prefix->is_compiled ? prefixes_.begin() : prefixes_.end();
+  prefixes_.insert(place, std::move(prefix));
 }
 
 bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence) {
   const std::vector<at::Tensor> leaves = content.tensors;
   bool is_compiled = false;
-  for (Prefix& prefix : prefixes_) {
+  for (const auto& each : prefixes_) {
+    LoadedPrefix& prefix = *each;
     // Plans for a fixed and for any size compute the same values: once is enough.
     const bool is_done = std::all_of(prefix.keys.begin(), prefix.keys.end(), [&](const std::string& key) {
       return std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
@@ -54,7 +62,7 @@ bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t seque
       const std::string& key = prefix.keys[index];
       const bool is_known =
           std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
-      if (is_known || key.size() != transport::kKeyBytes || !is_plain_tensor(output)) continue;
+      if (is_known || key.size() != transport::kBoundaryKeyBytes || !is_plain_tensor(output)) continue;
       content.boundary_keys.push_back(key);
       content.tensors.push_back(output);
     }

@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/prefix_runner.h"
@@ -15,12 +17,26 @@
 
 namespace penstock::worker {
 
+struct LoadedPrefix {
+  std::string text;
+  std::vector<std::string> keys;
+  PrefixRunner runner;
+  uint64_t seed = 0;
+  bool is_compiled = false;
+};
+
+// `message` is the body of a prefix request (PROTOCOL.md). Null when it cannot be read or run here.
+std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message);
+
 // Confined to the thread that serves requests.
 class PrefixStage {
  public:
-  // `message` is the body of a prefix request (PROTOCOL.md). One that cannot be read or run here is left out, and one
-  // of the same text as another takes its place.
-  void install(std::span<const std::byte> message);
+  // One of the same text as another takes its place.
+  void install(std::shared_ptr<LoadedPrefix> prefix);
+  // Leaves out one that cannot be read or run here.
+  void install(std::span<const std::byte> message) {
+    if (auto prefix = load_prefix(message)) install(std::move(prefix));
+  }
   void clear() { prefixes_.clear(); }
 
   // Appends boundary tensors and their keys to `content`, which is the batch `sequence` of an epoch that is seeded with
@@ -28,13 +44,7 @@ class PrefixStage {
   bool run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
 
  private:
-  struct Prefix {
-    std::string text;
-    std::vector<std::string> keys;
-    PrefixRunner runner;
-    uint64_t seed;
-  };
-  std::vector<Prefix> prefixes_;
+  std::vector<std::shared_ptr<LoadedPrefix>> prefixes_;  // shared with whoever installs one again
 };
 
 }  // namespace penstock::worker

@@ -76,8 +76,7 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
 
 Server::Server(const ServerOptions& options, transport::FdConnection connection)
     : options_(options),
-      pool_({.arena_bytes = options.arena_bytes, .prefetch_factor = options.prefetch_factor}, is_closing_),
-      writer_(pool_),
+      maker_({.arena_bytes = options.arena_bytes, .prefetch_factor = options.prefetch_factor}, is_closing_),
       connection_(std::move(connection)),
       context_(std::make_unique<transport::SocketContext>()),
       watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid(),
@@ -105,11 +104,11 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
       auto request = transport::parse_request(parts_.front());
       if (!request) return request.error();
       if (request.value().kind == RequestKind::kPrefix) {
-        prefixes_.install(std::span(parts_.front()).subspan(sizeof(Request)));
+        maker_.prefixes().install(std::span(parts_.front()).subspan(sizeof(Request)));
         continue;
       }
       if (request.value().kind == RequestKind::kRemovePrefixes) {
-        prefixes_.clear();
+        maker_.prefixes().clear();
         continue;
       }
       const auto body = std::span(parts_.front()).subspan(sizeof(Request));
@@ -127,31 +126,28 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
 }
 
 Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
-  const auto began_at = steady_clock::now();
-  if ((flags & transport::kDescriptorRaises) == 0 &&
-      prefixes_.run(content, request.request.epoch_seed, request.request.sequence))
-    flags |= transport::kDescriptorCompiled;
-  auto sealed = writer_.seal(content);
-  if (!sealed) return sealed.error();
-  // What is fetched lies in the slab already, as a rule, so that sealing is the copying of boundary tensors.
-  const auto on_prefix = content.boundary_keys.empty() ? steady_clock::duration{} : steady_clock::now() - began_at;
-  const SealedBatch& batch = sealed.value();
+  const BatchPlace place{.epoch_seed = request.request.epoch_seed, .sequence = request.request.sequence};
+  const bool is_raised = (flags & transport::kDescriptorRaises) != 0;
+  auto made = is_raised ? maker_.make_plain(content) : maker_.make(std::move(content), place);
+  if (!made) return made.error();
+  if (made.value().is_compiled) flags |= transport::kDescriptorCompiled;
+  const SealedBatch& batch = made.value().sealed;
   Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
   descriptor.record_bytes = batch.record_bytes;
-  descriptor.prefix_time = transport::time_units(on_prefix);
+  descriptor.prefix_time = transport::time_units(made.value().on_prefix);
   if (!batch.region) {
     const auto head = transport::write_message(descriptor, batch.record);
     const std::span<const std::byte> parts[] = {head, batch.payload};
     return (*socket_)->send(parts);
   }
-  const SlabRegion& region = *batch.region;
+  const transport::SlabRegion& region = *batch.region;
   if (region.is_transient) descriptor.flags |= transport::kDescriptorTransient;
   descriptor.arena_id = region.arena->id();
   descriptor.slab_index = region.slab_index;
   descriptor.slab_generation = region.arena->generation(region.slab_index);
   descriptor.record_offset = batch.record_offset;
   descriptor.slab_bytes = region.arena->backed_bytes(region.slab_index);
-  if (pool_.take_unannounced(region)) {
+  if (maker_.pool().take_unannounced(region)) {
     const auto passed =
         connection_.send({.kind = transport::kFdArena, .worker_id = options_.worker_id, .arena_id = region.arena->id()},
                          region.arena->fd());

@@ -21,8 +21,7 @@
 #include "transport/fd_channel.h"
 #include "transport/message.h"
 #include "transport/socket.h"
-#include "worker/prefix_stage.h"
-#include "worker/slab_pool.h"
+#include "worker/batch_maker.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
@@ -57,7 +56,7 @@ class Server {
   // Prefix requests are carried out here and not returned.
   Result<Received> next(std::chrono::steady_clock::time_point deadline);
 
-  SlabWriter& writer() { return writer_; }
+  SlabWriter& writer() { return maker_.writer(); }
 
   // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of transport::Descriptor.
   Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
@@ -86,9 +85,7 @@ class Server {
 
   ServerOptions options_;
   std::atomic<bool> is_closing_{false};
-  SlabPool pool_;
-  SlabWriter writer_;
-  PrefixStage prefixes_;
+  BatchMaker maker_;
   transport::FdConnection connection_;
   transport::MessageParts parts_;
   ProcessBound<transport::SocketContext> context_;

@@ -179,7 +179,7 @@ Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
     if (acquired.error().code == Errc::kClosed) return acquired.error();
     return seal_inline(placement);
   }
-  SlabRegion region = std::move(acquired).value();
+  transport::SlabRegion region = std::move(acquired).value();
   for (size_t index = 0; index < placement.sources.size(); ++index) {
     const TensorEntry& entry = placement.frame.tensors[index];
     if (entry.bytes > 0) std::memcpy(region.data() + entry.offset, placement.sources[index], entry.bytes);

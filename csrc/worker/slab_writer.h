@@ -20,7 +20,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "transport/frame.h"
-#include "worker/slab_pool.h"
+#include "transport/slab_pool.h"
 
 namespace penstock::worker {
 
@@ -32,7 +32,7 @@ struct BatchContent {
 
 // A batch in its slab, or, when no shared memory could be had, in buffers of its own.
 struct SealedBatch {
-  std::optional<SlabRegion> region;
+  std::optional<transport::SlabRegion> region;
   uint64_t record_offset = 0;
   uint32_t record_bytes = 0;
   std::vector<std::byte> record;  // these two only without a region
@@ -49,7 +49,7 @@ transport::TensorEntry describe_tensor(const at::Tensor& tensor);
 // empty() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
 class SlabWriter {
  public:
-  explicit SlabWriter(SlabPool& pool) : pool_(pool) {}
+  explicit SlabWriter(transport::SlabPool& pool) : pool_(pool) {}
 
   // Forgets what an abandoned batch had taken.
   void begin();
@@ -76,9 +76,9 @@ class SlabWriter {
   Result<SealedBatch> seal_elsewhere(Placement placement) PENSTOCK_REQUIRES(mutex_);
   static SealedBatch seal_inline(const Placement& placement);
 
-  SlabPool& pool_;
+  transport::SlabPool& pool_;
   Mutex mutex_;
-  std::optional<SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<transport::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t used_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   bool has_no_memory_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };

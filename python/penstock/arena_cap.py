@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much shared memory one worker may take for its batches."""
+"""How much memory one worker may take: for its batches, and for what they are made with."""
 
 from __future__ import annotations
 
 import os
 
 _DEFAULT_ARENA_BYTES = 256 << 20
+_DEFAULT_JOB_BYTES = 64 << 30
 
 
 def arena_bytes() -> int:
@@ -13,12 +14,24 @@ def arena_bytes() -> int:
 
     Raises ValueError when that is not a positive integer.
     """
-    text = os.environ.get("PENSTOCK_ARENA_BYTES")
+    return _bytes_of("PENSTOCK_ARENA_BYTES", _DEFAULT_ARENA_BYTES)
+
+
+def job_bytes() -> int:
+    """The cap of what a pool's worker takes from a trainer at a time: a dataset, or a folder of
+    modules; from PENSTOCK_JOB_BYTES.
+
+    Raises ValueError when that is not a positive integer.
+    """
+    return _bytes_of("PENSTOCK_JOB_BYTES", _DEFAULT_JOB_BYTES)
+
+
+def _bytes_of(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
     if text is None:
-        return _DEFAULT_ARENA_BYTES
+        return default
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(
-            f"PENSTOCK_ARENA_BYTES is {text!r}; a positive number of bytes is expected, such as "
-            f"{_DEFAULT_ARENA_BYTES}"
+            f"{variable} is {text!r}; a positive number of bytes is expected, such as {default}"
         )
     return int(text)

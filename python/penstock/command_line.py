@@ -19,6 +19,8 @@ usage: penstock run PROGRAM.py [ARGUMENT ...]
                         PROGRAM.py [ARGUMENT ...] | -m MODULE [ARGUMENT ...]
        penstock keys DIR
        penstock controller --bind tcp://HOST:PORT [--keys DIR]
+       penstock worker --controller tcp://HOST:PORT [--processes N] [--keys DIR]
+                       [--bind tcp://HOST:PORT] [--advertise tcp://HOST:PORT]
        penstock status [--json] [--controller tcp://HOST:PORT] [--keys DIR]
        penstock drain WORKER [--controller tcp://HOST:PORT] [--keys DIR]
        penstock --version | --help
@@ -36,9 +38,9 @@ the plan alone; what the program prints goes to standard error. The exit code is
 plan (also one that says why nothing moves), 1 when the program called no model with a batch, and
 the program's own when it fails.
 
-penstock keys, controller, status and drain are the commands of a pool of data workers on several
-machines, which is being built: there is a controller, and no worker or trainer uses it yet. Each
-tells its options with --help. PENSTOCK_POOL and PENSTOCK_KEYS stand for --controller and --keys.
+penstock keys, controller, worker, status and drain are the commands of a pool of data workers on
+several machines, which a DataLoader(pool="tcp://HOST:PORT") gets its batches from. Each tells its
+options with --help. PENSTOCK_POOL and PENSTOCK_KEYS stand for --controller and --keys.
 
 `python -m penstock` is the same as `penstock`.
 """

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -126,7 +126,7 @@ class SeededFetcher:
         self,
         spec: FetchSpec,
         pool: FetchPool | None,
-        datasets: dict[int, Any],
+        datasets: Mapping[int, Any],
         shard_count: int,
         seeds: EpochSeeds,
         starts: ShardStarts,
@@ -139,7 +139,7 @@ class SeededFetcher:
         self._shard_count = shard_count
         self._seeds = seeds
         self._fetchers: dict[int, Any] = {}
-        self._places = dict.fromkeys(datasets, 0)
+        self._places: Counter[int] = Counter()
         self._is_map = spec.dataset_kind == _DatasetKind.Map
         self._with_generators: WithGenerators | None = None
         self._has_threads = pool is not None
@@ -211,6 +211,11 @@ class SeededFetcher:
         self._places[shard_id] = start.batch_count
         return fetcher
 
+    def forget(self, shard_id: int) -> None:
+        """Has a shard begin again, with the dataset and the start that it then has."""
+        self._fetchers.pop(shard_id, None)
+        self._places.pop(shard_id, None)
+
     def state(self, shard_id: int) -> dict[str, Any] | None:
         if self._is_map:
             return shard_state(self._fetcher, self._spec.dataset)
@@ -229,15 +234,20 @@ def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]
     if spec.dataset_kind == _DatasetKind.Map:
         return datasets
     for shard_id in shards:
-        try:
-            datasets[shard_id] = copy.deepcopy(spec.dataset) if datasets else spec.dataset
-        except Exception as error:
-            datasets[shard_id] = UnsupportedError(
-                f"shard {shard_id} needs a copy of the {type(spec.dataset).__name__} of its own, "
-                f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
-                f"copyable, or use as many workers as shards"
-            )
+        datasets[shard_id] = copy_for_shard(spec, shard_id) if datasets else spec.dataset
     return datasets
+
+
+def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
+    """A copy of the dataset for one shard, or the UnsupportedError to raise for its batches."""
+    try:
+        return copy.deepcopy(spec.dataset)
+    except Exception as error:
+        return UnsupportedError(
+            f"shard {shard_id} needs a copy of the {type(spec.dataset).__name__} of its own, "
+            f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
+            f"copyable, or use as many workers as shards"
+        )
 
 
 class InProcessFetcher:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a pool: keys, controller, status, drain."""
+"""The commands of a pool: keys, controller, worker, status, drain."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from typing import Any, NoReturn
 from penstock import _C
 from penstock.errors import PenstockError
 from penstock.pool_status import PoolStatus
+from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec
+from penstock.worker_addresses import worker_addresses
+from penstock.worker_supervisor import Supervisor
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 _DEFAULT_TIMEOUT_S = 5.0
 _FAILED_EXIT_CODE = 1
+_PROCESSES_MAX = 1024
 
 
 class CommandError(Exception):
@@ -71,6 +75,56 @@ def _control(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _work(arguments: Sequence[str]) -> int:
+    parser = _parser("worker", "makes batches for the trainers of a pool, until it is ended")
+    _add_pool(parser)
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="of them on this host (1)"
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="tcp://HOST:PORT",
+        help="where trainers connect; further processes take the next ports; default: a free port "
+        "of the interface towards the controller",
+    )
+    parser.add_argument(
+        "--advertise",
+        metavar="tcp://HOST:PORT",
+        help="where trainers are told to connect, if that is another address",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        metavar="SECONDS",
+        help="until it ends, without a trainer and without a word of the controller "
+        f"({PATIENCE_S:g})",
+    )
+    args = parser.parse_args(arguments)
+    if not 1 <= args.processes <= _PROCESSES_MAX:
+        raise CommandError(
+            f"--processes is {args.processes}, but 1 to {_PROCESSES_MAX} are expected"
+        )
+    if not 1 <= args.patience < 1e6:
+        raise CommandError(f"--patience is {args.patience:g}, but seconds from 1 on are expected")
+    controller = _controller(args)
+    addresses = worker_addresses(controller, args.bind, args.advertise, args.processes)
+    return Supervisor(
+        [
+            PoolWorkerSpec(
+                bind=address.bind,
+                advertised=address.advertised,
+                controller=controller,
+                key_folder=args.keys,
+                patience_s=args.patience,
+                code_root="",  # each process has its own
+                parent_pid=os.getpid(),
+            )
+            for address in addresses
+        ]
+    ).run()
+
+
 def _show_status(arguments: Sequence[str]) -> int:
     parser = _parser("status", "shows the workers and trainers of a pool")
     _add_controller(parser)
@@ -98,6 +152,7 @@ def _drain(arguments: Sequence[str]) -> int:
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "keys": _make_keys,
     "controller": _control,
+    "worker": _work,
     "status": _show_status,
     "drain": _drain,
 }
@@ -117,7 +172,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_controller(parser: argparse.ArgumentParser) -> None:
+def _add_pool(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--controller",
         metavar="tcp://HOST:PORT",
@@ -125,6 +180,10 @@ def _add_controller(parser: argparse.ArgumentParser) -> None:
         help=f"default: {POOL_VARIABLE}",
     )
     _add_keys(parser)
+
+
+def _add_controller(parser: argparse.ArgumentParser) -> None:
+    _add_pool(parser)
     parser.add_argument(
         "--timeout",
         type=float,
@@ -140,6 +199,7 @@ def _controller(args: argparse.Namespace) -> str:
         raise CommandError(
             f"say where the controller is: --controller tcp://HOST:PORT, or {POOL_VARIABLE}"
         )
-    if not 0 < args.timeout < 1e6:
-        raise CommandError(f"--timeout is {args.timeout:g}, but seconds above 0 are expected")
+    timeout = getattr(args, "timeout", _DEFAULT_TIMEOUT_S)
+    if not 0 < timeout < 1e6:
+        raise CommandError(f"--timeout is {timeout:g}, but seconds above 0 are expected")
     return str(endpoint)

@@ -9,12 +9,11 @@ maps once.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind
-from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 
@@ -41,9 +39,10 @@ from penstock.fingerprint import fingerprint
 from penstock.pickled_once import PickledOnce
 from penstock.request_feed import RequestFeed
 from penstock.shard_state import ShardStarts, load_dataset_state
+from penstock.slab_collate import collating_into, lend_slabs_to_torch
 from penstock.start_turns import StartTurn
 from penstock.stuck_worker import offer_stack
-from penstock.table_rows import is_collate_map_untouched, plain_rows
+from penstock.table_rows import plain_rows
 from penstock.threaded_fetch import FetchPool, make_pool
 
 _CONNECT_TIMEOUT_S = (
@@ -112,7 +111,7 @@ def _work(
         )
     except ClosedError:
         return  # the trainer went away while this process started
-    _lend_slabs_to_torch(server)
+    lend_slabs_to_torch(server)
     shards = range(worker_id, spec.shard_count, num_workers)
     pool = make_pool(fetch.fetch_threads)
     try:
@@ -147,7 +146,7 @@ def _serve(
 ) -> None:
     where = f"in DataLoader worker process {worker_id}"
     init_error: ExceptionWrapper | None = None
-    into_slab = _collating_into(server, fetch)
+    into_slab = collating_into(server, fetch)
     fetcher: Fetcher
     datasets: dict[int, Any] = {}
     starts = spec.starts
@@ -261,47 +260,3 @@ def _answer(
         else:
             wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
         server.answer(request, wrapper, True, False, marks.state, dumps)
-
-
-def _collating_into(server: _C.WorkerServer, fetch: FetchSpec) -> FetchSpec:
-    """The same with the native default_collate in the place of torch's."""
-    if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
-        return replace(fetch, collate_fn=_SlabCollate(server))
-    return fetch
-
-
-class _SlabCollate:
-    """default_collate into the slab;
-    torch's own as soon as the user has changed torch's registry.
-    """
-
-    draws_nothing = True
-
-    def __init__(self, server: _C.WorkerServer) -> None:
-        self._server = server
-
-    def __call__(self, samples: Any) -> Any:
-        if type(samples) is not list or not is_collate_map_untouched():
-            return torch_collate.default_collate(samples)
-        return self._server.collate(samples, torch_collate.default_collate)
-
-
-def _lend_slabs_to_torch(server: _C.WorkerServer) -> None:
-    """Makes torch's collate functions write into the slab.
-
-    Inside a worker, torch's default_collate asks for a fresh shared storage for each tensor, whose
-    pages the kernel must first clear: most of the cost of a large batch. Here the storage lies in
-    the slab of the batch being made, so a collate_fn that calls default_collate gains what the
-    plain one does. Other uses of shared storages are untouched.
-    """
-    owner_pid = os.getpid()
-    new_shared = torch.UntypedStorage._new_shared
-
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
-            block = server.new_bytes(size)
-            if block is not None:
-                return block.untyped_storage()
-        return new_shared(size, device=device)  # type: ignore[no-untyped-call]
-
-    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[method-assign, assignment]

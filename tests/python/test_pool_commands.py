@@ -174,6 +174,7 @@ def test_a_status_is_a_table_of_workers_and_queues() -> None:
     trainer = {
         "id": "11ab000000000001",
         "job": "train.py",
+        "about": "host b",
         "workers": 1,
         "workers_max": 64,
         "queue": queue,
@@ -183,4 +184,4 @@ def test_a_status_is_a_table_of_workers_and_queues() -> None:
     lines = text.splitlines()
     assert "assigns nobody yet" in lines[0]
     assert lines[2].split() == "00ab0000 tcp://10.0.0.2:4000 11ab0000, moving 0.2 s host a".split()
-    assert lines[4].split() == "11ab0000 train.py 1 of 64 3 4 2.5 MB 1.2 s 10".split()
+    assert lines[4].split() == "11ab0000 train.py 1 of 64 3 4 2.5 MB 1.2 s 10 host b".split()

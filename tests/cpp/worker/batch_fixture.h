@@ -25,7 +25,7 @@
 #include "transport/arena.h"
 #include "transport/frame.h"
 #include "transport/nest.h"
-#include "worker/slab_pool.h"
+#include "transport/slab_pool.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
@@ -70,7 +70,7 @@ class BatchTest : public test::SeededTest {
   // One thread, as in a worker: torch's pool of threads does not survive the forks of these tests.
   BatchTest() { at::set_num_threads(1); }
 
-  void open(const SlabPoolOptions& options) {
+  void open(const transport::SlabPoolOptions& options) {
     pool_.emplace(options, is_closing_);
     writer_.emplace(*pool_);
   }
@@ -149,7 +149,7 @@ class BatchTest : public test::SeededTest {
 
   std::atomic<bool> is_closing_{false};
   std::map<uint32_t, std::shared_ptr<transport::ArenaView>> views_;
-  std::optional<SlabPool> pool_;
+  std::optional<transport::SlabPool> pool_;
   std::optional<SlabWriter> writer_;
 };
 

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/plain_nest.h"
+#include "bindings/python_collate.h"
+#include "bindings/python_indices.h"
+#include "bindings/python_nest.h"
+#include "bindings/raise.h"
+#include "transport/key_folder.h"
+#include "transport/shared_key_folder.h"
+#include "worker/pool_server.h"
+#include "worker/row_batch.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using std::chrono::steady_clock;
+using transport::BlobId;
+using worker::PoolServer;
+using worker::PoolWork;
+
+namespace {
+
+constexpr auto kSignalInterval = std::chrono::milliseconds(100);
+
+struct Settings {
+  std::string bind;
+  std::optional<std::string> advertised;
+  std::optional<std::string> controller;
+  std::optional<std::string> key_folder;
+  std::string about;
+  uint64_t arena_bytes;
+  uint64_t blob_bytes_max;
+  double patience_s;
+  pid_t parent_pid;
+};
+
+Result<std::optional<transport::Endpoint>> parse(const std::optional<std::string>& text) {
+  if (!text) return std::optional<transport::Endpoint>();
+  auto endpoint = transport::Endpoint::parse(*text);
+  if (!endpoint) return endpoint.error();
+  return std::optional(std::move(endpoint).value());
+}
+
+Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
+  auto bind = transport::Endpoint::parse(settings.bind);
+  if (!bind) return bind.error();
+  auto controller = parse(settings.controller);
+  if (!controller) return controller.error();
+  auto advertised = parse(settings.advertised);
+  if (!advertised) return advertised.error();
+  auto keys = settings.key_folder ? transport::load_key_folder(*settings.key_folder, transport::Role::kWorker)
+                                  : transport::load_shared_keys(transport::Role::kWorker);
+  if (!keys) return keys.error();
+  return PoolServer::start(
+      {.bind = std::move(bind).value(),
+       .keys = std::move(keys).value(),
+       .controller = std::move(controller).value(),
+       .advertised = std::move(advertised).value(),
+       .about = settings.about,
+       .arena_bytes = settings.arena_bytes,
+       .blob_bytes_max = settings.blob_bytes_max,
+       .patience = std::chrono::duration_cast<cluster::Duration>(std::chrono::duration<double>(settings.patience_s)),
+       .parent_pid = settings.parent_pid});
+}
+
+// What `ask` gives, or nothing at the deadline. Signals are seen meanwhile.
+template <typename Ask>
+auto wait_for(double timeout_s, Ask ask) -> std::optional<std::decay_t<decltype(ask(steady_clock::now()).value())>> {
+  const auto deadline = steady_clock::now() +
+                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  for (;;) {
+    auto result = without_gil([&] { return ask(std::min(deadline, steady_clock::now() + kSignalInterval)); });
+    if (result) return std::move(result).value();
+    if (result.error().code != Errc::kTimeout) raise_failure(result.error());
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (steady_clock::now() >= deadline) return std::nullopt;
+  }
+}
+
+BlobId blob_id(const std::string& bytes) {
+  BlobId id;
+  if (bytes.size() != id.size()) throw py::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
+  std::memcpy(id.data(), bytes.data(), id.size());
+  return id;
+}
+
+py::bytes to_python(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::byte> copy_of(const std::optional<py::bytes>& value) {
+  if (!value) return {};
+  const auto bytes = std::as_bytes(std::span(static_cast<std::string_view>(*value)));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::optional<py::bytes> fetch_blob(PoolServer& server, const std::string& id_bytes, double timeout_s) {
+  const BlobId id = blob_id(id_bytes);
+  const auto bytes = wait_for(timeout_s, [&](auto deadline) { return server.blob(id, deadline); });
+  return bytes ? std::optional(to_python(*bytes)) : std::nullopt;
+}
+
+void answer(PoolServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
+            const std::optional<py::bytes>& state, const py::object& dumps) {
+  EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
+  worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
+  worker::PoolMarks marks{.flags = threads_drew ? transport::kDescriptorThreadsDrew : uint8_t{0},
+                          .state = copy_of(state)};
+  unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
+}
+
+// A batch of a TensorDataset. False when the request's indices are not plain rows.
+Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources) {
+  if (work.index_kind != transport::IndexKind::kIntegers) return false;
+  const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
+  const auto batch = worker::gather_batch(server.writer(), sources, indices);
+  if (!batch) return false;
+  if (auto sent = server.answer(work, batch->content(), {}); !sent) return sent.error();
+  return true;
+}
+
+}  // namespace
+
+void bind_pool_worker(py::module_& module) {
+  py::class_<PoolWork, std::shared_ptr<PoolWork>>(module, "PoolWork")
+      .def_property_readonly("trainer_id", [](const PoolWork& self) { return self.trainer_id; })
+      .def_property_readonly("tenancy", [](const PoolWork& self) { return self.tenancy; })
+      .def_property_readonly("epoch", [](const PoolWork& self) { return self.key.epoch; })
+      .def_property_readonly("sequence", [](const PoolWork& self) { return self.key.sequence; })
+      .def_property_readonly("lane", [](const PoolWork& self) { return self.lane; })
+      .def_property_readonly("is_lane_start", [](const PoolWork& self) { return self.is_lane_start; })
+      .def_property_readonly("is_pickled",
+                             [](const PoolWork& self) { return self.index_kind == transport::IndexKind::kPickle; })
+      .def("indices", [](const PoolWork& self) { return indices_to_python(self.index_kind, self.indices); })
+      .def_property_readonly("seeds", [](const PoolWork& self) { return to_python(self.seeds); })
+      .def_property_readonly("state", [](const PoolWork& self) { return to_python(self.state); })
+      .def_property_readonly("blobs", [](const PoolWork& self) {
+        std::vector<py::bytes> ids;
+        for (const BlobId& id : self.blobs) ids.push_back(to_python(id));
+        return ids;
+      });
+  py::class_<PoolServer>(module, "PoolServer")
+      .def_static(
+          "start",
+          [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> controller,
+             std::optional<std::string> key_folder, const std::string& about, uint64_t arena_bytes,
+             uint64_t blob_bytes_max, double patience_s, pid_t parent_pid) {
+            return unwrap(without_gil([&] {
+              return start({bind, std::move(advertised), std::move(controller), std::move(key_folder), about,
+                            arena_bytes, blob_bytes_max, patience_s, parent_pid});
+            }));
+          },
+          py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("controller"), py::arg("key_folder"),
+          py::arg("about"), py::arg("arena_bytes"), py::arg("blob_bytes_max"), py::arg("patience_s"),
+          py::arg("parent_pid"))
+      .def_property_readonly("worker_id", &PoolServer::worker_id)
+      .def_property_readonly("endpoint", [](const PoolServer& self) { return self.endpoint().text(); })
+      .def_property_readonly("advertised", [](const PoolServer& self) { return self.advertised(); })
+      .def_property_readonly("signal_fd", &PoolServer::signal_fd)
+      .def(
+          "next",
+          [](PoolServer& self, double timeout_s) {
+            auto work = wait_for(timeout_s, [&](auto deadline) { return self.next(deadline); });
+            return work ? std::const_pointer_cast<PoolWork>(*work) : nullptr;  // None
+          },
+          py::arg("timeout_s"))
+      .def("take_notices", &PoolServer::take_notices)
+      .def_property_readonly("is_wanted", &PoolServer::is_wanted)
+      .def("blob", &fetch_blob, py::arg("id"), py::arg("timeout_s"))
+      .def(
+          "has_prefix", [](PoolServer& self, const std::string& id) { return self.prefixes().has(blob_id(id)); },
+          py::arg("id"))
+      .def(
+          "add_prefix",
+          [](PoolServer& self, const std::string& id, const py::bytes& message) {
+            self.prefixes().put(blob_id(id), std::as_bytes(std::span(static_cast<std::string_view>(message))));
+          },
+          py::arg("id"), py::arg("message"))
+      .def("begin", [](PoolServer& self) { self.writer().begin(); })
+      .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
+           py::arg("dumps"))
+      .def(
+          "answer_rows",
+          [](PoolServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources) {
+            return unwrap(without_gil([&] { return answer_rows(self, work, sources); }));
+          },
+          py::arg("work"), py::arg("sources"))
+      .def(
+          "answer_end", [](PoolServer& self, const PoolWork& work) { self.answer_end(work); }, py::arg("work"))
+      .def(
+          "answer_error",
+          [](PoolServer& self, const PoolWork& work, std::string type_name, std::string text,
+             const std::optional<py::bytes>& state) {
+            unwrap(self.answer_error(work, {std::move(type_name), std::move(text)}, copy_of(state)));
+          },
+          py::arg("work"), py::arg("type_name"), py::arg("text"), py::arg("state"))
+      .def("give_up", &PoolServer::give_up)
+      .def("decline", &PoolServer::decline, py::arg("reason"))
+      .def("drain", &PoolServer::drain)
+      .def("close", [](PoolServer& self) { unwrap(without_gil([&] { return self.close(), Result<void>(); })); })
+      .def(
+          "collate",
+          [](PoolServer& self, const py::list& samples, const py::object& default_collate) {
+            return collate(self.writer(), samples, default_collate);
+          },
+          py::arg("samples"), py::arg("default_collate"))
+      .def("new_bytes", [](PoolServer& self, int64_t bytes) {
+        at::Tensor tensor = self.writer().new_bytes(bytes);
+        return tensor.defined() ? wrap_tensor(tensor) : py::none();
+      });
+}
+
+}  // namespace penstock::bindings

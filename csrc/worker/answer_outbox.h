@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a worker of a pool has to say to its trainer, in order. Batches leave in pieces, straight from their slabs, and
+// only so many of them are in ZeroMQ's hands at once: its own marks count messages and not bytes.
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "cluster/data_message.h"
+#include "transport/server_socket.h"
+#include "worker/pool_work.h"
+#include "worker/work_exchange.h"
+
+namespace penstock::worker {
+
+constexpr uint64_t kSentBytesMax = uint64_t{64} << 20;  // of pieces that ZeroMQ has not sent yet
+
+struct OutgoingMessage {
+  std::string routing_id;
+  cluster::ToTrainer message;
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  std::shared_ptr<const PoolResult> result =
+      {};                 // of an answer; shared with the server, which may have to send it again
+  std::string text = {};  // why a trainer is refused
+};
+
+// Confined to the I/O thread.
+class AnswerOutbox {
+ public:
+  // `exchange` is woken when pieces have left. Its owner outlives the context of the sockets.
+  explicit AnswerOutbox(const WorkExchange& exchange) : exchange_(exchange) {}
+
+  void push(OutgoingMessage message) { messages_.push_back({std::move(message), 0}); }
+  // Forgets what belongs to a link that has ended. What is still on its way over a connection that is gone stands in
+  // nobody's way.
+  void clear();
+  bool is_empty() const { return messages_.empty(); }
+
+  // Sends as much as may be on its way. What a peer that is gone should have had is dropped: it asks again on its next
+  // link.
+  void pump(transport::ServerSocket& socket);
+
+ private:
+  struct Waiting {
+    OutgoingMessage outgoing;
+    uint64_t offset;  // of a batch, what is sent of it
+  };
+  // Returns whether the whole message has left; one that must wait leaves `is_full_` set.
+  bool send_piece(transport::ServerSocket& socket, Waiting& waiting);
+
+  const WorkExchange& exchange_;
+  std::deque<Waiting> messages_;
+  using Counter = std::atomic<uint64_t>;
+  // Of the pieces on their way; shared with each of them, which lowers it on ZeroMQ's thread.
+  std::shared_ptr<Counter> sent_bytes_ = std::make_shared<Counter>(0);
+  bool is_full_ = false;
+};
+
+}  // namespace penstock::worker

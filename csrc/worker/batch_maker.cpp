@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/batch_maker.h"
+
+#include <utility>
+
+namespace penstock::worker {
+
+Result<MadeBatch> BatchMaker::make(BatchContent content, const BatchPlace& place) {
+  const auto began_at = std::chrono::steady_clock::now();
+  const bool is_compiled = prefixes_.run(content, place.epoch_seed, place.sequence);
+  auto made = make_plain(content);
+  if (!made) return made;
+  made.value().is_compiled = is_compiled;
+  // What is fetched lies in the slab already, as a rule, so that sealing is the copying of boundary tensors.
+  if (!content.boundary_keys.empty()) made.value().on_prefix = std::chrono::steady_clock::now() - began_at;
+  return made;
+}
+
+Result<MadeBatch> BatchMaker::make_plain(const BatchContent& content) {
+  auto sealed = writer_.seal(content);
+  if (!sealed) return sealed.error();
+  return MadeBatch{.sealed = std::move(sealed).value()};
+}
+
+}  // namespace penstock::worker

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What every worker does with a batch once the dataset has given it, whoever it is for: the prefixes are run on it, and
+// it is sealed in a slab.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "base/result.h"
+#include "transport/slab_pool.h"
+#include "worker/prefix_stage.h"
+#include "worker/slab_writer.h"
+
+namespace penstock::worker {
+
+// From where a prefix that draws has its numbers.
+struct BatchPlace {
+  uint64_t epoch_seed = 0;
+  uint64_t sequence = 0;
+};
+
+struct MadeBatch {
+  SealedBatch sealed;
+  bool is_compiled = false;  // compiled code made boundary tensors of it
+  // What was spent on boundary tensors: computing them and writing the batch that they travel in.
+  std::chrono::nanoseconds on_prefix{0};
+};
+
+// Confined to the thread that serves requests, but for writer()'s thread-safe calls.
+class BatchMaker {
+ public:
+  // `is_closing` ends a wait for a slab.
+  BatchMaker(const transport::SlabPoolOptions& options, const std::atomic<bool>& is_closing)
+      : pool_(options, is_closing), writer_(pool_) {}
+
+  transport::SlabPool& pool() { return pool_; }
+  SlabWriter& writer() { return writer_; }
+  PrefixStage& prefixes() { return prefixes_; }
+
+  // Runs the prefixes and seals. kClosed when nobody is there to take the batch.
+  Result<MadeBatch> make(BatchContent content, const BatchPlace& place);
+  // Seals what is no batch of the dataset's.
+  Result<MadeBatch> make_plain(const BatchContent& content);
+
+ private:
+  transport::SlabPool pool_;
+  SlabWriter writer_;
+  PrefixStage prefixes_;
+};
+
+}  // namespace penstock::worker

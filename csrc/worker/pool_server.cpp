@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/pool_server.h"
+
+#include <pthread.h>
+
+#include <future>
+#include <span>
+
+#include "transport/identity.h"
+
+namespace penstock::worker {
+
+using transport::AnswerKind;
+
+namespace {
+
+// Batches that are ready or on their way to the trainer, beside the one that is made. The trainer takes them as they
+// come, so that two hide the time on the way.
+constexpr uint32_t kBatchesAhead = 4;
+
+Result<void> check_state(std::span<const std::byte> state) {
+  if (state.size() <= transport::kPoolBodyBytesMax / 2) return {};
+  return Error{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
+                                    " bytes, and a pool's worker can send " +
+                                    std::to_string(transport::kPoolBodyBytesMax / 2) +
+                                    "; keep large things out of state_dict()"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
+  const auto worker_id = transport::draw_identity();
+  if (!worker_id) return worker_id.error();
+  auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
+  std::promise<Result<void>> opened;
+  auto outcome = opened.get_future();
+  // Its sockets are of the thread that makes them.
+  server->thread_ = std::jthread([io = &server->io_, opened = std::move(opened)](const std::stop_token& stop) mutable {
+    ::pthread_setname_np(::pthread_self(), "pk_pool_server");
+    auto result = io->open();
+    const bool is_open = static_cast<bool>(result);
+    opened.set_value(std::move(result));
+    if (is_open) io->run(stop);
+  });
+  if (auto result = outcome.get(); !result) return result.error();
+  return server;
+}
+
+PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
+    : options_(std::move(options)),
+      worker_id_(worker_id),
+      maker_({.arena_bytes = options_.arena_bytes, .prefetch_factor = kBatchesAhead}, exchange_.is_closed()),
+      io_(options_, worker_id, exchange_) {}
+
+PoolServer::~PoolServer() { close(); }
+
+void PoolServer::close() {
+  thread_.request_stop();
+  exchange_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+uint32_t PoolServer::time_since(const PoolWork& work) {
+  return transport::time_units(std::chrono::steady_clock::now() - work.begun_at);
+}
+
+Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
+  if (auto checked = check_state(marks.state); !checked) return checked;
+  shelf_.select(work.prefixes(), maker_.prefixes());
+  auto made = maker_.make(std::move(content), {.epoch_seed = work.epoch_seed, .sequence = work.key.sequence});
+  if (!made) return made.error();
+  const bool is_compiled = made.value().is_compiled;
+  PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
+  if (is_compiled) result.flags |= transport::kDescriptorCompiled;
+  result.batch = std::make_unique<HeldBatch>(std::move(made.value().sealed));
+  if (result.batch->payload().size() > transport::kPoolPayloadBytesMax) {
+    return Error{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
+                                      " bytes, and a pool's worker can send " +
+                                      std::to_string(transport::kPoolPayloadBytesMax) + "; lower batch_size"};
+  }
+  result.state = std::move(marks.state);
+  result.fetch_time = time_since(work);
+  result.prefix_time = transport::time_units(made.value().on_prefix);
+  exchange_.finish(std::move(result));
+  return {};
+}
+
+void PoolServer::answer_end(const PoolWork& work) {
+  PoolResult result{.answer = AnswerKind::kEnd};
+  result.fetch_time = time_since(work);
+  exchange_.finish(std::move(result));
+}
+
+Result<void> PoolServer::answer_error(const PoolWork& work, const Failure& failure, std::vector<std::byte> state) {
+  if (auto checked = check_state(state); !checked) return checked;
+  PoolResult result{.answer = AnswerKind::kError};
+  result.text = failure.type_name + '\0' + failure.text;
+  result.text.resize(std::min(result.text.size(), transport::kPoolBodyBytesMax / 2));
+  result.state = std::move(state);
+  result.fetch_time = time_since(work);
+  exchange_.finish(std::move(result));
+  return {};
+}
+
+void PoolServer::give_up() { exchange_.finish({.kind = PoolResult::Kind::kGivenUp}); }
+
+void PoolServer::decline(std::string reason) {
+  PoolResult result{.kind = PoolResult::Kind::kDeclined};
+  result.text = std::move(reason);
+  result.text.resize(std::min(result.text.size(), transport::kPoolBodyBytesMax / 2));
+  exchange_.finish(std::move(result));
+}
+
+}  // namespace penstock::worker

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A worker of a pool: takes requests of whichever trainer it is given to, gives out memory for batches, and sends
+// finished ones in pieces. A thread of its own talks to trainers and the controller (pool_server_io.h); this is what
+// the thread that makes batches sees of it.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/process_bound.h"
+#include "base/result.h"
+#include "worker/batch_maker.h"
+#include "worker/pool_server_io.h"
+#include "worker/pool_work.h"
+#include "worker/prefix_shelf.h"
+#include "worker/work_exchange.h"
+
+namespace penstock::worker {
+
+// What is said of a batch beside its content.
+struct PoolMarks {
+  uint8_t flags = 0;               // of transport::Descriptor
+  std::vector<std::byte> state{};  // the dataset's after the batch
+};
+
+// Confined to the thread that makes batches, but for writer()'s thread-safe calls and drain().
+class PoolServer {
+ public:
+  using Deadline = WorkExchange::Deadline;
+
+  // Listens, and begins to report to the controller, which need not be there yet.
+  static Result<std::unique_ptr<PoolServer>> start(PoolServerOptions options);
+
+  // For `start`.
+  PoolServer(PoolServerOptions options, uint64_t worker_id);
+  PoolServer(const PoolServer&) = delete;
+  PoolServer& operator=(const PoolServer&) = delete;
+  ~PoolServer();
+
+  uint64_t worker_id() const { return worker_id_; }
+  const transport::Endpoint& endpoint() const { return io_.endpoint(); }
+  const std::string& advertised() const { return io_.advertised(); }
+  int signal_fd() const { return io_.signal_fd(); }
+
+  // The next piece of work, which is to be answered, given up or declined before there is another. kTimeout at the
+  // deadline; once this worker has ended, kClosed, or kFailed where somebody has to do something about it. Blocks.
+  Result<std::shared_ptr<const PoolWork>> next(Deadline deadline) { return exchange_.next(deadline); }
+  // A blob of the work in hand, unchecked. As WorkExchange::blob. Blocks.
+  Result<std::vector<std::byte>> blob(const transport::BlobId& id, Deadline deadline) {
+    return exchange_.blob(id, deadline);
+  }
+  bool is_wanted() const { return exchange_.is_wanted(); }
+  std::vector<std::string> take_notices() { return exchange_.take_notices(); }
+
+  PrefixShelf& prefixes() { return shelf_; }
+  SlabWriter& writer() { return maker_.writer(); }
+
+  // Runs the prefixes of the work on its batch, and hands it over to be sent. kTooLarge when it, or the state, is more
+  // than a message may carry.
+  Result<void> answer(const PoolWork& work, BatchContent content, PoolMarks marks);
+  // The shard has no more.
+  void answer_end(const PoolWork& work);
+  struct Failure {
+    std::string type_name;
+    std::string text;
+  };
+  // kTooLarge as for a batch.
+  Result<void> answer_error(const PoolWork& work, const Failure& failure, std::vector<std::byte> state);
+  // Nobody wants it any more.
+  void give_up();
+  // This worker can make nothing of what the trainer asks for.
+  void decline(std::string reason);
+
+  // Takes no more work; next() ends once all that was begun has been taken.
+  void drain() { exchange_.drain(); }
+  // Ends at once.
+  void close();
+
+ private:
+  static uint32_t time_since(const PoolWork& work);
+
+  const PoolServerOptions options_;
+  const uint64_t worker_id_;
+  WorkExchange exchange_;
+  BatchMaker maker_;
+  PrefixShelf shelf_;
+  PoolServerIo io_;
+  std::jthread thread_;  // named pk_pool_server
+};
+
+}  // namespace penstock::worker

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/pool_server_io.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "transport/live_clock.h"
+#include "transport/readiness.h"
+
+namespace penstock::worker {
+
+using cluster::ToTrainer;
+using cluster::ToWorker;
+using cluster::WorkDesk;
+using std::chrono::milliseconds;
+using transport::clock_now;
+
+namespace {
+
+constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
+constexpr auto kGrace = milliseconds(500);  // for the main thread to see that the parent is dead and leave by itself
+constexpr int kReceiveCountMax = 256;       // before other things are looked at
+
+}  // namespace
+
+PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange)
+    : options_(options),
+      worker_id_(worker_id),
+      parent_pid_(options.parent_pid != 0 ? options.parent_pid : ::getppid()),
+      exchange_(exchange),
+      outbox_(exchange) {}
+
+Result<void> PoolServerIo::open() {
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    return Error{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
+  signal_read_fd_ = FileDescriptor(ends[0]);
+  signal_write_fd_ = FileDescriptor(ends[1]);
+  context_ = std::make_unique<transport::SocketContext>();
+  auto authenticator = transport::Authenticator::start(*context_);
+  if (!authenticator) return authenticator.error();
+  authenticator_ = std::move(authenticator).value();
+  auto server = transport::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
+                                              {.allowed_roles = {transport::Role::kTrainer}});
+  if (!server) return server.error();
+  server_ = std::move(server).value();
+  transport::Endpoint advertised = options_.advertised.value_or(endpoint());
+  if (advertised.port == 0) advertised.port = endpoint().port;
+  advertised_ = advertised.text();
+  if (!options_.controller) return {};
+  auto registration =
+      Registration::open(*context_, *options_.controller, options_.keys,
+                         {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about}, clock_now());
+  if (!registration) return registration.error();
+  registration_ = std::move(registration).value();
+  return {};
+}
+
+void PoolServerIo::run(const std::stop_token& stop) {
+  auto served = serve(stop);
+  exchange_.close(served ? Error{Errc::kClosed, "this worker was stopped"} : served.error());
+  outbox_.clear();
+  held_.clear();
+  if (registration_) registration_->say_farewell();
+  registration_.reset();
+  server_.reset();
+  authenticator_.reset();
+  context_.reset();
+  await_parents_end(stop);
+}
+
+// Ends with the reason as an error, or without one when it was told to stop.
+Result<void> PoolServerIo::serve(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    exchange_.clear_wake();
+    const Instant now = clock_now();
+    if (auto received = receive(now); !received) return received;
+    take_signals();
+    desk_.tick(now);
+    serve_maker(now);
+    carry_out();
+    outbox_.pump(*server_);
+    if (registration_) {
+      registration_->report(desk_, now);
+      for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
+    }
+    if (auto reason = end_reason(now)) return *std::move(reason);
+    if (auto waited = wait(now); !waited) return waited;
+  }
+  return {};
+}
+
+Result<void> PoolServerIo::receive(Instant now) {
+  transport::ServerReceipt receipt;
+  for (int count = 0; count < kReceiveCountMax; ++count) {
+    auto received = server_->try_receive(receipt);
+    if (!received) return received.error();
+    if (!received.value()) break;
+    if (receipt.parts.empty()) continue;  // it sent what it may not
+    const auto first = receipt.parts.front().bytes();
+    const bool has_piece = receipt.parts.size() == 2;
+    const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
+    if (transport::is_blob_message(first)) {
+      if (auto message = transport::parse_blob_message(first, piece.size())) take_blob(message.value(), piece, now);
+      continue;
+    }
+    const auto request = transport::parse_to_worker(first);
+    if (request && receipt.parts.size() == 1) {
+      take_request(request.value(), receipt.peer.routing_id, now);
+    } else if (!request && request.error().code == Errc::kMismatch) {
+      // Its own parser says what is wrong when it reads this answer.
+      outbox_.push({.routing_id = receipt.peer.routing_id,
+                    .message = {.kind = ToTrainer::Kind::kUnfit},
+                    .worker_id = worker_id_,
+                    .text = request.error().message});
+    }
+  }
+  return registration_ ? registration_->receive(desk_, now) : Result<void>();
+}
+
+void PoolServerIo::take_request(const transport::PoolRequest& request, const std::string& routing_id, Instant now) {
+  const ToWorker& message = request.message;
+  Route& route = routes_[message.trainer_id];
+  // A message of a link before this one was on its way over the connection before.
+  if (message.link >= route.link) route = {.link = message.link, .routing_id = routing_id};
+  const size_t queued_before = desk_.queued_count();
+  desk_.receive(message, now);
+  const size_t queued_count = desk_.queued_count();
+  if (message.kind == ToWorker::Kind::kRequest && queued_count == queued_before + 1) {
+    queued_.emplace(message.key, PoolWork{.trainer_id = message.trainer_id,
+                                          .key = message.key,
+                                          .lane = message.lane,
+                                          .is_lane_start = message.is_lane_start,
+                                          .index_kind = request.index_kind,
+                                          .epoch_seed = request.epoch_seed,
+                                          .indices = {request.indices.begin(), request.indices.end()},
+                                          .seeds = {request.seeds.begin(), request.seeds.end()},
+                                          .state = {request.state.begin(), request.state.end()},
+                                          .blobs = {request.blobs.begin(), request.blobs.end()}});
+  }
+  if (message.kind == ToWorker::Kind::kCancel && queued_count < queued_before) queued_.erase(message.key);
+  carry_out();
+  std::erase_if(routes_, [&](const auto& item) { return item.first != desk_.trainer_id(); });
+}
+
+void PoolServerIo::take_blob(const transport::BlobMessage& message, std::span<const std::byte> bytes, Instant now) {
+  if (const auto* piece = std::get_if<transport::BlobPiece>(&message); piece != nullptr) {
+    if (!fetch_ || fetch_->id() != piece->id) return;
+    if (auto taken = fetch_->receive(*piece, bytes, now); !taken) exchange_.give_blob(piece->id, taken.error());
+    if (fetch_->is_whole()) exchange_.give_blob(piece->id, fetch_->take_bytes());
+  }
+  if (const auto* unknown = std::get_if<transport::BlobUnknown>(&message); unknown != nullptr) {
+    exchange_.give_blob(unknown->id,
+                        Error{Errc::kUnsupported, "the trainer does not have what it asks to make batches with"});
+  }
+}
+
+// ---- The thread that makes batches
+
+void PoolServerIo::serve_maker(Instant now) {
+  auto asked = exchange_.take_asked();
+  if (asked.is_to_drain && !desk_.is_draining()) drain(now);
+  if (asked.result) take_result(*std::move(asked.result));
+  settle_given_up();
+  if (asked.wants_work) begin_work();
+  fetch_blob(asked.blob, now);
+  exchange_.set_wanted(desk_.may_be_wanted());
+}
+
+void PoolServerIo::take_result(PoolResult result) {
+  PENSTOCK_ASSERT(running_, "a result of no work");
+  if (result.kind == PoolResult::Kind::kGivenUp) {
+    is_given_up_ = true;
+    return;
+  }
+  if (result.kind == PoolResult::Kind::kDeclined) {
+    if (desk_.trainer_id() == running_->trainer_id) {
+      if (declined_.size() >= cluster::kDeclinedCountMax) declined_.erase(declined_.begin());
+      declined_[running_->trainer_id] = std::move(result.text);
+      desk_.decline();
+    }
+  } else {
+    held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
+  }
+  const auto done = std::exchange(running_, nullptr);
+  desk_.finished();
+}
+
+// What was given up as unwanted may have been asked for again in the same moment.
+void PoolServerIo::settle_given_up() {
+  if (!is_given_up_ || desk_.may_be_wanted()) return;
+  is_given_up_ = false;
+  running_.reset();
+  desk_.finished();
+}
+
+void PoolServerIo::begin_work() {
+  if (is_given_up_) {
+    if (!desk_.is_wanted()) return;
+    is_given_up_ = false;
+    return exchange_.offer(running_);
+  }
+  const auto request = desk_.begin();
+  if (!request) return;
+  const auto found = queued_.find(request->key);
+  PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
+  PoolWork work = std::move(found->second);
+  queued_.erase(found);
+  work.tenancy = tenancy_;
+  work.begun_at = std::chrono::steady_clock::now();
+  running_ = std::make_shared<const PoolWork>(std::move(work));
+  exchange_.offer(running_);
+}
+
+void PoolServerIo::fetch_blob(const std::optional<transport::BlobId>& id, Instant now) {
+  if (!id || !running_) return fetch_.reset();
+  if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
+  const auto route = routes_.find(running_->trainer_id);
+  if (route == routes_.end()) return;
+  for (const transport::BlobWish& wish : fetch_->take_wishes(now))
+    static_cast<void>(server_->send(route->second.routing_id, transport::write_blob_message(wish)));
+}
+
+// ---- What the desk says
+
+void PoolServerIo::carry_out() {
+  for (const WorkDesk::Command& command : desk_.take_commands()) {
+    if (command.kind == WorkDesk::Command::Kind::kDrop) {
+      held_.erase(command.key);
+      continue;
+    }
+    const auto route = routes_.find(command.trainer_id);
+    if (route == routes_.end()) continue;
+    const ToTrainer& message = command.message;
+    if (message.kind == ToTrainer::Kind::kWelcome) {
+      outbox_.clear();  // what waits to be sent is of the link before
+      if (message.is_fresh) ++tenancy_;
+    }
+    outbox_.push({.routing_id = route->second.routing_id,
+                  .message = message,
+                  .worker_id = worker_id_,
+                  .incarnation = registration_ ? registration_->incarnation() : 1,
+                  .result = message.kind == ToTrainer::Kind::kAnswer ? held_.at(message.key) : nullptr,
+                  .text = reason_of(command)});
+  }
+  // It forgets its queue without a command for each request.
+  if (desk_.queued_count() == 0) queued_.clear();
+}
+
+std::string PoolServerIo::reason_of(const WorkDesk::Command& command) const {
+  if (command.message.kind == ToTrainer::Kind::kUnfit) {
+    const auto found = declined_.find(command.trainer_id);
+    return found != declined_.end() ? found->second : std::string();
+  }
+  if (command.message.kind != ToTrainer::Kind::kRefused) return {};
+  return desk_.is_draining() ? "it is leaving" : "it serves another trainer";
+}
+
+// ---- The end
+
+void PoolServerIo::take_signals() {
+  std::array<uint8_t, 64> numbers{};
+  const ssize_t count = ::read(signal_read_fd_.get(), numbers.data(), numbers.size());
+  for (ssize_t place = 0; place < count; ++place) {
+    const int number = numbers[static_cast<size_t>(place)];
+    if (number != SIGTERM && number != SIGINT) continue;
+    if (++signal_count_ > 1) ::_exit(128 + number);
+    exchange_.drain();
+  }
+}
+
+void PoolServerIo::drain(Instant now) {
+  desk_.drain();
+  if (registration_) registration_->hurry(now);
+}
+
+std::optional<Error> PoolServerIo::end_reason(Instant now) {
+  if (is_orphan()) return Error{Errc::kClosed, "the process that started this worker is gone"};
+  if (desk_.is_draining() && desk_.is_empty() && outbox_.is_empty())
+    return Error{Errc::kClosed, "this worker was drained"};
+  const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
+  if (silence && *silence >= options_.patience && desk_.trainer_id() == 0 && desk_.is_empty()) {
+    return Error{Errc::kFailed,
+                 "the controller at " + options_.controller->text() + " has said nothing for " +
+                     std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
+                     " s, and there is nothing to do; start this worker again when there is a controller"};
+  }
+  return std::nullopt;
+}
+
+Result<void> PoolServerIo::wait(Instant now) {
+  std::vector<transport::Waitable> sockets{server_->waitable()};
+  if (registration_)
+    for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
+  const std::array<int, 2> fds{exchange_.wake_fd(), signal_read_fd_.get()};
+  std::array<bool, 2> is_readable{};
+  std::optional<Instant> due = cluster::earlier(now + kLookInterval, desk_.next_tick());
+  if (registration_) due = cluster::earlier(due, registration_->due_at());
+  if (fetch_) due = cluster::earlier(due, fetch_->due_at());
+  return transport::wait_readable(sockets, fds, is_readable, transport::wait_time(due, clock_now()));
+}
+
+bool PoolServerIo::is_orphan() const { return ::getppid() != parent_pid_; }
+
+// The dataset may keep the main thread from seeing that it is to end.
+void PoolServerIo::await_parents_end(const std::stop_token& stop) const {
+  std::optional<Instant> orphaned_at;
+  while (!stop.stop_requested()) {
+    pollfd wake{.fd = exchange_.wake_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&wake, 1, static_cast<int>(kLookInterval.count()));
+    exchange_.clear_wake();
+    if (is_orphan() && !orphaned_at) orphaned_at = clock_now();
+    if (orphaned_at && clock_now() - *orphaned_at > kGrace) ::_exit(EXIT_FAILURE);
+  }
+}
+
+}  // namespace penstock::worker

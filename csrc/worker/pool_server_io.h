@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The I/O thread of a pool's worker: a socket for trainers, one to the controller, and a clock around
+// cluster/work_desk.h. It answers pings while the dataset is busy, whoever has the interpreter's lock.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+
+#include "base/file_descriptor.h"
+#include "base/result.h"
+#include "cluster/instant.h"
+#include "cluster/work_desk.h"
+#include "transport/authenticator.h"
+#include "transport/blob_record.h"
+#include "transport/endpoint.h"
+#include "transport/key_ring.h"
+#include "transport/pool_record.h"
+#include "transport/server_socket.h"
+#include "worker/answer_outbox.h"
+#include "worker/blob_fetch.h"
+#include "worker/pool_work.h"
+#include "worker/registration.h"
+#include "worker/work_exchange.h"
+
+namespace penstock::worker {
+
+struct PoolServerOptions {
+  transport::Endpoint bind;
+  transport::KeyRing keys;
+  std::optional<transport::Endpoint> controller = {};
+  // Where trainers reach it, if not at what is bound; port 0 is the port that is bound.
+  std::optional<transport::Endpoint> advertised = {};
+  std::string about = {};  // this process, for people
+  uint64_t arena_bytes = 0;
+  uint64_t blob_bytes_max = transport::kBlobBytesMax;
+  // Without a trainer, and with a controller that has been silent for so long, the worker ends.
+  cluster::Duration patience = std::chrono::seconds(60);
+  // Whose child this process must be to live on; 0 is whoever it is the child of when it starts.
+  pid_t parent_pid = 0;
+};
+
+// Confined to its thread, but for what says otherwise.
+class PoolServerIo {
+ public:
+  // The exchange outlives this.
+  PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange);
+  PoolServerIo(const PoolServerIo&) = delete;
+  PoolServerIo& operator=(const PoolServerIo&) = delete;
+
+  Result<void> open();
+  // Where it listens, and where trainers are told to connect. For any thread, once it is open.
+  const transport::Endpoint& endpoint() const { return server_->endpoint(); }
+  const std::string& advertised() const { return advertised_; }
+  // Takes a byte with the number of each signal, as Python's wakeup descriptor does: the first SIGTERM or SIGINT
+  // drains, the second ends the process. For any thread.
+  int signal_fd() const { return signal_write_fd_.get(); }
+
+  // Serves until the worker has ended or `stop` is requested. Blocks.
+  void run(const std::stop_token& stop);
+
+ private:
+  using Instant = cluster::Instant;
+  struct Route {
+    uint32_t link = 0;
+    std::string routing_id;
+  };
+
+  Result<void> serve(const std::stop_token& stop);
+  Result<void> receive(Instant now);
+  void take_request(const transport::PoolRequest& request, const std::string& routing_id, Instant now);
+  void take_blob(const transport::BlobMessage& message, std::span<const std::byte> piece, Instant now);
+  void serve_maker(Instant now);
+  void take_result(PoolResult result);
+  void settle_given_up();
+  void begin_work();
+  void fetch_blob(const std::optional<transport::BlobId>& id, Instant now);
+  void carry_out();
+  std::string reason_of(const cluster::WorkDesk::Command& command) const;
+  void take_signals();
+  void drain(Instant now);
+  // Why this worker ends now, if it does.
+  std::optional<Error> end_reason(Instant now);
+  Result<void> wait(Instant now);
+  void await_parents_end(const std::stop_token& stop) const;
+  bool is_orphan() const;
+
+  const PoolServerOptions& options_;
+  const uint64_t worker_id_;
+  const pid_t parent_pid_;
+  WorkExchange& exchange_;
+  std::string advertised_;
+  FileDescriptor signal_read_fd_;
+  FileDescriptor signal_write_fd_;
+
+  cluster::WorkDesk desk_;
+  uint64_t tenancy_ = 0;
+  std::map<uint64_t, Route> routes_;                                     // by trainer
+  std::multimap<cluster::BatchKey, PoolWork> queued_;                    // what the desk has in its queue
+  std::shared_ptr<const PoolWork> running_;                              // shared with the thread that makes it
+  bool is_given_up_ = false;                                             // by that thread
+  std::map<cluster::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with what is on its way
+  std::map<uint64_t, std::string> declined_;                             // why, by trainer
+  std::optional<BlobFetch> fetch_;
+  uint32_t signal_count_ = 0;
+
+  // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
+  // does.
+  AnswerOutbox outbox_;
+  std::unique_ptr<transport::SocketContext> context_;
+  std::unique_ptr<transport::Authenticator> authenticator_;
+  std::unique_ptr<transport::ServerSocket> server_;
+  std::unique_ptr<Registration> registration_;
+};
+
+}  // namespace penstock::worker

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a worker of a pool is asked for, and what it has made of it.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster/batch_key.h"
+#include "cluster/dispatch.h"
+#include "transport/blob_record.h"
+#include "transport/message.h"
+#include "transport/pool_record.h"
+#include "worker/slab_writer.h"
+
+namespace penstock::worker {
+
+// A value type.
+struct PoolWork {
+  uint64_t trainer_id = 0;
+  // Counts how often this worker began to serve a trainer of which it knew nothing. A lane that began here in another
+  // tenancy has gone on elsewhere.
+  uint64_t tenancy = 0;
+  cluster::BatchKey key{};
+  cluster::Lane lane = cluster::kNoLane;
+  bool is_lane_start = false;
+  transport::IndexKind index_kind = transport::IndexKind::kNone;
+  uint64_t epoch_seed = 0;
+  std::vector<std::byte> indices{};
+  std::vector<std::byte> seeds{};
+  std::vector<std::byte> state{};
+  std::vector<transport::BlobId> blobs{};  // the job, then its prefixes
+  std::chrono::steady_clock::time_point begun_at{};
+
+  std::span<const transport::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
+};
+
+// A batch that is kept until the trainer has it. Its slab is given back when the last holder lets go of it: the server
+// holds it, and ZeroMQ each piece that is on its way.
+class HeldBatch {
+ public:
+  explicit HeldBatch(SealedBatch batch);
+  HeldBatch(const HeldBatch&) = delete;
+  HeldBatch& operator=(const HeldBatch&) = delete;
+  ~HeldBatch();
+
+  // The tensors' bytes and then the batch record.
+  std::span<const std::byte> payload() const { return payload_; }
+  uint32_t record_bytes() const { return batch_.record_bytes; }
+
+ private:
+  SealedBatch batch_;
+  std::span<const std::byte> payload_;
+};
+
+// What became of a piece of work.
+struct PoolResult {
+  enum class Kind : uint8_t {
+    kAnswer,
+    kGivenUp,   // nobody wanted it any more
+    kDeclined,  // nothing that this trainer asks for can be made here; `text` says why
+  };
+  Kind kind = Kind::kAnswer;
+  transport::AnswerKind answer = transport::AnswerKind::kNone;
+  uint8_t flags = 0;
+  std::unique_ptr<HeldBatch> batch = {};
+  std::string text = {};  // of an error: its type's name, a zero, and the rest
+  std::vector<std::byte> state = {};
+  uint32_t fetch_time = 0;
+  uint32_t prefix_time = 0;
+};
+
+}  // namespace penstock::worker

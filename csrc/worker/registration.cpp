@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/registration.h"
+
+#include <chrono>
+#include <variant>
+
+#include "transport/control_limits.h"
+#include "transport/control_record.h"
+
+namespace penstock::worker {
+
+using cluster::Instant;
+using transport::ConnectionEvent;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFarewellTime{100};
+// A controller that is started together with its workers takes less.
+constexpr cluster::Duration kUnansweredTime = std::chrono::seconds(3);
+
+}  // namespace
+
+Result<std::unique_ptr<Registration>> Registration::open(transport::SocketContext& context,
+                                                         const transport::Endpoint& controller,
+                                                         const transport::KeyRing& keys, Card card, Instant now) {
+  auto socket = transport::ClientSocket::connect(context, controller, keys.own(), keys.controller_key(),
+                                                 {.limits = transport::control_limits()});
+  if (!socket) return socket.error();
+  return std::make_unique<Registration>(std::move(socket).value(), std::move(card), now);
+}
+
+Registration::Registration(std::unique_ptr<transport::ClientSocket> socket, Card card, Instant now)
+    : socket_(std::move(socket)), card_(std::move(card)), enrolment_(card_.worker_id, now), opened_at_(now) {}
+
+Result<void> Registration::receive(cluster::WorkDesk& desk, Instant now) {
+  transport::ClientReceipt receipt;
+  for (;;) {
+    auto received = socket_->try_receive(receipt);
+    if (!received) return received.error();
+    if (!received.value()) break;
+    if (receipt.parts.size() != 1) continue;  // no controller of ours sends that
+    if (auto taken = take(receipt.parts.front().bytes(), desk, now); !taken) return taken;
+  }
+  while (const auto event = socket_->try_event()) {
+    if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Error{Errc::kFailed, event->reason};
+    take_event(*event, now);
+  }
+  if (!socket_->is_connected() && told_.empty() && now - opened_at_ >= kUnansweredTime) {
+    tell("nothing answers at " + socket_->endpoint().text() +
+         " yet; start a controller there (penstock controller "
+         "--bind " +
+         socket_->endpoint().text() + "), or name the address of the one that runs");
+  }
+  return {};
+}
+
+Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, Instant now) {
+  auto message = transport::parse_control(bytes);
+  if (!message) return Error{Errc::kFailed, where() + " sent what cannot be read: " + message.error().message};
+  if (const auto* refusal = std::get_if<transport::Refusal>(&message.value()))
+    return Error{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
+  const auto* orders = std::get_if<cluster::WorkerOrders>(&message.value());
+  if (orders == nullptr) return {};
+  has_answered_ = true;
+  enrolment_.receive(*orders, desk, now);
+  return {};
+}
+
+void Registration::take_event(const ConnectionEvent& event, Instant now) {
+  switch (event.kind) {
+    case ConnectionEvent::Kind::kConnected:
+      enrolment_.clock.hurry(now);
+      if (!told_.empty()) tell(where() + " answers");
+      break;
+    case ConnectionEvent::Kind::kDisconnected:
+      tell(where() + " is gone; this worker goes on, and tries to reach it again");
+      break;
+    case ConnectionEvent::Kind::kRefused: tell(event.reason); break;
+  }
+}
+
+void Registration::report(const cluster::WorkDesk& desk, Instant now) {
+  if (!enrolment_.clock.take(now) || !socket_->is_connected()) return;
+  auto report = enrolment_.report(desk);
+  report.endpoint = card_.endpoint;
+  report.about = card_.about;
+  // One that does not get through is made good by the next.
+  static_cast<void>(socket_->send(transport::write_control(report)));
+}
+
+void Registration::say_farewell() {
+  if (!socket_->is_connected()) return;
+  static_cast<void>(
+      socket_->send(transport::write_control(transport::Farewell{.id = card_.worker_id, .is_worker = true})));
+  socket_->set_linger(kFarewellTime);
+}
+
+std::optional<cluster::Duration> Registration::silence(Instant now) const {
+  return has_answered_ ? std::optional(enrolment_.clock.silence(now)) : std::nullopt;
+}
+
+void Registration::tell(std::string text) {
+  if (text == told_) return;
+  told_ = text;
+  notices_.push_back(std::move(text));
+}
+
+}  // namespace penstock::worker

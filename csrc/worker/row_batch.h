@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One batch of a TensorDataset: the rows of each tensor, in the list that default_collate makes of tuples. No Python.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "transport/nest.h"
+#include "worker/slab_writer.h"
+
+namespace penstock::worker {
+
+struct RowBatch {
+  std::vector<at::Tensor> tensors;
+  transport::NestWriter nest;
+
+  BatchContent content() const { return {.tensors = tensors, .boundary_keys = {}, .nest = nest.view()}; }
+};
+
+// Nothing when the indices are not plain rows, which torch's code then reports.
+std::optional<RowBatch> gather_batch(SlabWriter& writer, std::span<const at::Tensor> sources,
+                                     std::span<const int64_t> indices);
+
+}  // namespace penstock::worker

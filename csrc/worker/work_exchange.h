@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where the two threads of a pool's worker meet: the one that makes batches, which is Python's, and the one that talks
+// to trainers and the controller, which goes on while the other is busy. One piece of work is between them at a time.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "transport/blob_record.h"
+#include "worker/pool_work.h"
+
+namespace penstock::worker {
+
+constexpr size_t kNoticeCountMax = 64;  // older ones are dropped
+
+// Thread-safe.
+class WorkExchange {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  WorkExchange();
+
+  // ---- For the thread that makes batches
+
+  // The next piece of work. kTimeout at the deadline; why the server ended once it has. Blocks.
+  Result<std::shared_ptr<const PoolWork>> next(Deadline deadline);
+  // Hands over what became of it.
+  void finish(PoolResult result);
+  // A blob that the work in hand is made with. kTimeout at the deadline, after which the same is asked for again;
+  // kClosed when the work is not wanted any more. Blocks.
+  Result<std::vector<std::byte>> blob(const transport::BlobId& id, Deadline deadline);
+  bool is_wanted() const;
+  void drain();
+  // What people should know, in the order in which it happened.
+  std::vector<std::string> take_notices();
+
+  // ---- For the I/O thread
+
+  // Readable when the other thread has done something.
+  int wake_fd() const { return wake_fd_.get(); }
+  void clear_wake();
+  // Any thread may wake the I/O thread.
+  void wake() const;
+
+  struct Asked {
+    std::optional<PoolResult> result;
+    bool wants_work = false;
+    bool is_to_drain = false;
+    std::optional<transport::BlobId> blob;
+  };
+  // The result is handed out once; the rest is asked for until it is given.
+  Asked take_asked();
+  void offer(std::shared_ptr<const PoolWork> work);
+  void set_wanted(bool is_wanted);
+  void give_blob(const transport::BlobId& id, Result<std::vector<std::byte>> bytes);
+  void add_notice(std::string text);
+  // Nothing is offered from now on; the first reason stands.
+  void close(Error reason);
+
+  const std::atomic<bool>& is_closed() const { return is_closed_; }
+
+ private:
+  FileDescriptor wake_fd_;
+  std::atomic<bool> is_closed_{false};
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::optional<Error> reason_ PENSTOCK_GUARDED_BY(mutex_);
+  std::shared_ptr<const PoolWork> offered_ PENSTOCK_GUARDED_BY(mutex_);  // shared by both threads
+  bool wants_work_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  bool is_wanted_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  bool is_to_drain_ PENSTOCK_GUARDED_BY(mutex_) = false;
+  std::optional<PoolResult> result_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<transport::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<Result<std::vector<std::byte>>> blob_ PENSTOCK_GUARDED_BY(mutex_);
+  std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
+};
+
+}  // namespace penstock::worker

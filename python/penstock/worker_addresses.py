@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the workers of one host listen, and where trainers on other machines reach them."""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+_ANY_HOST = ("*", "0.0.0.0", "::")
+
+
+class WorkerAddress(NamedTuple):
+    bind: str
+    advertised: str | None  # None: what is bound. Port 0 is the port that is bound
+
+
+def worker_addresses(
+    controller: str, bind: str | None, advertise: str | None, count: int
+) -> list[WorkerAddress]:
+    """Those of ``count`` processes. Ports that are given count up; 0 is a free one.
+
+    Looks the controller's host up, and can block for that. Raises ValueError and OSError.
+    """
+    controller_host, controller_port = _parse(controller)
+    host, port = (None, 0) if bind is None else _parse(bind)
+    shown_host, shown_port = (None, 0) if advertise is None else _parse(advertise)
+    if shown_host in _ANY_HOST:
+        raise ValueError(
+            f"--advertise is {advertise}, which names no single host; name the one that trainers "
+            f"reach this machine by"
+        )
+    if host is None:
+        host = _address_towards(controller_host, controller_port)
+    elif host in _ANY_HOST and shown_host is None:
+        shown_host, shown_port = _address_towards(controller_host, controller_port), port
+    for name, first in (("--bind", port), ("--advertise", shown_port)):
+        if first + (count - 1 if first else 0) > 65535:
+            raise ValueError(
+                f"{name} begins with port {first}, and {count} processes need one each, up to "
+                f"65535; begin with a lower one, or with 0 for free ports"
+            )
+    return [
+        WorkerAddress(
+            _text(host, _nth(port, number)),
+            None if shown_host is None else _text(shown_host, _nth(shown_port, number)),
+        )
+        for number in range(count)
+    ]
+
+
+def _nth(port: int, number: int) -> int:
+    return port + number if port else 0
+
+
+def _parse(endpoint: str) -> tuple[str, int]:
+    """Host, without brackets, and port."""
+    scheme, separator, rest = endpoint.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if (scheme, separator) != ("tcp", "://") or not host or not colon or not port.isdecimal():
+        raise ValueError(
+            f"{endpoint!r} is no address; tcp://HOST:PORT is expected, such as tcp://10.0.0.5:7000"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _text(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to a host. Nothing is sent."""
+    try:
+        found = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise OSError(
+            f"the controller's host {host} cannot be looked up ({error}); name it as this machine "
+            f"knows it, or say with --bind where this worker listens"
+        ) from error
+    # As ZeroMQ chooses: IPv6 for hosts that have nothing else.
+    found.sort(key=lambda info: info[0] != socket.AF_INET)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as towards:
+        towards.connect(address)
+        return str(towards.getsockname()[0])

@@ -1,0 +1,587 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pool's worker on loopback with real sockets and keys, a trainer by hand, and a controller by hand.
+#include "worker/pool_server.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <functional>
+#include <future>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../transport/pool_sockets.h"
+#include "pool_trainer.h"
+#include "transport/control_limits.h"
+#include "transport/control_record.h"
+#include "transport/frame.h"
+#include "transport/nest.h"
+
+namespace penstock::worker {
+namespace {
+
+using cluster::ToTrainer;
+using cluster::ToWorker;
+using transport::AnswerKind;
+using transport::BlobId;
+using transport::Role;
+
+constexpr uint64_t kMegabyte = 1 << 20;
+
+// A batch of one tensor of `bytes` bytes, which count up from `first`.
+BatchContent counting_batch(SlabWriter& writer, const transport::NestWriter& nest, int64_t bytes, int first) {
+  writer.begin();
+  at::Tensor tensor = writer.empty({bytes}, at::kByte);
+  auto* data = tensor.mutable_data_ptr<uint8_t>();
+  for (int64_t place = 0; place < bytes; ++place) data[place] = static_cast<uint8_t>(first + place);
+  return {.tensors = {tensor}, .boundary_keys = {}, .nest = nest.view()};
+}
+
+class PoolServerTest : public transport::PoolSocketsTest {
+ protected:
+  using Maker = std::function<void(PoolServer&, const PoolWork&)>;
+
+  PoolServerTest() {
+    at::set_num_threads(1);
+    nest_.tensor(0);
+  }
+  ~PoolServerTest() override { end_worker(); }
+
+  PoolServerOptions options(uint64_t arena_bytes = 64 * kMegabyte) const {
+    return {.bind = {.host = "127.0.0.1", .port = 0}, .keys = keys_.ring(Role::kWorker), .arena_bytes = arena_bytes};
+  }
+  void start(PoolServerOptions options) {
+    auto started = PoolServer::start(std::move(options));
+    ASSERT_TRUE(started) << started.error().message;
+    server_ = std::move(started).value();
+  }
+  // The worker's main thread: what it is asked for is made by `maker` until the worker ends.
+  void work_by(Maker maker) {
+    ended_ = std::async(std::launch::async, [this, maker = std::move(maker)]() -> Error {
+      for (;;) {
+        auto work = server_->next(Clock::now() + std::chrono::seconds(1));
+        if (work) {
+          maker(*server_, *work.value());
+        } else if (work.error().code != Errc::kTimeout) {
+          return work.error();
+        }
+      }
+    });
+  }
+  // Batches of as many bytes as the first index says.
+  void serve_batches() {
+    work_by([this](PoolServer& server, const PoolWork& work) { answer(server, work); });
+  }
+  void answer(PoolServer& server, const PoolWork& work) {
+    int64_t bytes = 0;
+    std::memcpy(&bytes, work.indices.data(), sizeof bytes);
+    ++made_count_;
+    tenancy_ = work.tenancy;
+    const auto sequence = static_cast<int>(work.key.sequence);
+    EXPECT_TRUE(server.answer(work, counting_batch(server.writer(), nest_, bytes, sequence), {.state = work.state}));
+  }
+  Error end_worker() {
+    if (server_ == nullptr) return {Errc::kClosed, ""};
+    server_->close();
+    return ended_.valid() ? ended_.get() : Error{Errc::kClosed, ""};
+  }
+
+  std::unique_ptr<transport::ClientSocket> join() {
+    auto client = connect(server_->endpoint(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kWorker));
+    expect_connected(*client);
+    return client;
+  }
+  std::unique_ptr<PoolTrainer> train(uint64_t trainer_id = 7) {
+    auto trainer = std::make_unique<PoolTrainer>(join(), trainer_id);
+    trainer->begin(server_->worker_id());
+    return trainer;
+  }
+
+  static void expect_counting(const PoolTrainer::Answer& answer, size_t bytes, int first) {
+    ASSERT_EQ(answer.kind, AnswerKind::kBatch);
+    const auto record = std::span(answer.payload).last(answer.record_bytes);
+    const auto frame = transport::parse_frame(record);
+    ASSERT_TRUE(frame) << frame.error().message;
+    ASSERT_EQ(frame.value().tensors.size(), 1u);
+    const auto& entry = frame.value().tensors[0];
+    ASSERT_EQ(entry.bytes, bytes);
+    ASSERT_LE(entry.offset + bytes, answer.payload.size() - answer.record_bytes);
+    size_t wrong_count = 0;
+    for (size_t place = 0; place < bytes; ++place)
+      if (answer.payload[entry.offset + place] != static_cast<std::byte>(first + place)) ++wrong_count;
+    EXPECT_EQ(wrong_count, 0u);
+  }
+
+  transport::NestWriter nest_;
+  std::atomic<int> made_count_{0};
+  std::atomic<uint64_t> tenancy_{0};  // of the last batch
+  std::unique_ptr<PoolServer> server_;
+  std::future<Error> ended_;
+};
+
+TEST_F(PoolServerTest, BatchesComeInPiecesAndAreWhatWasMade) {
+  start(options());
+  serve_batches();
+  const auto trainer = train();
+  const std::vector<int64_t> sizes{1, 1000, 9 * int64_t{kMegabyte}, 40 * int64_t{kMegabyte}, 16 * int64_t{kMegabyte}};
+  for (size_t sequence = 0; sequence < sizes.size(); ++sequence) trainer->ask(sequence, {.indices = {sizes[sequence]}});
+  for (size_t sequence = 0; sequence < sizes.size(); ++sequence) {
+    SCOPED_TRACE(sequence);
+    const auto& answer = trainer->answer(sequence);
+    expect_counting(answer, static_cast<size_t>(sizes[sequence]), static_cast<int>(sequence));
+    EXPECT_EQ(answer.piece_count, (answer.payload.size() + transport::kPieceBytesMax - 1) / transport::kPieceBytesMax);
+  }
+}
+
+TEST_F(PoolServerTest, AStateTravelsBesideTheLastPiece) {
+  start(options());
+  serve_batches();
+  const auto trainer = train();
+  const auto state = filled(3 * kMegabyte, 9);
+  for (const int64_t bytes : {8 * int64_t{kMegabyte} - 2000, 8 * int64_t{kMegabyte}, 13 * int64_t{kMegabyte}}) {
+    const auto sequence = static_cast<uint64_t>(bytes);
+    trainer->ask(sequence, {.indices = {bytes}, .state = state}, /*lane=*/1);
+    const auto& answer = trainer->answer(sequence);
+    expect_counting(answer, static_cast<size_t>(bytes), static_cast<int>(sequence));
+    // It is the request's that the worker sends back, and only the first one starts the lane.
+    EXPECT_EQ(answer.state, sequence == 8 * kMegabyte - 2000 ? state : PoolTrainer::Bytes{});
+  }
+}
+
+TEST_F(PoolServerTest, ErrorsAndEndsAreAnswersToo) {
+  start(options());
+  work_by([](PoolServer& server, const PoolWork& work) {
+    if (work.key.sequence == 0) return server.answer_end(work);
+    EXPECT_TRUE(server.answer_error(work, {.type_name = "KeyError", .text = "no 'x'"}, filled(10, 1)));
+  });
+  const auto trainer = train();
+  trainer->ask(0, {}, /*lane=*/1);
+  EXPECT_EQ(trainer->answer(0).kind, AnswerKind::kEnd);
+  trainer->ask(1, {});
+  EXPECT_EQ(trainer->answer(1).kind, AnswerKind::kError);
+  EXPECT_EQ(trainer->answer(1).text, std::string("KeyError\0no 'x'", 15));
+  EXPECT_EQ(trainer->answer(1).state, filled(10, 1));
+}
+
+TEST_F(PoolServerTest, WhatAMessageCannotCarryIsSaidAndCanBeAnsweredOtherwise) {
+  start(options());
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    const auto answered =
+        server.answer(work, counting_batch(server.writer(), nest_, 10, 0), {.state = filled(9 * kMegabyte, 1)});
+    ASSERT_FALSE(answered);
+    EXPECT_EQ(answered.error().code, Errc::kTooLarge);
+    EXPECT_TRUE(server.answer_error(work, {.type_name = "ValueError", .text = answered.error().message}, {}));
+  });
+  const auto trainer = train();
+  trainer->ask(0, {});
+  EXPECT_NE(trainer->answer(0).text.find("state_dict"), std::string::npos);
+}
+
+TEST_F(PoolServerTest, ARequestHasWhatTheTrainerSaid) {
+  start(options());
+  PoolWork seen;
+  work_by([&](PoolServer& server, const PoolWork& work) {
+    seen = work;
+    answer(server, work);
+  });
+  const auto trainer = train();
+  BlobId job;
+  job.fill(std::byte{5});
+  BlobId prefix;
+  prefix.fill(std::byte{6});
+  trainer->ask(
+      3, {.indices = {4, 5}, .seeds = filled(3, 1), .state = filled(4, 2), .blobs = {job, prefix}, .epoch_seed = 99},
+      /*lane=*/2);
+  trainer->answer(3);
+  EXPECT_EQ(seen.trainer_id, 7u);
+  EXPECT_EQ(seen.key, (cluster::BatchKey{.epoch = 1, .sequence = 3}));
+  EXPECT_EQ(seen.lane, 2u);
+  EXPECT_TRUE(seen.is_lane_start);
+  EXPECT_EQ(seen.index_kind, transport::IndexKind::kIntegers);
+  EXPECT_EQ(seen.indices.size(), 16u);
+  EXPECT_EQ(seen.seeds, filled(3, 1));
+  EXPECT_EQ(seen.state, filled(4, 2));
+  EXPECT_EQ(seen.epoch_seed, 99u);
+  EXPECT_EQ(seen.blobs, (std::vector{job, prefix}));
+  ASSERT_EQ(seen.prefixes().size(), 1u);
+  EXPECT_EQ(seen.prefixes()[0], prefix);
+}
+
+TEST_F(PoolServerTest, AnAnswerThatWasLostIsSentAgainAndNotMadeAgain) {
+  start(options());
+  serve_batches();
+  const auto trainer = train();
+  trainer->answers_to_lose = 1;
+  trainer->ask(0, {.indices = {20 * int64_t{kMegabyte}}});
+  expect_counting(trainer->answer(0), 20 * kMegabyte, 0);
+  EXPECT_EQ(made_count_, 1);
+  trainer->ask(1, {.indices = {100}});
+  trainer->answer(1);
+  EXPECT_EQ(tenancy_, 1u);
+}
+
+TEST_F(PoolServerTest, ATrainerThatConnectsAgainIsServedOverItsNewConnection) {
+  start(options());
+  serve_batches();
+  const uint64_t worker_id = server_->worker_id();
+  {
+    const auto trainer = train();
+    trainer->ask(0, {.indices = {100}});
+    trainer->answer(0);
+  }
+  EXPECT_EQ(tenancy_, 1u);
+  // Another run of the trainer has to wait until the one that vanished without a word is forgotten.
+  const auto again = std::make_unique<PoolTrainer>(join(), 8);
+  again->begin(worker_id);
+  again->ask(0, {.indices = {100}});
+  expect_counting(again->answer(0), 100, 0);
+  EXPECT_EQ(again->refusal, "it serves another trainer");
+  EXPECT_EQ(tenancy_, 2u);
+}
+
+TEST_F(PoolServerTest, PingsAreAnsweredWhileABatchIsMade) {
+  start(options());
+  std::promise<void> is_made;
+  std::shared_future<void> made = is_made.get_future().share();
+  work_by([&](PoolServer& server, const PoolWork& work) {
+    made.wait();
+    answer(server, work);
+  });
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  EXPECT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kPong); }));
+  EXPECT_FALSE(trainer->has(0));
+  is_made.set_value();
+  expect_counting(trainer->answer(0), 100, 0);
+}
+
+// Messages as they are, without a session, which acknowledges at once.
+class RawLink {
+ public:
+  explicit RawLink(std::unique_ptr<transport::ClientSocket> socket) : socket_(std::move(socket)) {
+    send({.kind = ToWorker::Kind::kHello});
+  }
+  void send(ToWorker message, int64_t bytes = 0) {
+    message.trainer_id = 7;
+    message.link = 1;
+    message.stamp = ++stamp_;
+    const auto indices = std::as_bytes(std::span(&bytes, 1));
+    transport::PoolRequest request{.message = message};
+    if (message.kind == ToWorker::Kind::kRequest) {
+      request.index_kind = transport::IndexKind::kInteger;
+      request.indices = indices;
+    }
+    ASSERT_TRUE(socket_->send(transport::write_to_worker(request)));
+  }
+  transport::ClientSocket& socket() { return *socket_; }
+
+ private:
+  std::unique_ptr<transport::ClientSocket> socket_;
+  uint64_t stamp_ = 0;
+};
+
+TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
+  start(options(6 * kMegabyte));  // six slabs
+  serve_batches();
+  RawLink link(join());
+  const auto key = [](uint64_t sequence) { return cluster::BatchKey{.epoch = 1, .sequence = sequence}; };
+  for (uint64_t sequence = 0; sequence < 8; ++sequence)
+    link.send({.kind = ToWorker::Kind::kRequest, .key = key(sequence)}, kMegabyte / 2);
+  uint64_t answered_count = 0;
+  const auto take_answers = [&](uint64_t count) {
+    while (answered_count < count) {
+      const auto receipt = next_message(link.socket());
+      ASSERT_TRUE(receipt);
+      const auto piece_bytes = receipt->parts.size() > 1 ? receipt->parts[1].bytes().size() : 0;
+      const auto parsed = transport::parse_to_trainer(receipt->parts[0].bytes(), piece_bytes);
+      ASSERT_TRUE(parsed);
+      if (parsed.value().message.kind == ToTrainer::Kind::kAnswer) ++answered_count;
+    }
+  };
+  take_answers(6);
+  EXPECT_LE(made_count_, 7);
+  link.send({.kind = ToWorker::Kind::kCancel, .key = key(2)});
+  take_answers(7);
+  link.send({.kind = ToWorker::Kind::kAck, .key = key(0)});
+  take_answers(8);
+  EXPECT_EQ(made_count_, 8);
+}
+
+TEST_F(PoolServerTest, ATrainerThatIsSilentIsForgottenWithAllThatItHad) {
+  start(options(6 * kMegabyte));
+  serve_batches();
+  {
+    RawLink link(join());
+    for (uint64_t sequence = 0; sequence < 8; ++sequence)
+      link.send({.kind = ToWorker::Kind::kRequest, .key = {.epoch = 1, .sequence = sequence}}, kMegabyte / 2);
+  }
+  const auto trainer = train(8);
+  for (uint64_t sequence = 0; sequence < 10; ++sequence) trainer->ask(sequence, {.indices = {kMegabyte / 2}});
+  for (uint64_t sequence = 0; sequence < 10; ++sequence)
+    expect_counting(trainer->answer(sequence), kMegabyte / 2, static_cast<int>(sequence));
+}
+
+TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) {
+  start(options());
+  std::promise<void> is_begun;
+  std::promise<void> is_made;
+  work_by([&](PoolServer& server, const PoolWork& work) {
+    is_begun.set_value();
+    is_made.get_future().wait();
+    answer(server, work);
+  });
+  const auto trainer = train();
+  for (uint64_t sequence = 0; sequence < 3; ++sequence) trainer->ask(sequence, {.indices = {100}});
+  auto begun = is_begun.get_future();
+  ASSERT_TRUE(
+      trainer->serve_until([&] { return begun.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  const auto number = static_cast<char>(SIGTERM);
+  ASSERT_EQ(::write(server_->signal_fd(), &number, 1), 1);
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kLeaving); }));
+  EXPECT_EQ(trainer->session().dispatch().unanswered_count(), 3u);
+  is_made.set_value();
+  expect_counting(trainer->answer(0), 100, 0);
+  ASSERT_TRUE(
+      trainer->serve_until([&] { return ended_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+  EXPECT_FALSE(trainer->has(1));
+}
+
+TEST_F(PoolServerTest, ATrainerThatIsDeclinedIsToldWhyAndAnotherIsServed) {
+  start(options());
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    if (work.trainer_id == 7) return server.decline("no module named 'that'");
+    answer(server, work);
+  });
+  auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().unfit_count() == 1; }));
+  EXPECT_EQ(trainer->refusal, "no module named 'that'");
+  trainer = train();  // the same, which has forgotten
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().unfit_count() == 1; }));
+  EXPECT_EQ(trainer->refusal, "no module named 'that'");
+  const auto other = train(8);
+  other->ask(0, {.indices = {100}});
+  expect_counting(other->answer(0), 100, 0);
+}
+
+TEST_F(PoolServerTest, ATrainerOfAnotherVersionIsAnswered) {
+  start(options());
+  serve_batches();
+  const auto client = join();
+  auto bytes = transport::write_to_worker({.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 7, .link = 1}});
+  bytes[4] = std::byte{99};
+  ASSERT_TRUE(client->send(bytes));
+  const auto receipt = next_message(*client);
+  ASSERT_TRUE(receipt);
+  const auto parsed = transport::parse_to_trainer(receipt->parts.at(0).bytes(), 0);
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kUnfit);
+}
+
+// ---- Blobs
+
+class BlobTransfer : public PoolServerTest {
+ protected:
+  BlobTransfer() { id_.fill(std::byte{3}); }
+
+  // The worker's main thread asks for the blob, and answers with an error that says what it got.
+  void serve_blob(PoolServerOptions options) {
+    start(std::move(options));
+    work_by([this](PoolServer& server, const PoolWork& work) {
+      auto blob = server.blob(id_, Clock::now() + kPatience);
+      if (blob) {
+        got_ = std::move(blob).value();
+      } else {
+        error_ = blob.error();
+        if (!server.is_wanted()) return server.give_up();
+      }
+      EXPECT_TRUE(server.answer_error(work, {}, {}));
+    });
+    trainer_ = train();
+  }
+  static PoolTrainer::Bytes random_bytes(size_t size) {
+    PoolTrainer::Bytes bytes(size);
+    uint32_t value = 1;
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
+    return bytes;
+  }
+  std::optional<Errc> error_code() const { return error_ ? std::optional(error_->code) : std::nullopt; }
+
+  BlobId id_;
+  std::unique_ptr<PoolTrainer> trainer_;
+  PoolTrainer::Bytes got_;
+  std::optional<Error> error_;
+};
+
+TEST_F(BlobTransfer, TwentyMegabytesComeWholeAlsoWhereWishesAreLost) {
+  serve_blob(options());
+  trainer_->blobs[id_] = random_bytes(20 * kMegabyte + 17);
+  trainer_->wishes_to_ignore = 1;
+  trainer_->ask(0, {.blobs = {id_}});
+  trainer_->answer(0);
+  EXPECT_EQ(got_, trainer_->blobs[id_]);
+  got_.clear();
+  trainer_->blob_piece_bytes = 100'000;  // a trainer may send less than it may
+  trainer_->blobs[id_].resize(1'000'001);
+  trainer_->ask(1, {.blobs = {id_}});
+  trainer_->answer(1);
+  EXPECT_EQ(got_, trainer_->blobs[id_]);
+  EXPECT_EQ(error_code(), std::nullopt);
+}
+
+TEST_F(BlobTransfer, WhatTheTrainerDoesNotHaveIsSaid) {
+  serve_blob(options());
+  trainer_->ask(0, {.blobs = {id_}});
+  trainer_->answer(0);
+  EXPECT_EQ(error_code(), Errc::kUnsupported);
+}
+
+TEST_F(BlobTransfer, OneAboveTheCapIsRefused) {
+  auto small = options();
+  small.blob_bytes_max = 1000;
+  serve_blob(std::move(small));
+  trainer_->blobs[id_] = random_bytes(1001);
+  trainer_->ask(0, {.blobs = {id_}});
+  trainer_->answer(0);
+  EXPECT_EQ(error_code(), Errc::kTooLarge);
+  EXPECT_NE(error_->message.find("PENSTOCK_JOB_BYTES"), std::string::npos);
+}
+
+TEST_F(BlobTransfer, NobodyWaitsForTheBlobOfABatchThatIsNotWanted) {
+  serve_blob(options());
+  trainer_->wishes_to_ignore = 1'000'000;
+  trainer_->ask(0, {.blobs = {id_}});
+  ASSERT_TRUE(trainer_->serve_until([&] { return trainer_->wishes_to_ignore < 1'000'000; }));
+  trainer_->forget(0);
+  trainer_->wishes_to_ignore = 0;
+  trainer_->blobs[id_] = random_bytes(10);
+  trainer_->ask(1, {.blobs = {id_}});
+  trainer_->answer(1);
+  EXPECT_EQ(error_code(), Errc::kClosed);
+  EXPECT_EQ(got_, trainer_->blobs[id_]);
+}
+
+// ---- The controller
+
+class RegisteredWorker : public PoolServerTest {
+ protected:
+  RegisteredWorker() : controller_(serve({.allowed_roles = {Role::kWorker}, .limits = transport::control_limits()})) {}
+
+  PoolServerOptions registered() const {
+    auto registered = options();
+    registered.controller = controller_->endpoint();
+    registered.about = "a worker";
+    return registered;
+  }
+  transport::ControlMessage next_report() {
+    auto receipt = next_message(*controller_);
+    EXPECT_TRUE(receipt);
+    if (!receipt) return transport::Farewell{};
+    routing_id_ = receipt->peer.routing_id;
+    return transport::parse_control(receipt->parts.at(0).bytes()).value();
+  }
+  void say(const transport::ControlMessage& message) {
+    ASSERT_TRUE(controller_->send(routing_id_, transport::write_control(message)));
+  }
+
+  std::unique_ptr<transport::ServerSocket> controller_;
+  std::string routing_id_;
+};
+
+TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
+  start(registered());
+  serve_batches();
+  const auto first = std::get<cluster::WorkerReport>(next_report());
+  EXPECT_EQ(first.worker_id, server_->worker_id());
+  EXPECT_EQ(first.incarnation, 1u);
+  EXPECT_EQ(first.endpoint, server_->endpoint().text());
+  EXPECT_EQ(first.about, "a worker");
+  EXPECT_EQ(first.trainer_id, 0u);
+  const auto trainer = train();
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
+  auto report = first;
+  while (report.trainer_id == 0) report = std::get<cluster::WorkerReport>(next_report());
+  EXPECT_EQ(report.trainer_id, 7u);
+}
+
+TEST_F(RegisteredWorker, OneThatLostItsLeaseForgetsItsTrainerAndGoesOnAsAnother) {
+  start(registered());
+  serve_batches();
+  const auto trainer = train();
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
+  auto report = std::get<cluster::WorkerReport>(next_report());
+  say(cluster::WorkerOrders{.incarnation = 1, .is_fenced = true});
+  while (report.incarnation == 1) report = std::get<cluster::WorkerReport>(next_report());
+  EXPECT_EQ(report.incarnation, 2u);
+  EXPECT_EQ(report.trainer_id, 0u);
+}
+
+TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
+  start(registered());
+  serve_batches();
+  next_report();
+  say(cluster::WorkerOrders{.incarnation = 1, .is_to_drain = true});
+  transport::ControlMessage message;
+  do {
+    message = next_report();
+  } while (std::holds_alternative<cluster::WorkerReport>(message));
+  EXPECT_EQ(std::get<transport::Farewell>(message),
+            (transport::Farewell{.id = server_->worker_id(), .is_worker = true}));
+  EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+}
+
+TEST_F(RegisteredWorker, OneThatIsRefusedSaysWhy) {
+  start(registered());
+  serve_batches();
+  next_report();
+  say(transport::Refusal{"another version"});
+  const Error error = ended_.get();
+  EXPECT_EQ(error.code, Errc::kFailed);
+  EXPECT_NE(error.message.find("another version"), std::string::npos);
+}
+
+TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
+  auto impatient = registered();
+  impatient.patience = std::chrono::milliseconds(300);
+  start(std::move(impatient));
+  serve_batches();
+  next_report();
+  say(cluster::WorkerOrders{.incarnation = 1});
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  const auto begun_at = Clock::now();
+  ASSERT_TRUE(trainer->serve_until([&] { return Clock::now() - begun_at > std::chrono::milliseconds(700); }));
+  expect_counting(trainer->answer(0), 100, 0);
+  trainer->ask(1, {.indices = {100}});
+  expect_counting(trainer->answer(1), 100, 1);
+  trainer->session().set_roster({}, transport::clock_now());
+  const Error error = ended_.get();
+  EXPECT_EQ(error.code, Errc::kFailed);
+  EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
+}
+
+TEST_F(PoolServerTest, AKeyOfAnotherRoleIsNotLetIn) {
+  start(options());
+  const auto client = connect(server_->endpoint(), keys_.pair(Role::kOperator), keys_.public_key(Role::kWorker));
+  expect_refused(*client, "role");
+}
+
+TEST_F(PoolServerTest, APortThatIsTakenIsRefused) {
+  start(options());
+  auto second = options();
+  second.bind = server_->endpoint();
+  const auto refused = PoolServer::start(std::move(second));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find(server_->endpoint().text()), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::worker

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock worker` as processes of its own: how they start, report, drain, die and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, digests
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from torch.utils.data import Dataset, TensorDataset
+
+from penstock import _C, DataLoader
+from penstock.command_line import main
+from penstock.worker_addresses import WorkerAddress, worker_addresses
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def launch(pool: PoolProcesses, *arguments: str, controller: str | None = None) -> Worker:
+    """`penstock worker`, without waiting for anything."""
+    where = controller or pool.endpoint
+    worker = Worker(["worker", "--controller", where, *arguments], pool.environment)
+    pool.processes.append(worker)
+    return worker
+
+
+def free_port(count: int = 1) -> int:
+    """The first of so many ports that nobody listens at."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                for number in range(1, count):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", port + number))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until_dead(pids: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.02)
+
+
+def reported(pool: PoolProcesses, count: int) -> list[dict[str, Any]]:
+    """The workers that the controller knows, once there are so many."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        workers: list[dict[str, Any]] = pool.status()["workers"]
+        if len(workers) == count:
+            return workers
+        assert time.monotonic() < deadline, workers
+
+
+def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> None:
+    where = f"tcp://127.0.0.1:{free_port()}"
+    worker = launch(pool, "--processes", "2", controller=where)
+    said = worker.served(2)
+    assert all(
+        line.endswith(f"process {pid}")
+        for (_, _, pid), line in zip(
+            said, worker.wait_for_lines(lambda line: "listens at" in line, 2), strict=True
+        )
+    )
+    unanswered = worker.wait_for_lines(lambda line: "nothing answers" in line, 2)
+    assert all(f"penstock controller --bind {where}" in line for line in unanswered)
+    pool.start_controller(bind=where)
+    workers = reported(pool, 2)
+    assert {(each["id"], each["endpoint"]) for each in workers} == {
+        (worker_id, endpoint) for worker_id, endpoint, _ in said
+    }
+    assert f"process {said[0][2]}" in " ".join(each["about"] for each in workers)
+    worker.wait_for_lines(lambda line: line.endswith("answers"), 2)
+    assert len([line for line in worker.lines if "nothing answers" in line]) == 2
+
+
+def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProcesses) -> None:
+    worker = pool.start_worker(processes=2)
+    first = reported(pool, 2)[0]
+    assert _C.drain_worker(pool.endpoint, None, int(first["id"], 16), SECONDS_MAX)
+    reported(pool, 1)
+    (pid,) = (pid for worker_id, _, pid in worker.served(2) if worker_id == first["id"])
+    wait_until_dead([pid], SECONDS_MAX)
+    assert worker.end(signal.SIGTERM) == 0
+    assert reported(pool, 0) == []
+    assert len(worker.served(2)) == 2, worker.output
+
+
+def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
+    port = free_port(2)
+    worker = pool.start_worker("--bind", f"tcp://127.0.0.1:{port}", processes=2)
+    before = worker.served(2)
+    assert sorted(endpoint for _, endpoint, _ in before) == [
+        f"tcp://127.0.0.1:{port}",
+        f"tcp://127.0.0.1:{port + 1}",
+    ]
+    killed_id, endpoint, pid = before[0]
+    os.kill(pid, signal.SIGKILL)
+    new_id, new_endpoint, new_pid = worker.served(3)[2]
+    assert (new_endpoint, new_id == killed_id) == (endpoint, False)
+    assert any("SIGKILL" in line for line in worker.lines)
+    # The processes do not outlive the one that looks after them, however that ends.
+    worker.process.kill()
+    wait_until_dead([before[1][2], new_pid], 10)
+
+
+def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
+    for folder in ("keys", "others"):
+        _C.make_key_folder(str(pool.folder / folder))
+    pool.start_controller("--keys", str(pool.folder / "keys"))
+    worker = launch(pool, "--keys", str(pool.folder / "others"))
+    worker.wait_for_lines(lambda line: "key" in line and pool.endpoint in line and "fail" in line)
+    keys = str(pool.folder / "keys")
+    for _ in range(3):
+        status = json.loads(_C.pool_status(pool.endpoint, keys, SECONDS_MAX))
+        assert status["workers"] == []
+    worker.end()
+    assert len([line for line in worker.lines if "failed" in line]) == 1, worker.output
+
+
+def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        worker = launch(pool, "--bind", where)
+        assert worker.wait() == 1
+    assert where in worker.output
+    assert "Address already in use" in worker.output
+    assert "another one starts" not in worker.output
+
+
+def test_what_is_called_wrongly_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PENSTOCK_POOL", raising=False)
+    controller = ["--controller", "tcp://127.0.0.1:7"]
+    for arguments, code, words in [
+        ([], 2, "--controller"),
+        ([*controller, "--processes", "0"], 2, "--processes is 0"),
+        ([*controller, "--patience", "0"], 2, "--patience is 0"),
+        (["--controller", "tcp://nowhere"], 1, "tcp://HOST:PORT"),
+        ([*controller, "--keys", str(tmp_path / "none")], 1, str(tmp_path / "none")),
+    ]:
+        monkeypatch.setattr(sys, "argv", ["penstock", "worker", *arguments])
+        assert main() == code
+        assert words in capfd.readouterr().err
+
+
+class Blocking(Dataset[int]):
+    """Tells that it blocks at sample 1, until a file is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            Path(self.folder, f"blocked-{os.getpid()}").touch()
+            while not Path(self.folder, "go").exists():
+                time.sleep(0.01)
+        return index
+
+
+def wait_for_block(folder: Path) -> int:
+    """The process that blocks."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        for path in folder.glob("blocked-*"):
+            return int(path.name.removeprefix("blocked-"))
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_until_draining(pool: PoolProcesses) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not reported(pool, 1)[0]["is_draining"]:
+        assert time.monotonic() < deadline
+
+
+def test_a_worker_that_is_drained_finishes_what_it_makes(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    worker = pool.start_worker()
+    loader = DataLoader(Blocking(tmp_path), pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    batches = iter(loader)
+    assert int(next(batches)) == 0
+    pid = wait_for_block(tmp_path)
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until_draining(pool)
+    assert is_alive(pid)
+    (tmp_path / "go").touch()
+    assert int(next(batches)) == 1
+    assert worker.wait() == 0
+    pool.start_worker()
+    assert int(next(batches)) == 2
+
+
+def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Path) -> None:
+    worker = pool.start_worker()
+    loader = DataLoader(Blocking(tmp_path), pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    batches = iter(loader)
+    assert int(next(batches)) == 0
+    pid = wait_for_block(tmp_path)
+    worker.process.send_signal(signal.SIGINT)
+    wait_until_draining(pool)
+    assert is_alive(pid)
+    worker.process.send_signal(signal.SIGINT)
+    wait_until_dead([pid], 5)
+    worker.wait()
+    (tmp_path / "go").touch()
+    pool.start_worker()
+    assert [int(batch) for batch in batches] == [1, 2]
+
+
+def test_a_dataset_above_the_cap_is_declined_with_what_to_do(pool: PoolProcesses) -> None:
+    pool.environment["PENSTOCK_JOB_BYTES"] = "100"
+    pool.start_worker()
+    loader = DataLoader(TensorDataset(torch.zeros(1000)), pool=pool.endpoint, timeout=60)
+    with pytest.raises(Exception, match="PENSTOCK_JOB_BYTES"), pytest.warns(match="JOB_BYTES"):
+        digests(loader)
+
+
+def test_addresses_count_up_and_are_those_of_the_way_to_the_controller() -> None:
+    controller = "tcp://127.0.0.1:7000"
+    assert (
+        worker_addresses(controller, None, None, 2)
+        == [WorkerAddress("tcp://127.0.0.1:0", None)] * 2
+    )
+    assert worker_addresses(controller, "tcp://10.0.0.5:40", None, 2) == [
+        WorkerAddress("tcp://10.0.0.5:40", None),
+        WorkerAddress("tcp://10.0.0.5:41", None),
+    ]
+    assert worker_addresses(controller, "tcp://*:40", None, 2) == [
+        WorkerAddress("tcp://*:40", "tcp://127.0.0.1:40"),
+        WorkerAddress("tcp://*:41", "tcp://127.0.0.1:41"),
+    ]
+    assert worker_addresses(controller, "tcp://0.0.0.0:0", "tcp://node7:0", 1) == [
+        WorkerAddress("tcp://0.0.0.0:0", "tcp://node7:0")
+    ]
+    assert worker_addresses("tcp://[::1]:7000", None, None, 1) == [
+        WorkerAddress("tcp://[::1]:0", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("controller", "bind", "advertise", "words"),
+    [
+        ("127.0.0.1:7000", None, None, "tcp://HOST:PORT is expected"),
+        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:x", None, "tcp://HOST:PORT is expected"),
+        ("tcp://127.0.0.1:7000", None, "tcp://*:50", "names no single host"),
+        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:65535", None, "begins with port 65535"),
+    ],
+)
+def test_addresses_that_cannot_be(
+    controller: str, bind: str | None, advertise: str | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        worker_addresses(controller, bind, advertise, 2)
