@@ -58,16 +58,26 @@ py::tuple describe_leaves(Batch& batch) {
 py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
+  if (event.kind == Client::Event::Kind::kNews)
+    return py::make_tuple(kind, event.error->message, py::none(), event.shard_id, py::none());
   if (event.kind != Client::Event::Kind::kBatch) {
     return py::make_tuple(kind, event.worker_id, event.is_worker_done, event.shard_id, py::none());
   }
   Batch& batch = *event.batch;
+  py::object state = py::none();
+  if (!batch.state().empty())
+    state = py::bytes(reinterpret_cast<const char*>(batch.state().data()), batch.state().size());
+  if (const auto& remote = batch.remote_error()) {
+    const auto make_error = py::module_::import("penstock.worker_errors").attr("make_error");
+    const auto error = make_error(remote->type_name, remote->text, "in penstock worker " + remote->worker);
+    return py::make_tuple(kind, error, py::bool_(false), event.shard_id, std::move(state));
+  }
   py::object value;
   try {
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
     // The batch cannot be rebuilt here. It is raised in its place, after its successor was asked for.
-    return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, py::none());
+    return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object extra = py::none();
   if (batch.raises()) {
@@ -75,7 +85,8 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
   } else if (with_leaves) {
     extra = describe_leaves(batch);
   }
-  if (!batch.has_state()) return py::make_tuple(kind, std::move(value), std::move(extra), event.shard_id, py::none());
+  if (!batch.has_state())
+    return py::make_tuple(kind, std::move(value), std::move(extra), event.shard_id, std::move(state));
   const auto pair = value.cast<py::tuple>();
   return py::make_tuple(kind, pair[0], std::move(extra), event.shard_id, pair[1]);
 }
@@ -245,6 +256,8 @@ void bind_loader(py::module_& module) {
       .value("SHARD_ENDED", Client::Event::Kind::kShardEnded)
       .value("WORKER_LOST", Client::Event::Kind::kWorkerLost)
       .value("END", Client::Event::Kind::kEnd)
+      .value("MORE_ROOM", Client::Event::Kind::kMoreRoom)
+      .value("NEWS", Client::Event::Kind::kNews)
       .value("NOTHING", Client::Event::Kind::kNothing);
 }
 

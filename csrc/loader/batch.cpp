@@ -76,6 +76,12 @@ Result<std::unique_ptr<Batch>> Batch::from_parts(const transport::Descriptor& de
   return batch;
 }
 
+std::unique_ptr<Batch> Batch::from_error(const transport::Descriptor& descriptor, RemoteError error) {
+  auto batch = std::make_unique<Batch>(descriptor);
+  batch->remote_error_ = std::move(error);
+  return batch;
+}
+
 Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle) {
   auto frame = transport::parse_frame(record);
   if (!frame) return frame.error();

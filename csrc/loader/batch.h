@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,12 +33,26 @@ class Batch {
                                                    std::vector<std::byte> record, std::vector<std::byte> payload,
                                                    bool allow_pickle);
 
+  // What a pool's worker raised in the place of a batch.
+  struct RemoteError {
+    std::string type_name;
+    std::string text;
+    std::string worker;  // which one
+  };
+  static std::unique_ptr<Batch> from_error(const transport::Descriptor& descriptor, RemoteError error);
+
   explicit Batch(const transport::Descriptor& descriptor) : descriptor_(descriptor) {}
 
   const transport::Descriptor& descriptor() const { return descriptor_; }
   const transport::Frame& frame() const { return frame_; }
   bool raises() const { return (descriptor_.flags & transport::kDescriptorRaises) != 0; }
   bool has_state() const { return (descriptor_.flags & transport::kDescriptorHasState) != 0; }
+
+  const std::optional<RemoteError>& remote_error() const { return remote_error_; }
+
+  // The state of a pool's dataset after this batch, as the worker has encoded it; empty if it has none.
+  std::span<const std::byte> state() const { return state_; }
+  void set_state(std::span<const std::byte> state) { state_.assign(state.begin(), state.end()); }
 
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
@@ -66,6 +82,8 @@ class Batch {
   transport::Frame frame_;
   std::vector<at::Tensor> tensors_;
   std::shared_ptr<void> ready_event_;
+  std::optional<RemoteError> remote_error_;
+  std::vector<std::byte> state_;
 };
 
 }  // namespace penstock::loader

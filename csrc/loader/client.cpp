@@ -35,19 +35,30 @@ class Client::Impl {
     std::map<uint64_t, Asked> asked;                   // and not delivered yet
   };
 
-  explicit Impl(const ClientOptions& wanted)
-      : options(wanted),
-        now(0, order_options(wanted, {})),
-        io(ClientIoOptions{.worker_count = wanted.worker_count,
-                           .arrival_count_max = 2 * wanted.worker_count * (wanted.prefetch_factor + 4)}) {}
+  Impl(const ClientOptions& wanted, std::unique_ptr<BatchSource> its_source)
+      : options(wanted), source(std::move(its_source)), inbox(source->inbox()), now(0, order_options({})) {}
 
-  static cluster::RequestOrderOptions order_options(const ClientOptions& options, const EpochStart& first) {
+  cluster::RequestOrderOptions order_options(const EpochStart& first) const {
     return {.shard_count = options.shard_count != 0 ? options.shard_count : options.worker_count,
-            .outstanding_count_max = options.prefetch_factor * options.worker_count,
+            .outstanding_count_max = depth(),
             .in_order = options.in_order,
             .first_sequence = first.sequence,
-            .first_shard_id = first.shard_id};
+            .first_shard_id = first.shard_id,
+            .frees_ended_shards = !source->has_bounded_memory()};
   }
+
+  static std::unique_ptr<Impl> of_local_workers(const ClientOptions& options) {
+    auto io = std::make_unique<ClientIo>(
+        ClientIoOptions{.worker_count = options.worker_count,
+                        .arrival_count_max = 2 * options.worker_count * (options.prefetch_factor + 4)});
+    const std::string endpoint = io->endpoint();
+    auto impl = std::make_unique<Impl>(options, std::move(io));
+    impl->endpoint = endpoint;
+    return impl;
+  }
+
+  // How many batches are asked for ahead.
+  uint32_t depth() const { return options.prefetch_factor * std::max(1u, source->worker_count()); }
 
   Result<void> start() {
     std::unique_ptr<BatchStage> stage;
@@ -58,26 +69,26 @@ class Client::Impl {
     } else if (options.pin_memory) {
       stage = make_pin_stage();
     }
-    return io.start(std::move(stage));
+    return source->start(std::move(stage));
   }
 
   void begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
     const uint32_t number = (early ? early->number : now.number) + 1;
     early.reset();
     if (now.stream) index_buffer = now.stream->take_buffer();
-    now = Epoch(number, order_options(options, first));
+    now = Epoch(number, order_options(first));
     now.seed = first.seed;
-    io.set_epochs(number, number);
+    inbox.set_epochs(number, number);
     if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
   }
 
   void begin_early(std::span<const std::byte> seeds, IndexStreamOptions wanted, uint64_t seed) {
     PENSTOCK_ASSERT(!early && now.stream && now.stream->is_exhausted(), "the next epoch begins early once, at the end");
-    early.emplace(now.number + 1, order_options(options, {}));
+    early.emplace(now.number + 1, order_options({}));
     early->stream.emplace(std::move(wanted), std::move(index_buffer));
     early->seeds.assign(seeds.begin(), seeds.end());
     early->seed = seed;
-    io.set_epochs(now.number, early->number);
+    inbox.set_epochs(now.number, early->number);
     announce(RequestKind::kEarlyEpoch, early->number, seeds);
     fill(*early);
   }
@@ -89,7 +100,7 @@ class Client::Impl {
     early.reset();
     if (generator) now.stream->rebind(*generator);
     now.early_count = now.order.send_count();
-    io.set_epochs(now.number, now.number);
+    inbox.set_epochs(now.number, now.number);
     announce(RequestKind::kEpoch, now.number, now.seeds);
   }
 
@@ -102,12 +113,13 @@ class Client::Impl {
 
   void broadcast(Request request, std::span<const std::byte> body) {
     request.body_bytes = body.size();
-    for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
-      io.send(worker_id, transport::write_message(request, body));
-    }
+    source->announce(request, body);
   }
 
   bool submit(Epoch& epoch, transport::IndexKind kind, std::span<const std::byte> body) {
+    // The workers may be fewer than when this was found to have room.
+    if (!source->has_bounded_memory())
+      epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
     const auto assignment = epoch.order.assign();
     if (!assignment) return false;
     const Request request{.kind = RequestKind::kFetch,
@@ -118,12 +130,12 @@ class Client::Impl {
                           .shard_id = assignment->shard_id,
                           .epoch_seed = epoch.seed};
     if (options.keep_indices) epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
-    io.send(worker_of(assignment->shard_id), transport::write_message(request, body));
+    source->fetch(request, body);
     return true;
   }
 
   bool has_room() const {
-    if (outstanding_count() >= now.order.outstanding_count_max()) return false;
+    if (outstanding_count() >= depth()) return false;
     const uint64_t undelivered_count = this->undelivered_count();
     if (undelivered_count == 0 || options.prefetch_bytes == 0) return true;
     if (largest_batch_bytes == 0) return false;
@@ -151,6 +163,7 @@ class Client::Impl {
 
   void submit_after_delivery() {
     if (early) return fill(*early);
+    if (!source->has_bounded_memory()) return fill(now);  // there may be more workers than there were
     if (options.prefetch_bytes == 0) {
       submit_from_stream(now);
       return;
@@ -160,7 +173,7 @@ class Client::Impl {
   }
 
   void fill(Epoch& epoch) {
-    while (undelivered_count() < epoch.order.outstanding_count_max() && has_room() && submit_from_stream(epoch)) {
+    while (undelivered_count() < depth() && has_room() && submit_from_stream(epoch)) {
     }
   }
 
@@ -181,7 +194,7 @@ class Client::Impl {
         }
         case cluster::RequestOrder::Next::kWait: break;
       }
-      auto arrival = io.try_pop();
+      auto arrival = inbox.try_pop();
       if (!arrival) return {.kind = Event::Kind::kNothing, .batch = {}, .error = {}};
       if (auto event = take(*arrival)) return std::move(*event);
     }
@@ -190,7 +203,7 @@ class Client::Impl {
   std::optional<Awaited> awaited() const {
     const auto oldest = now.order.awaited();
     if (!oldest) return std::nullopt;
-    Awaited awaited{.worker_id = worker_of(oldest->shard_id), .sequence = oldest->sequence, .indices = {}};
+    Awaited awaited{.worker_id = source->worker_of(oldest->shard_id), .sequence = oldest->sequence, .indices = {}};
     if (const auto request = now.asked.find(oldest->sequence); request != now.asked.end()) {
       awaited.index_kind = request->second.kind;
       awaited.indices = request->second.indices;
@@ -200,24 +213,25 @@ class Client::Impl {
 
   bool wait_until(steady_clock::time_point deadline) {
     const auto begin = steady_clock::now();
-    const bool has_arrived = io.wait_until(deadline);
+    const bool has_arrived = inbox.wait_until(deadline);
     const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - begin);
-    io.counters().wait_ns.add(static_cast<uint64_t>(waited.count()));
-    io.counters().waits.add(1);
+    inbox.counters().wait_ns.add(static_cast<uint64_t>(waited.count()));
+    inbox.counters().waits.add(1);
     return has_arrived;
   }
 
   ClientOptions options;
+  std::string endpoint{};  // where workers of its own find it
+  std::unique_ptr<BatchSource> source;
+  Inbox& inbox;
   Epoch now;
   std::optional<Epoch> early;  // the one after it, of which batches are asked for already
-  ClientIo io;
-  at::Tensor index_buffer;  // of the last epoch's stream
+  at::Tensor index_buffer;     // of the last epoch's stream
   uint64_t largest_batch_bytes = 0;
 
  private:
-  uint32_t worker_of(uint32_t shard_id) const { return shard_id % options.worker_count; }
   bool has_active_shard(uint32_t worker_id) const {
-    const uint32_t shard_count = order_options(options, {}).shard_count;
+    const uint32_t shard_count = order_options({}).shard_count;
     for (uint32_t shard_id = worker_id; shard_id < shard_count; shard_id += options.worker_count) {
       if (now.order.is_active(shard_id)) return true;
     }
@@ -229,6 +243,12 @@ class Client::Impl {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:
         return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
+      case Arrival::Kind::kGrown:
+        if (!now.stream) return Event{.kind = Event::Kind::kMoreRoom, .batch = {}, .error = {}};
+        fill(now);
+        return std::nullopt;
+      case Arrival::Kind::kNews:
+        return Event{.kind = Event::Kind::kNews, .batch = {}, .error = std::move(arrival.error)};
       case Arrival::Kind::kFailed:
         return Event{.kind = Event::Kind::kFailed,
                      .worker_id = arrival.worker_id,
@@ -236,11 +256,11 @@ class Client::Impl {
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != now.number) return std::nullopt;
-        const uint32_t worker_id = worker_of(now.order.shard_ended(arrival.sequence));
+        const uint32_t worker_id = source->worker_of(now.order.shard_ended(arrival.sequence));
         now.asked.erase(arrival.sequence);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
-        if (is_done && !options.keep_workers) io.dismiss(arrival.worker_id);
+        if (is_done && !options.keep_workers) source->dismiss(arrival.worker_id);
         return Event{.kind = Event::Kind::kShardEnded,
                      .worker_id = arrival.worker_id,
                      .is_worker_done = is_done,
@@ -251,7 +271,7 @@ class Client::Impl {
     }
     const bool is_early = early && arrival.epoch == early->number;
     if (!is_early && arrival.epoch != now.number) {
-      io.counters().stale_batches.add(1);
+      inbox.counters().stale_batches.add(1);
       return std::nullopt;
     }
     largest_batch_bytes = std::max(largest_batch_bytes, std::max<uint64_t>(1, arrival.batch->frame().payload_bytes));
@@ -266,9 +286,9 @@ class Client::Impl {
     const uint64_t sequence = batch->descriptor().sequence;
     const uint32_t shard_id = now.order.delivered(sequence);
     now.asked.erase(sequence);
-    io.finish(*batch);
+    source->finish(*batch);
     settle_memory(*batch);
-    auto& counters = io.counters();
+    auto& counters = inbox.counters();
     counters.batches.add(1);
     counters.batch_bytes.add(batch->frame().payload_bytes);
     const auto unit_ns = static_cast<uint64_t>(transport::kTimeUnit.count());
@@ -290,21 +310,24 @@ class Client::Impl {
   // hold; from there on batches are copied, so that a user who keeps every batch never stalls the stream.
   void settle_memory(Batch& batch) {
     if (!batch.lease()) return;
+    if (!source->has_bounded_memory()) return batch.lease()->mark_held();
     if ((batch.descriptor().flags & transport::kDescriptorTransient) != 0) return;
     auto& view = batch.lease()->view();
     if (view.held_count() >= transport::spare_slab_count(view.alive_count(), options.prefetch_factor)) {
       batch.copy_out();
-      io.counters().copied_batches.add(1);
+      inbox.counters().copied_batches.add(1);
       return;
     }
     batch.lease()->mark_held();
   }
 };
 
-Client::Client(const ClientOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Client::Client(const ClientOptions& options) : impl_(Impl::of_local_workers(options)) {}
+Client::Client(const ClientOptions& options, std::unique_ptr<BatchSource> source)
+    : impl_(std::make_unique<Impl>(options, std::move(source))) {}
 Client::~Client() = default;
 
-const std::string& Client::endpoint() const { return impl_->io.endpoint(); }
+const std::string& Client::endpoint() const { return impl_->endpoint; }
 Result<void> Client::start() { return impl_->start(); }
 void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
   impl_->begin_epoch(seeds, first);
@@ -331,6 +354,7 @@ void Client::fill_from_stream() { impl_->fill(impl_->now); }
 Client::Event Client::try_next() {
   Event event = impl_->try_next();
   if (event.kind == Event::Kind::kBatch && impl_->now.stream) impl_->submit_after_delivery();
+  impl_->source->note_ready(ready_count());
   return event;
 }
 
@@ -346,18 +370,18 @@ void Client::stop() {
   if (!impl_.is_owner()) return;
   impl_->now.ready.clear();
   impl_->early.reset();
-  impl_->io.stop();
+  impl_->source->stop();
 }
 
-void Client::retire_held() { impl_->io.retire_held(); }
-const telemetry::LoaderCounters& Client::counters() const { return impl_->io.counters(); }
+void Client::retire_held() { impl_->source->retire_held(); }
+const telemetry::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
   const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included
-  return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->io.arrival_count()));
+  return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));
 }
 uint32_t Client::ready_count() const {
   const size_t early_count = impl_->early ? impl_->early->ready.size() : 0;
-  return static_cast<uint32_t>(impl_->now.ready.size() + early_count + impl_->io.arrival_count());
+  return static_cast<uint32_t>(impl_->now.ready.size() + early_count + impl_->inbox.arrival_count());
 }
 
 }  // namespace penstock::loader

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's end of a local pool. One I/O thread owns every socket: it greets workers, sends requests, maps arenas
-// and turns descriptors into batches. The trainer's thread submits requests, takes batches in torch's order, and sleeps
-// only when nothing has arrived. A C++ training loop uses it the same way as the Python loader.
+// The trainer's end of its workers, local ones or those of a pool. The I/O thread of its source owns every socket: it
+// greets workers, sends requests, and turns what they answer into batches. The trainer's thread submits requests, takes
+// batches in torch's order, and sleeps only when nothing has arrived. A C++ training loop uses it the same way as the
+// Python loader.
 //
 // The thread starts in start(), after the workers were forked. In a forked child a client is inert: its destructor
 // leaves everything as it is, because the thread that owns it exists only in the parent.
@@ -20,6 +21,7 @@
 #include "base/result.h"
 #include "cluster/request_order.h"
 #include "loader/batch.h"
+#include "loader/batch_source.h"
 #include "loader/device_stage.h"
 #include "loader/index_stream.h"
 #include "telemetry/counters.h"
@@ -49,7 +51,10 @@ struct EpochStart {
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
 class Client {
  public:
+  // Of local workers, which are to be given endpoint().
   explicit Client(const ClientOptions& options);
+  // Of whatever workers `source` has; `worker_count` is 1.
+  Client(const ClientOptions& options, std::unique_ptr<BatchSource> source);
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
   ~Client();
@@ -96,6 +101,8 @@ class Client {
       kShardEnded,  // a shard is exhausted; submit one request in its place and call next() again
       kWorkerLost,  // the worker closed its connection without being told to
       kEnd,         // nothing more will come in this epoch
+      kMoreRoom,    // more may be asked for than before
+      kNews,        // `error` says something that the user should read; nothing has failed
       kNothing,     // nothing came before the deadline
       kFailed,      // `error` says what went wrong between the processes
     };

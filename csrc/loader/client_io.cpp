@@ -27,16 +27,16 @@ constexpr size_t kOutgoingCountMax = 1 << 20;  // bounded by the requests outsta
 constexpr auto kHandshakeTimeout = milliseconds(5000);
 constexpr auto kArenaTimeout = milliseconds(5000);  // the descriptor was sent before the message that names it
 constexpr auto kReclaimInterval = milliseconds(1);  // while a device copy or the end of a lost worker is under way
-constexpr auto kLossGrace = milliseconds(500);      // for ZeroMQ to see the end of a worker that hung up
+constexpr auto kLossGrace = milliseconds(2000);     // for ZeroMQ to see the end of a worker that hung up
 
 }  // namespace
 
 ClientIo::ClientIo(const ClientIoOptions& options)
-    : options_(options),
+    : BatchSource(options.arrival_count_max),
+      options_(options),
       endpoint_(transport::make_endpoint_name()),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       outgoing_(kOutgoingCountMax),
-      arrivals_(options.arrival_count_max),
       channels_(options.worker_count) {
   auto listener = transport::FdListener::bind(endpoint_);
   if (listener) {
@@ -68,7 +68,7 @@ void ClientIo::run_to_the_end(const std::stop_token& stop) {
   try {
     run(stop);
   } catch (const std::exception& error) {
-    fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
+    inbox_.fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
   }
   for (Channel& channel : channels_) {
     if (channel.connection) channel.connection->shut_down();
@@ -79,17 +79,25 @@ void ClientIo::run_to_the_end(const std::stop_token& stop) {
 void ClientIo::stop() {
   if (thread_.joinable()) {
     thread_.request_stop();
-    arrivals_.close();
+    inbox_.close();
     outgoing_.close();
     wake();
     thread_.join();
   }
-  while (try_pop()) {
-  }
+  inbox_.clear();
   stage_.reset();
   context_.reset();
   if (listener_) listener_->shut_down();
   listener_.reset();
+}
+
+void ClientIo::fetch(const transport::Request& request, std::span<const std::byte> body) {
+  send(worker_of(request.shard_id), transport::write_message(request, body));
+}
+
+void ClientIo::announce(const transport::Request& request, std::span<const std::byte> body) {
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
+    send(worker_id, transport::write_message(request, body));
 }
 
 void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
@@ -105,28 +113,6 @@ void ClientIo::wake() {
   if (is_awake_.exchange(true)) return;
   const uint64_t one = 1;
   static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
-}
-
-std::optional<Arrival> ClientIo::try_pop() {
-  if (kept_.empty()) return arrivals_.try_pop();
-  std::optional<Arrival> arrival = std::move(kept_.front());
-  kept_.pop_front();
-  return arrival;
-}
-
-void ClientIo::set_epochs(uint32_t first, uint32_t last) {
-  last_epoch_.store(last);
-  first_epoch_.store(first);
-  std::deque<Arrival> kept;
-  while (auto arrival = try_pop()) {
-    const bool is_news = arrival->kind == Arrival::Kind::kLost || arrival->kind == Arrival::Kind::kFailed;
-    if (is_news || !is_stale(arrival->epoch)) {  // news of workers matter in every epoch
-      kept.push_back(std::move(*arrival));
-    } else if (arrival->kind == Arrival::Kind::kBatch) {
-      counters_.stale_batches.add(1);
-    }
-  }
-  kept_ = std::move(kept);
 }
 
 void ClientIo::finish(Batch& batch) {
@@ -148,7 +134,7 @@ void ClientIo::run(const std::stop_token& stop) {
     channel.name = transport::make_endpoint_name();
     auto socket = Socket::bind(*context_, channel.name);
     if (!socket) {
-      fail(worker_id, socket.error());
+      inbox_.fail(worker_id, socket.error());
       return;
     }
     channel.socket = std::move(socket).value();
@@ -174,7 +160,7 @@ void ClientIo::run(const std::stop_token& stop) {
     const auto waited = Socket::wait(sockets, fds, readable, timeout);
     is_awake_.store(true);
     if (!waited) {
-      fail(0, waited.error());
+      inbox_.fail(0, waited.error());
       return;
     }
     if (readable[0]) {
@@ -192,7 +178,7 @@ void ClientIo::accept_workers() {
   for (;;) {
     auto connection = listener_->accept();
     if (!connection) {
-      if (connection.error().code != Errc::kTimeout) fail(0, connection.error());
+      if (connection.error().code != Errc::kTimeout) inbox_.fail(0, connection.error());
       return;
     }
     auto hello = connection.value().receive(steady_clock::now() + kHandshakeTimeout);
@@ -203,7 +189,7 @@ void ClientIo::accept_workers() {
     channel.connection.emplace(std::move(connection).value());
     FdMessage start{.kind = transport::kFdStart, .worker_id = worker_id};
     channel.name.copy(start.text, sizeof start.text - 1);
-    if (auto sent = channel.connection->send(start); !sent) fail(worker_id, sent.error());
+    if (auto sent = channel.connection->send(start); !sent) inbox_.fail(worker_id, sent.error());
   }
 }
 
@@ -229,7 +215,7 @@ void ClientIo::receive_from(uint32_t worker_id) {
   transport::MessageParts parts;
   for (;;) {
     auto received = channels_[worker_id].socket->try_receive(parts);
-    if (!received) return fail(worker_id, received.error());
+    if (!received) return inbox_.fail(worker_id, received.error());
     if (!received.value()) return;
     receive_descriptor(worker_id, parts);
   }
@@ -238,13 +224,13 @@ void ClientIo::receive_from(uint32_t worker_id) {
 void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& parts) {
   Channel& channel = channels_[worker_id];
   auto parsed = transport::parse_descriptor(parts.front());
-  if (!parsed) return fail(worker_id, parsed.error());
+  if (!parsed) return inbox_.fail(worker_id, parsed.error());
   const Descriptor& descriptor = parsed.value();
-  const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && is_stale(descriptor.epoch);
+  const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && inbox_.is_stale(descriptor.epoch);
   if (descriptor.worker_id != worker_id) {
-    return fail(worker_id,
-                {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
-                                       std::to_string(descriptor.worker_id)});
+    return inbox_.fail(worker_id,
+                       {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
+                                              std::to_string(descriptor.worker_id)});
   }
   switch (descriptor.kind) {
     case DescriptorKind::kHello:
@@ -254,30 +240,30 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
       return;
     case DescriptorKind::kEnd:
       if (is_of_other_epoch) return;
-      return arrive({.kind = Arrival::Kind::kEnd,
-                     .worker_id = worker_id,
-                     .epoch = descriptor.epoch,
-                     .sequence = descriptor.sequence,
-                     .batch = {},
-                     .error = {}});
+      return inbox_.arrive({.kind = Arrival::Kind::kEnd,
+                            .worker_id = worker_id,
+                            .epoch = descriptor.epoch,
+                            .sequence = descriptor.sequence,
+                            .batch = {},
+                            .error = {}});
     case DescriptorKind::kSlab:
     case DescriptorKind::kInline: break;
   }
   auto batch = make_batch(channel, descriptor, parts);
-  if (!batch) return fail(worker_id, batch.error());
+  if (!batch) return inbox_.fail(worker_id, batch.error());
   if (is_of_other_epoch) {  // its slab goes back as the batch dies here
-    counters_.stale_batches.add(1);
+    inbox_.counters().stale_batches.add(1);
     return;
   }
   if (stage_) {
-    if (auto begun = stage_->begin(*batch.value()); !begun) return fail(worker_id, begun.error());
+    if (auto begun = stage_->begin(*batch.value()); !begun) return inbox_.fail(worker_id, begun.error());
   }
-  arrive({.kind = Arrival::Kind::kBatch,
-          .worker_id = worker_id,
-          .epoch = descriptor.epoch,
-          .sequence = descriptor.sequence,
-          .batch = std::move(batch).value(),
-          .error = {}});
+  inbox_.arrive({.kind = Arrival::Kind::kBatch,
+                 .worker_id = worker_id,
+                 .epoch = descriptor.epoch,
+                 .sequence = descriptor.sequence,
+                 .batch = std::move(batch).value(),
+                 .error = {}});
 }
 
 Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
@@ -285,7 +271,7 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
   constexpr bool kAllowPickle = true;  // local workers are this process's own children
   if (descriptor.kind == DescriptorKind::kInline) {
     if (parts.size() != 2) return Error{Errc::kMalformed, "an inline batch did not come in two parts"};
-    counters_.inline_batches.add(1);
+    inbox_.counters().inline_batches.add(1);
     std::vector<std::byte> record(parts[0].begin() + sizeof descriptor, parts[0].end());
     return Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
   }
@@ -329,7 +315,7 @@ Result<void> ClientIo::receive_arena(Channel& channel, steady_clock::time_point 
   }
   auto view = transport::ArenaView::map(received.value().fd);
   if (!view) return view.error();
-  counters_.arenas.add(1);
+  inbox_.counters().arenas.add(1);
   channel.arenas.emplace(message.arena_id, view.value());
   MutexLock lock(views_mutex_);
   std::erase_if(views_, [](const auto& old) { return old.expired(); });
@@ -342,7 +328,7 @@ void ClientIo::check_connection(uint32_t worker_id) {
   if (!is_watched(channel)) return;
   const auto received = receive_arena(channel, steady_clock::now());
   if (received || received.error().code == Errc::kTimeout) return;
-  if (received.error().code != Errc::kClosed) return fail(worker_id, received.error());
+  if (received.error().code != Errc::kClosed) return inbox_.fail(worker_id, received.error());
   channel.hung_up_at = steady_clock::now();
 }
 
@@ -364,15 +350,9 @@ size_t ClientIo::settle_losses() {
     }
     receive_from(worker_id);
     channel.is_lost = true;
-    arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .error = {}});
+    inbox_.arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .error = {}});
   }
   return pending_count;
-}
-
-void ClientIo::arrive(Arrival arrival) { static_cast<void>(arrivals_.push(std::move(arrival))); }
-
-void ClientIo::fail(uint32_t worker_id, const Error& error) {
-  arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
 }  // namespace penstock::loader

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The I/O thread of a client: it alone uses the sockets. Requests come to it through a queue, arrivals leave it through
-// another; it maps the arenas that workers pass and runs the batch stage as batches come in.
+// The I/O thread of a client of local workers: it alone uses the sockets. Requests come to it through a queue, arrivals
+// leave it through another; it maps the arenas that workers pass and runs the batch stage as batches come in.
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,9 +16,7 @@
 #include "base/bounded_queue.h"
 #include "base/file_descriptor.h"
 #include "base/result.h"
-#include "loader/batch.h"
-#include "loader/device_stage.h"
-#include "telemetry/counters.h"
+#include "loader/batch_source.h"
 #include "transport/fd_channel.h"
 #include "transport/socket.h"
 
@@ -30,46 +27,27 @@ struct ClientIoOptions {
   size_t arrival_count_max = 64;
 };
 
-struct Arrival {
-  enum class Kind : uint8_t { kBatch, kEnd, kLost, kFailed };
-  Kind kind = Kind::kBatch;
-  uint32_t worker_id = 0;
-  uint32_t epoch = 0;
-  uint64_t sequence = 0;
-  std::unique_ptr<Batch> batch;
-  std::optional<Error> error;
-};
-
-// start() and stop() are for the owner's thread; send(), try_pop(), wait_until() and finish() for the trainer's.
-class ClientIo {
+class ClientIo : public BatchSource {
  public:
   explicit ClientIo(const ClientIoOptions& options);
-  ClientIo(const ClientIo&) = delete;
-  ClientIo& operator=(const ClientIo&) = delete;
-  ~ClientIo();
+  ~ClientIo() override;
 
   const std::string& endpoint() const { return endpoint_; }
-  Result<void> start(std::unique_ptr<BatchStage> stage);
-  void stop();
+  Result<void> start(std::unique_ptr<BatchStage> stage) override;
+  void stop() override;
 
-  void send(uint32_t worker_id, std::vector<std::byte> message);
+  void fetch(const transport::Request& request, std::span<const std::byte> body) override;
+  void announce(const transport::Request& request, std::span<const std::byte> body) override;
   // Hangs up on one worker, whose silence is then no loss.
-  void dismiss(uint32_t worker_id);
+  void dismiss(uint32_t worker_id) override;
 
-  std::optional<Arrival> try_pop();
-  // Waits until an arrival is there; true when one is. Blocks.
-  bool wait_until(std::chrono::steady_clock::time_point deadline) {
-    return !kept_.empty() || arrivals_.wait_until(deadline);
-  }
-  size_t arrival_count() const { return kept_.size() + arrivals_.size(); }
+  uint32_t worker_of(uint32_t shard_id) const override { return shard_id % options_.worker_count; }
+  uint32_t worker_count() const override { return options_.worker_count; }
+  bool has_bounded_memory() const override { return true; }
+  void note_ready(uint32_t) override {}
 
-  // Answers to requests of epochs before `first` or after `last` are dropped from now on, those that have arrived
-  // included.
-  void set_epochs(uint32_t first, uint32_t last);
-
-  void finish(Batch& batch);
-  void retire_held();
-  telemetry::LoaderCounters& counters() { return counters_; }
+  void finish(Batch& batch) override;
+  void retire_held() override;
 
  private:
   struct Outgoing {
@@ -103,10 +81,8 @@ class ClientIo {
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
   size_t settle_losses();
-  void arrive(Arrival arrival);
-  void fail(uint32_t worker_id, const Error& error);
+  void send(uint32_t worker_id, std::vector<std::byte> message);
   void wake();
-  bool is_stale(uint32_t epoch) const { return epoch < first_epoch_.load() || epoch > last_epoch_.load(); }
 
   ClientIoOptions options_;
   std::string endpoint_;
@@ -114,13 +90,8 @@ class ClientIo {
   std::string listen_error_;
   FileDescriptor wake_fd_;
   std::atomic<bool> is_awake_{true};
-  std::atomic<uint32_t> first_epoch_{0};
-  std::atomic<uint32_t> last_epoch_{0};
   std::unique_ptr<BatchStage> stage_;
-  telemetry::LoaderCounters counters_;
   BoundedQueue<Outgoing> outgoing_;
-  BoundedQueue<Arrival> arrivals_;
-  std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
   Mutex views_mutex_;
   std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
   std::unique_ptr<transport::SocketContext> context_;

@@ -7,7 +7,7 @@ import copy
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -29,9 +29,12 @@ from penstock.options import (
     DEFAULTS,
     check_options,
     check_torch_iterator_suffices,
+    has_pool,
     own_options,
     shard_count,
 )
+from penstock.pool_iterator import PoolIter
+from penstock.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys, chosen_pool
 from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
 from penstock.sample_generators import DrawWarning
@@ -98,6 +101,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         can be seen; others are fetched from when the epoch begins. False: never, for a dataset that
         reads files which the program writes between epochs.
 
+    pool: "tcp://host:port", the address of a pool's controller: batches come from the workers that
+        it names, on this machine or others, which may come, go and die while training runs; with
+        ``num_workers`` > 0 from so many processes of this trainer's own as well. ``seeding`` is
+        "batch" then, so that the stream is that of ``num_workers=0, seeding="batch"`` to the bit.
+        The dataset, ``collate_fn`` and ``worker_init_fn`` (called once in a process, with 0) are
+        shipped by cloudpickle. ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are
+        allowed whatever ``num_workers`` is. None: the environment's ``PENSTOCK_POOL``, "": none.
+    keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
+        this user's processes share on this machine.
+    code_paths: folders (or single files) of your own modules that travel with the dataset.
+    trust_workers: lets batches of a pool carry any pickled object, and not only tensors, numpy
+        arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling runs code
+        of whoever sent it: a worker that somebody took over could do what the trainer may.
+
     With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
     in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
     who keeps many batches gets copies. Cap of one worker's shared memory: ``PENSTOCK_ARENA_BYTES``
@@ -142,8 +159,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
         overlap_epochs: bool = True,
+        pool: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        code_paths: Sequence[str | os.PathLike[str]] = (),
+        trust_workers: bool = False,
     ) -> None:
         self._set_own_state()
+        self.pool = chosen_pool(pool)
+        self.keys = chosen_keys(keys)
+        self.code_paths = code_paths
+        self.trust_workers = trust_workers
         self.device = device
         self.seeding = seeding
         self.shards = shards
@@ -160,16 +185,47 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             collate_fn,
             pin_memory,
             drop_last,
-            timeout,
+            0 if has_pool(self) else timeout,
             worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
+            generator=generator,
+            **self._options_of_workers(
+                multiprocessing_context=multiprocessing_context,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+            ),
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if has_pool(self):
+            self._set_options_of_pool(
+                timeout, prefetch_factor, persistent_workers, multiprocessing_context
+            )
         check_options(self)
+
+    def _options_of_workers(self, **options: Any) -> dict[str, Any]:
+        """What torch's constructor is told of them: with a pool nothing, since it would refuse them
+        without workers of its own.
+        """
+        return {} if has_pool(self) else options
+
+    def _set_options_of_pool(
+        self,
+        timeout: float,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+        multiprocessing_context: Any,
+    ) -> None:
+        if timeout < 0:
+            raise ValueError(f"timeout is {timeout}; seconds, or 0 for none, are expected")
+        if prefetch_factor is None:
+            prefetch_factor = DEFAULT_PREFETCH_FACTOR
+        if type(prefetch_factor) is not int or prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor is {prefetch_factor!r}; 1 or more is expected")
+        self.timeout = timeout
+        self.prefetch_factor = prefetch_factor
+        vars(self)["persistent_workers"] = persistent_workers  # which torch lets nobody assign
+        if self.num_workers > 0:
+            self.multiprocessing_context = multiprocessing_context
 
     def __iter__(self) -> _BaseDataLoaderIter:
         check_options(self)
@@ -177,13 +233,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep what they were started with
             self._iterator = None
+        begin = self._iterate_pool if has_pool(self) else super().__iter__
         if self._loaded_state is None:
-            iterator = super().__iter__()
+            iterator = begin()
         else:
-            iterator = begin_from(self, self._loaded_state, super().__iter__)
+            iterator = begin_from(self, self._loaded_state, begin)
             self._loaded_state = None
         self._newest_iterator = weakref.ref(iterator)
         return iterator
+
+    def _iterate_pool(self) -> _BaseDataLoaderIter:
+        """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
+        if not self.persistent_workers:
+            return self._get_iterator()
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
 
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
@@ -328,6 +395,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         reason = self._reason_to_fall_back()
         if reason is not None:
             return self._fall_back(reason)
+        if has_pool(self):
+            self._iterator_kind = "pool"
+            return PoolIter(self)
         if self.num_workers == 0:
             self._iterator_kind = "torch"
             cuda_index(self.device)

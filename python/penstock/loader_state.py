@@ -27,9 +27,10 @@ from torch.utils.data import (
     _DatasetKind,
 )
 
+from penstock import _C
 from penstock.batch_seeds import generator_states
 from penstock.errors import StateUnsupportedError
-from penstock.options import is_seeded_by_batch, shard_count
+from penstock.options import has_pool, is_parallel, is_seeded_by_batch, shard_count
 from penstock.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
@@ -52,9 +53,10 @@ def check_has_state(loader: DataLoader[Any]) -> None:
             "the dataset is a datapipe, which torch's iterator reads and whose place it does not "
             "tell; use a map-style or an iterable dataset to have state_dict()"
         )
-    if loader.num_workers > 0 and not loader.in_order:
+    if is_parallel(loader) and not loader.in_order:
+        workers = "a pool" if has_pool(loader) else f"{loader.num_workers} workers"
         raise StateUnsupportedError(
-            f"in_order is False with {loader.num_workers} workers, so which batches were delivered "
+            f"in_order is False with {workers}, so which batches were delivered "
             f"is not a number of batches; set in_order=True to have state_dict()"
         )
 
@@ -85,7 +87,7 @@ def make_state(loader: DataLoader[Any], progress: Progress | None) -> dict[str, 
         return state
     if progress.start_as_json is None:
         progress.start_as_json = _snapshot_to_json(progress.start)
-    states = [pickle.loads(one) if type(one) is bytes else one for one in progress.shard_states]
+    states = [_decoded(one, has_pool(loader)) for one in progress.shard_states]
     state.update(
         _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
@@ -99,6 +101,13 @@ def make_state(loader: DataLoader[Any], progress: Progress | None) -> dict[str, 
         },
     )
     return state
+
+
+def _decoded(state: Any, is_of_pool: bool) -> Any:
+    """A shard's state as its worker sent it. What a pool's workers send is never unpickled."""
+    if type(state) is not bytes:
+        return state
+    return _C.decode_value(state) if is_of_pool else pickle.loads(state)
 
 
 def check_state(loader: DataLoader[Any], state: dict[str, Any]) -> None:
@@ -186,7 +195,7 @@ def _carries_its_dataset(loader: DataLoader[Any]) -> bool:
     in the epoch before.
     """
     is_map = loader._dataset_kind == _DatasetKind.Map
-    return is_map and loader.num_workers == 0 and is_stateful(loader.dataset)
+    return is_map and not is_parallel(loader) and is_stateful(loader.dataset)
 
 
 def _is_between_epochs(state: dict[str, Any]) -> bool:

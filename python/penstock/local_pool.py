@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from penstock.batch_pickle import dumps_index, loads
 from penstock.batch_seeds import EpochSeeds
 from penstock.device import cuda_index
 from penstock.early_epochs import EarlyEpochs
+from penstock.errors import PoolWarning
 from penstock.expected_epoch import draw_seed, pickle_seeds
 from penstock.fetching import FetchSpec
 from penstock.held_slabs import retire_at_forks
@@ -48,6 +50,8 @@ _BATCH = int(_C.Client.Event.BATCH)
 _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 _END = int(_C.Client.Event.END)
+_MORE_ROOM = int(_C.Client.Event.MORE_ROOM)
+_NEWS = int(_C.Client.Event.NEWS)
 
 _STATUS_CHECK_INTERVAL_S = (
     1.0  # how often a waiting trainer looks for a worker that died before it ever connected
@@ -59,6 +63,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     _workers: list[Any]
     _shutdown = True  # until there is something to shut down
+    _is_elastic = False  # whether the number of workers may change at any time
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._progress = loader._begin_progress()
@@ -71,10 +76,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._uses_stream = False
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
-        if self._num_workers <= 0:
-            raise AssertionError(
-                "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
-            )
+        self._settle_num_workers(loader)
         if self._prefetch_factor is None or self._prefetch_factor <= 0:
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
@@ -91,7 +93,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._pin_device_index = (
             torch.accelerator.current_device_index() if self._pin_memory else None
         )
-        self._is_bounded_by_bytes = loader.prefetch_bytes is not None
+        self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
         self._past_counters = loader._past_counters
         self._ahead = deque()
@@ -100,6 +102,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         loader._live_iterators.add(self)
         self._open_pool(loader)
         self._reset(loader, first_iter=True)
+
+    def _settle_num_workers(self, loader: DataLoader[Any]) -> None:
+        if self._num_workers <= 0:
+            raise AssertionError(
+                "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
 
     def _open_pool(self, loader: DataLoader[Any]) -> None:
         """Starts ``self._num_workers`` workers, and what is native in the trainer."""
@@ -153,7 +161,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
-        self._meter = loader._load_meter
+        self._meter = None if self._is_elastic else loader._load_meter
         self._pickled_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
@@ -203,7 +211,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                 )
         if self._uses_stream:
             self._client.fill_from_stream()
-        elif self._is_bounded_by_bytes:
+        elif self._asks_while_room:
             self._ask_for_more()
         else:
             for _ in range(self._prefetch_factor * self._num_workers):
@@ -222,7 +230,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _ask_for_more(self) -> None:
         """After a batch or the end of a shard: torch asks for one in its place."""
-        if not self._is_bounded_by_bytes:
+        if not self._asks_while_room:
             # Who looked ahead past the end of a shard may have had more asked for already.
             if self._client.has_room():
                 self._try_put_index()
@@ -291,6 +299,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     def _take(self) -> Taken:
         """Waits for what comes next. Nothing is submitted for it, but by a native stream."""
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
+        deadline = None
+        if self._is_elastic:
+            deadline = time.monotonic() + self._timeout
+            wait_s = min(wait_s, _STATUS_CHECK_INTERVAL_S)
         while True:
             kind, value, extra, shard_id, state = self._client.next(
                 wait_s, loads, self._provenance is not None
@@ -309,12 +321,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                 if extra:  # it was the worker's last
                     self._workers_status[value] = False
                 self._ask_for_more()
+            elif kind == _MORE_ROOM:
+                self._ask_for_more()
+            elif kind == _NEWS:
+                warnings.warn(value, PoolWarning, stacklevel=4)
             elif kind == _WORKER_LOST:
                 sleep_if_python_exits()
                 self._pool.raise_lost([self._workers[value]])
             else:
                 self._check_workers()
-                if self._timeout > 0:
+                if self._timeout > 0 and (deadline is None or time.monotonic() >= deadline):
                     return NoBatch.LATE
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
@@ -425,7 +441,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             self._client.stop()
             self._native_thread.ended.set()
         finally:
-            self._pool.end()
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        self._pool.end()
 
     def __del__(self) -> None:
         self._shutdown_workers()

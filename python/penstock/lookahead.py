@@ -61,7 +61,7 @@ class LooksAhead:
     _in_order: bool
     _shutdown: bool
     _dataset_kind: int
-    _is_bounded_by_bytes: bool
+    _asks_while_room: bool
 
     _client: _C.Client
 
@@ -102,7 +102,7 @@ class LooksAhead:
         if self._order is not None:
             return indices_from(self._order, self._progress.answered_count, batch_count)
         self._check_depth(batch_count)
-        if self._is_bounded_by_bytes and len(self._asked) < batch_count:
+        if self._asks_while_room and len(self._asked) < batch_count:
             self._take_ahead(batch_count)  # by which the sampler is pulled for the others
         asked = itertools.islice(self._asked, batch_count)
         return [index.copy() if type(index) is list else index for index in asked]
@@ -134,7 +134,7 @@ class LooksAhead:
         of shards that go on where others have ended, and with prefetch_bytes, where it depends on
         the clock anyway how many are asked for.
         """
-        if self._dataset_kind != _DatasetKind.Iterable and not self._is_bounded_by_bytes:
+        if self._dataset_kind != _DatasetKind.Iterable and not self._asks_while_room:
             return False
         asked_count = 0
         while asked_count < batch_count and self._client.has_room() and self._try_put_index():
@@ -147,7 +147,7 @@ class LooksAhead:
 
         Without prefetch_bytes it is known how many were asked for: so many ahead, no more nor less.
         """
-        if not self._uses_stream or self._is_bounded_by_bytes or self._client.has_stream_ended():
+        if not self._uses_stream or self._asks_while_room or self._client.has_stream_ended():
             return
         assert self._order is not None
         place = self._progress.answered_count + self._prefetch_depth * self._num_workers

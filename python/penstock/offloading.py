@@ -34,6 +34,7 @@ from penstock.construction import refuse_by_construction
 from penstock.cut_context import CutContext, modules_of
 from penstock.cut_graph import CutGraph
 from penstock.load_meter import LoadMeter
+from penstock.options import is_parallel
 from penstock.plan import Plan
 from penstock.planning import CutMode, CutOptions
 from penstock.provenance import ProvenanceTable
@@ -206,7 +207,7 @@ def _refusal(model: Any, loader: Any) -> str | None:
         return "the compiled model has lazy modules; run it once before it is offloaded"
     if not hasattr(loader, "_provenance"):
         return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
-    if not getattr(loader, "num_workers", 0):
+    if not is_parallel(loader):
         return "the loader has num_workers=0, so there is no worker to move anything to"
     return None
 

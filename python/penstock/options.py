@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _Datase
 
 from penstock.automatic_count import AUTO, AutomaticCount
 from penstock.errors import UnsupportedError
+from penstock.pool_options import check_pool_options
 from penstock.shard_state import is_stateful
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ DEFAULTS: dict[str, Any] = {
     "prefetch_bytes": None,
     "fetch_threads": 1,
     "overlap_epochs": True,
+    "pool": None,
+    "keys": None,
+    "code_paths": (),
+    "trust_workers": False,
 }
 
 
@@ -36,6 +41,7 @@ def check_options(loader: DataLoader[Any]) -> None:
     _check_prefetch_bytes(loader)
     _check_fetch_threads(loader)
     _check_num_workers(loader)
+    check_pool_options(loader)
     if type(loader.overlap_epochs) is not bool:
         raise TypeError(
             f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
@@ -50,13 +56,25 @@ def own_options(loader: DataLoader[Any]) -> tuple[Any, ...]:
 
 def is_seeded_by_batch(loader: DataLoader[Any]) -> bool:
     """Whether each batch is seeded by its place in the epoch, and not each worker by its id."""
-    return loader.seeding == "batch"
+    return loader.seeding == "batch" or (loader.seeding is None and has_pool(loader))
+
+
+def has_pool(loader: DataLoader[Any]) -> bool:
+    """Whether batches come from the workers of a pool."""
+    return loader.pool is not None
+
+
+def is_parallel(loader: DataLoader[Any]) -> bool:
+    """Whether batches are made by other processes than the trainer."""
+    return loader.num_workers > 0 or has_pool(loader)
 
 
 def shard_count(loader: DataLoader[Any]) -> int:
     """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise."""
     if is_seeded_by_batch(loader) and loader.shards is not None:
         return loader.shards
+    if has_pool(loader) and loader._dataset_kind == _DatasetKind.Map:
+        return 1
     return max(1, loader.num_workers)
 
 
@@ -149,7 +167,7 @@ def _check_prefetch_bytes(loader: DataLoader[Any]) -> None:
     if count is None:
         return
     _check_positive("prefetch_bytes", count)
-    if loader.num_workers == 0:
+    if not is_parallel(loader):
         raise ValueError(
             f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "
             f"use workers or leave it out"

@@ -56,11 +56,13 @@ class PoolStatus:
                 f"{trainer['queue']['bytes_in_flight'] / 1e6:.1f} MB",
                 f"{trainer['queue']['waited_s']:.1f} s",
                 str(trainer["queue"]["delivered_batches"]),
+                trainer["about"],
             )
             for trainer in self.fields["trainers"]
         ]
         heads = ("trainer", "job", "workers", "ready", "asked", "in flight", "waited", "delivered")
-        parts += _table(heads, trainers)
+        # What a trainer is tells jobs of one name apart.
+        parts += _table((*heads, ""), trainers)
         return "\n".join(parts)
 
 

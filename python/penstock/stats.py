@@ -12,7 +12,7 @@ from penstock.worker_choice import WorkerChoice
 class LoaderStats:
     """Counts over the iterators that a loader has made, the live ones included.
 
-    ``iterator`` is "penstock", "torch" (num_workers=0: torch's own in-process iterator) or
+    ``iterator`` is "penstock", "pool", "torch" (num_workers=0: torch's own in-process iterator) or
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
     first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
     ``fetch_s`` how long workers took to make those delivered, ``prefix_s`` how much of that went

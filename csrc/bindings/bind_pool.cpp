@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/raise.h"
+#include "loader/pool_client.h"
+#include "transport/identity.h"
+#include "transport/key_folder.h"
+#include "transport/shared_key_folder.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using loader::ClientOptions;
+using loader::PoolClient;
+using loader::PoolIo;
+using transport::BlobId;
+using transport::Role;
+
+namespace {
+
+BlobId blob_id(const std::string& bytes) {
+  BlobId id;
+  if (bytes.size() != id.size()) throw py::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
+  std::memcpy(id.data(), bytes.data(), id.size());
+  return id;
+}
+
+struct PoolSettings {
+  std::string controller;
+  std::optional<std::string> key_folder;
+  std::string job;
+  std::string about;
+  uint32_t worker_count_max;
+  uint64_t arena_bytes;
+  bool is_iterable;
+  bool trust_workers;
+  std::vector<std::pair<uint64_t, std::string>> own_workers;
+};
+
+Result<std::unique_ptr<PoolIo>> make_io(const PoolSettings& settings, const ClientOptions& options) {
+  auto endpoint = transport::Endpoint::parse(settings.controller);
+  if (!endpoint) return endpoint.error();
+  auto keys = settings.key_folder ? transport::load_key_folder(*settings.key_folder, Role::kTrainer)
+                                  : transport::load_shared_keys(Role::kTrainer);
+  if (!keys) return keys.error();
+  std::optional<transport::KeyRing> own_keys;
+  std::vector<loader::OwnWorker> own_workers;
+  for (const auto& [worker_id, text] : settings.own_workers) {
+    auto own_endpoint = transport::Endpoint::parse(text);
+    if (!own_endpoint) return own_endpoint.error();
+    own_workers.push_back({.worker_id = worker_id, .endpoint = std::move(own_endpoint).value()});
+  }
+  if (!own_workers.empty()) {
+    auto shared = transport::load_shared_keys(Role::kTrainer);
+    if (!shared) return shared.error();
+    own_keys.emplace(std::move(shared).value());
+  }
+  const auto id = transport::draw_identity();
+  if (!id) return id.error();
+  return std::make_unique<PoolIo>(loader::PoolIoOptions{.controller = std::move(endpoint).value(),
+                                                        .keys = std::move(keys).value(),
+                                                        .job = settings.job,
+                                                        .about = settings.about,
+                                                        .worker_count_max = settings.worker_count_max,
+                                                        .depth = options.prefetch_factor,
+                                                        .credit_bytes = settings.arena_bytes,
+                                                        .arena_bytes = settings.arena_bytes,
+                                                        .is_iterable = settings.is_iterable,
+                                                        .allow_pickle = settings.trust_workers},
+                                  id.value(), std::move(own_keys), std::move(own_workers));
+}
+
+std::unique_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {
+  auto source = unwrap(without_gil([&] { return make_io(settings, options); }));
+  PoolIo& io = *source;
+  return std::make_unique<PoolClient>(options, io, std::move(source));
+}
+
+}  // namespace
+
+void bind_pool(py::module_& module) {
+  module.def("draw_identity", [] { return unwrap(transport::draw_identity()); });
+  py::class_<PoolClient, loader::Client>(module, "PoolClient")
+      .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
+                       const std::string& job, const std::string& about, uint32_t worker_count_max,
+                       uint64_t arena_bytes, bool is_iterable, bool trust_workers,
+                       const std::vector<std::pair<uint64_t, std::string>>& own_workers, uint32_t prefetch_factor,
+                       uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
+                       int device_index) {
+             return make_client({.controller = controller,
+                                 .key_folder = key_folder,
+                                 .job = job,
+                                 .about = about,
+                                 .worker_count_max = worker_count_max,
+                                 .arena_bytes = arena_bytes,
+                                 .is_iterable = is_iterable,
+                                 .trust_workers = trust_workers,
+                                 .own_workers = own_workers},
+                                {.worker_count = 1,
+                                 .prefetch_factor = prefetch_factor,
+                                 .shard_count = shard_count,
+                                 .prefetch_bytes = prefetch_bytes,
+                                 .in_order = in_order,
+                                 .keep_workers = true,
+                                 .keep_indices = keep_indices,
+                                 .pin_memory = pin_memory,
+                                 .device_index = device_index});
+           }),
+           py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
+           py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
+           py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
+           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"))
+      .def(
+          "put_blob",
+          [](PoolClient& self, const std::string& id, std::string bytes) {
+            self.put_blob(blob_id(id), std::move(bytes));
+          },
+          py::arg("id"), py::arg("bytes"))
+      .def(
+          "use_blobs",
+          [](PoolClient& self, const std::vector<std::string>& ids) {
+            std::vector<BlobId> blobs;
+            std::transform(ids.begin(), ids.end(), std::back_inserter(blobs), &blob_id);
+            self.use_blobs(std::move(blobs));
+          },
+          py::arg("ids"))
+      .def(
+          "set_lanes",
+          [](PoolClient& self, const std::map<uint32_t, std::pair<uint64_t, std::string>>& places) {
+            std::map<cluster::Lane, loader::LanePlaces::Place> lanes;
+            for (const auto& [shard_id, place] : places) {
+              const auto state = std::as_bytes(std::span(place.second));
+              lanes.emplace(shard_id + 1, loader::LanePlaces::Place{.batch_count = place.first,
+                                                                    .state = {state.begin(), state.end()}});
+            }
+            self.set_lanes(std::move(lanes));
+          },
+          py::arg("places"))
+      .def("lose_own_worker", &PoolClient::lose_own_worker, py::arg("worker_id"))
+      .def_property_readonly("open_worker_count", &PoolClient::open_worker_count)
+      .def("describe_pool", &PoolClient::describe_pool);
+}
+
+}  // namespace penstock::bindings

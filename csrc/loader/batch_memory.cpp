@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/batch_memory.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/file_descriptor.h"
+
+namespace penstock::loader {
+namespace {
+
+constexpr uint32_t kSlabCountWanted = 64;  // while batches are small
+
+}  // namespace
+
+BatchMemory::BatchMemory(uint64_t arena_bytes)
+    : pool_({.arena_bytes = arena_bytes, .prefetch_factor = kSlabCountWanted}, is_closing_) {}
+
+Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
+  auto region = pool_.acquire_now(bytes);
+  if (!region) return region.error();
+  const transport::SlabRegion& slab = region.value();
+  auto view = view_of(slab);
+  if (!view) {
+    slab.arena->cancel(slab.slab_index);
+    return view.error();
+  }
+  view.value()->populate(slab.slab_index, slab.arena->backed_bytes(slab.slab_index));
+  const uint32_t generation = slab.arena->generation(slab.slab_index);
+  return LeasedSlab{.lease = c10::make_intrusive<SlabLease>(view.value(), slab.slab_index, generation),
+                    .is_transient = slab.is_transient};
+}
+
+Result<std::shared_ptr<transport::ArenaView>> BatchMemory::view_of(const transport::SlabRegion& region) {
+  if (view_ && !region.is_transient && region.arena->id() == arena_id_) return view_;
+  auto view = transport::ArenaView::map(FileDescriptor(::dup(region.arena->fd())));
+  if (!view) return view;
+  if (!region.is_transient) {
+    view_ = view.value();
+    arena_id_ = region.arena->id();
+  }
+  MutexLock lock(views_mutex_);
+  std::erase_if(views_, [](const auto& old) { return old.expired(); });
+  views_.emplace_back(view.value());
+  return view;
+}
+
+void BatchMemory::retire_held() {
+  MutexLock lock(views_mutex_);
+  for (const auto& weak : views_) {
+    if (const auto view = weak.lock()) view->retire_held();
+  }
+}
+
+}  // namespace penstock::loader

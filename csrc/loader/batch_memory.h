@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Slabs of the trainer's own, which batches from other hosts are received into. They are those of an arena like a
+// local worker's, so that leases, device copies and forks treat such a batch like any other.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/mutex.h"
+#include "base/result.h"
+#include "loader/slab_lease.h"
+#include "transport/slab_pool.h"
+
+namespace penstock::loader {
+
+struct LeasedSlab {
+  c10::intrusive_ptr<SlabLease> lease;
+  bool is_transient = false;  // of an arena that is used once
+};
+
+// Confined to the thread that receives, but for retire_held(), which any may call.
+class BatchMemory {
+ public:
+  explicit BatchMemory(uint64_t arena_bytes);
+
+  // A slab of at least `bytes`. Never waits: what does not fit the arena while the user holds much of it has memory of
+  // its own. kNoMemory when the system has none.
+  Result<LeasedSlab> take(uint64_t bytes);
+
+  void retire_held();
+
+ private:
+  Result<std::shared_ptr<transport::ArenaView>> view_of(const transport::SlabRegion& region);
+
+  std::atomic<bool> is_closing_{false};
+  transport::SlabPool pool_;
+  uint32_t arena_id_ = 0;  // that view_ is of
+  std::shared_ptr<transport::ArenaView> view_;
+  Mutex views_mutex_;
+  std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where a client's batches come from: workers of its own (client_io.h), or those of a pool (pool_io.h). A thread of the
+// source's own carries out what is asked for here, and fills the inbox.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/result.h"
+#include "loader/batch.h"
+#include "loader/device_stage.h"
+#include "loader/inbox.h"
+#include "transport/message.h"
+
+namespace penstock::loader {
+
+// start() and stop() are for the owner's thread; retire_held() for any; the rest for the trainer's.
+class BatchSource {
+ public:
+  explicit BatchSource(size_t arrival_count_max) : inbox_(arrival_count_max) {}
+  BatchSource(const BatchSource&) = delete;
+  BatchSource& operator=(const BatchSource&) = delete;
+  virtual ~BatchSource() = default;
+
+  virtual Result<void> start(std::unique_ptr<BatchStage> stage) = 0;
+  virtual void stop() = 0;
+
+  // Asks for one batch; `request` is a fetch.
+  virtual void fetch(const transport::Request& request, std::span<const std::byte> body) = 0;
+  // Tells every worker something: that an epoch begins, which prefixes to run.
+  virtual void announce(const transport::Request& request, std::span<const std::byte> body) = 0;
+  // A worker has nothing left to do and is to go.
+  virtual void dismiss(uint32_t worker_id) = 0;
+
+  // Which worker serves a shard, as far as that is fixed.
+  virtual uint32_t worker_of(uint32_t shard_id) const = 0;
+  // How many there are now; what is asked for ahead follows from it.
+  virtual uint32_t worker_count() const = 0;
+  // Whether a batch that the user keeps can make a worker wait for memory.
+  virtual bool has_bounded_memory() const = 0;
+  // How many batches have arrived and were not delivered.
+  virtual void note_ready(uint32_t count) = 0;
+
+  virtual void finish(Batch& batch) = 0;
+  // Slabs that the user holds will not be written again, since this process forks.
+  virtual void retire_held() = 0;
+
+  Inbox& inbox() { return inbox_; }
+  const Inbox& inbox() const { return inbox_; }
+
+ protected:
+  Inbox inbox_;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/controller_link.h"
+
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include "transport/control_limits.h"
+#include "transport/control_record.h"
+
+namespace penstock::loader {
+
+using transport::ConnectionEvent;
+
+namespace {
+
+constexpr std::chrono::milliseconds kFarewellTime{100};
+
+}  // namespace
+
+Result<std::unique_ptr<ControllerLink>> ControllerLink::connect(transport::SocketContext& context,
+                                                                const transport::Endpoint& endpoint,
+                                                                const transport::KeyRing& keys, cluster::Instant now) {
+  auto socket = transport::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
+                                                 {.limits = transport::control_limits()});
+  if (!socket) return socket.error();
+  return std::make_unique<ControllerLink>(std::move(socket).value(), now);
+}
+
+Result<void> ControllerLink::receive(cluster::Instant now) {
+  transport::ClientReceipt receipt;
+  for (;;) {
+    auto received = socket_->try_receive(receipt);
+    if (!received) return received.error();
+    if (!received.value()) break;
+    if (receipt.parts.size() != 1) continue;  // no controller of ours sends that
+    if (auto taken = take(receipt.parts.front().bytes(), now); !taken) return taken.error();
+  }
+  while (const auto event = socket_->try_event()) {
+    if (event->kind == ConnectionEvent::Kind::kConnected) enrolment_.clock.hurry(now);
+    if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Error{Errc::kClosed, event->reason};
+  }
+  return {};
+}
+
+Result<void> ControllerLink::take(std::span<const std::byte> bytes, cluster::Instant now) {
+  auto message = transport::parse_control(bytes);
+  if (!message) return message.error();
+  if (const auto* refusal = std::get_if<transport::Refusal>(&message.value())) {
+    return Error{Errc::kClosed,
+                 "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};
+  }
+  auto* roster = std::get_if<cluster::TrainerRoster>(&message.value());
+  if (roster == nullptr) return {};
+  has_answered_ = true;
+  if (enrolment_.receive(*roster, now)) roster_ = std::move(*roster);
+  return {};
+}
+
+void ControllerLink::report(const std::function<cluster::TrainerReport()>& make_report, cluster::Instant now) {
+  if (!enrolment_.clock.take(now)) return;
+  // One that does not get through is made good by the next.
+  if (socket_->is_connected()) static_cast<void>(socket_->send(transport::write_control(make_report())));
+}
+
+void ControllerLink::say_farewell(uint64_t trainer_id) {
+  static_cast<void>(socket_->send(transport::write_control(transport::Farewell{.id = trainer_id, .is_worker = false})));
+  socket_->set_linger(kFarewellTime);
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What workers have sent, on its way from the thread that receives it to the trainer's. Answers to requests of an
+// epoch that is over are dropped on either side of it.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/bounded_queue.h"
+#include "base/result.h"
+#include "loader/batch.h"
+#include "telemetry/counters.h"
+
+namespace penstock::loader {
+
+struct Arrival {
+  enum class Kind : uint8_t {
+    kBatch,
+    kEnd,     // a shard has no more
+    kLost,    // a worker went away
+    kGrown,   // there are more workers than before
+    kNews,    // `error` says something that the user should read
+    kFailed,  // `error` says what went wrong between the processes
+  };
+  Kind kind = Kind::kBatch;
+  uint32_t worker_id = 0;
+  uint32_t epoch = 0;
+  uint64_t sequence = 0;
+  std::unique_ptr<Batch> batch;
+  std::optional<Error> error;
+};
+
+// arrive(), fail() and is_stale() are for the thread that receives; the rest is for the trainer's, but for the
+// counters.
+class Inbox {
+ public:
+  explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}
+
+  void arrive(Arrival arrival) { static_cast<void>(arrivals_.push(std::move(arrival))); }
+  void fail(uint32_t worker_id, const Error& error);
+  bool is_stale(uint32_t epoch) const { return epoch < first_epoch_.load() || epoch > last_epoch_.load(); }
+
+  std::optional<Arrival> try_pop();
+  // Waits until an arrival is there; true when one is. Blocks.
+  bool wait_until(std::chrono::steady_clock::time_point deadline) {
+    return !kept_.empty() || arrivals_.wait_until(deadline);
+  }
+  size_t arrival_count() const { return kept_.size() + arrivals_.size(); }
+
+  // Answers to requests of epochs before `first` or after `last` are dropped from now on, those that have arrived
+  // included.
+  void set_epochs(uint32_t first, uint32_t last);
+
+  // Nothing arrives any more; a thread that waits to hand something over goes on.
+  void close() { arrivals_.close(); }
+  void clear();
+
+  telemetry::LoaderCounters& counters() { return counters_; }
+
+ private:
+  std::atomic<uint32_t> first_epoch_{0};
+  std::atomic<uint32_t> last_epoch_{0};
+  telemetry::LoaderCounters counters_;
+  BoundedQueue<Arrival> arrivals_;
+  std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
+};
+
+}  // namespace penstock::loader

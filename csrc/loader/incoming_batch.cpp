@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/incoming_batch.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace penstock::loader {
+namespace {
+
+constexpr uint64_t kSharedMax = 16;
+
+}  // namespace
+
+IncomingBatch::IncomingBatch(BatchMemory& memory, uint64_t payload_bytes) : payload_bytes_(payload_bytes) {
+  auto slab = memory.take(payload_bytes);
+  if (slab) {
+    slab_ = std::move(slab).value();
+  } else {
+    heap_.resize(payload_bytes);
+  }
+}
+
+bool IncomingBatch::add(uint64_t offset, std::span<const std::byte> piece) {
+  if (offset != have_bytes_ || piece.size() > payload_bytes_ - have_bytes_) return false;
+  std::byte* begin = slab_.lease ? slab_.lease->data() : heap_.data();
+  std::memcpy(begin + offset, piece.data(), piece.size());
+  have_bytes_ += piece.size();
+  return true;
+}
+
+Result<std::unique_ptr<Batch>> IncomingBatch::finish(transport::Descriptor descriptor, uint32_t record_bytes,
+                                                     bool allow_pickle) {
+  PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
+  descriptor.record_bytes = record_bytes;
+  descriptor.record_offset = payload_bytes_ - record_bytes;
+  auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);
+  if (!batch) return batch;
+  // Tensors may share bytes, as views do. A record that names the same bytes without end would make this process
+  // allocate without end wherever each tensor is copied.
+  uint64_t tensor_bytes = 0;
+  for (const auto& entry : batch.value()->frame().tensors) tensor_bytes += entry.bytes;
+  if (tensor_bytes / kSharedMax > payload_bytes_)
+    return Error{Errc::kTooLarge, "its tensors are " + std::to_string(tensor_bytes) + " bytes and share " +
+                                      std::to_string(payload_bytes_) + "; at most " + std::to_string(kSharedMax) +
+                                      " times as many are taken"};
+  return batch;
+}
+
+Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(transport::Descriptor descriptor, bool allow_pickle) {
+  descriptor.kind = transport::DescriptorKind::kSlab;
+  if (slab_.is_transient) descriptor.flags |= transport::kDescriptorTransient;
+  return Batch::from_slab(descriptor, std::move(slab_.lease), allow_pickle);
+}
+
+Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(transport::Descriptor descriptor, bool allow_pickle) {
+  descriptor.kind = transport::DescriptorKind::kInline;
+  std::vector<std::byte> record(heap_.end() - descriptor.record_bytes, heap_.end());
+  heap_.resize(descriptor.record_offset);
+  return Batch::from_parts(descriptor, std::move(record), std::move(heap_), allow_pickle);
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A batch of a pool's worker while its pieces arrive.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "loader/batch.h"
+#include "loader/batch_memory.h"
+#include "transport/message.h"
+
+namespace penstock::loader {
+
+// Confined to the thread that receives.
+class IncomingBatch {
+ public:
+  // With room for all of it in `memory`, or on the heap when there is none to be had there.
+  IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
+
+  // Copies the next piece to its place. False if it is not the one that follows.
+  [[nodiscard]] bool add(uint64_t offset, std::span<const std::byte> piece);
+  bool is_whole() const { return have_bytes_ == payload_bytes_; }
+
+  // The batch, whose record is the last `record_bytes` of what came. `descriptor` says whose it is.
+  Result<std::unique_ptr<Batch>> finish(transport::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
+
+ private:
+  Result<std::unique_ptr<Batch>> take_slab(transport::Descriptor descriptor, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take_heap(transport::Descriptor descriptor, bool allow_pickle);
+
+  LeasedSlab slab_;
+  std::vector<std::byte> heap_;  // without a slab
+  uint64_t payload_bytes_;
+  uint64_t have_bytes_ = 0;
+};
+
+}  // namespace penstock::loader

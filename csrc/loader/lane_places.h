@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How far each shard of an iterable dataset has come, as its answers say: what another worker needs to go on with it.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cluster/dispatch.h"
+
+namespace penstock::loader {
+
+// Thread-compatible.
+class LanePlaces {
+ public:
+  struct Place {
+    uint64_t batch_count = 0;           // answered, those that raised included
+    std::vector<std::byte> state = {};  // of the dataset after them; empty if it has none
+  };
+
+  // Forgets everything; lanes that are not among `places` begin at their beginning.
+  void begin(std::map<cluster::Lane, Place> places) { places_ = std::move(places); }
+
+  void answered(cluster::Lane lane, std::span<const std::byte> state) {
+    Place& place = places_[lane];
+    ++place.batch_count;
+    place.state.assign(state.begin(), state.end());
+  }
+
+  // What a request says of a lane that starts (PROTOCOL.md): the number of batches, and the state. Nothing at the
+  // beginning.
+  std::vector<std::byte> start_of(cluster::Lane lane) const {
+    const auto found = places_.find(lane);
+    if (found == places_.end()) return {};
+    const Place& place = found->second;
+    std::vector<std::byte> bytes(sizeof place.batch_count);
+    std::memcpy(bytes.data(), &place.batch_count, sizeof place.batch_count);
+    bytes.insert(bytes.end(), place.state.begin(), place.state.end());
+    return bytes;
+  }
+
+ private:
+  std::map<cluster::Lane, Place> places_;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterator of ``pool=``: batches come from the workers of a pool, on this machine or others.
+
+They come and go while it runs. The job (dataset, collate_fn and what belongs to them) is packed
+once for each iterator, and workers that do not have it yet ask for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import _DatasetKind
+
+from penstock import _C
+from penstock.arena_cap import arena_bytes
+from penstock.device import cuda_index
+from penstock.errors import PoolWarning
+from penstock.fetching import FetchSpec
+from penstock.held_slabs import retire_at_forks
+from penstock.local_pool import LocalPoolIter
+from penstock.native_thread import NativeThread
+from penstock.options import shard_count
+from penstock.own_workers import OwnWorkers
+from penstock.pool_job import Job, pack_job
+
+if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
+
+_WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
+_QUIET_S = 5.0  # without any worker, before the user is told what is waited for
+
+
+class PoolIter(LocalPoolIter):
+    """Batches from a pool's workers, and from ``num_workers`` of its own beside them."""
+
+    _is_elastic = True
+
+    def _settle_num_workers(self, loader: DataLoader[Any]) -> None:
+        self._shard_count = shard_count(loader)
+        self._own_worker_count = int(self._num_workers)
+        self._num_workers = 1  # what is asked for ahead follows from how many there are
+        self._waiting_since: float | None = None
+        self._is_waiting_told = False
+        if self._dataset_kind == _DatasetKind.Iterable and self._shard_count == 1:
+            warnings.warn(
+                f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool at "
+                f"a time; pass shards=N to DataLoader to have up to N workers read it at once",
+                PoolWarning,
+                stacklevel=4,
+            )
+
+    def _open_pool(self, loader: DataLoader[Any]) -> None:
+        name = job_name(loader)
+        job = Job(
+            fetch=FetchSpec.of(self, loader),
+            init_fn=self._worker_init_fn,
+            shard_count=self._shard_count,
+            trust_workers=loader.trust_workers,
+            name=name,
+        )
+        packed = pack_job(job, loader.code_paths)
+        self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self._workers = self._own.processes
+        self._native_thread = NativeThread()
+        try:
+            self._own.start(self._own_worker_count)
+            self._client = self._pool_client = self._make_client(loader, name)
+        except BaseException:
+            self._own.end()
+            raise
+        self._shutdown = False
+        try:
+            retire_at_forks(self._client)
+            for blob_id, blob in packed.blobs.items():
+                self._pool_client.put_blob(blob_id, blob)
+            self._job_id = packed.id
+            self._prefix_ids: list[bytes] = []
+            self._pool_client.use_blobs([self._job_id])
+            for message in loader._prefixes.values():
+                self._install_prefix(message)
+            self._client.start()  # native threads start after the last fork
+        except BaseException:
+            self._shutdown_workers()
+            raise
+
+    def _make_client(self, loader: DataLoader[Any], name: str) -> _C.PoolClient:
+        assert loader.pool is not None
+        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        return _C.PoolClient(
+            controller=loader.pool,
+            key_folder=loader.keys,
+            job=name,
+            about=f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
+            worker_count_max=self._shard_count if is_iterable else _WORKERS_OF_USE_MAX,
+            arena_bytes=arena_bytes(),
+            is_iterable=is_iterable,
+            trust_workers=loader.trust_workers,
+            own_workers=self._own.addresses,
+            prefetch_factor=self._prefetch_depth,
+            prefetch_bytes=loader.prefetch_bytes or 0,
+            shard_count=self._shard_count,
+            in_order=bool(self._in_order),
+            keep_indices=self._timeout > 0,
+            pin_memory=self._pin_memory and loader.device is None,
+            device_index=cuda_index(loader.device),
+        )
+
+    def _begin_requests(self) -> None:
+        starts = self._progress.starts
+        if self._dataset_kind == _DatasetKind.Iterable and starts:
+            self._pool_client.set_lanes(
+                {
+                    shard_id: (
+                        start.batch_count,
+                        b"" if start.state is None else _C.encode_value(start.state),
+                    )
+                    for shard_id, start in starts.items()
+                }
+            )
+        super()._begin_requests()
+
+    def _can_begin_early(self, loader: DataLoader[Any]) -> bool:
+        return False
+
+    def _install_prefix(self, message: bytes) -> None:
+        prefix_id = hashlib.sha256(message).digest()
+        self._pool_client.put_blob(prefix_id, message)
+        self._prefix_ids.append(prefix_id)
+        self._pool_client.use_blobs([self._job_id, *self._prefix_ids])
+
+    def _remove_prefixes(self) -> None:
+        self._prefix_ids.clear()
+        self._pool_client.use_blobs([self._job_id])
+
+    def _end_workers(self) -> None:
+        self._own.end()
+
+    def _check_workers(self) -> None:
+        """Nothing came for a while: looks after workers, and says what is waited for."""
+        if self._shutdown:
+            raise AssertionError("Invalid iterator state: shutdown when fetching next data")
+        for worker_id in self._own.take_dead():
+            warnings.warn(
+                f"DataLoader's own worker {worker_id:016x} beside the pool died; what it owed is "
+                f"made by others",
+                PoolWarning,
+                stacklevel=2,
+            )
+            self._pool_client.lose_own_worker(worker_id)
+        if self._pool_client.open_worker_count > 0:
+            self._waiting_since = None
+            return
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since >= _QUIET_S and not self._is_waiting_told:
+            self._is_waiting_told = True
+            warnings.warn(
+                f"DataLoader waits for workers: {self._pool_client.describe_pool()}",
+                PoolWarning,
+                stacklevel=2,
+            )
+
+    def _who_is_awaited(self) -> str:
+        return f"\n{self._pool_client.describe_pool()}"
+
+    def _sure_workers(self) -> tuple[int, str]:
+        return 1, "a pool, which may have one worker"
+
+
+def job_name(loader: DataLoader[Any]) -> str:
+    """What people know a job by: the program and its dataset."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    program = Path(main).name if main else "python"
+    return f"{program}: {type(loader.dataset).__name__}"

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A pool's worker by hand: the live WorkDesk and socket, and batches that a test makes and may send wrongly.
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cluster/work_desk.h"
+#include "transport/frame.h"
+#include "transport/live_clock.h"
+#include "transport/nest.h"
+#include "transport/pool_record.h"
+#include "transport/server_socket.h"
+
+namespace penstock::loader {
+
+using cluster::BatchKey;
+using cluster::ToTrainer;
+
+// One tensor of bytes that count up from the sequence, and its record behind it.
+struct MadeBatch {
+  std::vector<std::byte> payload;
+  uint32_t record_bytes = 0;
+};
+
+inline MadeBatch count_up(uint64_t bytes, uint64_t first) {
+  transport::NestWriter nest;
+  nest.tensor(0);
+  const int64_t size = static_cast<int64_t>(bytes);
+  transport::Frame frame;
+  frame.tensors.push_back({.dtype = 0, .offset = 0, .bytes = bytes, .shape = {size}, .strides = {1}});
+  frame.nest = nest.view();
+  frame.payload_bytes = align_up(bytes, transport::kPayloadAlignment);
+  MadeBatch made;
+  made.payload.resize(frame.payload_bytes);
+  for (uint64_t place = 0; place < bytes; ++place) made.payload[place] = static_cast<std::byte>(first + place);
+  const auto record = transport::write_frame(frame);
+  made.record_bytes = static_cast<uint32_t>(record.size());
+  made.payload.insert(made.payload.end(), record.begin(), record.end());
+  return made;
+}
+
+// Runs on a thread of its own until it is destroyed.
+class HandWorker {
+ public:
+  struct Options {
+    uint64_t worker_id = 5;
+    uint64_t batch_bytes = 1000;
+    uint64_t piece_bytes = 300;
+    std::optional<uint64_t> loses_piece_of{};  // once, of this sequence
+    std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
+    bool declines = false;
+    std::optional<transport::BlobId> wishes{};  // asks for it before the first batch
+  };
+
+  HandWorker(std::unique_ptr<transport::ServerSocket> server, Options options)
+      : options_(options), server_(std::move(server)), thread_([this](const std::stop_token& stop) { run(stop); }) {}
+
+  std::string blob() const { return blob_; }  // once the worker is gone
+  std::vector<std::string> starts() const { return starts_; }
+  void end() {
+    thread_.request_stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      transport::ServerReceipt receipt;
+      while (server_->try_receive(receipt).value()) take(receipt);
+      desk_.tick(transport::clock_now());
+      work();
+      send_all();
+      const transport::Waitable waitables[] = {server_->waitable()};
+      static_cast<void>(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(10)));
+    }
+    server_.reset();  // on the thread that used it
+  }
+
+  void take(const transport::ServerReceipt& receipt) {
+    peer_ = receipt.peer.routing_id;
+    const auto part = receipt.parts.front().bytes();
+    if (transport::is_blob_message(part)) {
+      const auto bytes = receipt.parts[1].bytes();
+      blob_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      const auto piece = std::get<transport::BlobPiece>(transport::parse_blob_message(part, bytes.size()).value());
+      if (blob_.size() < piece.total_bytes) wish();
+      return;
+    }
+    const auto request = transport::parse_to_worker(part).value();
+    desk_.receive(request.message, transport::clock_now());
+    if (request.message.is_lane_start)
+      starts_.emplace_back(reinterpret_cast<const char*>(request.state.data()), request.state.size());
+    if (request.message.kind == cluster::ToWorker::Kind::kRequest && options_.declines) desk_.decline();
+    if (request.message.kind == cluster::ToWorker::Kind::kRequest && options_.wishes && blob_.empty()) wish();
+  }
+
+  void wish() {
+    const auto bytes =
+        transport::write_blob_message(transport::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
+    static_cast<void>(server_->send(peer_, bytes));
+  }
+
+  void work() {
+    if (!desk_.begin()) return;
+    desk_.finished();
+  }
+
+  void send_all() {
+    for (const auto& command : desk_.take_commands()) {
+      if (command.kind != cluster::WorkDesk::Command::Kind::kSend) continue;
+      transport::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
+      if (answer.message.kind == ToTrainer::Kind::kAnswer) {
+        send_answer(answer);
+      } else {
+        static constexpr std::string_view kReason = "another torch";
+        if (answer.message.kind == ToTrainer::Kind::kUnfit) answer.body = std::as_bytes(std::span(kReason));
+        send({}, answer);
+      }
+    }
+  }
+
+  void send_answer(transport::PoolAnswer answer) {
+    const uint64_t sequence = answer.message.key.sequence;
+    if (options_.ends_at && sequence >= *options_.ends_at) {
+      answer.kind = transport::AnswerKind::kEnd;
+      return send({}, answer);
+    }
+    const MadeBatch made = count_up(options_.batch_bytes, sequence);
+    const std::span<const std::byte> payload(made.payload);
+    answer.payload_bytes = payload.size();
+    static constexpr std::string_view kState = "after it";
+    for (uint64_t offset = 0; offset < payload.size(); offset += options_.piece_bytes) {
+      auto piece = answer;
+      piece.payload_offset = offset;
+      const auto bytes = payload.subspan(offset, std::min<uint64_t>(options_.piece_bytes, payload.size() - offset));
+      if (offset + bytes.size() == payload.size()) {
+        piece.kind = transport::AnswerKind::kBatch;
+        piece.record_bytes = made.record_bytes;
+        piece.state = std::as_bytes(std::span(kState));
+      } else {
+        piece.message.kind = ToTrainer::Kind::kPiece;
+        piece.message.stamp = 0;
+        if (offset > 0 && options_.loses_piece_of == sequence) {
+          options_.loses_piece_of.reset();
+          continue;
+        }
+      }
+      send(bytes, piece);
+    }
+  }
+
+  void send(std::span<const std::byte> piece, const transport::PoolAnswer& answer) {
+    const auto head = transport::write_to_trainer(answer);
+    std::vector<transport::OutgoingPart> parts{{.bytes = head, .release = nullptr}};
+    if (!piece.empty()) parts.push_back({.bytes = piece, .release = nullptr});
+    static_cast<void>(server_->send(peer_, parts));
+  }
+
+  Options options_;
+  std::unique_ptr<transport::ServerSocket> server_;
+  cluster::WorkDesk desk_;
+  std::string peer_;
+  std::string blob_;
+  std::vector<std::string> starts_;
+  std::jthread thread_;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trainer's side of a pool on loopback with real sockets, against a worker by hand.
+#include "loader/pool_client.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../transport/pool_sockets.h"
+#include "hand_worker.h"
+
+namespace penstock::loader {
+namespace {
+
+using Event = Client::Event;
+using transport::Role;
+
+class PoolClientTest : public transport::PoolSocketsTest {
+ protected:
+  ~PoolClientTest() override {
+    if (client_) client_->stop();
+    if (worker_) worker_->end();
+  }
+
+  void start(HandWorker::Options worker, bool is_iterable = false) {
+    auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
+    const auto endpoint = server->endpoint();
+    worker_ = std::make_unique<HandWorker>(std::move(server), worker);
+    auto source = std::make_unique<PoolIo>(PoolIoOptions{.controller = free_endpoint(),
+                                                         .keys = keys_.ring(Role::kTrainer),
+                                                         .job = "a test",
+                                                         .about = "",
+                                                         .worker_count_max = 1,
+                                                         .credit_bytes = 1 << 24,
+                                                         .arena_bytes = 1 << 24,
+                                                         .is_iterable = is_iterable},
+                                           7, keys_.ring(Role::kTrainer),
+                                           std::vector<OwnWorker>{{.worker_id = 5, .endpoint = endpoint}});
+    PoolIo& io = *source;
+    client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true}, io,
+                                           std::move(source));
+    client_->use_blobs({transport::BlobId{}});
+    ASSERT_TRUE(client_->start());
+    client_->begin_epoch(std::as_bytes(std::span(std::string_view("seeds"))));
+  }
+
+  bool submit(int64_t index) {
+    return client_->submit(transport::IndexKind::kInteger, std::as_bytes(std::span(&index, 1)));
+  }
+
+  // What comes next that is not about how many workers there are.
+  Event next() {
+    const auto deadline = Clock::now() + kPatience;
+    for (;;) {
+      Event event = client_->try_next();
+      if (event.kind == Event::Kind::kMoreRoom) continue;
+      if (event.kind != Event::Kind::kNothing || Clock::now() > deadline) return event;
+      client_->wait_until(Clock::now() + std::chrono::milliseconds(100));
+    }
+  }
+
+  static void expect_counting(Batch& batch, uint64_t bytes) {
+    const auto& tensors = batch.tensors();
+    ASSERT_EQ(tensors.size(), 1u);
+    ASSERT_EQ(static_cast<uint64_t>(tensors[0].numel()), bytes);
+    const auto* data = tensors[0].const_data_ptr<uint8_t>();
+    const uint64_t first = batch.descriptor().sequence;
+    for (uint64_t place = 0; place < bytes; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
+  }
+
+  void expect_stream(uint64_t batch_bytes, int count) {
+    int submitted_count = 0;
+    while (submitted_count < count && client_->has_room()) submit(submitted_count++);
+    for (int sequence = 0; sequence < count; ++sequence) {
+      const Event event = next();
+      ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+      ASSERT_EQ(event.batch->descriptor().sequence, static_cast<uint64_t>(sequence));
+      expect_counting(*event.batch, batch_bytes);
+      EXPECT_FALSE(event.batch->state().empty());
+      while (submitted_count < count && client_->has_room()) submit(submitted_count++);
+    }
+    EXPECT_EQ(next().kind, Event::Kind::kEnd);
+  }
+
+  std::unique_ptr<HandWorker> worker_;
+  std::unique_ptr<PoolClient> client_;
+};
+
+TEST_F(PoolClientTest, BatchesArePutTogetherFromTheirPieces) {
+  start({.batch_bytes = 5000, .piece_bytes = 700});
+  expect_stream(5000, 20);
+}
+
+TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {
+  start({.batch_bytes = 5000, .piece_bytes = 700, .loses_piece_of = 3});
+  expect_stream(5000, 8);
+}
+
+TEST_F(PoolClientTest, BatchesThatTheUserKeepsStayAsTheyAre) {
+  start({.batch_bytes = 1 << 20, .piece_bytes = 1 << 19});
+  std::vector<std::unique_ptr<Batch>> kept;
+  for (int sequence = 0; sequence < 40; ++sequence) {  // more than the arena has room for
+    submit(sequence);
+    Event event = next();
+    ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
+    expect_counting(*event.batch, 1 << 20);
+    kept.push_back(std::move(event.batch));
+  }
+  for (const auto& batch : kept) expect_counting(*batch, 1 << 20);
+}
+
+TEST_F(PoolClientTest, EpochThatIsLeftIsNotMixedWithTheNext) {
+  start({});
+  submit(0);
+  submit(1);
+  client_->begin_epoch(std::as_bytes(std::span(std::string_view("others"))));
+  expect_stream(1000, 5);
+}
+
+TEST_F(PoolClientTest, ShardEndsAndWhatItWasAskedForIsForgotten) {
+  start({.ends_at = 2}, /*is_iterable=*/true);
+  submit(0);
+  submit(1);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  submit(2);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  submit(3);
+  EXPECT_EQ(next().kind, Event::Kind::kShardEnded);
+  EXPECT_EQ(next().kind, Event::Kind::kEnd);
+}
+
+TEST_F(PoolClientTest, LaneThatStartsInTheMiddleSaysWhere) {
+  start({}, /*is_iterable=*/true);
+  client_->set_lanes({{1, {.batch_count = 4, .state = {std::byte{'s'}}}}});
+  client_->begin_epoch(std::as_bytes(std::span(std::string_view("resumed"))), {.sequence = 4});
+  submit(4);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  client_->stop();
+  worker_->end();
+  EXPECT_EQ(worker_->starts(), std::vector<std::string>{std::string("\4\0\0\0\0\0\0\0s", 9)});
+}
+
+TEST_F(PoolClientTest, BlobIsHandedOutPieceByPiece) {
+  transport::BlobId id{};
+  id[0] = std::byte{9};
+  start({.wishes = id});
+  std::string blob(3 * transport::kBlobPieceBytesMax + 5, 'x');
+  blob.back() = 'y';
+  client_->put_blob(id, blob);
+  submit(0);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  for (int sequence = 1; sequence < 200; ++sequence) {  // time for the pieces, one at a time
+    submit(sequence);
+    ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  }
+  client_->stop();
+  worker_->end();
+  EXPECT_TRUE(worker_->blob() == blob) << worker_->blob().size();
+}
+
+TEST_F(PoolClientTest, JobThatNoWorkerCanRunFails) {
+  start({.declines = true});
+  submit(0);
+  Event event = next();
+  while (event.kind == Event::Kind::kNews) event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kFailed);
+  EXPECT_NE(event.message().find("another torch"), std::string::npos) << event.message();
+  EXPECT_NE(client_->describe_pool().find("no controller has answered"), std::string::npos);
+}
+
+TEST_F(PoolClientTest, AnswersInTheNameOfAnotherWorkerAreNotHeard) {
+  start({.worker_id = 6});
+  submit(0);
+  client_->wait_until(Clock::now() + std::chrono::milliseconds(300));
+  EXPECT_EQ(client_->try_next().kind, Event::Kind::kNothing);
+  EXPECT_EQ(client_->open_worker_count(), 0u);
+}
+
+}  // namespace
+}  // namespace penstock::loader

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets that tests of a pool ship to its workers, and what streams of them are compared by."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+CODE = str(Path(__file__).parent)  # where this module lies
+
+
+class Augmented(Dataset[dict[str, Any]]):
+    """Samples that draw from all three global generators."""
+
+    def __init__(self, count: int, values: int = 64) -> None:
+        self.count = count
+        self.values = values
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.rand(self.values) + random.random() + float(np.random.rand())
+        return {"index": index, "x": noise + index, "name": f"sample {index}"}
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """Bytes of images and their classes."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8), index % 10
+
+
+class Shards(IterableDataset[tuple[int, torch.Tensor]]):
+    """Numbers below ``count``, of which each shard has its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(start, self.count, step):
+            yield number, torch.rand(8) + number
+
+
+class ShardIterator:
+    """Goes on from its state."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._place = 0
+
+    def __iter__(self) -> ShardIterator:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self._place == len(self._numbers):
+            raise StopIteration
+        self._place += 1
+        return torch.rand(4) + self._numbers[self._place - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._place = state["place"]
+
+
+class StatefulShards(IterableDataset[torch.Tensor]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> ShardIterator:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return ShardIterator(list(range(start, self.count, step)))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a batch: of every tensor's bytes, dtype and shape, and of what is around them."""
+    found = hashlib.sha256()
+    _add(found, value)
+    return found.hexdigest()
+
+
+def digests(batches: Iterable[Any]) -> list[str]:
+    return [digest(batch) for batch in batches]
+
+
+def _add(found: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        found.update(
+            value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        )
+    elif isinstance(value, np.ndarray):
+        found.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
+    elif isinstance(value, dict):
+        found.update(f"dict {len(value)}".encode())
+        for key, part in value.items():
+            _add(found, key)
+            _add(found, part)
+    elif isinstance(value, (list, tuple)):
+        found.update(f"{type(value).__name__} {len(value)}".encode())
+        for part in value:
+            _add(found, part)
+    else:
+        found.update(repr(value).encode())

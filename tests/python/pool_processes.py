@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A controller and workers as processes of their own, on loopback, for tests of pools."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from penstock import _C
+
+SECONDS_MAX = 90.0
+
+_LISTENS = re.compile(r"([0-9a-f]{16}) listens at (tcp://\S+) .*process (\d+)")
+
+
+class Process:
+    """A command of penstock's. Everything that it prints is kept. ``within`` is what stands in
+    front of it, such as a command that enters a namespace and runs the rest in its own place.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        within: Sequence[str] = (),
+        folder: Path | None = None,
+        program: Sequence[str] = ("-m", "penstock"),
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*within, sys.executable, *program, *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for_lines(self, wanted: Callable[[str], bool], count: int = 1) -> list[str]:
+        deadline = time.monotonic() + SECONDS_MAX
+        with self._news:
+            while True:
+                found = [line for line in self.lines if wanted(line)]
+                if len(found) >= count:
+                    return found
+                left = deadline - time.monotonic()
+                assert left > 0 and self._reader.is_alive(), self.output
+                self._news.wait(min(left, 1.0))
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Sends the signal; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(SECONDS_MAX)
+        self._reader.join(SECONDS_MAX)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+class Worker(Process):
+    """``penstock worker``, with the processes that it supervises."""
+
+    def served(self, count: int = 1) -> list[tuple[str, str, int]]:
+        """Id, endpoint and pid of the first ``count`` processes that listen, in the order in which
+        they said so.
+        """
+        lines = self.wait_for_lines(lambda line: _LISTENS.search(line) is not None, count)
+        found = []
+        for line in lines:
+            match = _LISTENS.search(line)
+            assert match is not None
+            found.append((match[1], match[2], int(match[3])))
+        return found
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that serve now."""
+        return [pid for _, _, pid in self.served(0) if _is_alive(pid)]
+
+
+class PoolProcesses:
+    """One user's pool. Its shared keys are the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        runtime = folder / "run"
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        temporary = folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(runtime),
+            "TMPDIR": str(temporary),
+        }
+        for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+            self.environment.pop(name, None)
+        self.endpoint = ""
+        self.processes: list[Process] = []
+        self.altered_workers: list[Worker] = []
+
+    def start_controller(
+        self, *arguments: str, bind: str = "tcp://127.0.0.1:0", within: Sequence[str] = ()
+    ) -> Process:
+        process = Process(["controller", "--bind", bind, *arguments], self.environment, within)
+        self.processes.append(process)
+        line = process.wait_for_lines(lambda line: "listens at tcp://" in line)[0]
+        self.endpoint = line.split("listens at ")[1].split(",")[0]
+        return process
+
+    def start_worker(
+        self, *arguments: str, processes: int = 1, within: Sequence[str] = ()
+    ) -> Worker:
+        worker = Worker(
+            [
+                "worker",
+                "--controller",
+                self.endpoint,
+                "--processes",
+                str(processes),
+                *arguments,
+            ],
+            self.environment,
+            within,
+        )
+        self.processes.append(worker)
+        worker.served(processes)
+        return worker
+
+    def start_altered_worker(self, alteration: str, argument: str) -> Worker:
+        """One process of altered_worker.py."""
+        program = (str(Path(__file__).with_name("altered_worker.py")),)
+        arguments = [alteration, argument, self.endpoint, ""]
+        worker = Worker(arguments, self.environment, program=program)
+        self.altered_workers.append(worker)
+        self.processes.append(worker)
+        worker.served()
+        return worker
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(_C.pool_status(self.endpoint, None, SECONDS_MAX))
+        return status
+
+    def close(self) -> None:
+        for worker in self.altered_workers:
+            worker.end()  # with no parent to see it killed, it would leave its folder
+        for process in reversed(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                process.process.kill()
+            process.wait()
+
+    def end(self) -> None:
+        """Ends everything as users do. Nothing is left but the keys."""
+        for process in reversed(self.processes):
+            process.end()
+        self.close()
+        killed = [
+            f"-{one.process.pid}-" for one in self.processes if one.process.returncode == -9
+        ]  # who could take nothing away; the next of this user does
+        left = [path.name for path in (self.folder / "tmp").glob("*penstock*")]
+        left = [name for name in left if not any(pid in name for pid in killed)]
+        assert left == [], left
+
+
+def pool_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    """A fixture's body: a controller, and no workers yet."""
+    pool = PoolProcesses(tmp_path)
+    for name in ("XDG_RUNTIME_DIR", "PENSTOCK_POOL", "PENSTOCK_KEYS"):
+        if name in pool.environment:
+            monkeypatch.setenv(name, pool.environment[name])
+        else:
+            monkeypatch.delenv(name, raising=False)
+    try:
+        pool.start_controller()
+        yield pool
+        pool.end()
+    finally:
+        pool.close()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

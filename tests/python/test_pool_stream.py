@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders with a pool against the same loader with ``num_workers=0, seeding="batch"``: real workers
+in processes of their own, reached by CURVE over TCP on loopback."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import warnings
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pool_datasets import CODE, Augmented, Shards, StatefulShards, digests
+from pool_processes import PoolProcesses, pool_of
+from torch.utils.data import Dataset
+
+import penstock
+from penstock import DataLoader
+from penstock.errors import PoolWarning, WorkerError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def steady_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    """A controller and two workers that nothing happens to."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for opened in pool_of(tmp_path_factory.mktemp("steady"), monkeypatch):
+            opened.start_worker(processes=2)
+            yield opened
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+
+
+def alone(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, seeding="batch", **options)
+
+
+def seeded_digests(loader: DataLoader[Any], epochs: int = 1) -> list[list[str]]:
+    torch.manual_seed(7)
+    return [digests(loader) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_shuffled_stream_is_that_of_one_process(
+    steady_pool: PoolProcesses, persistent: bool
+) -> None:
+    dataset = Augmented(100)
+    loader = pooled(steady_pool, dataset, batch_size=8, shuffle=True, persistent_workers=persistent)
+    expected = seeded_digests(alone(dataset, batch_size=8, shuffle=True), epochs=3)
+    assert seeded_digests(loader, epochs=3) == expected
+    assert loader.stats().iterator == "pool"
+    assert loader.stats().batches == 3 * 13
+
+
+def test_a_sampler_of_the_users_own_is_pulled_in_its_order(steady_pool: PoolProcesses) -> None:
+    dataset = Augmented(60)
+    order = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35] * 3
+    expected = seeded_digests(alone(dataset, batch_size=4, sampler=order))
+    assert seeded_digests(pooled(steady_pool, dataset, batch_size=4, sampler=order)) == expected
+
+
+@pytest.mark.parametrize("make", [Shards, StatefulShards])
+def test_the_shards_of_an_iterable_dataset(steady_pool: PoolProcesses, make: Any) -> None:
+    dataset = make(101)
+    expected = seeded_digests(alone(dataset, batch_size=4, shards=5), epochs=2)
+    assert (
+        seeded_digests(pooled(steady_pool, dataset, batch_size=4, shards=5), epochs=2) == expected
+    )
+
+
+@pytest.mark.parametrize("make", [Augmented, Shards, StatefulShards])
+def test_a_stream_is_resumed_with_a_pool_and_without(steady_pool: PoolProcesses, make: Any) -> None:
+    dataset = make(96)
+    options: dict[str, Any] = {"batch_size": 4}
+    options.update({"shuffle": True} if make is Augmented else {"shards": 3})
+    torch.manual_seed(7)
+    expected = digests(alone(dataset, **options))
+    torch.manual_seed(7)
+    loader = pooled(steady_pool, dataset, **options)
+    begun = digests(itertools.islice(loader, 9))
+    state = json.loads(json.dumps(loader.state_dict()))
+    for other in (pooled(steady_pool, make(96), **options), alone(make(96), **options)):
+        other.load_state_dict(state)
+        assert begun + digests(other) == expected
+
+
+def test_large_batches_come_in_pieces(steady_pool: PoolProcesses) -> None:
+    dataset = Augmented(12, values=3_000_000)  # 48 MB a batch
+    expected = seeded_digests(alone(dataset, batch_size=4))
+    assert seeded_digests(pooled(steady_pool, dataset, batch_size=4)) == expected
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+class Odd(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+    def collate(self, indices: list[int]) -> Any:
+        return {
+            "array": np.arange(6, dtype=np.float32).reshape(2, 3) + indices[0],
+            "words": ["a", "b", None, b"bytes", 1.5, True],
+            "pair": Pair(torch.ones(2), (1, "x")),
+            "empty": np.zeros((0, 3), dtype=np.int8),
+        }
+
+
+def test_batches_of_arrays_text_and_namedtuples(steady_pool: PoolProcesses) -> None:
+    dataset = Odd()
+    options = {"batch_size": 2, "collate_fn": dataset.collate}
+    batches = list(pooled(steady_pool, dataset, **options))
+    assert digests(batches) == digests(alone(dataset, **options))
+    assert type(batches[0]["pair"]) is Pair
+    assert type(batches[0]["array"]) is np.ndarray
+    batches[0]["array"][0, 0] = 5  # it may be written to
+
+
+class Opaque:
+    pass
+
+
+def opaque(samples: Any) -> Any:
+    return Opaque()
+
+
+def test_objects_need_trust(steady_pool: PoolProcesses) -> None:
+    with pytest.raises(penstock.errors.PenstockError, match="trust_workers=True"):
+        list(pooled(steady_pool, Odd(), collate_fn=opaque))
+    loader = pooled(steady_pool, Odd(), collate_fn=opaque, trust_workers=True)
+    assert [type(batch) for batch in loader] == [Opaque] * 4
+
+
+class OwnError(Exception):
+    pass
+
+
+class Failing(Dataset[int]):
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise self.error("no sample two")
+        return index
+
+
+def test_errors_are_raised_in_their_place_by_name(steady_pool: PoolProcesses) -> None:
+    batches = iter(pooled(steady_pool, Failing(ValueError)))
+    assert [int(next(batches)), int(next(batches))] == [0, 1]
+    with pytest.raises(ValueError, match="(?s)in penstock worker.*no sample two"):
+        next(batches)
+    assert [int(batch) for batch in batches] == [3, 4, 5]
+    with pytest.raises(WorkerError, match="(?s)OwnError.*no sample two"):
+        list(pooled(steady_pool, Failing(OwnError)))
+
+
+def test_a_worker_that_joins_serves_the_stream_that_runs(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    dataset = Augmented(400)
+    torch.manual_seed(7)
+    expected = digests(alone(dataset, batch_size=4))
+    torch.manual_seed(7)
+    batches = iter(pooled(pool, dataset, batch_size=4))
+    found = digests(itertools.islice(batches, 10))
+    pool.start_worker(processes=2)
+    assert found + digests(batches) == expected
+
+
+def test_workers_that_are_killed_cost_no_batch(pool: PoolProcesses) -> None:
+    worker = pool.start_worker(processes=2)
+    dataset = Augmented(300)
+    torch.manual_seed(7)
+    expected = digests(alone(dataset, batch_size=2))
+    torch.manual_seed(7)
+    batches = iter(pooled(pool, dataset, batch_size=2))
+    found = []
+    for number, batch in enumerate(batches):
+        found += digests([batch])
+        if number in (20, 60, 100):
+            os.kill(worker.pids[number % 2], signal.SIGKILL)
+    assert found == expected
+
+
+class Deadly(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_batch_that_kills_its_workers_fails_with_its_samples(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    batches = iter(pooled(pool, Deadly(), batch_size=2))
+    assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match=r"3 workers died .* \(samples 4, 5\)"):
+        next(batches)
+    assert next(batches).tolist() == [6, 7]
+
+
+def test_own_workers_and_the_pool_serve_one_stream(steady_pool: PoolProcesses) -> None:
+    dataset = Augmented(200)
+    expected = seeded_digests(alone(dataset, batch_size=4, shuffle=True), epochs=2)
+    loader = pooled(steady_pool, dataset, batch_size=4, shuffle=True, num_workers=2)
+    assert seeded_digests(loader, epochs=2) == expected
+
+
+def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
+    dataset = Augmented(40)
+    expected = seeded_digests(alone(dataset, batch_size=4))
+    assert seeded_digests(pooled(pool, dataset, batch_size=4, num_workers=1)) == expected
+
+
+def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProcesses) -> None:
+    loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=7)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PoolWarning)
+        with pytest.raises(RuntimeError, match="(?s)timed out after 7 seconds.*has no worker"):
+            next(iter(loader))
+    assert any("waits for workers" in str(one.message) for one in caught)
+
+
+def test_an_address_without_a_controller_is_named(pool: PoolProcesses) -> None:
+    pool.close()
+    loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=2)
+    with pytest.raises(RuntimeError, match="(?s)timed out.*no controller has answered at tcp://"):
+        next(iter(loader))
+
+
+def test_a_stream_goes_on_while_the_controller_is_away(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    dataset = Augmented(300)
+    torch.manual_seed(7)
+    expected = digests(alone(dataset, batch_size=2))
+    torch.manual_seed(7)
+    batches = iter(pooled(pool, dataset, batch_size=2))
+    found = digests(itertools.islice(batches, 20))
+    pool.processes[0].end(signal.SIGKILL)
+    found += digests(itertools.islice(batches, 60))
+    pool.start_controller(bind=pool.endpoint)
+    assert found + digests(batches) == expected
+
+
+def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
+    loaders = [pooled(steady_pool, Augmented(count), batch_size=4) for count in (80, 60)]
+    streams = [iter(loader) for loader in loaders]
+    found: list[list[Any]] = [[], []]
+    for pair in itertools.zip_longest(*streams):
+        for batches, batch in zip(found, pair, strict=True):
+            batches += [] if batch is None else [batch["index"].tolist()]
+    assert [sum(part, []) for part in found] == [list(range(80)), list(range(60))]
+    status = steady_pool.status()
+    assert len(status["workers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seeding": "worker"}, "seeding='batch' is expected"),
+        ({"pool": "localhost:7000"}, "tcp://host:7000"),
+        ({"code_paths": ["/not/there"]}, "which is not there"),
+        ({"prefetch_factor": 0}, "1 or more is expected"),
+        ({"num_workers": "auto"}, "which is what grows and shrinks"),
+        ({"timeout": -1}, "seconds, or 0"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataLoader(Augmented(4), **{"pool": "tcp://127.0.0.1:7000", **options})
+
+
+def test_a_pool_allows_options_that_torch_forbids_without_workers() -> None:
+    loader = DataLoader(
+        Augmented(4), pool="tcp://127.0.0.1:7", prefetch_factor=3, persistent_workers=True
+    )
+    assert (loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (3, True, 0)
+    assert loader.pool == "tcp://127.0.0.1:7"
+    assert loader.num_workers == 0
+
+
+def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_POOL", "tcp://127.0.0.1:9")
+    monkeypatch.setenv("PENSTOCK_KEYS", "/keys")
+    loader = DataLoader(Augmented(4))
+    assert (loader.pool, loader.keys) == ("tcp://127.0.0.1:9", "/keys")
+    assert DataLoader(Augmented(4), pool="").pool is None
