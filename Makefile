@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test lint bench fuzz test-sim test-asan test-tsan clean
+.PHONY: help demo test lint bench fuzz chaos test-sim test-asan test-tsan clean
 
 help:
 	@echo "penstock"
@@ -17,6 +17,7 @@ help:
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
+	@echo "  make chaos      live pools whose processes are killed, stopped, cut off and starved; ARGS=\"--only SCENARIO\" does one"
 	@echo "  make test-sim   200,000 simulated pools of workers that crash, stall and are cut off; ARGS=\"--replay SEED\" runs one"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
@@ -47,6 +48,11 @@ bench:
 
 fuzz:
 	@python=$$(sh .make/system.sh fuzz) && "$$python" tests/fuzz/run.py $(ARGS)
+
+chaos:
+	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python" test
+	@sh .make/install.sh
+	@.venv/bin/python tests/chaos/chaos.py --report build/chaos.md $(ARGS)
 
 test-sim:
 	@python=$$(sh .make/system.sh sim) && "$$python" tests/sim/simulation.py $(ARGS)

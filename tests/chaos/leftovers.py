@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a scenario left behind: processes, and files in shared memory, in its runtime folder and
+among the temporary ones.
+
+Its processes are known by their environment, which names a folder that is the scenario's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import process_traces
+
+CODE_FOLDER = re.compile(r"penstock-code-\d+-(\d+)-")
+ENDING_SECONDS_MAX = 10.0  # that processes on their way out may take on a busy machine
+
+
+def processes_of(runtime_folder: Path) -> list[int]:
+    """Every process that has the folder in its environment, but this one."""
+    marker = f"XDG_RUNTIME_DIR={runtime_folder}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if marker in variables and process_traces.is_running(int(entry)):
+            found.append(int(entry))
+    return found
+
+
+def left_behind(
+    runtime_folder: Path, temporary_folder: Path, killed: set[int], shared_before: set[str]
+) -> list[str]:
+    """Waits until processes on their way out are gone; says what is still there.
+
+    What a process that was killed has left, the next one of its kind takes away.
+    """
+    process_traces.wait_gone(processes_of(runtime_folder), ENDING_SECONDS_MAX)
+    left = [
+        f"process {pid} ({process_traces.name_of(pid)})" for pid in processes_of(runtime_folder)
+    ]
+    new_files = set(os.listdir(process_traces.SHARED_MEMORY)) - shared_before
+    left += [f"/dev/shm/{name}" for name in process_traces.unused_files(new_files)]
+    files = (path for path in runtime_folder.rglob("*") if path.is_file() or path.is_socket())
+    left += [str(path) for path in files if path.suffix not in (".secret", ".public")]
+    for path in temporary_folder.glob("*penstock*"):
+        maker = CODE_FOLDER.match(path.name)
+        if maker is None or int(maker[1]) not in killed:
+            left.append(str(path))
+    return left

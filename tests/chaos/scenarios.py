@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scenarios. Each makes its pool, has streams run through it, and does its faults to them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults import no_more_descriptors, stopped
+from namespaces import CUTS, NotHere, TinyFolder, memory_group, network, tiny_folder
+from outcomes import Outcome
+from paced_datasets import LEAK_VARIABLE
+from pool_processes import Worker
+from trainers import Trainer
+from trials import Trial
+
+GROUP_BYTES = 192 << 20
+WORKER_COUNT = 3
+LEAK_BYTES = 1 << 20  # with every sample
+SHORT = {"sample_count": 800, "epoch_count": 2}  # where every stream has one fault
+
+
+def kill_worker(trial: Trial, trainer: Trainer) -> None:
+    """One of several, where another makes batches meanwhile."""
+    settled = trial.settled(trial.worker)
+    pids = [pid for pid in trial.worker.pids if set(settled) - {pid}]
+    if pids:
+        victim = trial.rng.choice(pids)
+        trial.fault(f"SIGKILL of worker process {victim}")
+        trial.kill(victim)
+
+
+def kill_all_workers(trial: Trial, trainer: Trainer) -> None:
+    pids = trial.worker.pids
+    trial.fault(f"SIGKILL of all worker processes, {pids}, and of who starts them")
+    trial.kill(trial.worker.process.pid, *pids)
+    trial.worker.wait()
+    trainer.runs_for(trial.rng.uniform(0.0, 2.0))
+    trial.worker = trial.pool.start_worker(processes=WORKER_COUNT)
+
+
+def kill_controller(trial: Trial, trainer: Trainer) -> None:
+    """In one case of three a worker is lost as well, which has to find the next controller. A
+    trainer whose workers do not persist asks a controller for some when an epoch begins, so that
+    the stream is to have gone on before the next fault."""
+    settled = trial.settled(trial.worker)
+    victims = settled[:1] if len(settled) > 1 and trial.rng.random() < 1 / 3 else []
+    trial.fault(f"SIGKILL of the controller, and of worker processes {victims}")
+    trial.controller.end(signal.SIGKILL)
+    trial.kill(*victims)
+    trainer.runs_for(trial.rng.uniform(0.0, 3.0))
+    trial.controller = trial.pool.start_controller(bind=trial.pool.endpoint)
+
+
+def stop_worker(trial: Trial, trainer: Trainer) -> None:
+    """For longer than its lease: what it owed was made by others when it goes on."""
+    settled = trial.settled(trial.worker)
+    if len(settled) > 1:
+        victim = trial.rng.choice(settled)
+        trial.fault(f"SIGSTOP of worker process {victim}")
+        with stopped(victim):
+            trainer.runs_for(trial.rng.uniform(2.1, 4.0))
+
+
+POOL_FAULTS = (kill_worker, stop_worker, kill_controller, kill_all_workers)
+
+
+def keep_doing(*faults: Callable[[Trial, Trainer], None]) -> Callable[[Trial], None]:
+    """One fault after the other, in turn, at any instant of a stream that has gone on since the
+    last one. The workers of every other stream persist."""
+
+    def run(trial: Trial) -> None:
+        trial.controller = trial.pool.processes[0]
+        trial.worker = trial.pool.start_worker(processes=WORKER_COUNT)
+        for number, stream in enumerate(trial.streams()):
+            with trial.training(stream, persistent_workers=number % 2 == 0) as trainer:
+                while trial.wants_more and trainer.wait_for_batches(trial.rng.randint(1, 40)):
+                    if trainer.runs_for(trial.rng.uniform(0.0, 0.3)):
+                        faults[trial.outcome.fault_count % len(faults)](trial, trainer)
+
+    return run
+
+
+def kill_trainers(trial: Trial) -> None:
+    """Another process goes on, with other workers: the pool's, its own beside them, only its own,
+    or none."""
+    extra: Worker | None = None
+    trial.pool.start_worker(processes=2)
+    for stream in trial.streams():
+        trainers: list[Trainer] = []
+        while True:
+            options = trial.rng.choice(
+                [
+                    {"num_workers": 0},
+                    {"num_workers": 1},
+                    {"num_workers": 2},
+                    {"pool": None, "num_workers": 2},
+                    {"pool": None, "num_workers": 0},
+                ]
+            )
+            if not trainers:
+                options = {"num_workers": 0}
+            before = trainers[-1] if trainers else None
+            trainers.append(trial.start_trainer(stream, resumes=before, **options))
+            trainer = trainers[-1]
+            # In one case of eight before it has a batch.
+            if trial.rng.random() < 7 / 8:
+                trainer.wait_for_batches(1)
+            if not trainer.runs_for(trial.rng.uniform(0.1, 2.0)) or not trial.wants_more:
+                break
+            count = len(trainer.deliveries)
+            trial.fault(f"SIGKILL of the trainer with {options} after {count} batches")
+            trial.kill(trainer.process.pid)
+            trainer.kill()
+            if trial.rng.random() < 1 / 4:
+                if extra is None:
+                    extra = trial.pool.start_worker()
+                else:
+                    extra.end()
+                    extra = None
+        trial.judge(trainers, stream, trainers[-1].finish())
+        for trainer in trainers:
+            trainer.close()
+
+
+def cut_links(trial: Trial) -> None:
+    """The workers are on another host than the trainer, with the keys of `penstock keys`. In every
+    other stream the trainer has a worker of its own beside them."""
+    keys = str(trial.folder / "keys")
+    made = subprocess.run(
+        [sys.executable, "-m", "penstock", "keys", keys],
+        env=trial.pool.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert made.returncode == 0, made.stderr
+    with network() as hosts:
+        try:
+            bind = f"tcp://{hosts.near_address}:0"
+            trial.pool.start_controller("--keys", keys, bind=bind, within=hosts.near)
+            trial.pool.start_worker("--keys", keys, processes=2, within=hosts.far)
+            for number, stream in enumerate(trial.streams(values=8192)):
+                own = {"num_workers": number % 2}
+                with trial.training(stream, within=hosts.near, keys=keys, **own) as trainer:
+                    while trial.wants_more and trainer.runs_for(trial.rng.uniform(0.3, 2.0)):
+                        how = CUTS[trial.outcome.fault_count % len(CUTS)]
+                        seconds = trial.rng.uniform(0.3, 6.0)
+                        trial.fault(f"the link is cut for {seconds:.1f} s: {how}")
+                        hosts.cut(how)
+                        try:
+                            trainer.runs_for(seconds)
+                        finally:
+                            hosts.heal(how)
+        finally:
+            trial.end_processes(0)
+
+
+def fill_shared_memory(trial: Trial) -> None:
+    _fill(trial, tiny_folder("/dev/shm"))
+
+
+def fill_disks(trial: Trial) -> None:
+    _fill(trial, tiny_folder(str(trial.temporary)))
+
+
+def _fill(trial: Trial, tiny: TinyFolder) -> None:
+    """Of a worker that is alone, of one of two, or of a trainer with a worker of its own: before
+    the worker knows the job, or while it serves."""
+    for number, stream in enumerate(trial.streams(**SHORT)):
+        who = ("the only worker", "one of two workers", "the trainer")[number % 3]
+        squeezed = trial.pool.start_worker(within=() if who == "the trainer" else tiny.within)
+        if who == "one of two workers":
+            trial.pool.start_worker()
+        is_before = number % 2 == 0 and who != "the trainer"
+        if is_before:
+            trial.fault(f"{tiny.path} of {who} is full before the stream begins")
+            tiny.fill(squeezed.process.pid)
+        within = tiny.within if who == "the trainer" else ()
+        own = {"num_workers": int(who == "the trainer")}
+        with trial.training(
+            stream, within=within, may_fail=True, waits_for_a_batch=not is_before, **own
+        ) as trainer:
+            if not is_before and trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
+                trial.fault(f"{tiny.path} of {who} is full")
+                tiny.fill(trainer.process.pid if who == "the trainer" else squeezed.process.pid)
+        trial.end_processes(1)
+
+
+def exhaust_descriptors(trial: Trial) -> None:
+    """Nothing more can be opened: by a trainer whose workers change, by a worker whose trainers
+    change; for a while, or from the start on."""
+    for number, stream in enumerate(trial.streams(**SHORT)):
+        how = number % 4
+        if how == 3:
+            limit = trial.rng.choice((12, 16, 24, 32, 48))
+            trial.fault(f"a worker may have {limit} descriptors from its start on")
+            within = ("prlimit", f"--nofile={limit}", "--")
+            arguments = ["worker", "--controller", trial.pool.endpoint]
+            trial.pool.processes.append(Worker(arguments, trial.pool.environment, within))
+        worker = trial.pool.start_worker(processes=2)
+        if how == 2:
+            limit = trial.rng.choice((16, 24, 32, 48))
+            trial.fault(f"a trainer may have {limit} descriptors from its start on")
+            within = ("prlimit", f"--nofile={limit}", "--")
+            with trial.training(stream, within=within, may_fail=True, waits_for_a_batch=False):
+                pass
+        elif how == 3:
+            with trial.training(stream):
+                pass
+        elif how == 1:
+            pid = worker.pids[0]
+            with no_more_descriptors(pid) as limit:
+                trial.fault(f"worker process {pid} may have no more than {limit} descriptors")
+                with trial.training(stream):
+                    pass
+        else:
+            with trial.training(stream) as trainer:
+                if trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
+                    with no_more_descriptors(trainer.process.pid) as limit:
+                        trial.fault(f"the trainer may have no more than {limit} descriptors")
+                        trial.kill(*worker.pids)
+                        trainer.runs_for(trial.rng.uniform(4.0, 8.0))
+        trial.end_processes(1)
+
+
+def exhaust_memory(trial: Trial) -> None:
+    """A worker that loses memory is killed by the kernel, over and over; another one is healthy."""
+    with memory_group(GROUP_BYTES) as group:
+        try:
+            worker = trial.pool.start_worker(within=("env", f"{LEAK_VARIABLE}={LEAK_BYTES}"))
+            trial.pool.start_worker()
+            added: set[int] = set()
+            seen_count = 0
+            for stream in trial.streams():
+                with trial.training(stream) as trainer:
+                    while trainer.runs_for(0.05) and trial.wants_more:
+                        for pid in set(worker.pids) - added:
+                            added.add(pid)
+                            group.add(pid)
+                        while seen_count < group.kill_count:
+                            seen_count += 1
+                            trial.fault("the kernel killed a worker process that had no memory")
+        finally:
+            trial.end_processes(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    run: Callable[[Trial], None]
+    fault_count: int  # of the full form
+    has_own_controller: bool = False
+    is_stall_bounded: bool = False  # one worker is lost of several that can make its batches
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "kill-workers": Scenario(keep_doing(kill_worker), 50, is_stall_bounded=True),
+    "kill-all-workers": Scenario(keep_doing(kill_all_workers), 10),
+    "kill-controllers": Scenario(keep_doing(kill_controller), 20),
+    "stop-workers": Scenario(keep_doing(stop_worker), 20, is_stall_bounded=True),
+    "mixed": Scenario(keep_doing(*POOL_FAULTS), 20),
+    "kill-trainers": Scenario(kill_trainers, 20),
+    "cut-links": Scenario(cut_links, 10, has_own_controller=True),
+    "full-shared-memory": Scenario(fill_shared_memory, 5),
+    "full-disks": Scenario(fill_disks, 5),
+    "no-descriptors": Scenario(exhaust_descriptors, 5),
+    "no-memory": Scenario(exhaust_memory, 5),
+}
+
+
+def run_scenario(
+    name: str,
+    folder: Path,
+    *,
+    seed: int,
+    fault_count: int | None = None,
+    stream_options: Mapping[str, Any] | None = None,
+) -> Outcome:
+    scenario = SCENARIOS[name]
+    trial = Trial(
+        name,
+        folder,
+        seed=seed,
+        fault_count=scenario.fault_count if fault_count is None else fault_count,
+        stream_options=stream_options,
+    )
+    trial.outcome.is_stall_bounded = scenario.is_stall_bounded
+    try:
+        if not scenario.has_own_controller:
+            trial.pool.start_controller()
+        scenario.run(trial)
+    except NotHere as err:
+        trial.outcome.skipped = str(err)
+    except Exception:
+        trial.complain(traceback.format_exc())
+    finally:
+        trial.close()
+    return trial.outcome

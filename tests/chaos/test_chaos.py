@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short form of `make chaos`: each scenario with a fault or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outcomes import Outcome, findings, table
+from scenarios import POOL_FAULTS, SCENARIOS, run_scenario
+from streams import Delivery, Differences, compare, percentile, stalls
+
+# "mixed" does all that the four scenarios do which are left out: a pool for each takes long.
+FAULT_COUNTS = dict.fromkeys(SCENARIOS, 1) | {"mixed": len(POOL_FAULTS), "kill-trainers": 2}
+LEFT_OUT = {"kill-workers", "kill-all-workers", "kill-controllers", "stop-workers"}
+STREAM_OPTIONS = {"sample_count": 800, "epoch_count": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - LEFT_OUT))
+def test_no_batch_is_lost(name: str, tmp_path: Path, seed: int) -> None:
+    fault_count = FAULT_COUNTS[name]
+    outcome = run_scenario(
+        name, tmp_path, seed=seed, fault_count=fault_count, stream_options=STREAM_OPTIONS
+    )
+    if outcome.skipped:
+        pytest.skip(outcome.skipped)
+    outcome.is_stall_bounded = False  # nothing follows from a few, and beside other tests
+    assert not findings([outcome]), "\n".join([table([outcome]), *findings([outcome])])
+    assert outcome.fault_count >= fault_count
+    assert outcome.batch_count > 0
+
+
+@pytest.mark.parametrize(
+    ("found", "differences"),
+    [
+        ("abcd", Differences()),
+        ("abd", Differences(missing=1)),
+        ("abbcd", Differences(doubled=1)),
+        ("abdc", Differences(reordered=1)),
+        ("abxd", Differences(missing=1, different=1)),
+        ("", Differences(missing=4)),
+    ],
+)
+def test_every_difference_is_counted(found: str, differences: Differences) -> None:
+    assert compare("abcd", found) == differences
+
+
+def test_a_stall_is_what_follows_a_fault_beyond_one_batch() -> None:
+    deliveries = [Delivery(place, at, "") for place, at in enumerate((0.0, 1.0, 2.0, 5.0, 6.0))]
+    assert stalls(deliveries, [2.5], 1.0) == [2.0]
+    assert stalls(deliveries, [0.5, 5.5], 1.0) == [2.0, 0.0]
+    assert stalls(deliveries, [5.1], 1.0) == [0.0]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile([], 99) == 0.0
+    assert percentile([3.0, 1.0, 2.0], 99) == 3.0
+    assert percentile([float(value) for value in range(100)], 99) == 98.0
+
+
+def test_what_must_not_be_is_found() -> None:
+    outcome = Outcome("kill-workers", 7, stalls=[0.1, 2.5], is_stall_bounded=True)
+    assert len(findings([outcome])) == 1
+    assert "--only kill-workers --seed 7" in findings([outcome])[0]
+    outcome.complaints.append("left behind: a process")
+    outcome.differences = Differences(missing=1)
+    assert len(findings([outcome])) == 3
+    assert "| kill-workers | 0      | 0       | 1       |" in table([outcome])

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scenario under way: a pool of its own, streams one after the other, faults, and the tally."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from faults import kill
+from leftovers import left_behind
+from outcomes import Outcome
+from pool_processes import PoolProcesses, Process, Worker
+from process_traces import SHARED_MEMORY
+from streams import KINDS, Differences, Stream, compare, stalls
+from trainers import Trainer
+
+CLEAR_ERROR_S = 10.0  # from the fault, or from the last batch after it
+SETTLED_S = 2.0  # after which a worker that has started makes batches
+LINES_SHOWN = 25
+# How a worker's death by its own fault is told by the process that started it.
+TOLD_CRASH = re.compile("SIG(BUS|SEGV|ABRT|ILL|FPE)")
+CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+# A scenario gives up when streams end and no fault was possible.
+STREAMS_WITHOUT_FAULT_MAX = 4
+
+
+class Trial:
+    def __init__(
+        self,
+        scenario: str,
+        folder: Path,
+        *,
+        seed: int,
+        fault_count: int,
+        stream_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.outcome = Outcome(scenario, seed)
+        self.rng = random.Random(f"{scenario} {seed}")
+        self.fault_count = fault_count
+        self.stream_options = dict(stream_options or {})
+        self.pool = PoolProcesses(folder)
+        self.controller: Process  # these two are the scenario's to set, where it does something
+        self.worker: Worker  # to them
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.pool.environment["TMPDIR"] = str(self.temporary)
+        self._shared_before = set(os.listdir(SHARED_MEMORY))
+        self._began_at = time.monotonic()
+        self._killed: set[int] = set()
+        self._trainer_count = 0
+        self._fault_times: list[float] = []
+        self._listening_since: dict[int, float] = {}
+
+    # ---- Faults
+
+    @property
+    def wants_more(self) -> bool:
+        return self.outcome.fault_count < self.fault_count
+
+    def fault(self, what: str) -> None:
+        """To be said right before it is done."""
+        self.outcome.fault_count += 1
+        self._fault_times.append(time.monotonic())
+        print(f"  {self.outcome.scenario}: {self.outcome.fault_count}. {what}", flush=True)
+
+    def kill(self, *pids: int) -> None:
+        """With SIGKILL, which nobody sees coming."""
+        self._killed.update(pids)
+        kill(pids)
+
+    def settled(self, worker: Worker) -> list[int]:
+        """The processes of a worker that can be relied on to make batches now."""
+        now = time.monotonic()
+        pids = worker.pids
+        for pid in pids:
+            self._listening_since.setdefault(pid, now)
+        return [pid for pid in pids if now - self._listening_since[pid] >= SETTLED_S]
+
+    # ---- Streams
+
+    def streams(self, **options: Any) -> Iterator[Stream]:
+        """Another one until there were faults enough."""
+        idle_count = 0
+        for number in range(10**6):
+            if not self.wants_more:
+                return
+            before = self.outcome.fault_count
+            kind = KINDS[number % len(KINDS)]
+            stream_options = {**options, **self.stream_options}
+            yield Stream(kind, self.rng.randrange(2**31), **stream_options)
+            idle_count = 0 if self.outcome.fault_count > before else idle_count + 1
+            if idle_count == STREAMS_WITHOUT_FAULT_MAX:
+                return self.complain(f"{idle_count} streams were over before anything was done")
+
+    @contextlib.contextmanager
+    def training(
+        self,
+        stream: Stream,
+        *,
+        within: Sequence[str] = (),
+        may_fail: bool = False,
+        waits_for_a_batch: bool = True,
+        **options: Any,
+    ) -> Iterator[Trainer]:
+        """A trainer that has delivered a batch, and from there to its end, when it is judged."""
+        trainer = self.start_trainer(stream, within=within, **options)
+        first_fault = len(self._fault_times)
+        try:
+            if waits_for_a_batch:
+                trainer.wait_for_batches(1)
+            yield trainer
+            code = trainer.finish()
+            self.judge([trainer], stream, code, may_fail=may_fail)
+        finally:
+            trainer.close()
+        found = stalls(trainer.deliveries, self._fault_times[first_fault:], stream.batch_s)
+        said = ", ".join(f"{stall:.2f}" for stall in found) or "none"
+        print(f"  {self.outcome.scenario}: a stream of {stream.kind}; stalls: {said}", flush=True)
+        self.outcome.stalls += found
+
+    def start_trainer(
+        self,
+        stream: Stream,
+        *,
+        within: Sequence[str] = (),
+        resumes: Trainer | None = None,
+        **options: Any,
+    ) -> Trainer:
+        """``resumes`` has been killed; the new one goes on from the state that it saved."""
+        self._trainer_count += resumes is None
+        options = {"pool": self.pool.endpoint, **options}
+        return Trainer(
+            stream,
+            {name: value for name, value in options.items() if value is not None},
+            self.folder / f"trainer {self._trainer_count}",
+            self.pool.environment,
+            within=within,
+            is_resumed=resumes is not None,
+        )
+
+    def judge(
+        self,
+        trainers: Sequence[Trainer],
+        stream: Stream,
+        code: int | None,
+        *,
+        may_fail: bool = False,
+    ) -> None:
+        """What the trainers delivered, each of which went on where the one before it had saved."""
+        expected = stream.expected()
+        last = trainers[-1]
+        found: list[str] = []
+        for trainer in trainers:
+            first = trainer.first_place or 0
+            if trainer.first_place is None:
+                continue  # it was killed before it had a loader
+            # What its predecessor delivered after it had saved is delivered again, and the same.
+            for place, digest in enumerate(found[first:], first):
+                if place < len(expected) and digest != expected[place]:
+                    self.outcome.differences += Differences(different=1)
+            found = found[:first] + trainer.digests
+        self.outcome.batch_count += len(found)
+        if code == 0 and last.is_complete:
+            self._add(compare(expected, found), stream)
+            return
+        self._add(compare(expected[: len(found)], found), stream)
+        ending = f"{stream.kind}: the trainer ended with {code} after {len(found)} batches"
+        lines = last.said.strip().splitlines()
+        if code is None:
+            self.complain(f"{ending}: it hung\n{last.said[-4000:]}")
+        elif code != 1 or not may_fail:
+            self.complain(f"{ending}\n{last.said[-4000:]}")
+        else:
+            assert last.ended_at is not None
+            known = [last.began_at, *self._fault_times[-1:]]
+            known += [one.at for one in last.deliveries[-1:]]
+            took_s = last.ended_at - max(known)
+            if took_s > CLEAR_ERROR_S:
+                self.complain(f"{ending}, {took_s:.1f} s after the fault: {lines[-1:]}")
+            self.outcome.errors.append(lines[-1] if lines else "(nothing)")
+            print(f"  {self.outcome.scenario}: the stream ended by: {lines[-1:]}", flush=True)
+
+    def _add(self, differences: Differences, stream: Stream) -> None:
+        self.outcome.differences += differences
+        if differences:
+            self.complain(f"{stream}: {differences}")
+
+    # ---- The end
+
+    def complain(self, what: str) -> None:
+        self.outcome.complaints.append(what)
+        print(f"  {self.outcome.scenario}: WRONG: {what}", flush=True)
+        for process in self.pool.processes:
+            print(f"  --- {process.process.args}", *process.lines[-LINES_SHOWN:], sep="\n    ")
+
+    def end_processes(self, first: int) -> None:
+        """Of the pool, from the one with that number on: as users do, with SIGTERM."""
+        ended = self.pool.processes[first:]
+        for process in reversed(ended):
+            try:
+                code = process.end()
+            except subprocess.TimeoutExpired:
+                self.complain(f"does not end by SIGTERM: {process.process.args}")
+                process.end(signal.SIGKILL)
+                continue
+            if -code in CRASHES or TOLD_CRASH.search(process.output):
+                self.complain(f"crashed: {process.process.args}, exit code {code}")
+        for process in ended:
+            if process.process.stdout is not None:
+                process.process.stdout.close()
+        del self.pool.processes[first:]
+
+    def close(self) -> None:
+        """Ends the pool, and looks for what is left of it."""
+        self.end_processes(0)
+        runtime = Path(self.pool.environment["XDG_RUNTIME_DIR"])
+        for left in left_behind(runtime, self.temporary, self._killed, self._shared_before):
+            self.outcome.complaints.append(f"left behind: {left}")
+        self.outcome.seconds = time.monotonic() - self._began_at
