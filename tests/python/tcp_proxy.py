@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A proxy on loopback for tests: it forwards the connections of one port as badly as it is told to.
+
+Faults lie in the stream, not in time: each befalls a connection when so many bytes have gone one
+way since the fault before it. So a fault hits the same place of an exchange on a slow machine as
+on a fast one. The proxy is a process of its own, which keeps the descriptors of its connections out
+of the test's process; its handle sends it commands as lines of JSON and reads as many answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+SECONDS_MAX = 60.0
+TO_CLIENT = "to client"
+TO_SERVER = "to server"
+
+RESET = "reset"  # both sides are told that the connection is gone, by RST
+TRUNCATE = "truncate"  # both sides are told that it ended, by FIN, with bytes of theirs left over
+SILENCE = "silence"  # nothing goes either way for some seconds, then it is reset
+STALL = "stall"  # the same, but then it goes on
+FLIP = "flip"  # a bit of what an encrypted frame holds changes
+RESIZE = "resize"  # a long frame says that it is longer still; nothing protects its length
+
+_READ_BYTES = 1 << 16
+_WAITING_BYTES_MAX = 1 << 16
+# How a frame of ZeroMQ's begins once CURVE is on; its flags and length stand before.
+_MARK = b"\x07MESSAGE"
+_LENGTH_BYTES = 8
+_IS_LONG = 0x02
+
+
+class TcpProxy:
+    """Handle of a proxy's process. Its port is bound from the start; it knows the way to the server
+    only when it is told. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._turn = threading.Lock()
+        self.endpoint: str = self._read()["endpoint"]
+
+    def lead_to(self, endpoint: str) -> None:
+        """Where connections go from now on. Until then they are closed at once."""
+        self._tell("lead_to", endpoint=endpoint)
+
+    def limit(self, bytes_per_s: float | None = None, send_bytes_max: int = _READ_BYTES) -> None:
+        """How fast each direction of a connection is, and how much goes out at once."""
+        self._tell("limit", bytes_per_s=bytes_per_s, send_bytes_max=send_bytes_max)
+
+    def befall(
+        self, kind: str, after_bytes: int, way: str = TO_CLIENT, seconds: float = 0.0
+    ) -> None:
+        """Plans a fault, after those that are planned. It is carried out when ``after_bytes`` bytes
+        went this way since the one before it, and another one waits."""
+        self._tell("befall", kind=kind, way=way, after_bytes=after_bytes, seconds=seconds)
+
+    @property
+    def befallen(self) -> list[str]:
+        """The faults that were carried out since the last calm, in order."""
+        return list(self._tell("state")["befallen"])
+
+    def wait_befallen(self) -> None:
+        """Until every fault that is planned was carried out."""
+        left = self._tell("wait")["planned"]
+        assert not left, f"{left} faults were not carried out within {SECONDS_MAX:g} s"
+
+    def calm(self) -> None:
+        """No limits, no faults, nothing noted."""
+        self._tell("calm")
+
+    def close(self) -> None:
+        with self._turn:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process.wait(SECONDS_MAX)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+    def _tell(self, command: str, **arguments: Any) -> dict[str, Any]:
+        with self._turn:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+            return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the proxy ended with exit code {self._process.wait(SECONDS_MAX)}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def open_proxy() -> Iterator[TcpProxy]:
+    proxy = TcpProxy()
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+@dataclass
+class _Fault:
+    kind: str
+    way: str
+    after_bytes: int
+    seconds: float
+
+
+@dataclass
+class _Flow:
+    """One direction of a connection."""
+
+    way: str
+    source: socket.socket
+    sink: socket.socket
+    waiting: bytearray = field(default_factory=bytearray)
+    ready_at: float = 0.0
+    is_ended: bool = False  # the source has closed it
+
+
+@dataclass
+class _Connection:
+    flows: tuple[_Flow, _Flow]
+    held_until: float = 0.0
+    is_to_reset: bool = False  # when it is held no longer
+
+    @property
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
+        return self.flows[0].source, self.flows[1].source
+
+    def end(self, by_reset: bool) -> None:
+        for one in self.sockets:
+            if by_reset:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                with contextlib.suppress(OSError):  # the other side may be gone
+                    one.shutdown(socket.SHUT_WR)
+            one.close()
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self._target: tuple[str, int] | None = None
+        self._connections: list[_Connection] = []
+        self._faults: deque[_Fault] = deque()
+        self._befallen: list[str] = []
+        self._awaited_until: float | None = None  # somebody waits for the faults
+        self._bytes_per_s: float | None = None
+        self._send_bytes_max = _READ_BYTES
+
+    @property
+    def endpoint(self) -> str:
+        return "tcp://{}:{}".format(*self._listener.getsockname())
+
+    def serve(self) -> None:
+        """Until standard input ends."""
+        self._answer({"endpoint": self.endpoint})
+        commands = sys.stdin.fileno()
+        pending = b""
+        while True:
+            ready = self._wait(commands)
+            if commands in ready:
+                read = _read_some(commands)
+                if not read:
+                    break
+                *lines, pending = (pending + read).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            if self._listener.fileno() in ready:
+                self._accept()
+            for connection in list(self._connections):
+                try:
+                    self._serve(connection, ready)
+                except OSError:  # one side is gone, which the other is told as it was told us
+                    self._end(connection, by_reset=True)
+            if self._awaited_until is not None:
+                if not self._faults or time.monotonic() >= self._awaited_until:
+                    self._awaited_until = None
+                    self._answer_state()
+        for connection in list(self._connections):
+            self._end(connection, by_reset=False)
+        self._listener.close()
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), flush=True)
+
+    def _answer_state(self) -> None:
+        self._answer({"befallen": self._befallen, "planned": len(self._faults)})
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        command = order.pop("command")
+        if command == "lead_to":
+            host, _, port = order["endpoint"].removeprefix("tcp://").rpartition(":")
+            self._target = (host, int(port))
+        elif command == "limit":
+            self._bytes_per_s = order["bytes_per_s"]
+            self._send_bytes_max = order["send_bytes_max"]
+        elif command == "befall":
+            self._faults.append(_Fault(**order))
+        elif command == "calm":
+            self._faults.clear()
+            self._befallen.clear()
+            self._bytes_per_s = None
+            self._send_bytes_max = _READ_BYTES
+        elif command == "wait":
+            self._awaited_until = time.monotonic() + SECONDS_MAX
+            return  # answered once they are carried out
+        self._answer_state()
+
+    def _wait(self, commands: int) -> set[int]:
+        """The descriptors that something can be done with, when there is one or time has come."""
+        now = time.monotonic()
+        events: dict[int, int] = {commands: select.POLLIN, self._listener.fileno(): select.POLLIN}
+        times = [] if self._awaited_until is None else [self._awaited_until]
+        for connection in self._connections:
+            if connection.held_until > now:
+                times.append(connection.held_until)
+                continue
+            if connection.is_to_reset:
+                times.append(now)
+            for flow in connection.flows:
+                if len(flow.waiting) < _WAITING_BYTES_MAX and not flow.is_ended:
+                    number = flow.source.fileno()
+                    events[number] = events.get(number, 0) | select.POLLIN
+                if flow.waiting and flow.ready_at <= now:
+                    number = flow.sink.fileno()
+                    events[number] = events.get(number, 0) | select.POLLOUT
+                elif flow.waiting:
+                    times.append(flow.ready_at)
+        poll = select.poll()
+        for number, mask in events.items():
+            poll.register(number, mask)
+        timeout_ms = max(0.0, min(times) - now) * 1000 + 1 if times else None
+        return {number for number, _ in poll.poll(timeout_ms)}
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            if self._target is None:
+                raise ConnectionRefusedError
+            server = socket.create_connection(self._target, SECONDS_MAX)
+        except OSError:
+            client.close()
+            return
+        for one in (client, server):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            one.setblocking(False)
+        flows = (_Flow(TO_SERVER, client, server), _Flow(TO_CLIENT, server, client))
+        self._connections.append(_Connection(flows))
+
+    def _end(self, connection: _Connection, by_reset: bool) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            connection.end(by_reset)
+
+    def _serve(self, connection: _Connection, ready: set[int]) -> None:
+        now = time.monotonic()
+        if connection.held_until > now:
+            return
+        if connection.is_to_reset:
+            return self._end(connection, by_reset=True)
+        for flow in connection.flows:
+            if flow.source.fileno() in ready and not flow.is_ended:
+                if len(flow.waiting) < _WAITING_BYTES_MAX:
+                    with contextlib.suppress(BlockingIOError):
+                        read = flow.source.recv(_READ_BYTES)
+                        flow.waiting += read
+                        flow.is_ended = not read
+            if flow.waiting and flow.ready_at <= now and not self._forward(connection, flow, now):
+                return
+            if flow.is_ended and not flow.waiting:
+                return self._end(connection, by_reset=False)
+
+    def _forward(self, connection: _Connection, flow: _Flow, now: float) -> bool:
+        """Sends what may be sent. False if the connection does not go on at once."""
+        left = self._send_bytes_max if self._bytes_per_s else _WAITING_BYTES_MAX
+        while flow.waiting and left > 0:
+            count = min(len(flow.waiting), self._send_bytes_max, left)
+            fault = self._faults[0] if self._faults and self._faults[0].way == flow.way else None
+            if fault is not None and fault.after_bytes == 0:
+                if not self._carry_out(fault, connection, flow, now):
+                    return False
+                continue
+            if fault is not None:
+                count = min(count, fault.after_bytes)
+            try:
+                sent = flow.sink.send(flow.waiting[:count])
+            except BlockingIOError:
+                return True
+            del flow.waiting[:sent]
+            left -= sent
+            if fault is not None:
+                fault.after_bytes -= sent
+            if self._bytes_per_s:
+                flow.ready_at = max(flow.ready_at, now - 0.01) + sent / self._bytes_per_s
+        return True
+
+    def _carry_out(self, fault: _Fault, connection: _Connection, flow: _Flow, now: float) -> bool:
+        """False if the connection does not go on at once."""
+        if fault.kind in (FLIP, RESIZE) and not _damage(flow.waiting, fault.kind):
+            fault.after_bytes = len(flow.waiting)  # no frame begins here; the next that does is hit
+            return True
+        self._faults.popleft()
+        self._befallen.append(fault.kind)
+        if fault.kind in (FLIP, RESIZE):
+            return True
+        if fault.kind in (RESET, TRUNCATE):
+            self._end(connection, by_reset=fault.kind == RESET)
+            return False
+        connection.held_until = now + fault.seconds
+        connection.is_to_reset = fault.kind == SILENCE
+        return False
+
+
+def _damage(waiting: bytearray, kind: str) -> bool:
+    """Changes a bit of the first frame that begins here. False if none is seen."""
+    place = waiting.find(_MARK, 1 + _LENGTH_BYTES)
+    if place < 0:
+        return False
+    if kind == FLIP:
+        target = place + len(_MARK) + 8 + 1  # behind the nonce
+        if target >= len(waiting):
+            return False
+        waiting[target] ^= 0x10
+        return True
+    length = place - _LENGTH_BYTES
+    is_long = waiting[length - 1] & _IS_LONG and not any(waiting[length : length + 4])
+    if is_long:
+        waiting[length + 3] ^= 0x40  # 2^38 bytes more
+    return bool(is_long)
+
+
+def _read_some(number: int) -> bytes:
+    with open(number, "rb", buffering=0, closefd=False) as stream:
+        return stream.read(_READ_BYTES) or b""
+
+
+if __name__ == "__main__":
+    _Server().serve()

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool whose connections are slow, cut, silent or damaged: the stream is that of one process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, Augmented, Shards, digests
+from pool_processes import PoolProcesses, Worker, pool_of
+from tcp_proxy import (
+    FLIP,
+    RESET,
+    RESIZE,
+    SILENCE,
+    STALL,
+    TO_CLIENT,
+    TO_SERVER,
+    TRUNCATE,
+    TcpProxy,
+    open_proxy,
+)
+
+from penstock import DataLoader
+from penstock.errors import PoolWarning
+
+pytestmark = pytest.mark.slow
+
+SMALL = 400  # values of a sample, with 4 of them in a batch: 6.4 KB
+LARGE = 65_536  # with 4: 1 MB
+
+
+@dataclass
+class Links:
+    """A pool in which everybody reaches the controller by one proxy, and trainers the only worker
+    by another."""
+
+    pool: PoolProcesses
+    to_controller: TcpProxy
+    to_worker: TcpProxy
+    worker: Worker
+
+    def loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset, pool=self.pool.endpoint, code_paths=[CODE], timeout=30, **options
+        )
+
+
+@pytest.fixture(scope="module")
+def lasting_links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
+    with pytest.MonkeyPatch.context() as patch, open_proxy() as control, open_proxy() as data:
+        for pool in pool_of(tmp_path_factory.mktemp("links"), patch):
+            control.lead_to(pool.endpoint)
+            pool.endpoint = control.endpoint
+            worker = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", data.endpoint)
+            data.lead_to(worker.served()[0][1])
+            yield Links(pool, control, data, worker)
+
+
+@pytest.fixture
+def links(lasting_links: Links) -> Iterator[Links]:
+    for proxy in (lasting_links.to_controller, lasting_links.to_worker):
+        proxy.calm()
+    yield lasting_links
+    for proxy in (lasting_links.to_controller, lasting_links.to_worker):
+        proxy.calm()
+
+
+def expected_digests(dataset: Any, **options: Any) -> list[str]:
+    torch.manual_seed(7)
+    return digests(DataLoader(dataset, seeding="batch", **options))
+
+
+def check_stream(links: Links, dataset: Any, **options: Any) -> None:
+    """That of one process, whatever befalls the links."""
+    options = {"batch_size": 4, **options}
+    expected = expected_digests(dataset, **options)
+    torch.manual_seed(7)
+    loader = links.loader(dataset, **options)
+    assert digests(loader) == expected
+    assert loader.stats().iterator == "pool"
+
+
+def test_a_slow_link(links: Links) -> None:
+    links.to_worker.limit(bytes_per_s=2e6)
+    check_stream(links, Augmented(24, LARGE), shuffle=True)
+
+
+def test_batches_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
+    links.to_worker.limit(bytes_per_s=2e6)
+    check_stream(links, Augmented(8, 20 * LARGE // 4))
+
+
+class Holding(Augmented):
+    """Travels with data that it holds."""
+
+    def __init__(self, count: int, held_bytes: int) -> None:
+        super().__init__(count)
+        self.held = torch.randint(0, 256, (held_bytes,), dtype=torch.uint8)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "held": self.held[index]}
+
+
+def test_a_job_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
+    links.to_worker.limit(bytes_per_s=2e6)
+    check_stream(links, Holding(8, 8_000_000))
+
+
+def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
+    check_stream(links, Augmented(80, SMALL))  # the worker has the job then, and its code
+    links.to_worker.limit(send_bytes_max=1)
+    links.to_controller.limit(send_bytes_max=1)
+    check_stream(links, Augmented(80, SMALL))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("make", [Augmented, Shards])
+def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
+    draw = random.Random(seed)
+    for _ in range(15):
+        way, bytes_max = draw.choice([(TO_CLIENT, 9000), (TO_SERVER, 3000)])
+        links.to_worker.befall(RESET, draw.randrange(bytes_max), way)
+    dataset = Augmented(600, SMALL) if make is Augmented else Shards(2000)
+    check_stream(links, dataset, **({} if make is Augmented else {"shards": 3}))
+    assert links.to_worker.befallen == [RESET] * 15
+
+
+@pytest.mark.parametrize("kind", [SILENCE, STALL, TRUNCATE, FLIP, RESIZE])
+@pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
+def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) -> None:
+    after_bytes = 50_000 if way == TO_CLIENT else 4_000
+    links.to_worker.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
+    check_stream(links, Augmented(160, SMALL))
+    assert links.to_worker.befallen == [kind]
+
+
+@pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
+@pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
+def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str) -> None:
+    links.to_controller.befall(kind, 300, way, 3.0)
+    links.to_controller.wait_befallen()  # the worker alone is connected now
+    check_stream(links, Augmented(160, SMALL))
+
+
+@pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
+@pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
+def test_a_fault_between_a_trainer_and_the_controller(links: Links, kind: str, way: str) -> None:
+    dataset = Augmented(160, SMALL)
+    expected = expected_digests(dataset, batch_size=4)
+    torch.manual_seed(7)
+    batches = iter(links.loader(dataset, batch_size=4))
+    found = digests(itertools.islice(batches, 8))
+    links.to_controller.befall(kind, 2000, way, 3.0)
+    links.to_controller.wait_befallen()
+    assert found + digests(batches) == expected
+    check_stream(links, dataset)
+
+
+def test_a_slow_link_to_the_controller(links: Links) -> None:
+    links.to_controller.limit(bytes_per_s=5_000)
+    check_stream(links, Augmented(160, SMALL))
+
+
+def test_the_exchange_of_keys_is_cut(links: Links) -> None:
+    """Byte after byte of the first things that a client and a server say to each other."""
+    for number in range(12):
+        links.to_worker.befall(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
+    check_stream(links, Augmented(20, SMALL))
+    assert links.to_worker.befallen == [RESET] * 12
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def dead_end() -> Iterator[str]:
+    """An address that is taken, and where nobody answers."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield "tcp://{}:{}".format(*taken.getsockname())
+
+
+def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> None:
+    """It is waited for with a warning, and done without once there is another."""
+    pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", dead_end)
+    options: dict[str, Any] = {"batch_size": 4, "pool": pool.endpoint, "code_paths": [CODE]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PoolWarning)
+        with pytest.raises(RuntimeError, match="timed out after 7 seconds"):
+            next(iter(DataLoader(Augmented(40), timeout=7, **options)))
+    assert any("0 workers of 1 " in str(one.message) for one in caught)
+    pool.start_worker()
+    expected = expected_digests(Augmented(200), batch_size=4)
+    torch.manual_seed(7)
+    assert digests(DataLoader(Augmented(200), timeout=30, **options)) == expected
+
+
+def test_workers_start_again_while_a_trainer_waits(pool: PoolProcesses) -> None:
+    first = pool.start_worker()
+    dataset = Augmented(200)
+    expected = expected_digests(dataset, batch_size=4)
+    torch.manual_seed(7)
+    loader = DataLoader(dataset, batch_size=4, pool=pool.endpoint, code_paths=[CODE], timeout=60)
+    batches = iter(loader)
+    found = digests(itertools.islice(batches, 5))
+    assert first.end(signal.SIGTERM) == 0
+    rest: list[str] = []
+    trainer = threading.Thread(target=lambda: rest.extend(digests(batches)))
+    trainer.start()
+    pool.start_worker()
+    trainer.join()
+    assert found + rest == expected
