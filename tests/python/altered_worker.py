@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process of a pool in which one thing is not as it should be: that of a host that
+somebody has broken into, or that was set up badly.
+
+    python altered_worker.py ALTERATION ARGUMENT CONTROLLER KEYS
+
+The penstock that it runs is the real one, with the worker's real key.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock import batch_pickle, pool_worker, running_job, worker_supervisor
+from penstock.pool_worker import PoolWorkerSpec
+
+
+class Trap:
+    """Whoever unpickles it makes the folder ``witness``."""
+
+    def __init__(self, witness: str) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.witness,)
+
+
+def send_pickled_batches(witness: str) -> None:
+    """Whatever the trainer allows."""
+    initialise = running_job.RunningJob._initialise
+
+    def with_pickles(job: Any, *arguments: Any) -> Any:
+        job._dumps = batch_pickle.dumps
+        return initialise(job, *arguments)
+
+    running_job.RunningJob._initialise = with_pickles  # type: ignore[method-assign]
+    running_job._Epoch.fetch = lambda *_: Trap(witness)  # type: ignore[method-assign]
+
+
+def send_pickled_states(witness: str) -> None:
+    running_job._Epoch.state = lambda *_: pickle.dumps(Trap(witness))  # type: ignore[method-assign]
+
+
+def send_pickled_errors(witness: str) -> None:
+    """With the name of a function that would run it."""
+    text = pickle.dumps(Trap(witness), 0).decode("latin-1")
+    running_job.describe_error = lambda _: ("pickle.loads", text)  # type: ignore[attr-defined]
+    running_job._Epoch.fetch = _fail  # type: ignore[method-assign]
+
+
+def send_errors_that_end_programs(names: str) -> None:
+    """One name after the other."""
+    left = names.split()
+    running_job.describe_error = lambda _: (left.pop(), "bye")  # type: ignore[attr-defined]
+    running_job._Epoch.fetch = _fail  # type: ignore[method-assign]
+
+
+def say_another_version(version: str) -> None:
+    penstock.__version__ = version
+
+
+def have_little_memory(mebibytes: str) -> None:
+    """Beyond what a worker has by the time at which it serves."""
+    heed_signals = pool_worker._heed_signals
+
+    def then_set_limit(server: Any) -> None:
+        heed_signals(server)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (int(mebibytes) << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    pool_worker._heed_signals = then_set_limit
+
+
+def _fail(*_: Any) -> Any:
+    raise RuntimeError
+
+
+ALTERATIONS: dict[str, Callable[[str], None]] = {
+    alteration.__name__: alteration
+    for alteration in (
+        send_pickled_batches,
+        send_pickled_states,
+        send_pickled_errors,
+        send_errors_that_end_programs,
+        say_another_version,
+        have_little_memory,
+    )
+}
+
+
+if __name__ == "__main__":
+    name, argument, controller, keys = sys.argv[1:]
+    ALTERATIONS[name](argument)
+    spec = PoolWorkerSpec(
+        bind="tcp://127.0.0.1:0",
+        advertised=None,
+        controller=controller,
+        key_folder=keys or None,
+        patience_s=60.0,
+        parent_pid=os.getppid(),
+    )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(worker_supervisor.run_child(asdict(spec)))

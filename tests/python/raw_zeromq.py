@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets of libzmq's own, with nothing of ours around them: what a program of somebody else's
+could do at a pool's ports. The records are those of csrc/transport/PROTOCOL.md, made by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+DEALER, ROUTER = 5, 6
+_LINGER, _SNDHWM, _RCVTIMEO, _SNDTIMEO, _RCVMORE, _LAST_ENDPOINT = 17, 23, 27, 28, 13, 32
+_PLAIN_USERNAME, _PLAIN_PASSWORD = 45, 46
+_CURVE_SERVER, _CURVE_PUBLICKEY, _CURVE_SECRETKEY, _CURVE_SERVERKEY = 47, 48, 49, 50
+_SNDMORE = 2
+_PART_BYTES_MAX = 9 << 20
+
+
+def _library() -> Any:
+    library = ctypes.CDLL(ctypes.util.find_library("zmq"), use_errno=True)
+    library.zmq_ctx_new.restype = ctypes.c_void_p
+    library.zmq_socket.restype = ctypes.c_void_p
+    return library
+
+
+class RawSocket:
+    """A socket with a context of its own. Nothing that it does takes longer than the timeout."""
+
+    def __init__(self, kind: int, timeout_s: float = 10.0) -> None:
+        self._zmq = _library()
+        self._context = ctypes.c_void_p(self._zmq.zmq_ctx_new())
+        self._socket = ctypes.c_void_p(self._zmq.zmq_socket(self._context, kind))
+        self._set(_LINGER, 0)
+        self._set(_SNDHWM, 0)
+        self.set_timeout(timeout_s)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        for option in (_RCVTIMEO, _SNDTIMEO):
+            self._set(option, int(timeout_s * 1000))
+
+    def _set(self, option: int, value: int | bytes) -> None:
+        data = struct.pack("<i", value) if isinstance(value, int) else value
+        self._check(self._zmq.zmq_setsockopt(self._socket, option, data, len(data)))
+
+    def _check(self, result: int) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return result
+
+    def use_password(self, name: str, password: str) -> None:
+        self._set(_PLAIN_USERNAME, name.encode())
+        self._set(_PLAIN_PASSWORD, password.encode())
+
+    def use_key(self, keys: Path, role: str, server_role: str) -> None:
+        self._set(_CURVE_SERVERKEY, _key(keys, f"{server_role}.public"))
+        self._set(_CURVE_PUBLICKEY, _key(keys, f"{role}.public"))
+        self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))
+
+    def be_server(self, keys: Path, role: str) -> None:
+        """Of whoever has its public key: nobody is asked who that is."""
+        self._set(_CURVE_SERVER, 1)
+        self._set(_CURVE_SECRETKEY, _key(keys, f"{role}.secret"))
+
+    def connect(self, endpoint: str) -> None:
+        self._check(self._zmq.zmq_connect(self._socket, endpoint.encode()))
+
+    def bind(self) -> str:
+        """On a free port of loopback; returns where."""
+        self._check(self._zmq.zmq_bind(self._socket, b"tcp://127.0.0.1:*"))
+        text = ctypes.create_string_buffer(256)
+        size = ctypes.c_size_t(len(text))
+        found = self._zmq.zmq_getsockopt(self._socket, _LAST_ENDPOINT, text, ctypes.byref(size))
+        self._check(found)
+        return text.value.decode()
+
+    def send(self, *parts: bytes) -> None:
+        for place, part in enumerate(parts):
+            self.send_part(part, is_last=place + 1 == len(parts))
+
+    def send_part(self, part: bytes, is_last: bool) -> None:
+        flags = 0 if is_last else _SNDMORE
+        self._check(self._zmq.zmq_send(self._socket, part, ctypes.c_size_t(len(part)), flags))
+
+    def receive(self) -> list[bytes]:
+        """The parts of the next message. Raises BlockingIOError when none comes in time."""
+        buffer = ctypes.create_string_buffer(_PART_BYTES_MAX)
+        parts = []
+        while True:
+            size = ctypes.c_size_t(len(buffer))
+            count = self._check(self._zmq.zmq_recv(self._socket, buffer, size, 0))
+            parts.append(ctypes.string_at(buffer, count))
+            more = ctypes.c_int(0)
+            size = ctypes.c_size_t(ctypes.sizeof(more))
+            found = self._zmq.zmq_getsockopt(
+                self._socket, _RCVMORE, ctypes.byref(more), ctypes.byref(size)
+            )
+            self._check(found)
+            if not more.value:
+                return parts
+
+    def __enter__(self) -> RawSocket:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._zmq.zmq_close(self._socket)
+        self._zmq.zmq_ctx_term(self._context)
+
+
+def _key(keys: Path, name: str) -> bytes:
+    """In Z85, with the zero that libzmq wants behind it."""
+    return (keys / name).read_text().strip().encode() + b"\0"
+
+
+def control(kind: int, *fields: bytes, version: int = 1) -> bytes:
+    return struct.pack("<IHBB", 0x31434E50, version, kind, 0) + b"".join(fields)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<I", len(text)) + text.encode()
+
+
+def worker_report(worker_id: int, endpoint: str, version: int = 1) -> bytes:
+    head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
+    return control(1, head, _text(endpoint), _text("by hand"), version=version)
+
+
+def trainer_report(trainer_id: int) -> bytes:
+    return control(3, struct.pack("<QIIIQQQ", trainer_id, 1, 0, 1, 0, 0, 0), _text("j"), _text(""))
+
+
+def drain_request(worker_id: int) -> bytes:
+    return control(8, struct.pack("<Q", worker_id))
+
+
+STATUS_REQUEST = control(6)
+REFUSAL = 10  # its kind
+
+
+def farewell_of_worker(worker_id: int) -> bytes:
+    return control(5, struct.pack("<QB", worker_id, 1))
+
+
+def hello(trainer_id: int, version: int = 1) -> bytes:
+    return _head(0x31574E50, version, kind=1, own_id=trainer_id)
+
+
+def welcome(worker_id: int, version: int = 1) -> bytes:
+    return _head(0x31544E50, version, kind=1, own_id=worker_id)
+
+
+def _head(magic: int, version: int, kind: int, own_id: int) -> bytes:
+    """With a link and a stamp of 1, and nothing else."""
+    return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, 1, 1, 1) + bytes(48)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that a pool's worker sends is unpickled or run: no code does so, and workers that send
+pickles all the same, with a good key, find no one to open them."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from altered_worker import Trap
+from pool_datasets import CODE, Augmented, StatefulShards
+from pool_processes import PoolProcesses, pool_of
+
+import penstock
+from penstock import DataLoader, batch_pickle
+from penstock.errors import PenstockError, WorkerError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PYTHON = ROOT / "python" / "penstock"
+NATIVE = ROOT / "csrc"
+
+# What makes objects, or code, of bytes.
+OPENERS = re.compile(
+    r"(_?pickle|_compat_pickle|cloudpickle|dill|marshal|joblib)\.(load|loads|Unpickler|_Unpickler)"
+    r"|(multiprocessing\.reduction\.|torch\.multiprocessing\.reductions\.)?ForkingPickler\.loads"
+    r"|shelve\.\w+|torch\.load|torch\.(jit|package|export)\.load|torch\.serialization\.\w*load\w*"
+    r"|torch\.jit\.(load|CompilationUnit)|numpy\.load|pandas\.read_pickle"
+    r"|eval|exec|compile|__import__|importlib\.(import_module|__import__)|runpy\.\w+|ctypes\.\w+"
+    r"|penstock\.batch_pickle\.loads"
+)
+# Methods that unpickle, whatever they are called on.
+OPENING_METHODS = {"recv", "load_module", "exec_module"}
+
+# Each place that has one, and whose bytes those are.
+WHOSE_BYTES = {
+    ("__init__.py", "__getattr__", "importlib.import_module"): "names of our own modules",
+    ("batch_pickle.py", "loads", "pickle.load"): "local workers', and with trust_workers=True a "
+    "pool's: check_nest() refuses a batch that needs it before it is called",
+    ("batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
+    ("loader_state.py", "_decoded", "pickle.loads"): "local workers'; decode_value() has a pool's",
+    (
+        "local_pool.py",
+        "LocalPoolIter._take",
+        "penstock.batch_pickle.loads",
+    ): "as batch_pickle.loads",
+    ("local_pool.py", "LocalPoolIter._who_is_awaited", "pickle.loads"): "this process's own: what "
+    "it asked for; PoolIter has a method of its own in this one's place",
+    ("own_workers.py", "OwnWorkers._address", ".recv"): "a pipe's to a child of this trainer",
+    ("pickled_once.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
+    ("pool_job.py", "unpack_job", "pickle.loads"): "the trainer's, in a worker",
+    ("prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
+    ("program.py", "run_file", "compile"): "the user's own program",
+    ("program.py", "_run", "exec"): "the user's own program",
+    ("running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
+    ("running_job.py", "seeds_of", "pickle.loads"): "the trainer's, in a worker",
+    ("worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
+    ("shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
+    ("shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
+}
+
+# The same of native code: what calls into Python's pickle or import, or loads code.
+NATIVE_OPENERS = re.compile(
+    r"module_::import|py::(eval|exec)\b|PyRun_|PyMarshal|PyImport_(?!GetModuleDict)|PyEval_Eval"
+    r"|jit::(load|import|unpickle|pickle_load)|torch::load|Unpickler|dlopen|AOTI\w+Runner\w*|loads_\(py::"
+)
+NATIVE_WHOSE_BYTES = {
+    ("bindings/bind_loader.cpp", 'module_::import("penstock.worker_errors")'): "a fixed name",
+    ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
+    (
+        "bindings/python_nest.cpp",
+        "loads_(py::bytes",
+    ): "local workers', and a pool's that are trusted",
+    ("bindings/raise.cpp", 'module_::import("penstock.errors")'): "a fixed name",
+    (
+        "runtime/compiled_prefix.cpp",
+        "AOTIModelContainerRunnerCpu runner",
+    ): "the trainer's compiler's",
+}
+
+
+def openers(source: str) -> Iterator[tuple[str, str]]:
+    """What ``source`` names that opens bytes, as (where, what)."""
+    yield from _openers_below(ast.parse(source), (), _imported_names(ast.parse(source)))
+
+
+def _imported_names(tree: ast.AST) -> dict[str, str]:
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return names
+
+
+def _openers_below(
+    node: ast.AST, where: tuple[str, ...], names: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        inside = where
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inside = (*where, child.name)
+        if isinstance(child, (ast.Name, ast.Attribute)):
+            dotted = _dotted(child, names)
+            if dotted is not None and OPENERS.fullmatch(dotted):
+                yield ".".join(where), dotted
+                continue
+        if isinstance(child, ast.Attribute) and child.attr in OPENING_METHODS:
+            yield ".".join(where), f".{child.attr}"
+        yield from _openers_below(child, inside, names)
+
+
+def _dotted(node: ast.AST, names: dict[str, str]) -> str | None:
+    """The full name of what ``node`` refers to, if it begins with a name."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value, names)
+        return None if before is None else f"{before}.{node.attr}"
+    return None
+
+
+def test_every_place_that_unpickles_or_runs_bytes_is_known() -> None:
+    found = {
+        (str(path.relative_to(PYTHON)), where, what)
+        for path in PYTHON.rglob("*.py")
+        for where, what in openers(path.read_text())
+    }
+    assert found == set(WHOSE_BYTES)
+
+
+def test_the_native_code_loads_nothing_but_what_is_known() -> None:
+    found = []
+    for path in sorted([*NATIVE.rglob("*.cpp"), *NATIVE.rglob("*.h"), *NATIVE.rglob("*.cu")]):
+        for line in path.read_text().splitlines():
+            if NATIVE_OPENERS.search(line.partition("//")[0]):
+                found.append((str(path.relative_to(NATIVE)), line))
+    unknown = [
+        (path, line)
+        for path, line in found
+        if not any(path == file and text in line for file, text in NATIVE_WHOSE_BYTES)
+    ]
+    assert unknown == []
+    assert len(found) == len(NATIVE_WHOSE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import pickle\ndef f(b):\n  return pickle.loads(b)", [("f", "pickle.loads")]),
+        ("import pickle as p\nopen_ = p.loads", [("", "pickle.loads")]),
+        ("from pickle import loads as l\nl(b'')", [("", "pickle.loads")]),
+        ("import _pickle\nclass A(_pickle.Unpickler): ...", [("A", "_pickle.Unpickler")]),
+        ("import torch\nclass A:\n  def f(s): torch.load(s)", [("A.f", "torch.load")]),
+        ("from torch import jit\njit.load('')", [("", "torch.jit.load")]),
+        ("import marshal, shelve\nmarshal.loads(shelve.open(''))", 2),
+        ("eval('1'); exec('1'); __import__('os')", 3),
+        ("import importlib\nimportlib.import_module('os')", 1),
+        ("import numpy as np\nnp.load('f')", [("", "numpy.load")]),
+        ("pipe.recv()", [("", ".recv")]),
+        ("from multiprocessing.reduction import ForkingPickler\nForkingPickler.loads(b'')", 1),
+        ("import pickle, re, torch\npickle.dumps(re.compile('')); torch.compile(len)", []),
+    ],
+)
+def test_the_search_finds_each_way(source: str, expected: int | list[tuple[str, str]]) -> None:
+    found = list(openers(source))
+    assert (len(found) if isinstance(expected, int) else found) == expected
+
+
+# ---- Workers that send pickles
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, pool=pool.endpoint, code_paths=[CODE], timeout=60, **options)
+
+
+def test_the_trap_works(tmp_path: Path) -> None:
+    witness = tmp_path / "ran"
+    data, tensors = batch_pickle.dumps(Trap(str(witness)))
+    assert not witness.exists()
+    batch_pickle.loads(data, tensors)
+    assert witness.exists()
+
+
+@pytest.mark.slow
+def test_pickled_batches_are_refused_unless_workers_are_trusted(pool: PoolProcesses) -> None:
+    witness = pool.folder / "ran"
+    pool.start_altered_worker("send_pickled_batches", str(witness))
+    batches = iter(pooled(pool, Augmented(8), batch_size=4))
+    for _ in range(2):
+        with pytest.raises(PenstockError, match="holds a pickled object.* not trusted"):
+            next(batches)
+    assert not witness.exists()
+    next(iter(pooled(pool, Augmented(4), trust_workers=True)))
+    assert witness.exists()
+
+
+@pytest.mark.slow
+def test_pickled_states_are_refused_even_of_workers_that_are_trusted(pool: PoolProcesses) -> None:
+    witness = pool.folder / "ran"
+    pool.start_altered_worker("send_pickled_states", str(witness))
+    for trust in (False, True):
+        loader = pooled(pool, StatefulShards(8), batch_size=2, trust_workers=trust)
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(PenstockError, match="malformed"):
+            loader.state_dict()
+        del batches
+    assert not witness.exists()
+
+
+@pytest.mark.slow
+def test_pickled_errors_are_text(pool: PoolProcesses) -> None:
+    witness = pool.folder / "ran"
+    pool.start_altered_worker("send_pickled_errors", str(witness))
+    for trust in (False, True):
+        with pytest.raises(WorkerError, match=r"(?s)pickle\.loads in penstock worker.*mkdir") as it:
+            next(iter(pooled(pool, Augmented(4), trust_workers=trust)))
+        assert pickle.dumps(Trap(str(witness)), 0).decode("latin-1") in str(it.value)
+    assert not witness.exists()
+
+
+@pytest.mark.slow
+def test_a_worker_cannot_end_the_trainer_by_the_name_of_its_error(pool: PoolProcesses) -> None:
+    names = ["SystemExit", "KeyboardInterrupt", "StopIteration", "os._exit", "builtins.exit"]
+    pool.start_altered_worker("send_errors_that_end_programs", " ".join(names))
+    batches = iter(pooled(pool, Augmented(5)))
+    for _ in list(names):
+        with pytest.raises(WorkerError, match="in penstock worker.*\nOriginal bye") as raised:
+            next(batches)
+        names.remove(str(raised.value).partition(" ")[0])
+    assert names == []
+
+
+def test_trust_is_a_decision_for_each_loader() -> None:
+    assert DataLoader(Augmented(4), pool="tcp://127.0.0.1:7").trust_workers is False
+    with pytest.raises(TypeError, match="runs code of theirs"):
+        DataLoader(Augmented(4), pool="tcp://127.0.0.1:7", trust_workers="yes")  # type: ignore[arg-type]
+    assert "trust_workers" not in penstock.__all__

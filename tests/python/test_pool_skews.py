@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions that differ, hosts that are set up badly, controllers that are not there: what the user
+is told, in the place where he looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, Augmented
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from raw_zeromq import (
+    DEALER,
+    REFUSAL,
+    ROUTER,
+    RawSocket,
+    farewell_of_worker,
+    hello,
+    welcome,
+    worker_report,
+)
+
+import penstock
+from penstock import _C, DataLoader
+from penstock.errors import PenstockError, PoolWarning
+from penstock.pool_status import PoolStatus
+
+pytestmark = pytest.mark.slow
+
+ABSENT = "tcp://127.0.0.1:9"  # where nobody listens
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcesses]:
+    """A controller. Each test has workers of its own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield from pool_of(tmp_path_factory.mktemp("skewed"), monkeypatch)
+
+
+@contextlib.contextmanager
+def serving(worker: Worker) -> Iterator[Worker]:
+    """No other test has it in its pool."""
+    try:
+        yield worker
+    finally:
+        worker.end()
+
+
+def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    options = {"code_paths": [CODE], "timeout": 60, **options}
+    return DataLoader(dataset, pool=pool.endpoint, **options)
+
+
+def shared_keys() -> Path:
+    return Path(_C.shared_key_folder())
+
+
+# ---- Versions
+
+
+def test_a_worker_with_another_penstock_is_named_with_both_versions(pool: PoolProcesses) -> None:
+    both = f"penstock {re.escape(penstock.__version__)} and this worker .* has penstock 9.9.9"
+    with (
+        serving(pool.start_altered_worker("say_another_version", "9.9.9")),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always", PoolWarning)
+        with pytest.raises(PenstockError, match=f"no worker of the pool can run this job.*{both}"):
+            next(iter(pooled(pool, Augmented(4))))
+    assert any(re.search(both, str(one.message)) for one in caught)
+
+
+def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: PoolProcesses) -> None:
+    with serving(pool.start_worker()) as worker, RawSocket(DEALER) as trainer:
+        trainer.use_key(shared_keys(), "trainer", "worker")
+        trainer.connect(worker.served()[0][1])
+        trainer.send(hello(trainer_id=7, version=2))
+        head = trainer.receive()[0]
+        assert (head[:4], head[6]) == (b"PNT1", 10)  # unfit
+        assert b"version 2, and this process speaks version 1" in head
+        assert b"run the same version of penstock on both sides" in head
+
+
+def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -> None:
+    with RawSocket(ROUTER) as worker, RawSocket(DEALER) as registration:
+        worker.be_server(shared_keys(), "worker")
+        endpoint = worker.bind()
+        registration.use_key(shared_keys(), "worker", "controller")
+        registration.connect(pool.endpoint)
+        worker_id = 0x77
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                registration.send(worker_report(worker_id, endpoint))
+                with contextlib.suppress(BlockingIOError):
+                    routing_id, *_ = worker.receive()
+                    worker.send(routing_id, welcome(worker_id, version=2))
+
+        for one in (worker, registration):
+            one.set_timeout(0.25)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.warns(PoolWarning, match="cannot be used.*version 2, and this process"):
+                with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
+                    next(iter(pooled(pool, Augmented(4), timeout=4)))
+        finally:
+            stop.set()
+            thread.join()
+        registration.send(farewell_of_worker(worker_id))
+
+
+def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None:
+    with RawSocket(DEALER) as worker:
+        worker.use_key(shared_keys(), "worker", "controller")
+        worker.connect(pool.endpoint)
+        worker.send(worker_report(7, "tcp://127.0.0.1:9", version=2))
+        (answer,) = worker.receive()
+    assert answer[6] == REFUSAL
+    assert b"version 2, and this process speaks version 1" in answer
+
+
+# ---- What the workers cannot have
+
+
+def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
+    pool: PoolProcesses,
+) -> None:
+    dataset = Augmented(4)
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(PicklingError, match=r"(?s)dataset\.lock.*_thread\.lock.*__getstate__"):
+        iter(pooled(pool, dataset))
+
+
+def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
+    words = "(?s)no worker of the pool can run.*'pool_datasets'.*pass code_paths=.*install it"
+    with serving(pool.start_worker(processes=2)):
+        with pytest.warns(PoolWarning, match="does not work for this trainer.*'pool_datasets'"):
+            with pytest.raises(PenstockError, match=words) as raised:
+                next(iter(pooled(pool, Augmented(4), code_paths=[])))
+        assert str(raised.value).count("needs the module 'pool_datasets'") == 2
+        # A mended job goes on with the workers that declined the one before.
+        assert len(list(pooled(pool, Augmented(4)))) == 4
+
+
+class Large(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, mebibytes: int) -> None:
+        self.values = torch.zeros(mebibytes << 20, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.values[index]
+
+
+def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses) -> None:
+    with serving(pool.start_altered_worker("have_little_memory", "200")):
+        with pytest.raises(PenstockError, match="no memory for its dataset.*give it more"):
+            next(iter(pooled(pool, Large(300), timeout=20)))
+        assert len(list(pooled(pool, Augmented(4)))) == 4
+
+
+# ---- Controllers
+
+
+def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses) -> None:
+    elsewhere = PoolProcesses(pool.folder)
+    elsewhere.endpoint = ABSENT
+    try:
+        worker = elsewhere.start_worker()
+        (said,) = worker.wait_for_lines(lambda line: "nothing answers" in line)
+        assert f"start a controller there (penstock controller --bind {ABSENT})" in said
+        assert worker.end() == 0
+    finally:
+        elsewhere.close()
+
+
+def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcesses) -> None:
+    other = PoolProcesses(pool.folder)
+    try:
+        controller = other.start_controller()
+        worker = other.start_worker("--patience", "1")
+        batches = iter(pooled(other, Augmented(4)))
+        next(batches)
+        controller.end()
+        assert len(list(batches)) == 3
+        del batches
+        worker.wait_for_lines(lambda line: "is gone; this worker goes on" in line)
+        assert worker.wait() == 1
+        assert "has said nothing for" in worker.output
+        assert "start this worker again when there is a controller" in worker.output
+    finally:
+        other.close()
+
+
+def test_jobs_of_one_name_are_told_apart(pool: PoolProcesses) -> None:
+    streams = [iter(pooled(pool, Augmented(4))) for _ in range(2)]  # no worker serves them
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(trainers := pool.status()["trainers"]) < 2:
+        assert time.monotonic() < deadline
+    assert len({trainer["job"] for trainer in trainers}) == 1
+    for trainer in trainers:
+        row = next(
+            line
+            for line in str(PoolStatus(pool.status())).splitlines()
+            if line.startswith(trainer["id"][:8])
+        )
+        assert f"process {os.getpid()}" in trainer["about"]
+        assert row.endswith(trainer["about"])
+    del streams
