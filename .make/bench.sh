@@ -16,3 +16,9 @@ say "The cut against no cut and against the maximal one"
 .venv/bin/python bench/cut.py --out bench/out/cut.jsonl --markdown
 say "What offload costs when nothing moves"
 .venv/bin/python bench/cut.py --overhead --out bench/out/cut-overhead.jsonl --markdown
+say "A pool that grows: rates, and what a batch costs trainer and controller"
+.venv/bin/python bench/pool_growth.py --out bench/out/pool-growth.jsonl --picture bench/out/pool-growth.svg --markdown
+say "The way of a batch from a pool's worker to its trainer"
+.venv/bin/python bench/pool_transport.py --out bench/out/pool-transport.jsonl --markdown
+say "Does a pool give back what it takes?"
+.venv/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown

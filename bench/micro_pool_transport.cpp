@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// What crossing from a worker to its trainer costs, on loopback, by who carries the bytes: a raw TCP socket, ZeroMQ
+// without keys, and the sockets of a pool, whose bytes are encrypted. A batch is cut into pieces of 8 MiB, and each
+// way ends with the batch in memory of its own. The sender is a process apart; one batch is always asked for ahead.
+// BM_PoolCrypto is libsodium alone on the same pieces, as libzmq calls it: sealing at one end, opening at the other.
+//
+// bench/pool_transport.py runs these in turns and takes the ratios.
+
+#include <arpa/inet.h>
+#include <benchmark/benchmark.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sodium.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "transport/authenticator.h"
+#include "transport/client_socket.h"
+#include "transport/pool_record.h"
+#include "transport/readiness.h"
+#include "transport/server_socket.h"
+
+namespace penstock::transport {
+namespace {
+
+constexpr size_t kSlabCount = 4;  // used in turn, as a worker's and a trainer's are
+constexpr int kWarmUpCount = 16;  // until the heap that ZeroMQ receives into has grown
+constexpr int kAskedAhead = 2;
+constexpr auto kSilenceMax = std::chrono::milliseconds(10'000);
+
+using Slabs = std::vector<std::vector<std::byte>>;
+
+Slabs make_slabs(size_t bytes) { return Slabs(kSlabCount, std::vector<std::byte>(bytes, std::byte{7})); }
+
+std::span<const std::byte> piece_of(std::span<const std::byte> batch, uint64_t offset) {
+  return batch.subspan(offset, std::min<uint64_t>(kPieceBytesMax, batch.size() - offset));
+}
+
+double cpu_seconds(clockid_t clock) {
+  timespec time{};
+  return ::clock_gettime(clock, &time) == 0
+             ? static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec)
+             : 0.0;
+}
+
+// The worker's end, in a process of its own that dies with this one: sends a batch whenever it is asked. `serve` gets
+// the end of a pipe through which it tells the port that it listens at, and does not return.
+class Sender {
+ public:
+  explicit Sender(const std::function<void(int port_fd)>& serve) {
+    std::array<int, 2> ends{-1, -1};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
+    pid_ = ::fork();  // before this process has threads of ZeroMQ
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::close(ends[0]);
+      serve(ends[1]);
+      ::_exit(EXIT_FAILURE);
+    }
+    ::close(ends[1]);
+    if (::read(ends[0], &port_, sizeof port_) != static_cast<ssize_t>(sizeof port_)) port_ = 0;
+    ::close(ends[0]);
+    ::clock_getcpuclockid(pid_, &clock_);
+  }
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  ~Sender() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  uint16_t port() const { return port_; }  // 0: it did not come to listen
+  double cpu_s() const { return cpu_seconds(clock_); }
+
+ private:
+  pid_t pid_ = -1;
+  uint16_t port_ = 0;
+  clockid_t clock_{};
+};
+
+void tell_port(int port_fd, uint16_t port) {
+  if (::write(port_fd, &port, sizeof port) != static_cast<ssize_t>(sizeof port)) ::_exit(EXIT_FAILURE);
+  ::close(port_fd);
+}
+
+// Runs `receive`, which returns when one more batch is there, or false when none comes, and counts what both ends use.
+void measure(benchmark::State& state, const Sender& sender, const std::function<bool()>& receive) {
+  for (int count = 0; count < kWarmUpCount; ++count) {
+    if (!receive()) return state.SkipWithError("no batch came");
+  }
+  rusage before{};
+  ::getrusage(RUSAGE_SELF, &before);
+  const double sender_before = sender.cpu_s();
+  const double own_before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
+  for (auto _ : state) {
+    if (!receive()) state.SkipWithError("no batch came");
+  }
+  const double own_s = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - own_before;
+  const double sender_s = sender.cpu_s() - sender_before;
+  rusage after{};
+  ::getrusage(RUSAGE_SELF, &after);
+  const auto batches = static_cast<double>(state.iterations());
+  const double gigabytes = batches * static_cast<double>(state.range(0)) / 1e9;
+  state.SetBytesProcessed(state.range(0) * state.iterations());
+  state.counters["cpu_s_per_gb"] = (own_s + sender_s) / gigabytes;
+  state.counters["receiver_cpu_s_per_gb"] = own_s / gigabytes;
+  state.counters["receiver_faults"] = static_cast<double>(after.ru_minflt - before.ru_minflt) / batches;
+}
+
+// ---- A raw socket
+
+bool receive_all(int fd, std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+bool send_all(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+void set_no_delay(int fd) {
+  const int one = 1;
+  static_cast<void>(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+}
+
+void serve_raw(int port_fd, size_t batch_bytes) {
+  const FileDescriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (::bind(listener.get(), any, size) != 0 || ::listen(listener.get(), 1) != 0) return;
+  if (::getsockname(listener.get(), any, &size) != 0) return;
+  tell_port(port_fd, ntohs(address.sin_port));
+  const FileDescriptor peer(::accept(listener.get(), nullptr, nullptr));
+  set_no_delay(peer.get());
+  const Slabs slabs = make_slabs(batch_bytes);
+  std::byte ask{};
+  for (size_t number = 0; receive_all(peer.get(), {&ask, 1}); ++number) {
+    if (!send_all(peer.get(), slabs[number % kSlabCount])) return;
+  }
+}
+
+// With `is_copied` a piece goes through a buffer on its way, as it does where ZeroMQ receives it.
+void run_raw(benchmark::State& state, bool is_copied) {
+  const auto batch_bytes = static_cast<size_t>(state.range(0));
+  const Sender sender([&](int port_fd) { serve_raw(port_fd, batch_bytes); });
+  const FileDescriptor peer(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(sender.port());
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    return state.SkipWithError("the sender cannot be reached");
+  set_no_delay(peer.get());
+  Slabs slabs = make_slabs(batch_bytes);
+  std::vector<std::byte> buffer(std::min<size_t>(kPieceBytesMax, batch_bytes));
+  const std::array<std::byte, kAskedAhead> asks{};
+  if (!send_all(peer.get(), std::span(asks).first(kAskedAhead - 1))) return state.SkipWithError("asking failed");
+  size_t number = 0;
+  measure(state, sender, [&] {
+    if (!send_all(peer.get(), std::span(asks).first(1))) return false;
+    const std::span<std::byte> slab = slabs[number++ % kSlabCount];
+    if (!is_copied) return receive_all(peer.get(), slab);
+    for (uint64_t offset = 0; offset < slab.size(); offset += kPieceBytesMax) {
+      const auto piece = std::span(buffer).first(piece_of(slab, offset).size());
+      if (!receive_all(peer.get(), piece)) return false;
+      std::memcpy(slab.data() + offset, piece.data(), piece.size());
+    }
+    return true;
+  });
+}
+
+void BM_PoolRaw(benchmark::State& state) { run_raw(state, /*is_copied=*/false); }
+void BM_PoolRawCopied(benchmark::State& state) { run_raw(state, /*is_copied=*/true); }
+
+// ---- The sockets of a pool, and ZeroMQ's own
+
+// What a batch is on its way: the number of pieces follows from its size. Lays a piece to its place and returns whether
+// the batch is whole.
+class Assembly {
+ public:
+  explicit Assembly(size_t batch_bytes) : slabs_(make_slabs(batch_bytes)) {}
+
+  bool add(std::span<const std::byte> piece) {
+    auto& slab = slabs_[number_ % kSlabCount];
+    std::memcpy(slab.data() + offset_, piece.data(), std::min(piece.size(), slab.size() - offset_));
+    offset_ += piece.size();
+    if (offset_ < slab.size()) return false;
+    offset_ = 0;
+    ++number_;
+    return true;
+  }
+
+ private:
+  Slabs slabs_;
+  size_t number_ = 0;
+  size_t offset_ = 0;
+};
+
+constexpr std::array<std::byte, kPoolHeadBytes> kHead{};
+
+void serve_zmq(int port_fd, size_t batch_bytes) {
+  const SocketContext context;
+  void* const socket = zmq_socket(context.handle(), ZMQ_ROUTER);
+  std::array<char, 64> address{};
+  size_t size = address.size();
+  if (zmq_bind(socket, "tcp://127.0.0.1:*") != 0) return;
+  if (zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, address.data(), &size) != 0) return;
+  tell_port(port_fd, static_cast<uint16_t>(std::stoi(std::string(address.data()).substr(16))));
+  const Slabs slabs = make_slabs(batch_bytes);
+  std::array<char, 64> peer{};
+  for (size_t number = 0;; ++number) {
+    const int peer_bytes = zmq_recv(socket, peer.data(), peer.size(), 0);
+    char ask = 0;
+    if (peer_bytes < 0 || zmq_recv(socket, &ask, 1, 0) < 0) return;
+    const std::span<const std::byte> batch = slabs[number % kSlabCount];
+    for (uint64_t offset = 0; offset < batch.size(); offset += kPieceBytesMax) {
+      const auto piece = piece_of(batch, offset);
+      zmq_msg_t part;
+      void* data = const_cast<std::byte*>(piece.data());  // libzmq only reads what it sends
+      zmq_msg_init_data(
+          &part, data, piece.size(), [](void*, void*) {}, nullptr);
+      zmq_send(socket, peer.data(), static_cast<size_t>(peer_bytes), ZMQ_SNDMORE);
+      zmq_send(socket, kHead.data(), kHead.size(), ZMQ_SNDMORE);
+      if (zmq_msg_send(&part, socket, 0) < 0) return;
+    }
+  }
+}
+
+void BM_PoolZmq(benchmark::State& state) {
+  const auto batch_bytes = static_cast<size_t>(state.range(0));
+  const Sender sender([&](int port_fd) { serve_zmq(port_fd, batch_bytes); });
+  const SocketContext context;
+  const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context.handle(), ZMQ_DEALER), &zmq_close);
+  const int silence_ms = static_cast<int>(kSilenceMax.count());
+  const int no_linger = 0;
+  zmq_setsockopt(socket.get(), ZMQ_RCVTIMEO, &silence_ms, sizeof silence_ms);
+  zmq_setsockopt(socket.get(), ZMQ_LINGER, &no_linger, sizeof no_linger);
+  if (zmq_connect(socket.get(), ("tcp://127.0.0.1:" + std::to_string(sender.port())).c_str()) != 0)
+    return state.SkipWithError("the sender cannot be reached");
+  Assembly assembly(batch_bytes);
+  for (int count = 1; count < kAskedAhead; ++count) zmq_send(socket.get(), "", 1, 0);
+  measure(state, sender, [&] {
+    zmq_send(socket.get(), "", 1, 0);
+    for (bool is_whole = false; !is_whole;) {
+      zmq_msg_t part;
+      zmq_msg_init(&part);
+      bool is_well = zmq_msg_recv(&part, socket.get(), 0) >= 0;
+      is_well = is_well && zmq_msg_recv(&part, socket.get(), 0) >= 0;
+      if (is_well) is_whole = assembly.add({static_cast<const std::byte*>(zmq_msg_data(&part)), zmq_msg_size(&part)});
+      zmq_msg_close(&part);
+      if (!is_well) return false;
+    }
+    return true;
+  });
+}
+
+// The keys of a pool, alike in both processes.
+struct PoolKeys {
+  PoolKeys() {
+    for (const Role role : kRoles) {
+      pairs.push_back(KeyPair::generate());
+      keys[static_cast<size_t>(role)] = pairs.back().public_key();
+    }
+  }
+  KeyRing ring_of(Role role) { return {role, std::move(pairs[static_cast<size_t>(role)]), keys, KeyOrigin::kShared}; }
+
+  std::vector<KeyPair> pairs;
+  RoleKeys keys{};
+};
+
+bool await(std::span<const Waitable> sockets) { return static_cast<bool>(wait_readable(sockets, {}, {}, kSilenceMax)); }
+
+void serve_pool(int port_fd, size_t batch_bytes, const KeyRing& keys) {
+  SocketContext context;
+  const auto authenticator = Authenticator::start(context).value();
+  const auto socket = ServerSocket::bind(context, *authenticator, {.host = "127.0.0.1", .port = 0}, keys,
+                                         {.allowed_roles = {Role::kTrainer}})
+                          .value();
+  tell_port(port_fd, socket->endpoint().port);
+  const Slabs slabs = make_slabs(batch_bytes);
+  const std::array<Waitable, 1> waitables{socket->waitable()};
+  ServerReceipt receipt;
+  for (size_t number = 0; await(waitables);) {
+    while (socket->try_receive(receipt).value()) {
+      const std::span<const std::byte> batch = slabs[number++ % kSlabCount];
+      for (uint64_t offset = 0; offset < batch.size(); offset += kPieceBytesMax) {
+        std::array<OutgoingPart, 2> parts{OutgoingPart{.bytes = kHead, .release = nullptr},
+                                          OutgoingPart{.bytes = piece_of(batch, offset), .release = [] {}}};
+        if (!socket->send(receipt.peer.routing_id, parts)) return;
+      }
+    }
+  }
+}
+
+void BM_PoolSockets(benchmark::State& state) {
+  const auto batch_bytes = static_cast<size_t>(state.range(0));
+  PoolKeys keys;
+  const KeyRing worker = keys.ring_of(Role::kWorker);
+  const KeyRing trainer = keys.ring_of(Role::kTrainer);
+  const Sender sender([&](int port_fd) { serve_pool(port_fd, batch_bytes, worker); });
+  SocketContext context;
+  const auto connected = ClientSocket::connect(context, {.host = "127.0.0.1", .port = sender.port()}, trainer.own(),
+                                               trainer.public_key(Role::kWorker));
+  if (!connected) return state.SkipWithError("the sender cannot be reached");
+  ClientSocket& socket = *connected.value();
+  const auto waitables = socket.waitables();
+  while (!socket.is_connected()) {
+    if (!await(waitables)) return state.SkipWithError("the sender cannot be reached");
+    while (socket.try_event()) {
+    }
+  }
+  Assembly assembly(batch_bytes);
+  const std::array<std::byte, 1> ask{};
+  for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
+  ClientReceipt receipt;
+  measure(state, sender, [&] {
+    if (!socket.send(ask)) return false;
+    for (;;) {
+      const auto received = socket.try_receive(receipt);
+      if (!received) return false;
+      if (received.value()) {
+        if (assembly.add(receipt.parts.back().bytes())) return true;
+      } else if (!await(waitables)) {
+        return false;
+      }
+    }
+  });
+}
+
+// ---- Encrypting alone
+
+void BM_PoolCrypto(benchmark::State& state) {
+  const auto batch_bytes = static_cast<size_t>(state.range(0));
+  std::array<uint8_t, crypto_box_BEFORENMBYTES> key{};
+  std::array<uint8_t, crypto_box_NONCEBYTES> nonce{};
+  randombytes_buf(key.data(), key.size());
+  // The calls that libzmq makes want room for the code in front of what they read and write.
+  const size_t piece_bytes_max = crypto_box_ZEROBYTES + std::min<size_t>(kPieceBytesMax, batch_bytes);
+  std::vector<uint8_t> plain(piece_bytes_max);
+  std::vector<uint8_t> sealed(piece_bytes_max);
+  const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
+  for (auto _ : state) {
+    for (uint64_t offset = 0; offset < batch_bytes; offset += kPieceBytesMax) {
+      const size_t bytes = crypto_box_ZEROBYTES + std::min<size_t>(kPieceBytesMax, batch_bytes - offset);
+      std::fill_n(plain.begin(), crypto_box_ZEROBYTES, uint8_t{0});
+      crypto_box_afternm(sealed.data(), plain.data(), bytes, nonce.data(), key.data());
+      if (crypto_box_open_afternm(plain.data(), sealed.data(), bytes, nonce.data(), key.data()) != 0)
+        state.SkipWithError("what was sealed cannot be opened");
+    }
+  }
+  const double used_s = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
+  state.SetBytesProcessed(state.range(0) * state.iterations());
+  state.counters["cpu_s_per_gb"] =
+      used_s / (static_cast<double>(state.iterations()) * static_cast<double>(batch_bytes) / 1e9);
+}
+
+constexpr int64_t kSmall = 4 << 20;
+constexpr int64_t kLarge = 64 * 3 * 224 * 224 * 4;
+
+BENCHMARK(BM_PoolRaw)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolRawCopied)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolZmq)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolSockets)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolCrypto)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+
+}  // namespace
+}  // namespace penstock::transport

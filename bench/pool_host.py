@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool for a bench: a controller, and workers that start and leave when the bench says so.
+
+Both are processes of their own, and speak over TCP with the keys of ``penstock keys``. Workers are
+what ``penstock worker`` starts, but forked from one process that has imported torch already, since
+64 imports would take this machine minutes. That process is this file, run with --nursery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+START_S_MAX = 120.0
+END_S_MAX = 20.0
+_REAP_S = 0.2
+
+
+class PoolError(Exception):
+    """A process of the pool did not come up, or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    worker_id: str
+    pid: int
+    endpoint: str
+    listens_ns: int  # CLOCK_MONOTONIC, when trainers could connect
+
+
+class PoolHost:
+    """Confined to the thread that made it; a context manager that leaves no process behind."""
+
+    def __init__(
+        self, folder: Path, *, address: str = "127.0.0.1", prefix: Sequence[str] = ()
+    ) -> None:
+        """``folder`` is for the keys. ``prefix`` is a command that runs another in a place of its
+        own, such as a network namespace, where ``address`` is.
+        """
+        self.keys = str(folder / "keys")
+        self.address = address
+        self.endpoint = ""
+        self.workers: list[StartedWorker] = []
+        self._prefix = list(prefix)
+        self._controller: subprocess.Popen[str] | None = None
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+
+    def __enter__(self) -> PoolHost:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        penstock = [sys.executable, "-m", "penstock"]
+        made = subprocess.run([*penstock, "keys", self.keys], capture_output=True, text=True)
+        if made.returncode != 0:
+            raise PoolError(f"penstock keys ended with {made.returncode}: {made.stderr.strip()}")
+        bind = f"tcp://{self.address}:0"
+        self._controller = subprocess.Popen(
+            [*self._prefix, *penstock, "controller", "--bind", bind, "--keys", self.keys],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._controller.stdout is not None
+        line = self._controller.stdout.readline()
+        if " at tcp://" not in line:
+            raise PoolError(f"the controller of the bench did not come up: {line.strip()!r}")
+        self.endpoint = line.split("listens at ")[1].split(",")[0]
+        self._nursery = subprocess.Popen(
+            [*self._prefix, sys.executable, str(HERE / "pool_host.py"), "--nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    @property
+    def controller_pid(self) -> int:
+        assert self._controller is not None
+        return self._controller.pid
+
+    def start_workers(self, count: int) -> None:
+        """Has them started, and returns at once; ``take_news`` says when they are there."""
+        self._tell({"start": count, "controller": self.endpoint, "keys": self.keys,
+                    "bind": f"tcp://{self.address}:0"})  # fmt: skip
+
+    def end_worker(self, pid: int, number: int = signal.SIGTERM) -> None:
+        """Sends a worker a signal."""
+        self._tell({"pid": pid, "signal": int(number)})
+        self.workers = [worker for worker in self.workers if worker.pid != pid]
+
+    def take_news(self, timeout_s: float = 0.0) -> list[StartedWorker]:
+        """The workers that have come to listen since the last call. Raises PoolError when none can
+        any more.
+        """
+        assert self._nursery is not None and self._nursery.stdout is not None
+        pipe = self._nursery.stdout.fileno()
+        if not select.select([pipe], [], [], timeout_s)[0]:
+            return []
+        read = os.read(pipe, 1 << 16)
+        if not read:
+            raise PoolError("the process that workers are forked from has ended")
+        *lines, self._unread = (self._unread + read).split(b"\n")
+        news = [StartedWorker(**json.loads(line)) for line in lines]
+        self.workers += news
+        return news
+
+    def wait_for_workers(self, count: int) -> None:
+        """Until so many listen."""
+        deadline = time.monotonic() + START_S_MAX
+        while len(self.workers) < count:
+            self.take_news(1.0)
+            if time.monotonic() > deadline:
+                raise PoolError(
+                    f"{len(self.workers)} of {count} workers listen after {START_S_MAX:.0f} s"
+                )
+
+    def close(self) -> None:
+        if self._nursery is not None:
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.close()  # which ends the workers
+            _end(self._nursery, signal.SIGCONT)
+        if self._controller is not None:
+            _end(self._controller, signal.SIGTERM)
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        assert self._nursery is not None and self._nursery.stdin is not None
+        self._nursery.stdin.write(json.dumps(order).encode() + b"\n")
+        self._nursery.stdin.flush()
+
+
+def _end(process: subprocess.Popen[Any], number: int) -> None:
+    process.send_signal(number)
+    try:
+        process.wait(END_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def run_nursery() -> None:
+    """Forks workers as standard input says, one order a line, until it ends."""
+    import torch  # noqa: F401 - which every worker needs
+
+    from penstock import _C  # noqa: F401
+    from penstock.pool_worker import PoolWorkerSpec
+
+    children: set[int] = set()
+    unread = b""
+    while True:
+        if select.select([0], [], [], _REAP_S)[0]:
+            read = os.read(0, 1 << 16)
+            if not read:
+                break
+            *lines, unread = (unread + read).split(b"\n")
+            for order in map(json.loads, lines):
+                if "signal" in order:
+                    if order["pid"] in children:
+                        os.kill(order["pid"], order["signal"])
+                    continue
+                spec = PoolWorkerSpec(
+                    bind=order["bind"],
+                    advertised=None,
+                    controller=order["controller"],
+                    key_folder=order["keys"],
+                    patience_s=60.0,
+                    parent_pid=os.getpid(),
+                )
+                children.update(_fork_worker(spec) for _ in range(order["start"]))
+        children -= _reaped(children)
+    for pid in children:
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + END_S_MAX / 2
+    while children:
+        children -= _reaped(children)
+        if time.monotonic() > deadline:
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+        select.select([], [], [], 0.02)
+
+
+def _fork_worker(spec: Any) -> int:
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    code = 1
+    try:
+        from penstock.pool_worker import run_worker
+
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        run_worker(spec, _say_where, lambda text: print(text, file=sys.stderr))
+        code = 0
+    except Exception as error:
+        print(f"a worker of the bench ended: {error}", file=sys.stderr)
+    finally:
+        os._exit(code)
+
+
+def _say_where(server: Any) -> None:
+    line = {"worker_id": f"{server.worker_id:016x}", "pid": os.getpid(),
+            "endpoint": server.endpoint, "listens_ns": time.monotonic_ns()}  # fmt: skip
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def _reaped(children: set[int]) -> set[int]:
+    return {pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == pid}
+
+
+if __name__ == "__main__" and "--nursery" in sys.argv:
+    run_nursery()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets of the benches of a pool. They travel to its workers, this file with them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+CODE = __file__
+
+
+class FixedCost(Dataset[dict[str, Any]]):
+    """Samples that take their time without a CPU, so that few cores can play many machines. Each
+    says which process made it, and when that began.
+    """
+
+    def __init__(self, count: int, sample_s: float, values: int) -> None:
+        self.count = count
+        self.sample_s = sample_s
+        self.values = torch.arange(values, dtype=torch.float32)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        begun_ns = time.monotonic_ns()
+        if self.sample_s:
+            time.sleep(self.sample_s)
+        return {"values": self.values, "index": index, "pid": os.getpid(), "begun_ns": begun_ns}
+
+
+class Ready(Dataset[torch.Tensor]):
+    """A tensor that is there already, for loaders with ``batch_size=None``: what a batch takes is
+    its way to the trainer.
+    """
+
+    def __init__(self, count: int, batch_bytes: int) -> None:
+        self.count = count
+        self.batch_bytes = batch_bytes
+        self._batch: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._batch is None:
+            self._batch = torch.arange(self.batch_bytes // 4, dtype=torch.float32)
+        return self._batch

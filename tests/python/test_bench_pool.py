@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke runs of the benches of a pool: they run, their lines are whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+MICRO = BENCH.parent / "build" / f"cmake-{sys.implementation.cache_tag}" / "bench" / "micro"
+
+
+def run_bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        assert set(record) >= {
+            "name", "parameters", "median", "p10", "p90", "n", "commit", "machine",
+        }  # fmt: skip
+    return records
+
+
+def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
+    lines, picture = tmp_path / "growth.jsonl", tmp_path / "growth.svg"
+    done = run_bench(
+        "pool_growth.py", "--quick", "--out", str(lines), "--picture", str(picture)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = lines_of(lines)
+    rates = [record for record in records if record["name"] == "pool_growth/batches_per_s"]
+    assert [rate["parameters"]["workers"] for rate in rates] == [1, 2]
+    assert all(rate["median"] > 0 for rate in rates)
+    joined = [record for record in records if record["name"] == "pool_growth/first_delivered_s"]
+    assert [record["n"] for record in joined] == [1, 1]
+    assert xml.etree.ElementTree.parse(picture).getroot().tag.endswith("svg")
+    again = run_bench("pool_growth.py", "--read", str(lines))
+    assert again.returncode == 0 and "| 2 |" in again.stdout
+
+
+def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
+    lines = tmp_path / "soak.jsonl"
+    done = run_bench("pool_soak.py", "--quick", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = lines_of(lines)
+    counted = [record for record in records if "slope" in record]
+    assert {record["parameters"]["kind"] for record in counted} == {
+        "trainer", "controller", "worker",
+    }  # fmt: skip
+    assert all(record["n"] == 3 for record in counted)
+    assert "| trainer | fds |" in done.stdout
+
+
+def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
+    lines = tmp_path / "transport.jsonl"
+    done = run_bench(
+        "pool_transport.py", "--quick", "--only", "4MB", "--loader-only", "--out", str(lines)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = lines_of(lines)
+    rates = [record for record in records if record["name"].endswith("/gb_per_s")]
+    assert [rate["parameters"]["kind"] for rate in rates] == ["loader"]
+    assert "| 4MB | loader |" in done.stdout
+
+
+@pytest.mark.skipif(not MICRO.exists(), reason="the C++ benchmarks are built by make test")
+def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
+    lines = tmp_path / "transport.jsonl"
+    done = run_bench("pool_transport.py", "--quick", "--only", "4MB", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    ratios = [record for record in lines_of(lines) if record["name"].endswith("/ratio")]
+    pairs = {(record["parameters"]["kind"], record["parameters"]["over"]) for record in ratios}
+    assert pairs >= {("zmq", "raw"), ("pool_sockets", "libsodium"), ("loader", "pool_sockets")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_link_is_filled_or_the_reason_said(tmp_path: Path) -> None:
+    lines = tmp_path / "link.jsonl"
+    done = run_bench("pool_transport.py", "--quick", "--only", "link", "--out", str(lines))
+    if done.returncode != 0:
+        assert "pool_transport: link: `" in done.stderr, done.stderr
+        return
+    rates = [one for one in lines_of(lines) if one["name"].endswith("/link_gbit_per_s")]
+    assert len(rates) == 2 and all(0 < rate["median"] < 1.2 for rate in rates)
