@@ -32,7 +32,7 @@ struct RosterEntry {
 };
 
 struct PoolSessionOptions {
-  uint64_t trainer_id = 0;
+  uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
   uint64_t credit_bytes = 0;  // of each worker
   DispatchOptions dispatch = {};
 };

@@ -41,7 +41,7 @@ void WorkDesk::receive(const ToWorker& message, Instant now) {
 void WorkDesk::greet(const ToWorker& hello, Instant now) {
   if (is_declined(hello.trainer_id)) return answer_stranger(hello, ToTrainer::Kind::kUnfit);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
-  if (is_known && hello.link <= tenant_->link.number()) return;
+  if (is_past(hello)) return;
   if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, ToTrainer::Kind::kRefused);
   // A hello that continues a link may mean one from before this worker forgot, whose welcome after that was lost.
   const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
@@ -59,6 +59,15 @@ void WorkDesk::greet(const ToWorker& hello, Instant now) {
   if (hello.count == 0) drop_unclaimed();
   send(ToTrainer::Kind::kWelcome, {}, is_fresh);
   if (is_draining_) send(ToTrainer::Kind::kLeaving);
+}
+
+// A link begins once. If its messages come twice, a worker that has forgotten the trainer meanwhile would be on that
+// link again and have nothing of it.
+bool WorkDesk::is_past(const ToWorker& hello) const {
+  if (tenant_ && tenant_->trainer_id == hello.trainer_id && hello.link <= tenant_->link.number()) return true;
+  return std::any_of(forgotten_.begin(), forgotten_.end(), [&](const auto& forgotten) {
+    return forgotten.first == hello.trainer_id && hello.link <= forgotten.second;
+  });
 }
 
 void WorkDesk::take(const ToWorker& message) {
@@ -143,6 +152,8 @@ void WorkDesk::drain() {
 }
 
 void WorkDesk::abandon() {
+  if (tenant_) forgotten_.emplace_back(tenant_->trainer_id, tenant_->link.number());
+  if (forgotten_.size() > kForgottenCountMax) forgotten_.pop_front();
   tenant_.reset();
   queue_.clear();
   if (running_) running_ = Running{.trainer_id = 0, .key = running_->key, .is_wanted = false};

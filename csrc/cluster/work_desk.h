@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cluster/batch_key.h"
@@ -25,6 +26,7 @@ namespace penstock::cluster {
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
 constexpr size_t kDeclinedCountMax = 64;  // older ones may ask again
+constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers
 
 // Thread-compatible.
 class WorkDesk {
@@ -100,6 +102,7 @@ class WorkDesk {
   };
 
   void greet(const ToWorker& hello, Instant now);
+  bool is_past(const ToWorker& hello) const;
   void take(const ToWorker& request);
   bool is_running(const ToWorker& request) const;
   void cancel(BatchKey key);
@@ -114,6 +117,7 @@ class WorkDesk {
   std::map<BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
   bool is_draining_ = false;
   std::deque<uint64_t> declined_;  // trainers, the latest last
+  std::deque<std::pair<uint64_t, uint32_t>> forgotten_;  // trainers and their last links, the latest last
   std::vector<Command> commands_;
 };
 

@@ -194,6 +194,16 @@ TEST_F(ContinuedLink, WorkerThatForgotSaysSoUntilTheTrainerHasReadIt) {
   EXPECT_TRUE(desk_.is_wanted());
 }
 
+// A trainer waited for ever on a link that looked well, for a batch that its worker had forgotten.
+TEST_F(ContinuedLink, HelloThatComesTwiceDoesNotBringBackWhoWasForgotten) {
+  now_ += kLease;
+  desk_.tick(now_);
+  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 1, .stamp = 1}, now_);
+  EXPECT_EQ(desk_.trainer_id(), 0u);
+  hello(2);
+  EXPECT_EQ(desk_.trainer_id(), 7u);
+}
+
 TEST_F(WorkDeskTest, OldMessagesAndLinksAreDropped) {
   hello(3);
   request(0);
