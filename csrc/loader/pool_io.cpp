@@ -34,7 +34,7 @@ constexpr size_t kActionCountMax = 1 << 20;  // bounded by the requests outstand
 constexpr size_t kArrivalCountMax = 1 << 20;
 constexpr size_t kMessagesInTurn = 16;                // of one worker, so that no other waits for long
 constexpr auto kReclaimInterval = milliseconds(1);    // while a device copy is under way
-constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final
+constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);  // without a request: others may have the workers
 constexpr auto kSilenceTold = std::chrono::seconds(5);
 constexpr milliseconds kFarewellTime{100};
@@ -211,6 +211,7 @@ void PoolIo::run(const std::stop_token& stop) {
     }
     const Instant now = clock_now();
     if (auto served = serve_controller(now); !served) return inbox_.fail(0, served.error());
+    connect_again(now);
     std::vector<uint64_t> worker_ids;
     for (const auto& [worker_id, link] : links_) worker_ids.push_back(worker_id);
     for (const uint64_t worker_id : worker_ids) serve_worker(worker_id, now);
@@ -246,6 +247,7 @@ void PoolIo::wait(const std::stop_token& stop) {
     add(link.socket());
     due = cluster::earlier(due, link.reconnect_at);
   }
+  for (const auto& [worker_id, at] : connect_again_at_) due = cluster::earlier(due, at);
   auto timeout = transport::wait_time(due, clock_now());
   if (stage_ && stage_->reclaim() > 0) timeout = std::min(timeout, kReclaimInterval);
   const std::array<int, 1> fds{wake_fd_.get()};
@@ -295,6 +297,7 @@ cluster::TrainerReport PoolIo::make_report() {
 // ---- Workers
 
 void PoolIo::connect(uint64_t worker_id) {
+  connect_again_at_.erase(worker_id);
   const auto own = std::find_if(own_workers_.begin(), own_workers_.end(),
                                 [&](const OwnWorker& worker) { return worker.worker_id == worker_id; });
   const auto named = std::find_if(pool_workers_.begin(), pool_workers_.end(),
@@ -306,9 +309,28 @@ void PoolIo::connect(uint64_t worker_id) {
   const transport::KeyRing& keys = is_own ? *own_keys_ : options_.keys;
   auto socket = transport::ClientSocket::connect(*context_, endpoint.value(), keys.own(),
                                                  keys.public_key(transport::Role::kWorker));
-  if (!socket) return tell("worker " + spoken_worker(worker_id) + " cannot be used: " + socket.error().message);
+  if (!socket) {
+    // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.
+    connect_again_at_[worker_id] = clock_now() + kReconnectPause;
+    const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + socket.error().message;
+    if (is_new_refusal(worker_id, reason))
+      tell("worker " + spoken_worker(worker_id) + " cannot be used yet: " + reason);
+    return;
+  }
+  {
+    MutexLock lock(standing_mutex_);
+    standing_.refusals.erase(worker_id);
+  }
   links_.erase(worker_id);
   links_.try_emplace(worker_id, endpoint.value(), std::move(socket).value());
+}
+
+void PoolIo::connect_again(Instant now) {
+  std::vector<uint64_t> worker_ids;
+  for (const auto& [worker_id, at] : connect_again_at_) {
+    if (now >= at) worker_ids.push_back(worker_id);
+  }
+  for (const uint64_t worker_id : worker_ids) connect(worker_id);
 }
 
 void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
@@ -470,13 +492,13 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
 void PoolIo::note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
-  bool is_new = false;
-  {
-    MutexLock lock(standing_mutex_);
-    is_new = std::exchange(standing_.refusals[worker_id], reason) != reason;
-  }
-  if (is_new && answer.message.kind == ToTrainer::Kind::kUnfit)
+  if (is_new_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
     tell("worker " + spoken_worker(worker_id) + " does not work for this trainer: " + reason);
+}
+
+bool PoolIo::is_new_refusal(uint64_t worker_id, const std::string& reason) {
+  MutexLock lock(standing_mutex_);
+  return std::exchange(standing_.refusals[worker_id], reason) != reason;
 }
 
 // When every worker has declined nothing will ever come, unless others join.
@@ -523,6 +545,7 @@ void PoolIo::carry_out() {
       switch (command.kind) {
         case Kind::kConnect: connect(command.worker_id); break;
         case Kind::kDisconnect:
+          connect_again_at_.erase(command.worker_id);
           if (const auto link = links_.find(command.worker_id); link != links_.end()) {
             link->second.socket().set_linger(kFarewellTime);  // a goodbye may be on its way
             links_.erase(link);

@@ -110,6 +110,7 @@ class PoolIo : public BatchSource {
   cluster::TrainerReport make_report();
 
   void connect(uint64_t worker_id);
+  void connect_again(Instant now);
   void serve_worker(uint64_t worker_id, Instant now);
   void receive_from(uint64_t worker_id, size_t message_count_max, Instant now);
   void take_event(uint64_t worker_id, WorkerLink& link, const transport::ConnectionEvent& event, Instant now);
@@ -119,6 +120,7 @@ class PoolIo : public BatchSource {
   std::unique_ptr<Batch> make_batch(uint64_t worker_id, const transport::PoolAnswer& answer,
                                     std::optional<IncomingBatch> whole);
   void note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer);
+  bool is_new_refusal(uint64_t worker_id, const std::string& reason);
   void tell_unfitness();
 
   void carry_out();
@@ -155,6 +157,7 @@ class PoolIo : public BatchSource {
   cluster::PoolSession session_;
   std::vector<cluster::TrainerRoster::Entry> pool_workers_;  // on the roster
   std::map<uint64_t, WorkerLink> links_;
+  std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   std::map<BatchKey, Asked> asked_;
   Instant answered_at_ = transport::clock_now();  // the last time that something was
   uint32_t epoch_ = 0;
