@@ -21,6 +21,7 @@ from torch.utils.data import _DatasetKind
 
 from penstock import _C
 from penstock.arena_cap import arena_bytes
+from penstock.descriptor_limit import check_can_connect
 from penstock.device import cuda_index
 from penstock.errors import PoolWarning
 from penstock.fetching import FetchSpec
@@ -161,7 +162,10 @@ class PoolIter(LocalPoolIter):
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-        if now - self._waiting_since >= _QUIET_S and not self._is_waiting_told:
+        if now - self._waiting_since < _QUIET_S:
+            return
+        check_can_connect()
+        if not self._is_waiting_told:
             self._is_waiting_told = True
             warnings.warn(
                 f"DataLoader waits for workers: {self._pool_client.describe_pool()}",
