@@ -25,7 +25,7 @@ namespace penstock::cluster {
 // After so long without a word from the other side a link has ended; both sides say something every ping_interval.
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
-constexpr size_t kDeclinedCountMax = 64;  // older ones may ask again
+constexpr size_t kDeclinedCountMax = 64;   // older ones may ask again
 constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers
 
 // Thread-compatible.
@@ -116,7 +116,7 @@ class WorkDesk {
   std::optional<Running> running_;
   std::map<BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
   bool is_draining_ = false;
-  std::deque<uint64_t> declined_;  // trainers, the latest last
+  std::deque<uint64_t> declined_;                        // trainers, the latest last
   std::deque<std::pair<uint64_t, uint32_t>> forgotten_;  // trainers and their last links, the latest last
   std::vector<Command> commands_;
 };

@@ -221,7 +221,7 @@ def exhaust_descriptors(trial: Trial) -> None:
                 with trial.training(stream):
                     pass
         else:
-            with trial.training(stream) as trainer:
+            with trial.training(stream, may_fail=True) as trainer:
                 if trainer.runs_for(trial.rng.uniform(0.1, 1.0)):
                     with no_more_descriptors(trainer.process.pid) as limit:
                         trial.fault(f"the trainer may have no more than {limit} descriptors")

@@ -186,7 +186,7 @@ class Trial:
             known += [one.at for one in last.deliveries[-1:]]
             took_s = last.ended_at - max(known)
             if took_s > CLEAR_ERROR_S:
-                self.complain(f"{ending}, {took_s:.1f} s after the fault: {lines[-1:]}")
+                self.complain(f"{ending}, {took_s:.1f} s after the fault\n{last.said[-4000:]}")
             self.outcome.errors.append(lines[-1] if lines else "(nothing)")
             print(f"  {self.outcome.scenario}: the stream ended by: {lines[-1:]}", flush=True)
 
