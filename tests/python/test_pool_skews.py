@@ -167,7 +167,9 @@ class Large(torch.utils.data.Dataset[torch.Tensor]):
 
 def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses) -> None:
     with serving(pool.start_altered_worker("have_little_memory", "200")):
-        with pytest.raises(PenstockError, match="no memory for its dataset.*give it more"):
+        with pytest.raises(
+            PenstockError, match=r"no memory for the \d+ bytes|no memory for its dataset"
+        ):
             next(iter(pooled(pool, Large(300), timeout=20)))
         assert len(list(pooled(pool, Augmented(4)))) == 4
 
@@ -208,8 +210,11 @@ def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcess
 def test_jobs_of_one_name_are_told_apart(pool: PoolProcesses) -> None:
     streams = [iter(pooled(pool, Augmented(4))) for _ in range(2)]  # no worker serves them
     deadline = time.monotonic() + SECONDS_MAX
-    while len(trainers := pool.status()["trainers"]) < 2:
+    trainers: list[Any] = []
+    while len(trainers) < 2:
         assert time.monotonic() < deadline
+        everybody = pool.status()["trainers"]
+        trainers = [one for one in everybody if one["job"].endswith(": Augmented")]
     assert len({trainer["job"] for trainer in trainers}) == 1
     for trainer in trainers:
         row = next(
