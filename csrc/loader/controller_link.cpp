@@ -37,8 +37,13 @@ Result<void> ControllerLink::receive(cluster::Instant now) {
     if (auto taken = take(receipt.parts.front().bytes(), now); !taken) return taken.error();
   }
   while (const auto event = socket_->try_event()) {
-    if (event->kind == ConnectionEvent::Kind::kConnected) enrolment_.clock.hurry(now);
-    if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Error{Errc::kClosed, event->reason};
+    if (event->kind == ConnectionEvent::Kind::kConnected) {
+      trouble_.clear();
+      enrolment_.clock.hurry(now);
+    }
+    if (event->kind != ConnectionEvent::Kind::kRefused) continue;
+    if (event->is_final) return Error{Errc::kClosed, event->reason};
+    trouble_ = event->reason;
   }
   return {};
 }

@@ -41,6 +41,8 @@ class ControllerLink {
 
   cluster::Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }
+  // Why the last attempt to connect failed, when the controller's side ended it; it is tried again.
+  const std::string& trouble() const { return trouble_; }
   cluster::Duration silence(cluster::Instant now) const { return enrolment_.clock.silence(now); }
   transport::ClientSocket& socket() { return *socket_; }
 
@@ -51,6 +53,7 @@ class ControllerLink {
   cluster::TrainerEnrolment enrolment_;
   std::optional<cluster::TrainerRoster> roster_;
   bool has_answered_ = false;
+  std::string trouble_;
 };
 
 }  // namespace penstock::loader

@@ -168,7 +168,9 @@ std::string PoolIo::describe() const {
   MutexLock lock(standing_mutex_);
   std::string text;
   const std::string where = options_.controller.text();
-  if (!standing_.has_controller_answered) {
+  if (!standing_.has_controller_answered && !standing_.controller_trouble.empty()) {
+    text = "the controller at " + where + " cannot be talked to yet: " + standing_.controller_trouble;
+  } else if (!standing_.has_controller_answered) {
     text = "no controller has answered at " + where + " yet: start one there (penstock controller --bind " + where +
            "), or name the address of the one that runs";
   } else if (standing_.known_count == 0) {
@@ -610,6 +612,7 @@ void PoolIo::note_standing(Instant now) {
   }
   MutexLock lock(standing_mutex_);
   standing_.has_controller_answered = controller_->has_answered();
+  standing_.controller_trouble = controller_->trouble();
   standing_.controller_silence = silence;
   standing_.open_count = open_count;
   standing_.known_count = session_.known_count();

@@ -170,6 +170,7 @@ class PoolIo : public BatchSource {
 
   struct Standing {
     bool has_controller_answered = false;
+    std::string controller_trouble{};  // why it could not be talked to
     cluster::Duration controller_silence{};
     size_t known_count = 0;
     size_t open_count = 0;

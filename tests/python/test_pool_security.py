@@ -173,10 +173,6 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool.expect_served()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a trainer whose handshake ends says that no controller has answered, and not why",
-)
 def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
     _C.make_key_folder(str(others))
