@@ -335,7 +335,7 @@ class _Server:
 
 def _damage(waiting: bytearray, kind: str) -> bool:
     """Changes a bit of the first frame that begins here. False if none is seen."""
-    place = waiting.find(_MARK, 1 + _LENGTH_BYTES)
+    place = waiting.find(_MARK, 0 if kind == FLIP else 1 + _LENGTH_BYTES)
     if place < 0:
         return False
     if kind == FLIP:
