@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/fd_channel.h"
 
@@ -111,8 +112,8 @@ std::optional<ConnectionEvent> ConnectionMonitor::read_event(uint16_t kind, uint
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
       return ConnectionEvent{.kind = Kind::kRefused, .reason = closed_reason(value)};
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-      // Also said of a message that was damaged on its way, after which the connection ends.
-      if (is_connected_) return std::nullopt;
+      // Also said of a message that was damaged on its way. The connection has ended then, which is not told again.
+      if (std::exchange(is_connected_, false)) return ConnectionEvent{.kind = Kind::kDisconnected};
       return ConnectionEvent{.kind = Kind::kRefused, .reason = protocol_reason(value), .is_final = true};
     case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
       return ConnectionEvent{.kind = Kind::kRefused, .reason = key_reason(value), .is_final = true};
