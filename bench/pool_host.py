@@ -11,14 +11,19 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.pool_worker import PoolWorkerSpec
 
 HERE = Path(__file__).resolve().parent
 START_S_MAX = 120.0
@@ -159,10 +164,9 @@ def run_nursery() -> None:
     """Forks workers as standard input says, one order a line, until it ends."""
     import torch  # noqa: F401 - which every worker needs
 
-    from penstock import _C  # noqa: F401
     from penstock.pool_worker import PoolWorkerSpec
 
-    children: set[int] = set()
+    children: dict[int, str] = {}  # and the folder for the code of their jobs
     unread = b""
     while True:
         if select.select([0], [], [], _REAP_S)[0]:
@@ -175,28 +179,30 @@ def run_nursery() -> None:
                     if order["pid"] in children:
                         os.kill(order["pid"], order["signal"])
                     continue
-                spec = PoolWorkerSpec(
-                    bind=order["bind"],
-                    advertised=None,
-                    controller=order["controller"],
-                    key_folder=order["keys"],
-                    patience_s=60.0,
-                    parent_pid=os.getpid(),
-                )
-                children.update(_fork_worker(spec) for _ in range(order["start"]))
-        children -= _reaped(children)
+                for _ in range(order["start"]):
+                    spec = PoolWorkerSpec(
+                        bind=order["bind"],
+                        advertised=None,
+                        controller=order["controller"],
+                        key_folder=order["keys"],
+                        patience_s=60.0,
+                        code_root=tempfile.mkdtemp(prefix="penstock-"),
+                        parent_pid=os.getpid(),
+                    )
+                    children[_fork_worker(spec)] = spec.code_root
+        _reap(children)
     for pid in children:
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + END_S_MAX / 2
     while children:
-        children -= _reaped(children)
+        _reap(children)
         if time.monotonic() > deadline:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
         select.select([], [], [], 0.02)
 
 
-def _fork_worker(spec: Any) -> int:
+def _fork_worker(spec: PoolWorkerSpec) -> int:
     pid = os.fork()
     if pid != 0:
         return pid
@@ -221,8 +227,9 @@ def _say_where(server: Any) -> None:
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
-def _reaped(children: set[int]) -> set[int]:
-    return {pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == pid}
+def _reap(children: dict[int, str]) -> None:
+    for pid in [pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == pid]:
+        shutil.rmtree(children.pop(pid), ignore_errors=True)
 
 
 if __name__ == "__main__" and "--nursery" in sys.argv:
