@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import TextIO
 
 from penstock import _C
 from penstock.code_folder import CodeFolder
@@ -166,10 +167,9 @@ def _say_where(server: _C.PoolServer, spec: PoolWorkerSpec) -> None:
     where = server.endpoint
     if server.advertised != where:
         where += f" (which trainers reach at {server.advertised})"
-    print(
-        f"penstock worker: {server.worker_id:016x} listens at {where} for {spec.controller}, "
-        f"process {os.getpid()}",
-        flush=True,
+    _say(
+        sys.stdout,
+        f"{server.worker_id:016x} listens at {where} for {spec.controller}, process {os.getpid()}",
     )
 
 
@@ -186,4 +186,11 @@ def _ending(code: int) -> str:
 
 
 def _tell(text: str) -> None:
-    print(f"penstock worker: {text}", file=sys.stderr, flush=True)
+    _say(sys.stderr, text)
+
+
+def _say(stream: TextIO, text: str) -> None:
+    """In one piece, since several processes say things in one place: where Python does not buffer,
+    ``print`` writes the end of a line by itself."""
+    stream.write(f"penstock worker: {text}\n")
+    stream.flush()
