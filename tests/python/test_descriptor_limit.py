@@ -35,5 +35,5 @@ def test_a_connection_has_room() -> None:
 
 
 def test_no_room_for_a_connection_is_said() -> None:
-    with free_descriptors(3), pytest.raises(OSError, match="(?s)may have .* ulimit -n"):
+    with free_descriptors(3), pytest.raises(OSError, match="(?s)may have .*ulimit -n"):
         check_can_connect()
