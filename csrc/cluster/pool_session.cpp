@@ -284,8 +284,10 @@ void PoolSession::send(uint64_t worker_id, Peer& peer, ToWorker message) {
 // ---- Time
 
 void PoolSession::tick(Instant now) {
-  for (auto& [worker_id, peer] : peers_) {
+  for (auto& [worker_id, peer] : peers_)
     if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
+  carry_out(now);  // what those owed is asked of others now, and is not for a hello to repeat
+  for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kOpen && !peer.is_unfit && now >= peer.hello_at) greet(worker_id, peer, now);
     if (peer.state == State::kOpen && now >= peer.ping_at) {
       peer.ping_at = now + kPingInterval;

@@ -169,6 +169,29 @@ TEST_F(PoolSessionTest, WorkerThatIsHeardAgainAfterItsConnectionEndedWasNotKille
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
 }
 
+// A worker was asked twice for batches of a shard, and made those behind them from too far on.
+TEST_F(PoolSessionTest, WhatASilentWorkerOwedIsAskedOnceOfOneThatIsGreetedAtThatMoment) {
+  roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
+  ask(0);
+  work();
+  ask(1);
+  ask(2);
+  is_cut_[1] = true;
+  pass(kPingInterval);
+  pass(kPingInterval);
+  is_cut_[2] = true;
+  deliver(2, {.link = 2, .stamp = 99});
+  exchange();  // the hello is lost
+  is_cut_[2] = false;
+  commands_.clear();
+  pass(kPingInterval);
+  std::vector<uint64_t> asked;
+  for (const auto& command : commands_)
+    if (command.worker_id == 2 && command.message.kind == In::kRequest) asked.push_back(command.message.key.sequence);
+  std::sort(asked.begin(), asked.end());
+  EXPECT_EQ(asked, (std::vector<uint64_t>{1, 2}));
+}
+
 TEST_F(PoolSessionTest, FencedIncarnationIsNoLongerListenedTo) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
