@@ -40,7 +40,8 @@ class Use:
 
     at: float
     trainer_s: float
-    io_s: float
+    io_s: float  # of the thread that speaks to the workers
+    zmq_s: float  # of ZeroMQ's thread, which encrypts
     controller_s: float
     machine_s: float
     tree_s: float
@@ -52,7 +53,8 @@ class Use:
         return cls(
             at=time.perf_counter(),
             trainer_s=sum(own.values()),
-            io_s=sum(own.values()) - own.get(_own_name(), 0.0),
+            io_s=own.get("pk_pool_io", 0.0),
+            zmq_s=sum(seconds for name, seconds in own.items() if name.startswith("ZMQ")),
             controller_s=one_process.cpu_s(controller_pid),
             machine_s=process_tree.machine_busy_s(),
             tree_s=process_tree.usage(os.getpid()).cpu_s,
@@ -68,6 +70,7 @@ class Stage:
     rates: list[float] = field(default_factory=list)
     trainer_us: list[float] = field(default_factory=list)  # CPU time of a batch
     io_us: list[float] = field(default_factory=list)
+    zmq_us: list[float] = field(default_factory=list)
     controller_us: list[float] = field(default_factory=list)
     controller_ms_per_s: list[float] = field(default_factory=list)
     busy_cores: list[float] = field(default_factory=list)
@@ -156,6 +159,7 @@ class Growth:
             stage.rates.append(count / seconds)
             stage.trainer_us.append((after.trainer_s - before.trainer_s) / count * 1e6)
             stage.io_us.append((after.io_s - before.io_s) / count * 1e6)
+            stage.zmq_us.append((after.zmq_s - before.zmq_s) / count * 1e6)
             controller_s = after.controller_s - before.controller_s
             stage.controller_us.append(controller_s / count * 1e6)
             stage.controller_ms_per_s.append(controller_s / seconds * 1e3)
@@ -209,6 +213,7 @@ def records(stage: Stage, first: Stage, args: argparse.Namespace) -> Iterator[Re
         "of_ideal": [rate / ideal for rate in stage.rates],
         "trainer_us": stage.trainer_us,
         "trainer_io_us": stage.io_us,
+        "trainer_zmq_us": stage.zmq_us,
         "controller_us": stage.controller_us,
         "controller_ms_per_s": stage.controller_ms_per_s,
         "trainer_faults": stage.faults,
@@ -227,7 +232,8 @@ COLUMNS = (
     ("batches_per_s", "batches/s", 1.0, "{:.1f}"),
     ("of_ideal", "of ideal", 1.0, "{:.3f}"),
     ("trainer_us", "trainer, CPU us a batch", 1.0, "{:.0f}"),
-    ("trainer_io_us", "of it beside Python's thread", 1.0, "{:.0f}"),
+    ("trainer_io_us", "of it the I/O thread", 1.0, "{:.0f}"),
+    ("trainer_zmq_us", "ZeroMQ's thread", 1.0, "{:.0f}"),
     ("controller_us", "controller, CPU us a batch", 1.0, "{:.0f}"),
     ("controller_ms_per_s", "CPU ms a second", 1.0, "{:.2f}"),
     ("trainer_faults", "faults a batch", 1.0, "{:.1f}"),
@@ -261,10 +267,6 @@ def table(everything: list[Record]) -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _own_name() -> str:
-    return Path("/proc/self/comm").read_text().strip()
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ what ``penstock worker`` starts, but forked from one process that has imported t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 START_S_MAX = 120.0
 END_S_MAX = 20.0
 _REAP_S = 0.2
+_PR_SET_PDEATHSIG = 1
 
 
 class PoolError(Exception):
@@ -82,6 +84,7 @@ class PoolHost:
             [*self._prefix, *penstock, "controller", "--bind", bind, "--keys", self.keys],
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=_end_with_parent,
         )
         assert self._controller.stdout is not None
         line = self._controller.stdout.readline()
@@ -147,6 +150,11 @@ class PoolHost:
         assert self._nursery is not None and self._nursery.stdin is not None
         self._nursery.stdin.write(json.dumps(order).encode() + b"\n")
         self._nursery.stdin.flush()
+
+
+def _end_with_parent() -> None:
+    """Has the system end the process that is about to start when the bench is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[Any], number: int) -> None:
