@@ -41,7 +41,7 @@ class ClientSocket {
 
   // For `connect`.
   ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
-      : monitor_(std::move(monitor)), socket_(std::move(socket)), endpoint_(std::move(endpoint)) {}
+      : socket_(std::move(socket)), monitor_(std::move(monitor)), endpoint_(std::move(endpoint)) {}
   ClientSocket(const ClientSocket&) = delete;
   ClientSocket& operator=(const ClientSocket&) = delete;
 
@@ -73,8 +73,8 @@ class ClientSocket {
  private:
   Result<void> begin();
 
-  std::unique_ptr<ConnectionMonitor> monitor_;
   std::unique_ptr<CurveSocket> socket_;
+  std::unique_ptr<ConnectionMonitor> monitor_;
   const Endpoint endpoint_;
   bool is_connected_ = false;
   std::optional<cluster::Instant> lost_at_;  // while nothing was heard since

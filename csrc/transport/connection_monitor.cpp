@@ -73,7 +73,7 @@ Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContex
   if (events == nullptr) {
     return Error{Errc::kFailed, std::string("opening a monitor failed: ") + zmq_strerror(zmq_errno())};
   }
-  auto monitor = std::make_unique<ConnectionMonitor>(events);
+  auto monitor = std::make_unique<ConnectionMonitor>(events, watched);
   const int zero = 0;
   // libzmq's I/O thread blocks on a monitor whose queue is full, and with it every connection of the process. There are
   // few events (one for each attempt to connect), so the queue has no limit.
@@ -86,7 +86,12 @@ Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContex
   return monitor;
 }
 
-ConnectionMonitor::~ConnectionMonitor() { zmq_close(events_); }
+ConnectionMonitor::~ConnectionMonitor() {
+  // A socket that is closed lives on in libzmq until its connection has ended, and would tell of that. With nobody left
+  // to tell, libzmq's I/O thread would wait for ever, and with it every connection of the context.
+  zmq_socket_monitor(watched_, nullptr, 0);
+  zmq_close(events_);
+}
 
 std::optional<ConnectionEvent> ConnectionMonitor::try_event() {
   std::array<std::byte, kEventBytes> bytes{};

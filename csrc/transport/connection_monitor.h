@@ -25,13 +25,14 @@ struct ConnectionEvent {
   bool is_final = false;
 };
 
-// Destroyed after the socket that it watches. Confined to the thread that made it.
+// Destroyed before the socket that it watches. Confined to the thread that made it.
 class ConnectionMonitor {
  public:
   // Watches a ZeroMQ socket that is not connected yet.
   static Result<std::unique_ptr<ConnectionMonitor>> watch(SocketContext& context, void* watched);
 
-  explicit ConnectionMonitor(void* events) : events_(events) {}
+  // For `watch`.
+  ConnectionMonitor(void* events, void* watched) : events_(events), watched_(watched) {}
   ConnectionMonitor(const ConnectionMonitor&) = delete;
   ConnectionMonitor& operator=(const ConnectionMonitor&) = delete;
   ~ConnectionMonitor();
@@ -45,6 +46,7 @@ class ConnectionMonitor {
   std::optional<ConnectionEvent> read_event(uint16_t kind, uint32_t value);
 
   void* events_;
+  void* watched_;
   bool is_connected_ = false;
 };
 

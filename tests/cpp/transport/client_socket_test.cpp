@@ -142,6 +142,26 @@ TEST_F(ClientSocketTest, WaitingWakesForMessagesEventsAndDescriptors) {
   for (const int fd : ends) ::close(fd);
 }
 
+// A trainer's stream stood still for good: a worker had left just after the trainer closed its socket, whose connection
+// was still there, and libzmq's thread waited for someone to tell that it had ended.
+TEST_F(ClientSocketTest, AConnectionThatEndsAfterItsClientWasClosedStopsNoOther) {
+  const MessageLimits limits{.received_messages_max = 2, .sent_messages_max = 4};
+  const std::vector<std::byte> unread(1'000'000, std::byte{1});
+  for (int round = 0; round < 3; ++round) {
+    auto server = serve({.allowed_roles = {Role::kTrainer}, .limits = limits});
+    auto client = connect(*server, Role::kTrainer, {.limits = limits});
+    expect_connected(*client);
+    while (client->send(unread)) {
+    }
+    client->set_linger(std::chrono::seconds(10));
+    client.reset();
+    server.reset();
+    const auto other_server = serve({.allowed_roles = {Role::kTrainer}});
+    const auto other = connect(*other_server, Role::kTrainer);
+    expect_connected(*other);
+  }
+}
+
 // How often payloads that are not copied were released.
 class Releases : public PoolSocketsTest {
  protected:
