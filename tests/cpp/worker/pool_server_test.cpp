@@ -145,13 +145,14 @@ TEST_F(PoolServerTest, AStateTravelsBesideTheLastPiece) {
   serve_batches();
   const auto trainer = train();
   const auto state = filled(3 * kMegabyte, 9);
-  for (const int64_t bytes : {8 * int64_t{kMegabyte} - 2000, 8 * int64_t{kMegabyte}, 13 * int64_t{kMegabyte}}) {
+  constexpr auto kPieceBytes = static_cast<int64_t>(transport::kPieceBytesMax);
+  for (const int64_t bytes : {kPieceBytes - 2000, kPieceBytes, 7 * kPieceBytes / 2}) {
     const auto sequence = static_cast<uint64_t>(bytes);
     trainer->ask(sequence, {.indices = {bytes}, .state = state}, /*lane=*/1);
     const auto& answer = trainer->answer(sequence);
     expect_counting(answer, static_cast<size_t>(bytes), static_cast<int>(sequence));
     // It is the request's that the worker sends back, and only the first one starts the lane.
-    EXPECT_EQ(answer.state, sequence == 8 * kMegabyte - 2000 ? state : PoolTrainer::Bytes{});
+    EXPECT_EQ(answer.state, bytes == kPieceBytes - 2000 ? state : PoolTrainer::Bytes{});
   }
 }
 
