@@ -89,7 +89,6 @@ std::unique_ptr<PoolClient> make_client(const PoolSettings& settings, const Clie
 }  // namespace
 
 void bind_pool(py::module_& module) {
-  module.def("draw_identity", [] { return unwrap(transport::draw_identity()); });
   py::class_<PoolClient, loader::Client>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
