@@ -83,16 +83,22 @@ def _spawned_program_by_value() -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Notes the modules on the way, which takes a fraction of reading the opcodes afterwards, and
-    sees the modules that functions by value hold.
+    """Notes on the way what goes by name, which takes a fraction of reading the opcodes afterwards,
+    and sees the modules that functions by value hold.
     """
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self.modules: set[str] = set()
+        self._names: set[Any] = set()  # of modules, by name
+        self._types: set[type] = set()  # of objects: what makes them comes from where these do
+        self._types_by_value: set[type] = set()
+
+    @property
+    def modules(self) -> set[str]:
+        by_name = {kind.__module__ for kind in self._types - self._types_by_value}
+        return {name for name in self._names | by_name if isinstance(name, str)}
 
     def reducer_override(self, obj: Any) -> Any:
-        self._note_module(obj)
         if isinstance(obj, torch.Tensor):
             _check_device(obj.device)
         elif isinstance(obj, torch.UntypedStorage):
@@ -104,17 +110,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         elif isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read it to its end and send that.
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
-        return _without_tracker_id(super().reducer_override(obj))
+        reduced = super().reducer_override(obj)
+        self._note(obj, is_by_value=reduced is not NotImplemented)
+        return _without_tracker_id(reduced)
 
-    def _note_module(self, obj: Any) -> None:
+    def _note(self, obj: Any, is_by_value: bool) -> None:
         if isinstance(obj, types.ModuleType):
-            name = obj.__name__
+            self._names.add(obj.__name__)
         elif isinstance(obj, (type, types.FunctionType, types.BuiltinFunctionType)):
-            name = obj.__module__
-        else:  # what it is made with comes from where its type does
-            name = type(obj).__module__
-        if isinstance(name, str):
-            self.modules.add(name)
+            if not is_by_value:
+                self._names.add(obj.__module__)
+            elif isinstance(obj, type):
+                self._types_by_value.add(obj)
+        else:
+            self._types.add(type(obj))
 
 
 def _check_device(device: torch.device) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import penstock
 from penstock import batch_pickle, pool_worker, running_job, worker_supervisor
+from penstock.code_folder import CodeFolder
 from penstock.pool_worker import PoolWorkerSpec
 
 
@@ -101,13 +102,19 @@ ALTERATIONS: dict[str, Callable[[str], None]] = {
 if __name__ == "__main__":
     name, argument, controller, keys = sys.argv[1:]
     ALTERATIONS[name](argument)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    code = CodeFolder()
     spec = PoolWorkerSpec(
         bind="tcp://127.0.0.1:0",
         advertised=None,
         controller=controller,
         key_folder=keys or None,
         patience_s=60.0,
+        code_root=code.path,
         parent_pid=os.getppid(),
     )
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(worker_supervisor.run_child(asdict(spec)))
+    try:
+        exit_code = worker_supervisor.run_child(asdict(spec))
+    finally:
+        code.remove()
+    sys.exit(exit_code)

@@ -141,7 +141,8 @@ def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
 def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) -> None:
     after_bytes = 50_000 if way == TO_CLIENT else 4_000
     links.to_worker.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
-    check_stream(links, Augmented(160, SMALL))
+    # Frames are long, as RESIZE wants them, where a request names this many samples.
+    check_stream(links, Augmented(2560, SMALL), batch_size=64)
     assert links.to_worker.befallen == [kind]
 
 

@@ -15,12 +15,12 @@ MUTANTS: dict[str, tuple[Mutation, ...]] = {
   place(now);
 }
 
-void Dispatch::drain_worker""",
+void Dispatch::forgive""",
             """  }
   place(now);
 }
 
-void Dispatch::drain_worker""",
+void Dispatch::forgive""",
         ),
     ),
     "what a drained worker gives back is not asked for again": (
