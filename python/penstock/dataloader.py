@@ -33,6 +33,7 @@ from penstock.options import (
     own_options,
     shard_count,
 )
+from penstock.parked_client import ParkedClient
 from penstock.pool_iterator import PoolIter
 from penstock.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys, chosen_pool
 from penstock.progress import GeneratorSnapshot, Progress
@@ -262,6 +263,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._past_counters: Counter[str] = Counter()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
+        self._parked_client = ParkedClient()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
@@ -459,6 +461,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         left_here = {
             "_live_iterators",
             "_newest_iterator",
+            "_parked_client",
             "_provenance",
             "_plan",
             "_load_meter",

@@ -53,6 +53,8 @@ _END = int(_C.Client.Event.END)
 _MORE_ROOM = int(_C.Client.Event.MORE_ROOM)
 _NEWS = int(_C.Client.Event.NEWS)
 
+STANDING_COUNTS = ("outstanding", "ready")  # the others only grow
+
 _STATUS_CHECK_INTERVAL_S = (
     1.0  # how often a waiting trainer looks for a worker that died before it ever connected
 )
@@ -429,19 +431,18 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._early.forget()
         self._drop_ahead()
         self._past_counters.update(
-            {
-                name: count
-                for name, count in self._count().items()
-                if name not in ("outstanding", "ready")
-            }
+            {name: count for name, count in self._count().items() if name not in STANDING_COUNTS}
         )
         self._dropped_ahead = 0
         self._shutdown = True
         try:
-            self._client.stop()
+            self._end_client()
             self._native_thread.ended.set()
         finally:
             self._end_workers()
+
+    def _end_client(self) -> None:
+        self._client.stop()
 
     def _end_workers(self) -> None:
         self._pool.end()

@@ -26,7 +26,8 @@ from penstock.device import cuda_index
 from penstock.errors import PoolWarning
 from penstock.fetching import FetchSpec
 from penstock.held_slabs import retire_at_forks
-from penstock.local_pool import LocalPoolIter
+from penstock.local_pool import STANDING_COUNTS, LocalPoolIter
+from penstock.lookahead import Taken
 from penstock.native_thread import NativeThread
 from penstock.options import shard_count
 from penstock.own_workers import OwnWorkers
@@ -68,51 +69,60 @@ class PoolIter(LocalPoolIter):
             name=name,
         )
         packed = pack_job(job, loader.code_paths)
+        self._job_id = packed.id
+        self._prefix_ids: list[bytes] = []
         self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
         self._workers = self._own.processes
         self._native_thread = NativeThread()
+        self._parked_client = loader._parked_client
+        self._is_sound = False
+        options = self._client_options(loader, name)
+        self._purpose = (self._job_id, options)
+        parked = self._parked_client.take(self._purpose)
         try:
             self._own.start(self._own_worker_count)
-            self._client = self._pool_client = self._make_client(loader, name)
+            self._client = self._pool_client = parked or _C.PoolClient(
+                own_workers=self._own.addresses, **options
+            )
         except BaseException:
             self._own.end()
             raise
         self._shutdown = False
+        self._counted_before = super()._count()
         try:
-            retire_at_forks(self._client)
-            for blob_id, blob in packed.blobs.items():
-                self._pool_client.put_blob(blob_id, blob)
-            self._job_id = packed.id
-            self._prefix_ids: list[bytes] = []
+            if parked is None:
+                retire_at_forks(self._client)
+                for blob_id, blob in packed.blobs.items():
+                    self._pool_client.put_blob(blob_id, blob)
             self._pool_client.use_blobs([self._job_id])
             for message in loader._prefixes.values():
                 self._install_prefix(message)
-            self._client.start()  # native threads start after the last fork
+            if parked is None:
+                self._client.start()  # native threads start after the last fork
+            self._is_sound = True
         except BaseException:
             self._shutdown_workers()
             raise
 
-    def _make_client(self, loader: DataLoader[Any], name: str) -> _C.PoolClient:
-        assert loader.pool is not None
+    def _client_options(self, loader: DataLoader[Any], name: str) -> dict[str, Any]:
         is_iterable = self._dataset_kind == _DatasetKind.Iterable
-        return _C.PoolClient(
-            controller=loader.pool,
-            key_folder=loader.keys,
-            job=name,
-            about=f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
-            worker_count_max=self._shard_count if is_iterable else _WORKERS_OF_USE_MAX,
-            arena_bytes=arena_bytes(),
-            is_iterable=is_iterable,
-            trust_workers=loader.trust_workers,
-            own_workers=self._own.addresses,
-            prefetch_factor=self._prefetch_depth,
-            prefetch_bytes=loader.prefetch_bytes or 0,
-            shard_count=self._shard_count,
-            in_order=bool(self._in_order),
-            keep_indices=self._timeout > 0,
-            pin_memory=self._pin_memory and loader.device is None,
-            device_index=cuda_index(loader.device),
-        )
+        return {
+            "controller": loader.pool,
+            "key_folder": loader.keys,
+            "job": name,
+            "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
+            "worker_count_max": self._shard_count if is_iterable else _WORKERS_OF_USE_MAX,
+            "arena_bytes": arena_bytes(),
+            "is_iterable": is_iterable,
+            "trust_workers": loader.trust_workers,
+            "prefetch_factor": self._prefetch_depth,
+            "prefetch_bytes": loader.prefetch_bytes or 0,
+            "shard_count": self._shard_count,
+            "in_order": bool(self._in_order),
+            "keep_indices": self._timeout > 0,
+            "pin_memory": self._pin_memory and loader.device is None,
+            "device_index": cuda_index(loader.device),
+        }
 
     def _begin_requests(self) -> None:
         starts = self._progress.starts
@@ -140,6 +150,28 @@ class PoolIter(LocalPoolIter):
     def _remove_prefixes(self) -> None:
         self._prefix_ids.clear()
         self._pool_client.use_blobs([self._job_id])
+
+    def _take(self) -> Taken:
+        try:
+            return super()._take()
+        except BaseException:
+            self._is_sound = False
+            raise
+
+    def _count(self) -> dict[str, Any]:
+        """What was counted since this iterator began: its client may have served others before."""
+        return {
+            name: count - (0 if name in STANDING_COUNTS else self._counted_before[name])
+            for name, count in super()._count().items()
+        }
+
+    def _end_client(self) -> None:
+        if self._own_worker_count > 0 or not self._is_sound:
+            super()._end_client()
+            return
+        # Nobody waits any more for what is on its way.
+        self._client.begin_epoch(b"", first_sequence=0, first_shard_id=0, epoch_seed=0)
+        self._parked_client.park(self._pool_client, self._purpose)
 
     def _end_workers(self) -> None:
         self._own.end()

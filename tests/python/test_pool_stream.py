@@ -4,6 +4,8 @@ in processes of their own, reached by CURVE over TCP on loopback."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import json
 import os
@@ -263,6 +265,62 @@ def test_a_stream_goes_on_while_the_controller_is_away(pool: PoolProcesses) -> N
     found += digests(itertools.islice(batches, 60))
     pool.start_controller(bind=pool.endpoint)
     assert found + digests(batches) == expected
+
+
+def test_the_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    expected = seeded_digests(alone(Augmented(80), **options), epochs=3)
+    loader = pooled(pool, Augmented(80), **options)
+    found = seeded_digests(loader)
+    pool.processes[0].end(signal.SIGKILL)
+    found += [digests(loader) for _ in range(2)]
+    assert found == expected
+    assert loader.stats().batches == 60
+
+
+@pytest.mark.parametrize("make", [Augmented, StatefulShards])
+def test_epochs_that_are_broken_off_and_changed_between(
+    steady_pool: PoolProcesses, make: Any
+) -> None:
+    """The client that an iterator leaves behind serves the next one, if that is of the same job."""
+
+    def stream(loader: DataLoader[Any], dataset: Any) -> Iterator[list[str]]:
+        torch.manual_seed(7)
+        batches = iter(loader)
+        yield digests(itertools.islice(batches, 3))
+        del batches
+        first, second = iter(loader), iter(loader)
+        yield digests(itertools.islice(first, 2))
+        yield digests(second)
+        yield digests(first)
+        dataset.count //= 2
+        yield digests(loader)
+        yield digests(copy.deepcopy(loader))
+
+    found, expected = make(64), make(64)
+    options: dict[str, Any] = {"batch_size": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)  # one shard
+        streams = list(stream(pooled(steady_pool, found, **options), found))
+    assert streams == list(stream(alone(expected, **options), expected))
+
+
+def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
+    def threads() -> int:
+        names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+        return sum(name == "pk_pool_io" for name in names)
+
+    gc.collect()
+    before = threads()
+    loader = pooled(steady_pool, Augmented(8))
+    digests(loader)
+    assert threads() == before + 1
+    assert len(digests(loader)) == 8
+    assert threads() == before + 1
+    del loader
+    gc.collect()
+    assert threads() == before
 
 
 def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
