@@ -8,7 +8,7 @@ random numbers, so that no two have one digest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,15 @@ class Stream:
     def batch_s(self) -> float:
         """What a worker needs for a batch."""
         return self.batch_size * self.pause_s
+
+    def handover_s(self, place: int) -> float:
+        """What a worker needs for the batch at ``place`` of a shard that it takes over: with a
+        shard that has no state it reads again what came before."""
+        if self.kind != "shards":
+            return self.batch_s
+        shard_samples = -(-self.sample_count // self.shard_count)
+        epoch_batches = self.shard_count * -(-shard_samples // self.batch_size)
+        return (1 + place % epoch_batches // self.shard_count) * self.batch_s
 
     def loader(self, **options: Any) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -118,18 +127,20 @@ class Delivery:
     digest: str
 
 
-def stalls(deliveries: Sequence[Delivery], faults: Sequence[float], batch_s: float) -> list[float]:
+def stalls(
+    deliveries: Sequence[Delivery], faults: Sequence[float], handover_s: Callable[[int], float]
+) -> list[float]:
     """For each fault the longest pause between two deliveries that it may be to blame for, beyond
-    the time that one batch takes."""
+    the time that another worker needs for the batch at the place of the later one."""
     found = []
     for number, fault in enumerate(faults):
         end = min([fault + BLAME_S, *faults[number + 1 : number + 2]])
         pauses = [
-            later.at - earlier.at
+            later.at - earlier.at - handover_s(later.place)
             for earlier, later in zip(deliveries, deliveries[1:], strict=False)
             if later.at > fault and earlier.at < end
         ]
-        found.append(max(0.0, max(pauses, default=0.0) - batch_s))
+        found.append(max(0.0, max(pauses, default=0.0)))
     return found
 
 

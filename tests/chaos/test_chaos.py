@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outcomes import Outcome, findings, table
 from scenarios import POOL_FAULTS, SCENARIOS, run_scenario
-from streams import Delivery, Differences, compare, percentile, stalls
+from streams import Delivery, Differences, Stream, compare, percentile, stalls
 
 # "mixed" does all that the four scenarios do which are left out: a pool for each takes long.
 FAULT_COUNTS = dict.fromkeys(SCENARIOS, 1) | {"mixed": len(POOL_FAULTS), "kill-trainers": 2}
@@ -48,9 +49,18 @@ def test_every_difference_is_counted(found: str, differences: Differences) -> No
 
 def test_a_stall_is_what_follows_a_fault_beyond_one_batch() -> None:
     deliveries = [Delivery(place, at, "") for place, at in enumerate((0.0, 1.0, 2.0, 5.0, 6.0))]
-    assert stalls(deliveries, [2.5], 1.0) == [2.0]
-    assert stalls(deliveries, [0.5, 5.5], 1.0) == [2.0, 0.0]
-    assert stalls(deliveries, [5.1], 1.0) == [0.0]
+    assert stalls(deliveries, [2.5], lambda _: 1.0) == [2.0]
+    assert stalls(deliveries, [0.5, 5.5], lambda _: 1.0) == [2.0, 0.0]
+    assert stalls(deliveries, [5.1], lambda _: 1.0) == [0.0]
+    assert stalls(deliveries, [2.5], float) == [0.0]  # the batch at place 3 takes 3 s
+
+
+def test_a_shard_without_a_state_is_read_again_by_who_takes_it_over() -> None:
+    sizes: Any = {"sample_count": 90, "batch_size": 8, "shard_count": 4, "pause_s": 0.25}
+    shards = Stream("shards", 1, **sizes)  # three batches of each
+    assert [shards.handover_s(place) for place in (0, 3, 4, 11, 12)] == [2.0, 2.0, 4.0, 6.0, 2.0]
+    assert Stream("stateful shards", 1, **sizes).handover_s(11) == 2.0
+    assert Stream("map", 1, **sizes).handover_s(11) == 2.0
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

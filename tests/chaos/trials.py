@@ -123,7 +123,7 @@ class Trial:
             self.judge([trainer], stream, code, may_fail=may_fail)
         finally:
             trainer.close()
-        found = stalls(trainer.deliveries, self._fault_times[first_fault:], stream.batch_s)
+        found = stalls(trainer.deliveries, self._fault_times[first_fault:], stream.handover_s)
         said = ", ".join(f"{stall:.2f}" for stall in found) or "none"
         print(f"  {self.outcome.scenario}: a stream of {stream.kind}; stalls: {said}", flush=True)
         self.outcome.stalls += found
