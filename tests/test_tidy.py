@@ -43,7 +43,8 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"torch/|ATen/|c10/|caffe2/", "graph/capture|runtime/|loader/|worker/|bindings/"),
     (
         r"zmq",
-        r"transport/((curve_)?socket|authenticator|connection_monitor|message_part|readiness)\.cpp",
+        r"transport/((curve_)?socket|authenticator|connection_monitor|message_part|readiness"
+        r"|ready_set)\.cpp",
     ),
     (r"sodium", r"transport/keys\.cpp"),
     (r"condition_variable$", "base/"),

@@ -16,6 +16,7 @@ class Waitable {
   explicit Waitable(void* socket) : socket_(socket) {}
 
  private:
+  friend class ReadySet;
   friend Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const int> fds,
                                     std::span<bool> is_fd_readable, std::chrono::milliseconds timeout);
   void* socket_;
