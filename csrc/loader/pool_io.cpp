@@ -15,7 +15,6 @@
 #include <system_error>
 
 #include "transport/live_clock.h"
-#include "transport/readiness.h"
 
 namespace penstock::loader {
 
@@ -92,8 +91,12 @@ PoolIo::~PoolIo() { stop(); }
 Result<void> PoolIo::start(std::unique_ptr<BatchStage> stage) {
   PENSTOCK_ASSERT(!thread_.joinable(), "the I/O thread runs already");
   if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
+  auto ready_set = transport::ReadySet::open();
+  if (!ready_set) return ready_set.error();
   stage_ = std::move(stage);
   context_ = std::make_unique<transport::SocketContext>();
+  ready_set_ = std::move(ready_set).value();
+  links_ = std::make_unique<WorkerLinks>(*ready_set_);
   try {
     thread_ = std::jthread([this](const std::stop_token& token) { run_to_the_end(token); });
   } catch (const std::system_error& error) {
@@ -202,10 +205,7 @@ void PoolIo::run_to_the_end(const std::stop_token& stop) {
 }
 
 void PoolIo::run(const std::stop_token& stop) {
-  auto controller = ControllerLink::connect(*context_, options_.controller, options_.keys, clock_now());
-  if (!controller) return inbox_.fail(0, controller.error());
-  controller_ = std::move(controller).value();
-  set_roster(clock_now());
+  if (auto begun = begin(); !begun) return inbox_.fail(0, begun.error());
   while (!stop.stop_requested()) {
     while (auto action = actions_.try_pop()) {
       (*action)();
@@ -214,9 +214,7 @@ void PoolIo::run(const std::stop_token& stop) {
     const Instant now = clock_now();
     if (auto served = serve_controller(now); !served) return inbox_.fail(0, served.error());
     connect_again(now);
-    std::vector<uint64_t> worker_ids;
-    for (const auto& [worker_id, link] : links_) worker_ids.push_back(worker_id);
-    for (const uint64_t worker_id : worker_ids) serve_worker(worker_id, now);
+    for (const uint64_t worker_id : links_->take_ready(now)) serve_worker(worker_id, now);
     session_.tick(clock_now());
     carry_out();
     note_standing(clock_now());
@@ -224,48 +222,57 @@ void PoolIo::run(const std::stop_token& stop) {
   }
 }
 
+Result<void> PoolIo::begin() {
+  auto controller = ControllerLink::connect(*context_, options_.controller, options_.keys, clock_now());
+  if (!controller) return controller.error();
+  controller_ = std::move(controller).value();
+  const auto controller_tag = ready_set_->add(controller_->socket().waitables());
+  if (!controller_tag) return controller_tag.error();
+  controller_tag_ = controller_tag.value();
+  const auto wake_tag = ready_set_->add(wake_fd_.get());
+  if (!wake_tag) return wake_tag.error();
+  wake_tag_ = wake_tag.value();
+  set_roster(clock_now());
+  return {};
+}
+
 // Says goodbye. Sockets die on the thread that made them.
 void PoolIo::part() {
   session_.leave(clock_now());
   carry_out();
   if (controller_) controller_->say_farewell(trainer_id_);
-  links_.clear();
+  links_.reset();
+  ready_set_.reset();
   controller_.reset();
 }
 
 void PoolIo::wait(const std::stop_token& stop) {
-  is_awake_.store(false);
-  if (actions_.size() > 0 || stop.stop_requested()) {
-    is_awake_.store(true);
-    return;
-  }
-  std::vector<transport::Waitable> sockets;
-  const auto add = [&](transport::ClientSocket& socket) {
-    for (const auto& waitable : socket.waitables()) sockets.push_back(waitable);
-  };
-  add(controller_->socket());
   std::optional<Instant> due = cluster::earlier(controller_->due_at(), session_.next_tick());
-  for (auto& [worker_id, link] : links_) {
-    add(link.socket());
-    due = cluster::earlier(due, link.reconnect_at);
-  }
+  due = cluster::earlier(due, links_->due_at());
   for (const auto& [worker_id, at] : connect_again_at_) due = cluster::earlier(due, at);
   auto timeout = transport::wait_time(due, clock_now());
   if (stage_ && stage_->reclaim() > 0) timeout = std::min(timeout, kReclaimInterval);
-  const std::array<int, 1> fds{wake_fd_.get()};
-  std::array<bool, 1> is_readable{};
-  const auto waited = transport::wait_readable(sockets, fds, is_readable, timeout);
+  is_awake_.store(false);
+  // The set is asked all the same: it tells of links that have more than is taken in a turn.
+  if (actions_.size() > 0 || stop.stop_requested()) timeout = milliseconds(0);
+  const auto ready = ready_set_->wait(timeout);
   is_awake_.store(true);
-  if (!waited) inbox_.fail(0, waited.error());
-  if (is_readable[0]) {
-    uint64_t count = 0;
-    static_cast<void>(::read(wake_fd_.get(), &count, sizeof count));
+  if (!ready) return inbox_.fail(0, ready.error());
+  for (const uint64_t tag : ready.value()) {
+    if (tag == wake_tag_) {
+      uint64_t count = 0;
+      static_cast<void>(::read(wake_fd_.get(), &count, sizeof count));
+    }
+    if (tag == controller_tag_) is_controller_ready_ = true;
+    links_->note_ready(tag);
   }
 }
 
 // ---- The controller
 
 Result<void> PoolIo::serve_controller(Instant now) {
+  if (!std::exchange(is_controller_ready_, false) && now < controller_->due_at()) return {};
+  ready_set_->stir(controller_tag_);  // also when no wait told of it
   if (auto received = controller_->receive(now); !received) return received.error();
   if (auto roster = controller_->take_roster()) {
     pool_workers_ = std::move(roster->entries);
@@ -311,10 +318,11 @@ void PoolIo::connect(uint64_t worker_id) {
   const transport::KeyRing& keys = is_own ? *own_keys_ : options_.keys;
   auto socket = transport::ClientSocket::connect(*context_, endpoint.value(), keys.own(),
                                                  keys.public_key(transport::Role::kWorker));
-  if (!socket) {
+  const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
+  if (!opened) {
     // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.
     connect_again_at_[worker_id] = clock_now() + kReconnectPause;
-    const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + socket.error().message;
+    const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + opened.error().message;
     if (is_new_refusal(worker_id, reason))
       tell("worker " + spoken_worker(worker_id) + " cannot be used yet: " + reason);
     return;
@@ -323,8 +331,6 @@ void PoolIo::connect(uint64_t worker_id) {
     MutexLock lock(standing_mutex_);
     standing_.refusals.erase(worker_id);
   }
-  links_.erase(worker_id);
-  links_.try_emplace(worker_id, endpoint.value(), std::move(socket).value());
 }
 
 void PoolIo::connect_again(Instant now) {
@@ -337,20 +343,17 @@ void PoolIo::connect_again(Instant now) {
 
 void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
   receive_from(worker_id, kMessagesInTurn, now);
-  for (;;) {
-    const auto found = links_.find(worker_id);
-    if (found == links_.end()) return;
-    WorkerLink& link = found->second;
-    if (link.reconnect_at && now >= *link.reconnect_at) {
-      link.reconnect_at.reset();
-      if (auto begun = link.socket().reconnect(); !begun) link.reconnect_at = now + kReconnectPause;
+  while (WorkerLink* link = links_->find(worker_id)) {
+    if (link->reconnect_at && now >= *link->reconnect_at) {
+      link->reconnect_at.reset();
+      if (auto begun = link->socket().reconnect(); !begun) link->reconnect_at = now + kReconnectPause;
     }
-    const auto event = link.socket().try_event();
-    if (!event) return;
+    const auto event = link->socket().try_event();
+    if (!event) return links_->note_served(worker_id);
     // What it had sent before counts: it is received first.
     if (event->kind == ConnectionEvent::Kind::kDisconnected)
       receive_from(worker_id, std::numeric_limits<size_t>::max(), now);
-    if (links_.contains(worker_id)) take_event(worker_id, link, *event, now);
+    if (links_->find(worker_id) == link) take_event(worker_id, *link, *event, now);
     carry_out();
   }
 }
@@ -369,17 +372,16 @@ void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEv
 void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant now) {
   transport::ClientReceipt receipt;
   for (size_t count = 0; count < message_count_max; ++count) {
-    const auto found = links_.find(worker_id);
-    if (found == links_.end()) return;
-    WorkerLink& link = found->second;
-    auto received = link.socket().try_receive(receipt);
+    WorkerLink* link = links_->find(worker_id);
+    if (link == nullptr) return;
+    auto received = link->socket().try_receive(receipt);
     if (!received) return inbox_.fail(0, received.error());
     if (!received.value()) return;
     if (receipt.offence.empty()) {
-      take_message(worker_id, link, receipt.parts, now);
+      take_message(worker_id, *link, receipt.parts, now);
       carry_out();
-    } else if (!std::exchange(link.is_trouble_told, true)) {
-      tell("worker " + spoken_worker(worker_id) + " at " + link.endpoint().text() +
+    } else if (!std::exchange(link->is_trouble_told, true)) {
+      tell("worker " + spoken_worker(worker_id) + " at " + link->endpoint().text() +
            " sent what no worker sends: " + receipt.offence);
     }
   }
@@ -548,10 +550,7 @@ void PoolIo::carry_out() {
         case Kind::kConnect: connect(command.worker_id); break;
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
-          if (const auto link = links_.find(command.worker_id); link != links_.end()) {
-            link->second.socket().set_linger(kFarewellTime);  // a goodbye may be on its way
-            links_.erase(link);
-          }
+          links_->close(command.worker_id, kFarewellTime);  // a goodbye may be on its way
           break;
         case Kind::kSend: send(command); break;
         case Kind::kFail: fail_batch(command.key, command.death_count); break;
@@ -561,8 +560,7 @@ void PoolIo::carry_out() {
 }
 
 void PoolIo::send(const PoolSession::Command& command) {
-  const auto link = links_.find(command.worker_id);
-  if (link == links_.end()) return;
+  if (links_->find(command.worker_id) == nullptr) return;
   transport::PoolRequest request{.message = command.message};
   std::vector<std::byte> state;
   if (command.message.kind == ToWorker::Kind::kRequest) {
@@ -578,7 +576,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.blobs = *asked.blobs;
   }
   // What does not get through leaves a gap in the link's stamps, which the worker notices.
-  static_cast<void>(link->second.socket().send(transport::write_to_worker(request)));
+  links_->send(command.worker_id, transport::write_to_worker(request));
 }
 
 void PoolIo::fail_batch(BatchKey key, uint32_t death_count) {

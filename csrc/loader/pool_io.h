@@ -4,7 +4,6 @@
 // cluster/pool_session.h. Which worker makes what is decided there; here are the bytes of requests, and batches that
 // are put together from pieces. Workers come and go below a client that need not know.
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -29,10 +28,12 @@
 #include "loader/incoming_batch.h"
 #include "loader/lane_places.h"
 #include "loader/worker_link.h"
+#include "loader/worker_links.h"
 #include "transport/endpoint.h"
 #include "transport/key_ring.h"
 #include "transport/live_clock.h"
 #include "transport/pool_record.h"
+#include "transport/ready_set.h"
 
 namespace penstock::loader {
 
@@ -100,6 +101,7 @@ class PoolIo : public BatchSource {
 
   void run_to_the_end(const std::stop_token& stop);
   void run(const std::stop_token& stop);
+  Result<void> begin();
   void part();
   void post(std::function<void()> action);
   void wake();
@@ -153,11 +155,15 @@ class PoolIo : public BatchSource {
   // From here on used by the I/O thread alone, once it runs.
   std::unique_ptr<BatchStage> stage_;
   std::unique_ptr<transport::SocketContext> context_;
+  std::unique_ptr<transport::ReadySet> ready_set_;
+  uint64_t wake_tag_ = 0;
   std::unique_ptr<ControllerLink> controller_;
+  uint64_t controller_tag_ = 0;
+  bool is_controller_ready_ = false;
+  std::unique_ptr<WorkerLinks> links_;
   cluster::PoolSession session_;
   std::vector<cluster::TrainerRoster::Entry> pool_workers_;  // on the roster
-  std::map<uint64_t, WorkerLink> links_;
-  std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
+  std::map<uint64_t, Instant> connect_again_at_;             // workers for whom no socket could be opened
   std::map<BatchKey, Asked> asked_;
   Instant answered_at_ = transport::clock_now();  // the last time that something was
   uint32_t epoch_ = 0;

@@ -24,11 +24,16 @@ namespace penstock::loader {
 // Confined to the I/O thread.
 class WorkerLink {
  public:
-  WorkerLink(transport::Endpoint endpoint, std::unique_ptr<transport::ClientSocket> socket)
-      : endpoint_(std::move(endpoint)), socket_(std::move(socket)) {}
+  // `tag` is that of its socket in the set that waits for it.
+  WorkerLink(transport::Endpoint endpoint, std::unique_ptr<transport::ClientSocket> socket, uint64_t tag)
+      : endpoint_(std::move(endpoint)), socket_(std::move(socket)), tag_(tag) {}
 
   const transport::Endpoint& endpoint() const { return endpoint_; }
   transport::ClientSocket& socket() { return *socket_; }
+  uint64_t tag() const { return tag_; }
+
+  // When it is to be served though nothing has come.
+  std::optional<cluster::Instant> due_at() const { return cluster::earlier(reconnect_at, socket_->due_at()); }
 
   // Copies a piece of a batch to where the others are. False if one that comes before it did not.
   [[nodiscard]] bool take_piece(const transport::PoolAnswer& answer, std::span<const std::byte> piece,
@@ -48,6 +53,7 @@ class WorkerLink {
  private:
   const transport::Endpoint endpoint_;
   std::unique_ptr<transport::ClientSocket> socket_;
+  const uint64_t tag_;
   uint32_t number_ = 0;  // of the link that the pieces are of
   std::map<cluster::BatchKey, IncomingBatch> incoming_;
 };

@@ -38,7 +38,7 @@ Result<void> ClientSocket::begin() { return socket_->connect(endpoint_.text(), i
 std::optional<ConnectionEvent> ClientSocket::try_event() {
   auto event = monitor_->try_event();
   if (!event) {
-    if (lost_at_ && clock_now() - *lost_at_ >= kGivenUpAfter && !reconnect()) lost_at_ = clock_now();
+    if (lost_at_ && clock_now() >= *due_at() && !reconnect()) lost_at_ = clock_now();
     return event;
   }
   socket_->settle();
@@ -49,6 +49,11 @@ std::optional<ConnectionEvent> ClientSocket::try_event() {
     event->reason = "connecting to " + endpoint_.text() + " failed: " + event->reason;
   }
   return event;
+}
+
+std::optional<cluster::Instant> ClientSocket::due_at() const {
+  if (!lost_at_) return std::nullopt;
+  return *lost_at_ + kGivenUpAfter;
 }
 
 Result<void> ClientSocket::reconnect() {

@@ -51,6 +51,10 @@ class ClientSocket {
   // server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
   std::optional<ConnectionEvent> try_event();
 
+  // When `try_event` is to be called though nothing is readable: to connect again after a connection that libzmq may
+  // have given up.
+  std::optional<cluster::Instant> due_at() const;
+
   // Of the last event: whether it said that the server is connected.
   bool is_connected() const { return is_connected_; }
 

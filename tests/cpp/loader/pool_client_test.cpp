@@ -72,10 +72,10 @@ class PoolClientTest : public transport::PoolSocketsTest {
     for (uint64_t place = 0; place < bytes; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
   }
 
-  void expect_stream(uint64_t batch_bytes, int count) {
-    int submitted_count = 0;
+  void expect_stream(uint64_t batch_bytes, int count, int first = 0) {
+    int submitted_count = first;
     while (submitted_count < count && client_->has_room()) submit(submitted_count++);
-    for (int sequence = 0; sequence < count; ++sequence) {
+    for (int sequence = first; sequence < count; ++sequence) {
       const Event event = next();
       ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
       ASSERT_EQ(event.batch->descriptor().sequence, static_cast<uint64_t>(sequence));
@@ -93,6 +93,18 @@ class PoolClientTest : public transport::PoolSocketsTest {
 TEST_F(PoolClientTest, BatchesArePutTogetherFromTheirPieces) {
   start({.batch_bytes = 5000, .piece_bytes = 700});
   expect_stream(5000, 20);
+}
+
+// A ping makes the thread look at a link, twice a second, so a message that it has slept over comes late and is not
+// lost.
+TEST_F(PoolClientTest, BatchesOfMorePiecesThanAreTakenInATurnWaitForNoPing) {
+  constexpr int kBatchCount = 40;
+  start({.batch_bytes = 5000, .piece_bytes = 50});
+  submit(0);
+  ASSERT_EQ(next().kind, Event::Kind::kBatch);
+  const auto begun = Clock::now();
+  expect_stream(5000, kBatchCount, 1);
+  EXPECT_LT(Clock::now() - begun, cluster::kPingInterval * kBatchCount / 4);
 }
 
 TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {

@@ -17,6 +17,7 @@
 #include "base/process_bound.h"
 #include "child_process.h"
 #include "pool_sockets.h"
+#include "transport/live_clock.h"
 
 namespace penstock::transport {
 namespace {
@@ -51,6 +52,23 @@ TEST_F(ClientSocketTest, ConnectsAgainToAServerThatComesBack) {
   expect_connected(*client);
   ASSERT_TRUE(client->send(filled(1, 2)));
   EXPECT_EQ(copy_of(next_message(*server)->parts.at(0)), filled(1, 2));
+}
+
+TEST_F(ClientSocketTest, IsToBeLookedAtAgainOnlyWhileAConnectionThatEndedIsNotThereAgain) {
+  auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const Endpoint endpoint = server->endpoint();
+  const auto client = connect(*server, Role::kTrainer);
+  expect_connected(*client);
+  EXPECT_FALSE(client->due_at());
+  server.reset();
+  ASSERT_TRUE(next_event(*client));
+  const auto due = client->due_at();
+  ASSERT_TRUE(due);
+  EXPECT_GT(*due, clock_now());
+  server = serve_again(endpoint);
+  ASSERT_TRUE(server);
+  expect_connected(*client);
+  EXPECT_FALSE(client->due_at());
 }
 
 TEST_F(ClientSocketTest, AfterARefusalItConnectsWhenItIsToldTo) {

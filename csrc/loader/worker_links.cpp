@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/worker_links.h"
+
+#include <utility>
+
+namespace penstock::loader {
+
+WorkerLinks::~WorkerLinks() {
+  while (!links_.empty()) drop(links_.begin()->first);
+}
+
+Result<void> WorkerLinks::open(uint64_t worker_id, const transport::Endpoint& endpoint,
+                               std::unique_ptr<transport::ClientSocket> socket) {
+  const auto tag = ready_set_.add(socket->waitables());
+  if (!tag) return tag.error();
+  drop(worker_id);
+  links_.try_emplace(worker_id, endpoint, std::move(socket), tag.value());
+  worker_of_.emplace(tag.value(), worker_id);
+  return {};
+}
+
+void WorkerLinks::close(uint64_t worker_id, std::chrono::milliseconds linger) {
+  if (WorkerLink* link = find(worker_id)) link->socket().set_linger(linger);
+  drop(worker_id);
+}
+
+void WorkerLinks::drop(uint64_t worker_id) {
+  const auto found = links_.find(worker_id);
+  if (found == links_.end()) return;
+  ready_set_.remove(found->second.tag());
+  worker_of_.erase(found->second.tag());
+  due_at_.erase(worker_id);
+  links_.erase(found);
+}
+
+WorkerLink* WorkerLinks::find(uint64_t worker_id) {
+  const auto found = links_.find(worker_id);
+  return found == links_.end() ? nullptr : &found->second;
+}
+
+void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
+  WorkerLink* link = find(worker_id);
+  if (link == nullptr) return;
+  static_cast<void>(link->socket().send(message));
+  ready_set_.stir(link->tag());
+}
+
+void WorkerLinks::note_ready(uint64_t tag) {
+  const auto found = worker_of_.find(tag);
+  if (found != worker_of_.end()) ready_.insert(found->second);
+}
+
+std::set<uint64_t> WorkerLinks::take_ready(cluster::Instant now) {
+  for (const auto& [worker_id, at] : due_at_) {
+    if (now < at) continue;
+    ready_.insert(worker_id);
+    ready_set_.stir(links_.at(worker_id).tag());
+  }
+  return std::exchange(ready_, {});
+}
+
+void WorkerLinks::note_served(uint64_t worker_id) {
+  const WorkerLink* link = find(worker_id);
+  const auto due = link == nullptr ? std::nullopt : link->due_at();
+  if (due) {
+    due_at_.insert_or_assign(worker_id, *due);
+  } else {
+    due_at_.erase(worker_id);
+  }
+}
+
+std::optional<cluster::Instant> WorkerLinks::due_at() const {
+  std::optional<cluster::Instant> next;
+  for (const auto& [worker_id, at] : due_at_) next = cluster::earlier(next, at);
+  return next;
+}
+
+}  // namespace penstock::loader

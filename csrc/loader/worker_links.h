@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A trainer's connections to the workers of a pool, and which of them are to be served: those of which a socket has
+// something, and those whose time has come. So what a wake of the I/O thread costs does not grow with the pool.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+
+#include "base/result.h"
+#include "cluster/instant.h"
+#include "loader/worker_link.h"
+#include "transport/client_socket.h"
+#include "transport/endpoint.h"
+#include "transport/ready_set.h"
+
+namespace penstock::loader {
+
+// Confined to the I/O thread.
+class WorkerLinks {
+ public:
+  explicit WorkerLinks(transport::ReadySet& ready_set) : ready_set_(ready_set) {}
+  WorkerLinks(const WorkerLinks&) = delete;
+  WorkerLinks& operator=(const WorkerLinks&) = delete;
+  ~WorkerLinks();
+
+  // Takes the place of the worker's link, if it has one.
+  Result<void> open(uint64_t worker_id, const transport::Endpoint& endpoint,
+                    std::unique_ptr<transport::ClientSocket> socket);
+  // What was sent may take `linger` to leave.
+  void close(uint64_t worker_id, std::chrono::milliseconds linger);
+  WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
+
+  // What does not get through is dropped.
+  void send(uint64_t worker_id, std::span<const std::byte> message);
+
+  // The set tells of this tag, of a link or not.
+  void note_ready(uint64_t tag);
+  // The workers whose links are to be served, once.
+  std::set<uint64_t> take_ready(cluster::Instant now);
+  // The link was served.
+  void note_served(uint64_t worker_id);
+  // When take_ready() has a link though nothing has come.
+  std::optional<cluster::Instant> due_at() const;
+
+ private:
+  void drop(uint64_t worker_id);
+
+  transport::ReadySet& ready_set_;
+  std::map<uint64_t, WorkerLink> links_;
+  std::map<uint64_t, uint64_t> worker_of_;       // by tag
+  std::set<uint64_t> ready_;                     // workers
+  std::map<uint64_t, cluster::Instant> due_at_;  // of the few workers that are in trouble
+};
+
+}  // namespace penstock::loader
