@@ -303,8 +303,10 @@ std::optional<WorkerSlot> Dispatch::idle_worker() const {
 }
 
 void Dispatch::tick(Instant now) {
+  // Every request is looked at only when there is someone who could be asked.
+  if (!waiting_.empty() || !idle_worker()) return;
   const auto limit = late_after();
-  if (!limit || !waiting_.empty()) return;
+  if (!limit) return;
   for (auto& [key, request] : requests_) {
     if (!may_be_hedged(request) || busy_time(workers_.at(request.workers.front()), key, now) < *limit) continue;
     const auto idle = idle_worker();
@@ -315,8 +317,9 @@ void Dispatch::tick(Instant now) {
 }
 
 std::optional<Instant> Dispatch::next_tick() const {
+  if (!waiting_.empty() || !idle_worker()) return std::nullopt;
   const auto limit = late_after();
-  if (!limit || !waiting_.empty() || !idle_worker()) return std::nullopt;
+  if (!limit) return std::nullopt;
   std::optional<Instant> next;
   for (const auto& [key, request] : requests_) {
     if (!may_be_hedged(request)) continue;
