@@ -7,13 +7,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test lint bench fuzz chaos test-sim test-asan test-tsan clean
+.PHONY: help demo test test-all lint bench fuzz chaos test-sim test-asan test-tsan clean
 
 help:
 	@echo "penstock"
 	@echo
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
-	@echo "  make test       every test, C++ and Python; ARGS goes to pytest"
+	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
+	@echo "  make test-all   the same with the longest (tests/long_tests.py)"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
@@ -35,6 +36,9 @@ test:
 	@python=$$(sh .make/system.sh build test bench) && sh .make/packages.sh "$$python" test
 	@sh .make/install.sh --with-tests --with-bench
 	@sh .make/test.sh $(ARGS)
+
+test-all:
+	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 lint:
 	@python=$$(sh .make/system.sh build lint) && sh .make/packages.sh "$$python" lint

@@ -10,10 +10,10 @@ say "C++ tests"
 ctest --test-dir "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')" \
   --output-on-failure || failed="$failed C++"
 say "Python tests"
-# Two at a time, since much of a test is waiting for processes to start; a file's tests stay together. The name of the
-# temporary folder is short, as sockets in it have names of at most 107 bytes.
+# Several at a time, since much of a test is waiting for processes to start; a file's tests stay together, in the order of
+# tests/conftest.py. The name of the temporary folder is short, as sockets in it have names of at most 107 bytes.
 folder=$(mktemp -d /tmp/t.XXXXXX)
-.venv/bin/python -m pytest -n 2 --dist loadfile --basetemp="$folder/b" "$@" || failed="$failed Python"
+.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$folder/b" "$@" || failed="$failed Python"
 rm -rf "$folder"
 [ -z "$failed" ] || stop "make test: failed:$failed"
 say "all tests passed"

@@ -13,12 +13,14 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
+from long_tests import LEFT_TO_TEST_ALL, LONG_FILES
 
 SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="seed of random choices; every run prints its own")
+    parser.addoption("--long", action="store_true", help="also what is left to `make test-all`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,9 +59,37 @@ def one_thread_and_fresh_dynamo() -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_to_test_all(config, items)
+    places = {file: place for place, file in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(_file_of(item), len(places)))
     _rerun_torchs_half(items)
     _skip_what_needs_a_gpu(items)
+
+
+def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that is named, by its id or with -k, is run in any case."""
+    is_named = config.option.keyword or any("::" in argument for argument in config.args)
+    if is_named:
+        return
+    left = [item for item in items if any(_is_of(item, test_id) for test_id in LEFT_TO_TEST_ALL)]
+    files = {_file_of(item) for item in items}
+    for test_id in LEFT_TO_TEST_ALL:
+        is_here = any(_is_of(item, test_id) for item in left)
+        if not is_here and test_id.partition("::")[0] in files:
+            raise pytest.UsageError(f"tests/long_tests.py names what is no test: {test_id}")
+    if not config.getoption("--long"):
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _is_of(item: pytest.Item, test_id: str) -> bool:
+    return item.nodeid == test_id or item.nodeid.startswith(f"{test_id}[")
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def _rerun_torchs_half(items: list[pytest.Item]) -> None:

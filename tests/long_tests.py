@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests that take longest. `make test` leaves some of them to `make test-all`, and begins with
+the files that take minutes, so that no process is left with one of them at the end.
+"""
+
+from __future__ import annotations
+
+# Each shows once more, for another case, what a test that stays shows; a name stands for all of its
+# parameters.
+LEFT_TO_TEST_ALL = (
+    "tests/chaos/test_chaos.py::test_no_batch_is_lost[full-disks]",
+    "tests/chaos/test_chaos.py::test_no_batch_is_lost[full-shared-memory]",
+    "tests/chaos/test_chaos.py::test_no_batch_is_lost[no-descriptors]",
+    "tests/contract/test_exits_of_programs.py::"
+    "test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing[torch]",
+    "tests/model/test_delivery_model.py::"
+    "test_every_run_is_safe_and_ends_with_all_delivered[one crash and one silence]",
+    "tests/model/test_delivery_model.py::"
+    "test_every_run_is_safe_and_ends_with_all_delivered[three batches, credit of two]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[audio]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[first_batch/tiny]",
+    "tests/python/test_bench.py::"
+    "test_each_case_writes_a_line_for_each_figure[forkserver_start/tensor]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[memory/shared_list]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[nested]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[object_store]",
+    "tests/python/test_bench.py::"
+    "test_each_case_writes_a_line_for_each_figure[one_batch/object_store]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[photographs]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[spawn_start/array]",
+    "tests/python/test_bench.py::test_each_case_writes_a_line_for_each_figure[tabular]",
+    "tests/python/test_bench_pool.py::test_soak_counts_after_each_epoch",
+    "tests/python/test_bench_pool.py::test_the_loader_is_measured_for_each_size",
+    "tests/python/test_compiled_prefix.py::"
+    "test_what_cannot_be_compiled_apart_is_left_to_the_executor",
+    "tests/python/test_examples.py::"
+    "test_an_example_trains_and_its_plan_is_explained[purchases-moved2]",
+    "tests/python/test_examples.py::"
+    "test_an_example_trains_and_its_plan_is_explained[spectrogram-moved1]",
+    "tests/python/test_explain_program.py::test_a_program_that_fails_ends_as_under_run[before]",
+    "tests/python/test_explain_program.py::test_a_program_that_fails_ends_as_under_run[by_exit]",
+    "tests/python/test_explain_program.py::test_a_program_that_fails_ends_as_under_run[by_message]",
+    "tests/python/test_explain_program.py::test_a_program_that_fails_ends_as_under_run[in_a_model]",
+    "tests/python/test_fuzz.py::test_every_canary_is_found_and_nothing_else",
+    "tests/python/test_program.py::"
+    "test_a_program_and_what_it_spawns_have_penstocks_loader[-m train]",
+    "tests/python/test_program.py::test_torchrun_starts_programs_under_penstock[-m penstock run]",
+    "tests/python/test_shared_list.py::test_the_stream_is_that_of_a_list[DataLoader0-forkserver]",
+    "tests/python/test_shared_list.py::test_the_stream_is_that_of_a_list[DataLoader1-forkserver]",
+    "tests/python/test_worker_start.py::test_a_dataset_is_pickled_once_for_all_workers[forkserver]",
+    "tests/python/test_worker_start.py::test_storages_in_files_are_counted_for_each_worker[torch]",
+    "tests/python/test_worker_start.py::"
+    "test_whatever_a_dataset_holds_arrives_as_with_torch[forkserver]",
+    "tests/zoo/test_zoo.py::test_training_with_a_cut_by_price_is_training_without[faster_rcnn]",
+    "tests/zoo/test_zoo.py::test_training_with_a_cut_by_price_is_training_without[hf_t5]",
+    "tests/zoo/test_zoo.py::test_what_workers_send_is_what_the_trainer_uses[faster_rcnn]",
+    "tests/zoo/test_zoo.py::test_what_workers_send_is_what_the_trainer_uses[hf_wav2vec2]",
+)
+
+# The longest first, as measured.
+LONG_FILES = (
+    "tests/chaos/test_chaos.py",
+    "tests/python/test_random_models.py",
+    "tests/python/test_bench.py",
+    "tests/python/test_explain_program.py",
+    "tests/python/test_compiled_prefix.py",
+    "tests/python/test_pool_links.py",
+    "tests/python/test_examples.py",
+    "tests/python/test_pool_stream.py",
+    "tests/zoo/test_zoo.py",
+    "tests/python/test_worker_start.py",
+    "tests/python/test_pool_worker.py",
+    "tests/python/test_program.py",
+    "tests/python/test_pool_security.py",
+    "tests/sim/test_simulation.py",
+    "tests/python/test_offload_between.py",
+    "tests/python/test_bench_pool.py",
+    "tests/python/test_repricing.py",
+    "tests/python/test_pool_skews.py",
+    "tests/python/test_seeding.py",
+    "tests/model/test_delivery_model.py",
+    "tests/python/test_offload_workers.py",
+    "tests/python/test_three_machines.py",
+)
