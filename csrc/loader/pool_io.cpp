@@ -35,19 +35,9 @@ constexpr size_t kMessagesInTurn = 16;                // of one worker, so that 
 constexpr auto kReclaimInterval = milliseconds(1);    // while a device copy is under way
 constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);  // without a request: others may have the workers
-constexpr auto kSilenceTold = std::chrono::seconds(5);
+constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
 constexpr milliseconds kFarewellTime{100};
 constexpr size_t kQuotedSampleCountMax = 64;
-
-std::string spoken_worker(uint64_t worker_id) {
-  char text[24];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(worker_id));
-  return text;
-}
-
-std::string spoken_count(size_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -167,30 +157,7 @@ void PoolIo::wake() {
   static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
 }
 
-std::string PoolIo::describe() const {
-  MutexLock lock(standing_mutex_);
-  std::string text;
-  const std::string where = options_.controller.text();
-  if (!standing_.has_controller_answered && !standing_.controller_trouble.empty()) {
-    text = "the controller at " + where + " cannot be talked to yet: " + standing_.controller_trouble;
-  } else if (!standing_.has_controller_answered) {
-    text = "no controller has answered at " + where + " yet: start one there (penstock controller --bind " + where +
-           "), or name the address of the one that runs";
-  } else if (standing_.known_count == 0) {
-    text = "the controller at " + where + " has no worker for this trainer: start some (penstock worker --controller " +
-           where + "), or wait until other trainers need fewer";
-  } else {
-    text = spoken_count(standing_.open_count, "worker") + " of " + std::to_string(standing_.known_count) +
-           " that the controller at " + where + " has named work for this trainer";
-  }
-  if (standing_.has_controller_answered && standing_.controller_silence >= kSilenceTold) {
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(standing_.controller_silence).count();
-    text += "; the controller has been silent for " + std::to_string(seconds) + " s";
-  }
-  for (const auto& [worker_id, reason] : standing_.refusals)
-    text += "; worker " + spoken_worker(worker_id) + ": " + reason;
-  return text;
-}
+std::string PoolIo::describe() const { return standing_.describe(options_.controller.text()); }
 
 // ---- The I/O thread
 
@@ -323,14 +290,11 @@ void PoolIo::connect(uint64_t worker_id) {
     // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.
     connect_again_at_[worker_id] = clock_now() + kReconnectPause;
     const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + opened.error().message;
-    if (is_new_refusal(worker_id, reason))
+    if (standing_.note_refusal(worker_id, reason))
       tell("worker " + spoken_worker(worker_id) + " cannot be used yet: " + reason);
     return;
   }
-  {
-    MutexLock lock(standing_mutex_);
-    standing_.refusals.erase(worker_id);
-  }
+  standing_.forget_refusal(worker_id);
 }
 
 void PoolIo::connect_again(Instant now) {
@@ -405,6 +369,7 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<transp
   const auto answer = transport::parse_to_trainer(head, piece.size());
   if (!answer) return complain(answer.error().message);
   if (answer.value().worker_id != worker_id) return;  // of another worker that listens there now
+  if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
   take_answer(worker_id, link, answer.value(), piece, now);
 }
 
@@ -496,13 +461,8 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
 void PoolIo::note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
-  if (is_new_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
+  if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
     tell("worker " + spoken_worker(worker_id) + " does not work for this trainer: " + reason);
-}
-
-bool PoolIo::is_new_refusal(uint64_t worker_id, const std::string& reason) {
-  MutexLock lock(standing_mutex_);
-  return std::exchange(standing_.refusals[worker_id], reason) != reason;
 }
 
 // When every worker has declined nothing will ever come, unless others join.
@@ -550,6 +510,8 @@ void PoolIo::carry_out() {
         case Kind::kConnect: connect(command.worker_id); break;
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
+          if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
+            standing_.forget_refusal(command.worker_id);    // that it is silent is of no interest any more
           links_->close(command.worker_id, kFarewellTime);  // a goodbye may be on its way
           break;
         case Kind::kSend: send(command); break;
@@ -608,12 +570,16 @@ void PoolIo::note_standing(Instant now) {
   } else {
     is_silence_told_ = false;
   }
-  MutexLock lock(standing_mutex_);
-  standing_.has_controller_answered = controller_->has_answered();
-  standing_.controller_trouble = controller_->trouble();
-  standing_.controller_silence = silence;
-  standing_.open_count = open_count;
-  standing_.known_count = session_.known_count();
+  standing_.note({.has_answered = controller_->has_answered(), .trouble = controller_->trouble(), .silence = silence},
+                 session_.known_count(), open_count);
+  if (now < silent_links_at_) return;
+  silent_links_at_ = now + kSilenceLooked;
+  for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
+    const WorkerLink& link = *links_->find(worker_id);
+    const std::string reason = "has not answered at " + link.endpoint().text() +
+                               "; see that this machine can reach it there (firewalls, penstock worker --advertise)";
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
+  }
 }
 
 void PoolIo::tell(std::string news) {

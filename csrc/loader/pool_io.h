@@ -19,7 +19,6 @@
 
 #include "base/bounded_queue.h"
 #include "base/file_descriptor.h"
-#include "base/mutex.h"
 #include "cluster/pool_session.h"
 #include "loader/batch_memory.h"
 #include "loader/batch_source.h"
@@ -27,6 +26,7 @@
 #include "loader/controller_link.h"
 #include "loader/incoming_batch.h"
 #include "loader/lane_places.h"
+#include "loader/pool_standing.h"
 #include "loader/worker_link.h"
 #include "loader/worker_links.h"
 #include "transport/endpoint.h"
@@ -122,7 +122,6 @@ class PoolIo : public BatchSource {
   std::unique_ptr<Batch> make_batch(uint64_t worker_id, const transport::PoolAnswer& answer,
                                     std::optional<IncomingBatch> whole);
   void note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer);
-  bool is_new_refusal(uint64_t worker_id, const std::string& reason);
   void tell_unfitness();
 
   void carry_out();
@@ -174,16 +173,9 @@ class PoolIo : public BatchSource {
   bool is_silence_told_ = false;
   bool is_unfitness_told_ = false;
 
-  struct Standing {
-    bool has_controller_answered = false;
-    std::string controller_trouble{};  // why it could not be talked to
-    cluster::Duration controller_silence{};
-    size_t known_count = 0;
-    size_t open_count = 0;
-    std::map<uint64_t, std::string> refusals{};  // why workers do not work for this trainer
-  };
-  mutable Mutex standing_mutex_;
-  Standing standing_ PENSTOCK_GUARDED_BY(standing_mutex_);
+  Instant silent_links_at_{};  // when they are looked for
+
+  PoolStanding standing_;
   std::jthread thread_;  // named pk_pool_io
 };
 

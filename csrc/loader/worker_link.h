@@ -17,6 +17,7 @@
 #include "transport/client_socket.h"
 #include "transport/endpoint.h"
 #include "transport/key_ring.h"
+#include "transport/live_clock.h"
 #include "transport/pool_record.h"
 
 namespace penstock::loader {
@@ -26,11 +27,12 @@ class WorkerLink {
  public:
   // `tag` is that of its socket in the set that waits for it.
   WorkerLink(transport::Endpoint endpoint, std::unique_ptr<transport::ClientSocket> socket, uint64_t tag)
-      : endpoint_(std::move(endpoint)), socket_(std::move(socket)), tag_(tag) {}
+      : endpoint_(std::move(endpoint)), socket_(std::move(socket)), tag_(tag), opened_at_(transport::clock_now()) {}
 
   const transport::Endpoint& endpoint() const { return endpoint_; }
   transport::ClientSocket& socket() { return *socket_; }
   uint64_t tag() const { return tag_; }
+  cluster::Instant opened_at() const { return opened_at_; }
 
   // When it is to be served though nothing has come.
   std::optional<cluster::Instant> due_at() const { return cluster::earlier(reconnect_at, socket_->due_at()); }
@@ -49,11 +51,13 @@ class WorkerLink {
   // libzmq has given up; another try is due then.
   std::optional<cluster::Instant> reconnect_at;
   bool is_trouble_told = false;  // the user knows what is wrong with it
+  bool has_spoken = false;       // the worker has, over this connection or one before it
 
  private:
   const transport::Endpoint endpoint_;
   std::unique_ptr<transport::ClientSocket> socket_;
   const uint64_t tag_;
+  const cluster::Instant opened_at_;
   uint32_t number_ = 0;  // of the link that the pieces are of
   std::map<cluster::BatchKey, IncomingBatch> incoming_;
 };

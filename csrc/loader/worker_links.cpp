@@ -38,6 +38,13 @@ WorkerLink* WorkerLinks::find(uint64_t worker_id) {
   return found == links_.end() ? nullptr : &found->second;
 }
 
+std::vector<uint64_t> WorkerLinks::silent_since(cluster::Instant instant) const {
+  std::vector<uint64_t> silent;
+  for (const auto& [worker_id, link] : links_)
+    if (!link.has_spoken && !link.is_trouble_told && link.opened_at() <= instant) silent.push_back(worker_id);
+  return silent;
+}
+
 void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
   WorkerLink* link = find(worker_id);
   if (link == nullptr) return;

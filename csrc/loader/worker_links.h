@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "cluster/instant.h"
@@ -35,6 +36,10 @@ class WorkerLinks {
   // What was sent may take `linger` to leave.
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
+
+  // The workers that have said nothing though their links were opened before `instant`, and of whom nothing worse is
+  // known.
+  std::vector<uint64_t> silent_since(cluster::Instant instant) const;
 
   // What does not get through is dropped.
   void send(uint64_t worker_id, std::span<const std::byte> message);

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/pool_standing.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+
+namespace penstock::loader {
+
+std::string spoken_worker(uint64_t worker_id) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(worker_id));
+  return text;
+}
+
+void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
+  MutexLock lock(mutex_);
+  controller_ = std::move(controller);
+  known_count_ = known_count;
+  open_count_ = open_count;
+}
+
+bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
+  MutexLock lock(mutex_);
+  return std::exchange(refusals_[worker_id], reason) != reason;
+}
+
+void PoolStanding::forget_refusal(uint64_t worker_id) {
+  MutexLock lock(mutex_);
+  refusals_.erase(worker_id);
+}
+
+std::string PoolStanding::describe(const std::string& where) const {
+  MutexLock lock(mutex_);
+  std::string text;
+  if (!controller_.has_answered && !controller_.trouble.empty()) {
+    text = "the controller at " + where + " cannot be talked to yet: " + controller_.trouble;
+  } else if (!controller_.has_answered) {
+    text = "no controller has answered at " + where + " yet: start one there (penstock controller --bind " + where +
+           "), or name the address of the one that runs";
+  } else if (known_count_ == 0) {
+    text = "the controller at " + where + " has no worker for this trainer: start some (penstock worker --controller " +
+           where + "), or wait until other trainers need fewer";
+  } else {
+    text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
+           std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";
+  }
+  if (controller_.has_answered && controller_.silence >= kSilenceTold) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
+    text += "; the controller has been silent for " + std::to_string(seconds) + " s";
+  }
+  for (const auto& [worker_id, reason] : refusals_) text += "; worker " + spoken_worker(worker_id) + ": " + reason;
+  return text;
+}
+
+}  // namespace penstock::loader

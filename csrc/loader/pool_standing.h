@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How things stand between a trainer and a pool, in words: for the user who waits.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "base/mutex.h"
+#include "cluster/instant.h"
+
+namespace penstock::loader {
+
+// From when on a controller or a worker that says nothing is spoken of.
+inline constexpr cluster::Duration kSilenceTold = std::chrono::seconds(5);
+
+std::string spoken_worker(uint64_t worker_id);
+
+// Thread-safe.
+class PoolStanding {
+ public:
+  struct Controller {
+    bool has_answered = false;
+    std::string trouble{};  // why it could not be talked to
+    cluster::Duration silence{};
+  };
+
+  void note(Controller controller, size_t known_count, size_t open_count);
+  // Why the worker does not work for this trainer. False if that is known already.
+  bool note_refusal(uint64_t worker_id, const std::string& reason);
+  void forget_refusal(uint64_t worker_id);
+
+  // In a sentence or two. `where` is the controller's address.
+  std::string describe(const std::string& where) const;
+
+ private:
+  mutable Mutex mutex_;
+  Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
+  size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
+};
+
+}  // namespace penstock::loader
