@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What crossing from a worker to its trainer costs, on loopback, by who carries the bytes: a raw TCP socket, ZeroMQ
-// without keys, and the sockets of a pool, whose bytes are encrypted. A batch is cut into pieces of 8 MiB, and each
+// without keys, and the sockets of a pool, whose bytes are encrypted. A batch is cut into pieces of 1 MiB, and each
 // way ends with the batch in memory of its own. The sender is a process apart; one batch is always asked for ahead.
 // BM_PoolCrypto is libsodium alone on the same pieces, as libzmq calls it: sealing at one end, opening at the other.
 //
