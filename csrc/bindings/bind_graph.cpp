@@ -19,36 +19,37 @@ namespace penstock::bindings {
 namespace {
 
 namespace py = pybind11;
-using namespace penstock::graph;  // NOLINT(google-build-using-namespace): this file is its mirror
 
-std::string kind_name(const Input& input) {
+std::string kind_name(const graph::Input& input) {
   switch (input.kind) {
-    case InputKind::kLeaf: return "leaf";
-    case InputKind::kConst: return "const";
-    case InputKind::kState: return "state";
-    case InputKind::kInt: break;
+    case graph::InputKind::kLeaf: return "leaf";
+    case graph::InputKind::kConst: return "const";
+    case graph::InputKind::kState: return "state";
+    case graph::InputKind::kInt: break;
   }
   return "int";
 }
 
-Plan plan_of(const Graph& graph, const std::vector<Verdict>& verdicts, const Calibration& calibration,
-             const std::string& cut, const Prices& prices) {
-  return unwrap(make_plan(graph, verdicts, calibration, prices, unwrap(cut_mode_from_name(cut))));
+graph::Plan plan_of(const graph::Graph& whole, const std::vector<graph::Verdict>& verdicts,
+                    const graph::Calibration& calibration, const std::string& cut, const graph::Prices& prices) {
+  return unwrap(graph::make_plan(whole, verdicts, calibration, prices, unwrap(graph::cut_mode_from_name(cut))));
 }
 
-std::pair<Graph, std::vector<at::Tensor>> capture_module(const py::object& module,
-                                                         const std::vector<at::Tensor>& leaves) {
+std::pair<graph::Graph, std::vector<at::Tensor>> capture_module(const py::object& module,
+                                                                const std::vector<at::Tensor>& leaves) {
   const auto script_module = torch::jit::as_module(module);
   if (!script_module)
     throw py::type_error("capture_torchscript takes a torch.jit.ScriptModule, not " +
                          std::string(py::str(py::type::of(module))) + "; script or trace the module first");
-  Captured captured = unwrap(capture_torchscript(*script_module, leaves));
+  graph::Captured captured = unwrap(graph::capture_torchscript(*script_module, leaves));
   return {std::move(captured.graph), std::move(captured.constants)};
 }
 
 }  // namespace
 
 void bind_graph(py::module_& module) {
+  using namespace penstock::graph;  // NOLINT(google-build-using-namespace): this function is its mirror
+
   py::class_<Input>(module, "GraphInput")
       .def_property_readonly("kind", &kind_name)
       .def_readonly("leaf_index", &Input::leaf_index)

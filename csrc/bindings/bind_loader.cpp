@@ -21,12 +21,12 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr auto kSignalInterval = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed while waiting
+constexpr auto kWaitSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed while waiting
 
 // Sleeps without the interpreter lock until something arrives, looking after signals. False at the deadline.
 bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
   for (;;) {
-    const auto slice = std::min(deadline, steady_clock::now() + kSignalInterval);
+    const auto slice = std::min(deadline, steady_clock::now() + kWaitSlice);
     const bool has_arrived = without_gil([&] {
       const bool has_come = client.wait_until(slice);
       stay_if_python_exits();

@@ -3,13 +3,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "loader/pool_client.h"
 #include "transport/identity.h"
@@ -27,13 +27,6 @@ using transport::BlobId;
 using transport::Role;
 
 namespace {
-
-BlobId blob_id(const std::string& bytes) {
-  BlobId id;
-  if (bytes.size() != id.size()) throw py::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
-  std::memcpy(id.data(), bytes.data(), id.size());
-  return id;
-}
 
 struct PoolSettings {
   std::string controller;

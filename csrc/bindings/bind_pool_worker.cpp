@@ -3,18 +3,18 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings/plain_nest.h"
+#include "bindings/python_blob_id.h"
 #include "bindings/python_collate.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
+#include "bindings/wait_for.h"
 #include "transport/key_folder.h"
 #include "transport/shared_key_folder.h"
 #include "worker/pool_server.h"
@@ -24,14 +24,11 @@ namespace py = pybind11;
 
 namespace penstock::bindings {
 
-using std::chrono::steady_clock;
 using transport::BlobId;
 using worker::PoolServer;
 using worker::PoolWork;
 
 namespace {
-
-constexpr auto kSignalInterval = std::chrono::milliseconds(100);
 
 struct Settings {
   std::string bind;
@@ -74,27 +71,6 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .parent_pid = settings.parent_pid});
 }
 
-// What `ask` gives, or nothing at the deadline. Signals are seen meanwhile.
-template <typename Ask>
-auto wait_for(double timeout_s, Ask ask) -> std::optional<std::decay_t<decltype(ask(steady_clock::now()).value())>> {
-  const auto deadline = steady_clock::now() +
-                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
-  for (;;) {
-    auto result = without_gil([&] { return ask(std::min(deadline, steady_clock::now() + kSignalInterval)); });
-    if (result) return std::move(result).value();
-    if (result.error().code != Errc::kTimeout) raise_failure(result.error());
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (steady_clock::now() >= deadline) return std::nullopt;
-  }
-}
-
-BlobId blob_id(const std::string& bytes) {
-  BlobId id;
-  if (bytes.size() != id.size()) throw py::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
-  std::memcpy(id.data(), bytes.data(), id.size());
-  return id;
-}
-
 py::bytes to_python(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -107,7 +83,7 @@ std::vector<std::byte> copy_of(const std::optional<py::bytes>& value) {
 
 std::optional<py::bytes> fetch_blob(PoolServer& server, const std::string& id_bytes, double timeout_s) {
   const BlobId id = blob_id(id_bytes);
-  const auto bytes = wait_for(timeout_s, [&](auto deadline) { return server.blob(id, deadline); });
+  const auto bytes = wait_for(timeout_s, raise_failure, [&](auto deadline) { return server.blob(id, deadline); });
   return bytes ? std::optional(to_python(*bytes)) : std::nullopt;
 }
 
@@ -171,7 +147,7 @@ void bind_pool_worker(py::module_& module) {
       .def(
           "next",
           [](PoolServer& self, double timeout_s) {
-            auto work = wait_for(timeout_s, [&](auto deadline) { return self.next(deadline); });
+            auto work = wait_for(timeout_s, raise_failure, [&](auto deadline) { return self.next(deadline); });
             return work ? std::const_pointer_cast<PoolWork>(*work) : nullptr;  // None
           },
           py::arg("timeout_s"))

@@ -3,15 +3,14 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 
 #include "bindings/python_collate.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
+#include "bindings/wait_for.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
 #include "worker/row_batch.h"
@@ -26,8 +25,6 @@ using worker::Server;
 
 namespace {
 
-constexpr auto kSignalInterval = std::chrono::milliseconds(100);
-
 steady_clock::time_point in_seconds(double seconds) {
   return steady_clock::now() +
          std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
@@ -39,14 +36,7 @@ std::span<const int64_t> integers(const Server::Received& request) {
 
 // The next request, or nothing at the deadline or when a signal wants to be seen. Raises ClosedError at the end.
 std::optional<Server::Received> next_request(Server& server, double timeout_s) {
-  const auto deadline = in_seconds(timeout_s);
-  for (;;) {
-    auto received = without_gil([&] { return server.next(std::min(deadline, steady_clock::now() + kSignalInterval)); });
-    if (received) return std::move(received).value();
-    if (received.error().code != Errc::kTimeout) raise_error(received.error());
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (steady_clock::now() >= deadline) return std::nullopt;
-  }
+  return wait_for(timeout_s, raise_error, [&](auto deadline) { return server.next(deadline); });
 }
 
 // What is said of a batch beside its content.

@@ -4,18 +4,15 @@
 #include <algorithm>
 
 #include "graph/alias_sets.h"
+#include "graph/capture_optional.h"
 #include "graph/capture_types.h"
 #include "graph/ir_text.h"
 
 namespace penstock::graph {
 namespace {
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_program(const std::string& why) {
   throw Refusal{"the TorchScript program cannot be captured: " + why};
-}
-
-c10::TypePtr without_optional(const c10::TypePtr& type) {
-  return type->kind() == c10::TypeKind::OptionalType ? type->containedType(0) : type;
 }
 
 Device device_of(const c10::Device& device) {
@@ -37,14 +34,15 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
     return Bound::of_tuple(std::move(items));
   }
   if (without_optional(type)->kind() != c10::TypeKind::TensorType)
-    refuse("forward takes " + name + " of type " + type->str() + "; tensors and tuples of tensors can be captured");
+    refuse_program("forward takes " + name + " of type " + type->str() +
+                   "; tensors and tuples of tensors can be captured");
   if (taken_count_ >= tensors_given_.size())
-    refuse("forward takes more tensors than the " + std::to_string(tensors_given_.size()) + " of the batch");
+    refuse_program("forward takes more tensors than the " + std::to_string(tensors_given_.size()) + " of the batch");
   const std::optional<uint32_t> leaf_index = leaf_indices_[taken_count_];
   const std::string index = std::to_string(taken_count_);
   const at::Tensor& tensor = tensors_given_[taken_count_++];
   if (leaf_index && tensor.requires_grad())
-    refuse("leaf " + index + " of the batch requires grad; a gradient cannot flow back through a worker");
+    refuse_program("leaf " + index + " of the batch requires grad; a gradient cannot flow back through a worker");
   Input input = tensor_input(tensor, leaf_index ? "leaf " + index : name);
   // Every size is free: the program reads sizes where it needs them, and where it does not they may differ.
   for (size_t dim = 0; dim < input.sizes.size(); ++dim) input.sizes[dim] = "s" + index + "_" + std::to_string(dim);
@@ -62,7 +60,7 @@ Bound CaptureBuilder::leaf(const c10::TypePtr& type, const std::string& name) {
 Input CaptureBuilder::tensor_input(const at::Tensor& tensor, const std::string& source) {
   const auto dtype = dtype_from_torch(tensor.scalar_type());
   if (!dtype || tensor.layout() != c10::Layout::Strided)
-    refuse(source + " is a " + tensor.toString() + " tensor, which the graph has no name for");
+    refuse_program(source + " is a " + tensor.toString() + " tensor, which the graph has no name for");
   Input input;
   input.dtype = *dtype;
   for (const int64_t size : tensor.sizes()) input.sizes.emplace_back(size);
@@ -124,7 +122,7 @@ bool CaptureBuilder::may_be_none(const Bound& bound) const {
 std::vector<Bound> CaptureBuilder::append(Node node, size_t result_count, const std::string& place) {
   Graph& graph = captured_.graph;
   if (graph.nodes.size() >= kNodesMax)
-    refuse(place + " is one operation too many: a graph holds " + std::to_string(kNodesMax));
+    refuse_program(place + " is one operation too many: a graph holds " + std::to_string(kNodesMax));
   node.group = static_cast<uint32_t>(graph.nodes.size());
   node.label = place.substr(0, kQuotedBytesMax);
   if (const size_t at = place.rfind(" at "); at != std::string::npos)
@@ -153,8 +151,8 @@ void CaptureBuilder::add_output(const Bound& bound) {
 
 Captured CaptureBuilder::finish() {
   if (taken_count_ != tensors_given_.size())
-    refuse("forward takes " + std::to_string(taken_count_) + " tensors, the batch has " +
-           std::to_string(tensors_given_.size()));
+    refuse_program("forward takes " + std::to_string(taken_count_) + " tensors, the batch has " +
+                   std::to_string(tensors_given_.size()));
   annotate(captured_.graph);
   turn_written_into_state();
   return std::move(captured_);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "graph/capture_control_flow.h"
+#include "graph/capture_optional.h"
 #include "graph/capture_schema.h"
 #include "graph/capture_types.h"
 
@@ -13,10 +14,6 @@ namespace penstock::graph {
 namespace {
 
 namespace jit = torch::jit;
-
-c10::TypePtr without_optional(const c10::TypePtr& type) {
-  return type->kind() == c10::TypeKind::OptionalType ? type->containedType(0) : type;
-}
 
 // TorchScript writes dtypes, layouts and memory formats as integers; the operator's schema tells which is which.
 Argument typed(Argument argument, const c10::Argument& parameter, const jit::Node* node) {

@@ -26,7 +26,6 @@ namespace {
 constexpr size_t kOutgoingCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
 constexpr auto kHandshakeTimeout = milliseconds(5000);
 constexpr auto kArenaTimeout = milliseconds(5000);  // the descriptor was sent before the message that names it
-constexpr auto kReclaimInterval = milliseconds(1);  // while a device copy or the end of a lost worker is under way
 constexpr auto kLossGrace = milliseconds(2000);     // for ZeroMQ to see the end of a worker that hung up
 
 }  // namespace
@@ -156,6 +155,7 @@ void ClientIo::run(const std::stop_token& stop) {
       fds.push_back(is_watched(channel) ? channel.connection->fd() : -1);
     }
     const std::span<bool> readable(is_readable.get(), fds.size());
+    // The end of a lost worker is looked for as often as that of a copy.
     const auto timeout = pending_count > 0 ? kReclaimInterval : milliseconds(-1);
     const auto waited = Socket::wait(sockets, fds, readable, timeout);
     is_awake_.store(true);

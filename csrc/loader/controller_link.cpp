@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/controller_link.h"
 
-#include <chrono>
 #include <utility>
 #include <variant>
 
@@ -11,12 +10,6 @@
 namespace penstock::loader {
 
 using transport::ConnectionEvent;
-
-namespace {
-
-constexpr std::chrono::milliseconds kFarewellTime{100};
-
-}  // namespace
 
 Result<std::unique_ptr<ControllerLink>> ControllerLink::connect(transport::SocketContext& context,
                                                                 const transport::Endpoint& endpoint,
@@ -70,7 +63,7 @@ void ControllerLink::report(const std::function<cluster::TrainerReport()>& make_
 
 void ControllerLink::say_farewell(uint64_t trainer_id) {
   static_cast<void>(socket_->send(transport::write_control(transport::Farewell{.id = trainer_id, .is_worker = false})));
-  socket_->set_linger(kFarewellTime);
+  socket_->set_linger(transport::kFarewellTime);
 }
 
 }  // namespace penstock::loader

@@ -7,12 +7,16 @@
 // completed; only then does it go back to its worker. Tensors on the device belong to torch's caching allocator and are
 // marked as used by the stream that the trainer reads them on.
 
+#include <chrono>
 #include <memory>
 
 #include "base/result.h"
 #include "loader/batch.h"
 
 namespace penstock::loader {
+
+// How often reclaim() is asked while copies are under way.
+inline constexpr std::chrono::milliseconds kReclaimInterval{1};
 
 // begin() and reclaim() are confined to the I/O thread, finish() to the trainer's.
 class BatchStage {

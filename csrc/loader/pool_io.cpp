@@ -32,11 +32,9 @@ namespace {
 constexpr size_t kActionCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
 constexpr size_t kArrivalCountMax = 1 << 20;
 constexpr size_t kMessagesInTurn = 16;                // of one worker, so that no other waits for long
-constexpr auto kReclaimInterval = milliseconds(1);    // while a device copy is under way
 constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);  // without a request: others may have the workers
 constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
-constexpr milliseconds kFarewellTime{100};
 constexpr size_t kQuotedSampleCountMax = 64;
 
 std::string_view text_of(std::span<const std::byte> bytes) {
@@ -511,8 +509,8 @@ void PoolIo::carry_out() {
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
-            standing_.forget_refusal(command.worker_id);    // that it is silent is of no interest any more
-          links_->close(command.worker_id, kFarewellTime);  // a goodbye may be on its way
+            standing_.forget_refusal(command.worker_id);               // that it is silent is of no interest any more
+          links_->close(command.worker_id, transport::kFarewellTime);  // a goodbye may be on its way
           break;
         case Kind::kSend: send(command); break;
         case Kind::kFail: fail_batch(command.key, command.death_count); break;

@@ -30,6 +30,9 @@ struct ClientReceipt {
   std::string offence;  // of a server that sent what it may not: what it was. Then there are no parts
 };
 
+// What a goodbye may take to leave.
+inline constexpr std::chrono::milliseconds kFarewellTime{100};
+
 // Confined to the thread that made it.
 class ClientSocket {
  public:
@@ -68,7 +71,8 @@ class ClientSocket {
   // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
-  // As CurveSocket::set_linger. The socket's context waits that long at most when it is destroyed.
+  // As CurveSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is
+  // destroyed.
   void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
 
   // Readable when a message is waiting, or an event.

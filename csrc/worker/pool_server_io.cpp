@@ -18,6 +18,7 @@
 
 #include "transport/live_clock.h"
 #include "transport/readiness.h"
+#include "worker/orphan_grace.h"
 
 namespace penstock::worker {
 
@@ -30,8 +31,7 @@ using transport::clock_now;
 namespace {
 
 constexpr auto kLookInterval = milliseconds(200);  // at the parent, and at how long the controller has been silent
-constexpr auto kGrace = milliseconds(500);  // for the main thread to see that the parent is dead and leave by itself
-constexpr int kReceiveCountMax = 256;       // before other things are looked at
+constexpr int kReceiveCountMax = 256;              // before other things are looked at
 
 }  // namespace
 
@@ -314,15 +314,13 @@ Result<void> PoolServerIo::wait(Instant now) {
 
 bool PoolServerIo::is_orphan() const { return ::getppid() != parent_pid_; }
 
-// The dataset may keep the main thread from seeing that it is to end.
 void PoolServerIo::await_parents_end(const std::stop_token& stop) const {
-  std::optional<Instant> orphaned_at;
+  OrphanGrace grace;
   while (!stop.stop_requested()) {
     pollfd wake{.fd = exchange_.wake_fd(), .events = POLLIN, .revents = 0};
     ::poll(&wake, 1, static_cast<int>(kLookInterval.count()));
     exchange_.clear_wake();
-    if (is_orphan() && !orphaned_at) orphaned_at = clock_now();
-    if (orphaned_at && clock_now() - *orphaned_at > kGrace) ::_exit(EXIT_FAILURE);
+    grace.note(is_orphan());
   }
 }
 

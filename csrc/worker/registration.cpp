@@ -14,7 +14,6 @@ using transport::ConnectionEvent;
 
 namespace {
 
-constexpr std::chrono::milliseconds kFarewellTime{100};
 // A controller that is started together with its workers takes less.
 constexpr cluster::Duration kUnansweredTime = std::chrono::seconds(3);
 
@@ -92,7 +91,7 @@ void Registration::say_farewell() {
   if (!socket_->is_connected()) return;
   static_cast<void>(
       socket_->send(transport::write_control(transport::Farewell{.id = card_.worker_id, .is_worker = true})));
-  socket_->set_linger(kFarewellTime);
+  socket_->set_linger(transport::kFarewellTime);
 }
 
 std::optional<cluster::Duration> Registration::silence(Instant now) const {

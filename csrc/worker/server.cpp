@@ -12,6 +12,8 @@
 #include <iterator>
 #include <utility>
 
+#include "worker/orphan_grace.h"
+
 namespace penstock::worker {
 
 using std::chrono::milliseconds;
@@ -24,7 +26,6 @@ using transport::RequestKind;
 namespace {
 
 constexpr auto kParentCheckInterval = milliseconds(200);
-constexpr auto kGrace = milliseconds(500);  // for the main thread to see that the trainer is dead and leave by itself
 
 }  // namespace
 
@@ -43,7 +44,7 @@ Server::Watchdog::~Watchdog() {
 
 void Server::Watchdog::run(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing,
                            const std::stop_token& stop) const {
-  std::optional<steady_clock::time_point> orphaned_at;
+  OrphanGrace grace;
   bool has_hung_up = false;
   while (!stop.stop_requested()) {
     // Once the peer has hung up its descriptor is readable for ever, and only the parent's life is of interest.
@@ -53,8 +54,7 @@ void Server::Watchdog::run(int connection_fd, pid_t parent_pid, std::atomic<bool
     has_hung_up = has_hung_up || items[1].revents != 0;
     const bool is_orphan = ::getppid() != parent_pid;
     if (has_hung_up || is_orphan) is_closing.store(true);
-    if (is_orphan && !orphaned_at) orphaned_at = steady_clock::now();
-    if (orphaned_at && steady_clock::now() - *orphaned_at > kGrace) ::_exit(EXIT_FAILURE);
+    grace.note(is_orphan);
   }
 }
 

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A blob's id as Python has it: bytes.
+
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <string>
+
+#include "transport/blob_record.h"
+
+namespace penstock::bindings {
+
+// ValueError for another length than an id's.
+inline transport::BlobId blob_id(const std::string& bytes) {
+  transport::BlobId id;
+  if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
+  std::memcpy(id.data(), bytes.data(), id.size());
+  return id;
+}
+
+}  // namespace penstock::bindings

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A worker's wait for what its native thread brings: without the interpreter lock, and in slices, so that signals are
+// seen meanwhile.
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "bindings/raise.h"
+
+namespace penstock::bindings {
+
+inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // how late a signal may be seen
+
+// What `ask(until)` gives, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when nothing
+// came; `raise`, raise_error or raise_failure, throws what else went wrong.
+template <typename Ask>
+auto wait_for(double timeout_s, void (*raise)(const Error&), Ask ask)
+    -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {
+  using std::chrono::steady_clock;
+  const auto deadline = steady_clock::now() +
+                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  for (;;) {
+    auto result = without_gil([&] { return ask(std::min(deadline, steady_clock::now() + kSignalInterval)); });
+    if (result) return std::move(result).value();
+    if (result.error().code != Errc::kTimeout) raise(result.error());
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    if (steady_clock::now() >= deadline) return std::nullopt;
+  }
+}
+
+}  // namespace penstock::bindings
