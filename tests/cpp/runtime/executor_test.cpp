@@ -15,6 +15,7 @@
 #include <new>
 #include <thread>
 
+#include "expect_same.h"
 #include "graph/capture.h"
 #include "graph/ir_text.h"
 
@@ -82,12 +83,6 @@ at::Tensor only(Result<std::vector<at::Tensor>> outputs) {
   EXPECT_TRUE(outputs) << outputs.error().message;
   EXPECT_EQ(outputs.value().size(), 1u);
   return outputs.value()[0];
-}
-
-void expect_same(const at::Tensor& seen, const at::Tensor& expected) {
-  ASSERT_EQ(seen.scalar_type(), expected.scalar_type());
-  ASSERT_EQ(seen.sizes(), expected.sizes());
-  EXPECT_TRUE(at::equal(seen.contiguous().view(-1).view(at::kByte), expected.contiguous().view(-1).view(at::kByte)));
 }
 
 constexpr const char* kNormalise = R"(

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "expect_same.h"
 #include "graph/capture.h"
 #include "graph/capture_types.h"
 #include "graph/effects.h"
@@ -159,13 +160,6 @@ graph::Graph suffix_of(const graph::Graph& whole, const graph::Plan& plan) {
     suffix.inputs.push_back(input);
   }
   return suffix;
-}
-
-void expect_same(const at::Tensor& seen, const at::Tensor& expected, const std::string& context) {
-  ASSERT_EQ(seen.scalar_type(), expected.scalar_type()) << context;
-  ASSERT_EQ(seen.sizes(), expected.sizes()) << context;
-  ASSERT_TRUE(at::equal(seen.contiguous().view(-1).view(at::kByte), expected.contiguous().view(-1).view(at::kByte)))
-      << context;
 }
 
 void check_cut(const Program& program, const graph::Graph& whole, std::span<const graph::Verdict> verdicts,

@@ -12,6 +12,7 @@
 
 #include <sstream>
 
+#include "expect_same.h"
 #include "graph/ir_text.h"
 
 namespace penstock::runtime {
@@ -58,10 +59,6 @@ ScriptCut cut_of(const Module& module, const ScriptCall& call) {
 }
 
 ScriptCall call_with(int64_t rows, int64_t power = 2) { return {{at::randint(0, 256, {rows, 5}, at::kByte), power}}; }
-
-void expect_same(const at::Tensor& a, const at::Tensor& b) {
-  EXPECT_TRUE(at::equal(a.contiguous().view(-1).view(at::kByte), b.contiguous().view(-1).view(at::kByte)));
-}
 
 // Runs both, and compares results, gradients and buffers.
 void expect_cut_is_whole(const ScriptCut& cut, Module module, Module whole, const ScriptCall& call) {

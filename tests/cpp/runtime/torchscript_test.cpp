@@ -10,6 +10,7 @@
 #include <array>
 #include <set>
 
+#include "expect_same.h"
 #include "graph/capture.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
@@ -22,12 +23,6 @@ namespace penstock::runtime {
 namespace {
 
 using torch::jit::Module;
-
-void expect_same(const at::Tensor& seen, const at::Tensor& expected) {
-  ASSERT_EQ(seen.scalar_type(), expected.scalar_type());
-  ASSERT_EQ(seen.sizes(), expected.sizes());
-  EXPECT_TRUE(at::equal(seen.contiguous().view(-1).view(at::kByte), expected.contiguous().view(-1).view(at::kByte)));
-}
 
 void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) tensors.push_back(value.toTensor());
@@ -43,7 +38,7 @@ graph::Captured capture(const Module& module, const std::vector<at::Tensor>& lea
   return captured ? std::move(captured).value() : graph::Captured{};
 }
 
-std::string refusal(const Module& module, const std::vector<at::Tensor>& leaves) {
+std::string capture_refusal(const Module& module, const std::vector<at::Tensor>& leaves) {
   const auto captured = graph::capture_torchscript(module, leaves);
   EXPECT_FALSE(captured) << graph::print_graph(captured.value().graph);
   return captured ? "captured" : captured.error().message;
@@ -292,26 +287,27 @@ Module defined(const std::string& source) {
 
 TEST(TorchScript, WhatCannotBeAGraphIsRefusedWithItsReason) {
   const std::vector<at::Tensor> x{at::rand({2, 2})};
-  EXPECT_NE(refusal(defined("def forward(self, x, n: int):\n  return x * n\n"), x).find("of type int"),
+  EXPECT_NE(capture_refusal(defined("def forward(self, x, n: int):\n  return x * n\n"), x).find("of type int"),
             std::string::npos);
-  EXPECT_NE(refusal(defined("def forward(self, x: List[Tensor]):\n  return x[0]\n"), x).find("Tensor[]"),
+  EXPECT_NE(capture_refusal(defined("def forward(self, x: List[Tensor]):\n  return x[0]\n"), x).find("Tensor[]"),
             std::string::npos);
-  EXPECT_NE(refusal(defined("def forward(self, x, y):\n  return x\n"), x).find("more tensors"), std::string::npos);
-  EXPECT_NE(refusal(defined("def forward(self, x):\n  return x\n"), {x[0], x[0]}).find("the batch has 2"),
+  EXPECT_NE(capture_refusal(defined("def forward(self, x, y):\n  return x\n"), x).find("more tensors"),
             std::string::npos);
-  EXPECT_NE(refusal(defined("def forward(self, x):\n  print(x)\n  return x\n"), x).find("prim::Print"),
+  EXPECT_NE(capture_refusal(defined("def forward(self, x):\n  return x\n"), {x[0], x[0]}).find("the batch has 2"),
             std::string::npos);
-  EXPECT_NE(refusal(defined("def forward(self, x):\n  return x\n"), {at::rand({2}).requires_grad_(true)})
+  EXPECT_NE(capture_refusal(defined("def forward(self, x):\n  print(x)\n  return x\n"), x).find("prim::Print"),
+            std::string::npos);
+  EXPECT_NE(capture_refusal(defined("def forward(self, x):\n  return x\n"), {at::rand({2}).requires_grad_(true)})
                 .find("requires grad"),
             std::string::npos);
-  EXPECT_NE(refusal(Module("Empty"), x).find("no forward"), std::string::npos);
+  EXPECT_NE(capture_refusal(Module("Empty"), x).find("no forward"), std::string::npos);
 }
 
 TEST(TorchScript, AttributesThatForwardSetsAreRefused) {
   Module module("Setter");
   module.register_attribute("calls", c10::IntType::get(), 0);
   module.define("def forward(self, x):\n  self.calls = self.calls + 1\n  return x * self.calls\n");
-  EXPECT_NE(refusal(module, {at::rand({2})}).find("prim::SetAttr"), std::string::npos);
+  EXPECT_NE(capture_refusal(module, {at::rand({2})}).find("prim::SetAttr"), std::string::npos);
 }
 
 TEST(TorchScript, ReadingATensorOnTheHostStays) {

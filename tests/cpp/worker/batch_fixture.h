@@ -52,6 +52,9 @@ inline constexpr at::ScalarType kPlainTypes[] = {at::kByte,
                                                  at::kUInt32,
                                                  at::kUInt64};
 
+// Of a boundary tensor, as `key` in a prefix's text.
+inline const std::string kKey = "0123456789abcdef0123456789abcdef";
+
 // Whether both are the same to the bit: type, shape and every element.
 inline testing::AssertionResult is_same(const at::Tensor& left, const at::Tensor& right) {
   if (left.scalar_type() != right.scalar_type()) return testing::AssertionFailure() << "types differ";

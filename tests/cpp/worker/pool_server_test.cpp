@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../transport/pool_sockets.h"
+#include "megabyte.h"
 #include "pool_trainer.h"
 #include "transport/control_limits.h"
 #include "transport/control_record.h"
@@ -32,8 +33,6 @@ using cluster::ToWorker;
 using transport::AnswerKind;
 using transport::BlobId;
 using transport::Role;
-
-constexpr uint64_t kMegabyte = 1 << 20;
 
 // A batch of one tensor of `bytes` bytes, which count up from `first`.
 BatchContent counting_batch(SlabWriter& writer, const transport::NestWriter& nest, int64_t bytes, int first) {

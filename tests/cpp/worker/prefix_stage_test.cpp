@@ -20,7 +20,6 @@
 namespace penstock::worker {
 namespace {
 
-const std::string kKey = "0123456789abcdef0123456789abcdef";
 const std::string kOtherKey = "fedcba9876543210fedcba9876543210";
 
 std::string adding(const std::string& draw, const std::string& key) {

@@ -16,12 +16,10 @@
 
 #include "../transport/child_process.h"
 #include "batch_fixture.h"
+#include "megabyte.h"
 
 namespace penstock::worker {
 namespace {
-
-constexpr uint64_t kMegabyte = 1 << 20;
-const std::string kKey = "0123456789abcdef0123456789abcdef";
 
 class SlabWriterTest : public BatchTest {
  protected:
