@@ -2,8 +2,9 @@
 """Builds the native part with CMake; everything else about the package is in pyproject.toml.
 
 The CMake folder is kept between builds, so that `pip install --no-build-isolation .` after touching
-one .cpp compiles one file. `python setup.py native` runs the same build alone, with its output in
-sight, and can add the C++ tests, the benchmarks and a sanitizer; the Makefile uses that.
+one .cpp compiles one file; where there is no ccache, the few that are compiled with it. `python
+setup.py native` runs the same build alone, with its output in sight, and can add the C++ tests, the
+benchmarks and a sanitizer; the Makefile uses that.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def job_count() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILER_GB)))
 
 
-def cmake_folder(sanitize: str) -> Path:
+def cmake_folder(sanitize: str = "", lint: bool = False) -> Path:
     # One folder per interpreter version: what CMake found out about one is wrong for another.
-    name = sanitize or sys.implementation.cache_tag
+    tag = sys.implementation.cache_tag
+    name = sanitize or (f"lint-{tag}" if lint else tag)
     return ROOT / "build" / f"cmake-{name}"
 
 
@@ -74,7 +76,7 @@ class Native(Command):
     user_options = [
         ("with-tests", None, "also build the C++ tests"),
         ("with-bench", None, "also build the C++ benchmarks"),
-        ("configure-only", None, "stop before compiling"),
+        ("configure-only", None, "only tell clang-tidy how each source is compiled"),
         ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
     ]
     boolean_options = ["with-tests", "with-bench", "configure-only"]
@@ -89,7 +91,7 @@ class Native(Command):
         pass
 
     def run(self) -> None:
-        folder = cmake_folder(self.sanitize)
+        folder = cmake_folder(self.sanitize, lint=self.configure_only)
         options = {}
         if self.with_tests or self.sanitize:
             options["PENSTOCK_BUILD_TESTS"] = "ON"
@@ -97,6 +99,8 @@ class Native(Command):
             options["PENSTOCK_BUILD_BENCH"] = "ON"
         if self.sanitize:
             options["PENSTOCK_SANITIZE"] = self.sanitize
+        if self.configure_only:
+            options["PENSTOCK_UNITY"] = "OFF"
         configure(folder, options)
         if self.configure_only:
             # Brings compile_commands.json up to date with the source files that came or went.
@@ -109,7 +113,7 @@ class BuildExtension(build_ext):
     """Has CMake build `_C` and put it, with the build information, where setuptools wants it."""
 
     def build_extension(self, ext: Extension) -> None:
-        folder = cmake_folder("")
+        folder = cmake_folder()
         configure(folder, {})
         run("--build", str(folder), "--parallel", str(job_count()), "--target", "_C")
         # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library

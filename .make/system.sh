@@ -8,7 +8,6 @@ set -eu
 . .make/say.sh
 
 missing=    # Debian packages without which nothing can be built
-wanted=     # packages that only save time
 
 has_package() {
   command -v dpkg-query >/dev/null && [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
@@ -55,7 +54,6 @@ for group in "$@"; do
       need_header zmq.h libzmq3-dev
       need_header zmq.hpp cppzmq-dev
       need_header sodium.h libsodium-dev
-      command -v ccache >/dev/null || wanted="$wanted ccache"
       ;;
     test) need_header gtest/gtest.h libgtest-dev ;;
     bench) need_header benchmark/benchmark.h libbenchmark-dev ;;
@@ -83,11 +81,11 @@ if [ "$(id -u)" != 0 ]; then
   if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root="sudo -n"; else as_root=no; fi
 fi
 
-if [ -n "$missing$wanted" ] && [ "$as_root" != no ] && command -v apt-get >/dev/null; then
-  say "Installing Debian packages (about a minute):$missing$wanted"
+if [ -n "$missing" ] && [ "$as_root" != no ] && command -v apt-get >/dev/null; then
+  say "Installing Debian packages (about a minute):$missing"
   if ! { $as_root apt-get update -qq &&
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing $wanted; } >&2; then
-    [ -z "$missing" ] || stop "apt-get could not install:$missing" "Its messages are above. Install them, then run make again."
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing; } >&2; then
+    stop "apt-get could not install:$missing" "Its messages are above. Install them, then run make again."
   fi
 elif [ -n "$missing" ]; then
   stop "These packages are missing:$missing" "penstock cannot install them itself: that takes root, or sudo without a password, and apt-get." \

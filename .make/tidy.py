@@ -39,7 +39,7 @@ def fingerprint(path: Path, command: str) -> str:
 
 
 def main() -> int:
-    build = Path("build") / f"cmake-{sys.implementation.cache_tag}"
+    build = Path("build") / f"cmake-lint-{sys.implementation.cache_tag}"
     todo = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         path = Path(entry["file"])
