@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import torch
 from cut_models import NormalizedResNet
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+Quickstart = Callable[..., int]
 BUILD = EXAMPLES.parent / "build" / f"cmake-{sys.implementation.cache_tag}"
 
 
@@ -34,6 +36,19 @@ def photograph_crops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return pytest.importorskip("report")
+
+
+@pytest.fixture
+def quickstart(monkeypatch: pytest.MonkeyPatch) -> Quickstart:
+    """The example's `main` with these arguments, in this process."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = pytest.importorskip("quickstart")
+
+    def call_main(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLES / "quickstart.py"), *arguments])
+        return int(example.main())
+
+    return call_main
 
 
 @pytest.mark.slow
@@ -65,7 +80,6 @@ def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -76,20 +90,25 @@ def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_is_done(
-    arguments: tuple[str, ...], message: str, tmp_path: Path
+    quickstart: Quickstart,
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = run_quickstart("--ways", "torch", "--data", str(tmp_path / "crops"), *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
+    with pytest.raises(SystemExit) as refused:
+        quickstart("--ways", "torch", "--data", str(tmp_path / "crops"), *arguments)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_left_alone(
+    quickstart: Quickstart, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    done = run_quickstart("--ways", "torch", "--data", str(tmp_path))
-    assert done.returncode == 2
-    assert "holds 'thesis.txt', which this example did not write" in done.stderr
+    assert quickstart("--ways", "torch", "--data", str(tmp_path)) == 2
+    assert "holds 'thesis.txt', which this example did not write" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
