@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from torch.utils.data import _utils
 
 from penstock.fetching import FetchSpec
+from penstock.held_interrupt import HeldInterrupt
 from penstock.out_of_memory import explain, explain_later_kills
 from penstock.pickled_once import PickledOnce
 from penstock.start_turns import StartTurns
@@ -53,7 +55,9 @@ class LocalWorkers:
                 )
                 turn.begin_with_name(process)
                 process.daemon = True
-                self._start(process)
+                hold: AbstractContextManager[None] = nullcontext() if is_fresh else HeldInterrupt()
+                with hold:
+                    self._start(process)
         finally:
             turns.close()
             parts.close()

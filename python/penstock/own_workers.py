@@ -15,6 +15,7 @@ from typing import Any
 from penstock import _C
 from penstock.code_folder import CodeFolder
 from penstock.errors import PenstockError
+from penstock.held_interrupt import HeldInterrupt, release_in_child
 from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec, run_worker
 
 _START_S_MAX = 300.0  # spawn imports torch, on a busy machine one after the other
@@ -45,9 +46,10 @@ class OwnWorkers:
                 args=(sender, code.path, os.getpid() if is_child else 0),
                 daemon=True,
             )
-            process.start()
+            with HeldInterrupt():
+                process.start()
+                self.processes.append(process)
             sender.close()
-            self.processes.append(process)
             pipes.append(receiver)
         deadline = time.monotonic() + _START_S_MAX
         for receiver, process in zip(pipes, self.processes, strict=True):
@@ -93,6 +95,11 @@ class OwnWorkers:
 
 
 def _run_own_worker(sender: Any, code_root: str, parent_pid: int) -> None:
+    try:
+        release_in_child()
+    except KeyboardInterrupt:
+        return  # the trainer raises it
+
     def started(server: _C.PoolServer) -> None:
         sender.send((server.worker_id, server.endpoint))
         sender.close()

@@ -36,6 +36,7 @@ from penstock.fetching import (
     datasets_of_shards,
 )
 from penstock.fingerprint import fingerprint
+from penstock.held_interrupt import release_in_child
 from penstock.pickled_once import PickledOnce
 from penstock.request_feed import RequestFeed
 from penstock.shard_state import ShardStarts, load_dataset_state
@@ -77,6 +78,7 @@ def worker_loop(
     """
     try:
         try:
+            release_in_child()
             fetch, init_fn, spec = parts.value
             del turn, parts
             _work(fetch, init_fn, spec, base_seed, worker_id, num_workers)

@@ -145,8 +145,8 @@ def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing
 ) -> None:
     """A cell is interrupted while it waits for a batch, or anywhere else, and run again.
 
-    Where it hits Python's own hooks around a fork, which swallow it in the child, a process may be
-    left, with torch's loader and with ours; what gathers otherwise does so in every run.
+    Where it hits Python's own hooks around a fork, which drop it, a process of torch's loader may
+    be left; what gathers otherwise does so in every run.
     """
     source = f"""{HEAD}
 import gc, random, signal, threading, time
