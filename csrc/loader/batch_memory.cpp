@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <string>
 #include <utility>
 
 #include "base/file_descriptor.h"
@@ -10,7 +11,9 @@
 namespace penstock::loader {
 namespace {
 
-constexpr uint32_t kSlabCountWanted = 64;  // while batches are small
+constexpr uint32_t kSlabCountWanted = 64;       // while batches are small
+constexpr uint64_t kUnseenBytes = 64ULL << 20;  // are set aside for a batch before the first has come
+constexpr uint64_t kLeap = 4;                   // and so many times the largest that came
 
 }  // namespace
 
@@ -18,6 +21,10 @@ BatchMemory::BatchMemory(uint64_t arena_bytes)
     : pool_({.arena_bytes = arena_bytes, .prefetch_factor = kSlabCountWanted}, is_closing_) {}
 
 Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
+  if (bytes > std::max(kUnseenBytes, kLeap * largest_bytes_)) {
+    return Error{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, where the largest so far has " +
+                                      std::to_string(largest_bytes_)};
+  }
   auto region = pool_.acquire_now(bytes);
   if (!region) return region.error();
   const transport::SlabRegion& slab = region.value();

@@ -5,6 +5,7 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -27,15 +28,20 @@ class BatchMemory {
  public:
   explicit BatchMemory(uint64_t arena_bytes);
 
-  // A slab of at least `bytes`. Never waits: what does not fit the arena while the user holds much of it has memory of
-  // its own. kNoMemory when the system has none.
+  // A slab of at least `bytes`, which a worker says that a batch has. Never waits: what does not fit the arena while
+  // the user holds much of it has memory of its own. kNoMemory when the system has none, kTooLarge when no batch that
+  // came makes so many likely: whoever claims them has to send them first.
   Result<LeasedSlab> take(uint64_t bytes);
+
+  // A batch of so many bytes has come.
+  void note_received(uint64_t bytes) { largest_bytes_ = std::max(largest_bytes_, bytes); }
 
   void retire_held();
 
  private:
   Result<std::shared_ptr<transport::ArenaView>> view_of(const transport::SlabRegion& region);
 
+  uint64_t largest_bytes_ = 0;  // of what came
   std::atomic<bool> is_closing_{false};
   transport::SlabPool pool_;
   uint32_t arena_id_ = 0;  // that view_ is of

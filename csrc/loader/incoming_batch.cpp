@@ -2,6 +2,7 @@
 #include "loader/incoming_batch.h"
 
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -14,24 +15,33 @@ constexpr uint64_t kSharedMax = 16;
 
 IncomingBatch::IncomingBatch(BatchMemory& memory, uint64_t payload_bytes) : payload_bytes_(payload_bytes) {
   auto slab = memory.take(payload_bytes);
-  if (slab) {
-    slab_ = std::move(slab).value();
-  } else {
-    heap_.resize(payload_bytes);
-  }
+  if (slab) slab_ = std::move(slab).value();
 }
 
 bool IncomingBatch::add(uint64_t offset, std::span<const std::byte> piece) {
   if (offset != have_bytes_ || piece.size() > payload_bytes_ - have_bytes_) return false;
-  std::byte* begin = slab_.lease ? slab_.lease->data() : heap_.data();
-  std::memcpy(begin + offset, piece.data(), piece.size());
   have_bytes_ += piece.size();
+  if (slab_.lease) {
+    std::memcpy(slab_.lease->data() + offset, piece.data(), piece.size());
+  } else if (!has_no_room_) {
+    try {
+      heap_.insert(heap_.end(), piece.begin(), piece.end());
+    } catch (const std::bad_alloc&) {
+      has_no_room_ = true;
+      heap_ = {};
+    }
+  }
   return true;
 }
 
 Result<std::unique_ptr<Batch>> IncomingBatch::finish(transport::Descriptor descriptor, uint32_t record_bytes,
                                                      bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
+  if (has_no_room_) {
+    return Error{Errc::kNoMemory,
+                 "the trainer has no memory for its " + std::to_string(payload_bytes_) +
+                     " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
+  }
   descriptor.record_bytes = record_bytes;
   descriptor.record_offset = payload_bytes_ - record_bytes;
   auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);

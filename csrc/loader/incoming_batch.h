@@ -20,7 +20,7 @@ namespace penstock::loader {
 // Confined to the thread that receives.
 class IncomingBatch {
  public:
-  // With room for all of it in `memory`, or on the heap when there is none to be had there.
+  // With room for all of it in `memory`, or else on the heap, where the room grows with what comes.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
 
   // Copies the next piece to its place. False if it is not the one that follows.
@@ -36,6 +36,7 @@ class IncomingBatch {
 
   LeasedSlab slab_;
   std::vector<std::byte> heap_;  // without a slab
+  bool has_no_room_ = false;     // on the heap: the rest is dropped
   uint64_t payload_bytes_;
   uint64_t have_bytes_ = 0;
 };

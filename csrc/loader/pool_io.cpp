@@ -402,6 +402,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != cluster::kNoLane) lanes_.answered(lane, answer.state);
   largest_bytes_ = std::max(largest_bytes_, answer.payload_bytes);
+  memory_.note_received(answer.payload_bytes);
   deliver(message.key, make_batch(worker_id, answer, std::move(whole)));
 }
 

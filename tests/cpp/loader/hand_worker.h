@@ -55,6 +55,7 @@ class HandWorker {
     uint64_t batch_bytes = 1000;
     uint64_t piece_bytes = 300;
     std::optional<uint64_t> loses_piece_of{};  // once, of this sequence
+    uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
     bool declines = false;
     std::optional<transport::BlobId> wishes{};  // asks for it before the first batch
@@ -135,6 +136,13 @@ class HandWorker {
     }
     const MadeBatch made = count_up(options_.batch_bytes, sequence);
     const std::span<const std::byte> payload(made.payload);
+    if (options_.claims_first > 0) {
+      auto claim = answer;
+      claim.payload_bytes = options_.claims_first;
+      claim.message.kind = ToTrainer::Kind::kPiece;
+      claim.message.stamp = 0;
+      send(payload.first(1), claim);
+    }
     answer.payload_bytes = payload.size();
     static constexpr std::string_view kState = "after it";
     for (uint64_t offset = 0; offset < payload.size(); offset += options_.piece_bytes) {

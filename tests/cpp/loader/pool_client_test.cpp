@@ -3,6 +3,7 @@
 #include "loader/pool_client.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstring>
@@ -90,6 +91,12 @@ class PoolClientTest : public transport::PoolSocketsTest {
   std::unique_ptr<PoolClient> client_;
 };
 
+uint64_t peak_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) << 10;
+}
+
 TEST_F(PoolClientTest, BatchesArePutTogetherFromTheirPieces) {
   start({.batch_bytes = 5000, .piece_bytes = 700});
   expect_stream(5000, 20);
@@ -110,6 +117,19 @@ TEST_F(PoolClientTest, BatchesOfMorePiecesThanAreTakenInATurnWaitForNoPing) {
 TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {
   start({.batch_bytes = 5000, .piece_bytes = 700, .loses_piece_of = 3});
   expect_stream(5000, 8);
+}
+
+TEST_F(PoolClientTest, BatchLargerThanAnyBeforeItComesAsItIs) {
+  constexpr uint64_t kBytes = 70 << 20;
+  start({.batch_bytes = kBytes, .piece_bytes = 1 << 20});
+  expect_stream(kBytes, 3);
+}
+
+TEST_F(PoolClientTest, BytesThatAreClaimedTakeNoMemoryBeforeTheyCome) {
+  const uint64_t peak_before = peak_bytes();
+  start({.claims_first = 1 << 30});
+  expect_stream(1000, 3);
+  EXPECT_LT(peak_bytes() - peak_before, 256u << 20);
 }
 
 TEST_F(PoolClientTest, BatchesThatTheUserKeepsStayAsTheyAre) {
