@@ -65,7 +65,8 @@ def main() -> int:
     if isinstance(compiler, str):
         print(f"fuzz: {compiler}", file=sys.stderr)
         return NO_TOOLS
-    build(compiler, options)
+    print(f"== Building the fuzz targets with {compiler}", flush=True)
+    configure(compiler, options)
     names = [line for line in (options.build / "targets.txt").read_text().splitlines() if line]
     targets = [name for name in names if "/" not in name]
     if unknown := set(only) - set(targets):
@@ -73,6 +74,7 @@ def main() -> int:
         sys.exit(f"fuzz: there is no target {', '.join(sorted(unknown))}; there are {there}")
     targets = only or targets
     canaries = [name for name in names if "/" in name and name.split("/")[0] in targets]
+    build([*targets, *(name.split("/")[1] for name in canaries)], options)
     for target in targets:
         write_seeds(target, options)
     print(f"== {len(canaries)} canaries, each to be found", flush=True)
@@ -123,14 +125,17 @@ def find_compiler() -> Path | str:
     )
 
 
-def build(compiler: Path, options: Options) -> None:
-    print(f"== Building the fuzz targets with {compiler}", flush=True)
+def configure(compiler: Path, options: Options) -> None:
     cache = options.build / "CMakeCache.txt"
     if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={SOURCE}\n" not in cache.read_text():
         shutil.rmtree(options.build)
-    configure = ["cmake", "-S", SOURCE, "-B", options.build, "-G", "Ninja"]
-    run_tool([*configure, f"-DCMAKE_CXX_COMPILER={compiler}"])
-    run_tool(["cmake", "--build", options.build, "--parallel", str(options.jobs)])
+    command = ["cmake", "-S", SOURCE, "-B", options.build, "-G", "Ninja"]
+    run_tool([*command, f"-DCMAKE_CXX_COMPILER={compiler}"])
+
+
+def build(programs: list[str], options: Options) -> None:
+    command = ["cmake", "--build", options.build, "--parallel", str(options.jobs)]
+    run_tool([*command, "--target", *programs])
 
 
 def run_tool(command: list[str | Path]) -> None:

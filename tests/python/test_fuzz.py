@@ -32,13 +32,13 @@ def test_every_canary_is_found_and_nothing_else() -> None:
 
 
 def test_the_canaries_of_what_trainers_read_are_found() -> None:
-    done = fuzz(f"--runs={INPUT_COUNT}", "to_trainer", "blob")
+    done = fuzz(f"--runs={INPUT_COUNT}", "to_trainer")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT found" not in done.stdout and "was found" in done.stdout, done.stdout
 
 
 def test_a_fuzzer_that_finds_no_canary_fails() -> None:
     # The seeds alone are inputs that every parser accepts.
-    done = fuzz("--runs=0", "ir_text")
+    done = fuzz("--runs=0", "to_trainer")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NOT found" in done.stdout
