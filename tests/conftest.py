@@ -72,15 +72,15 @@ def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_named = config.option.keyword or any("::" in argument for argument in config.args)
     if is_named:
         return
-    left = [item for item in items if any(_is_of(item, test_id) for test_id in LEFT_TO_TEST_ALL)]
+    named = [item for item in items if any(_is_of(item, test_id) for test_id in LEFT_TO_TEST_ALL)]
     files = {_file_of(item) for item in items}
     for test_id in LEFT_TO_TEST_ALL:
-        is_here = any(_is_of(item, test_id) for item in left)
+        is_here = any(_is_of(item, test_id) for item in named)
         if not is_here and test_id.partition("::")[0] in files:
             raise pytest.UsageError(f"tests/long_tests.py names what is no test: {test_id}")
     if not config.getoption("--long"):
-        config.hook.pytest_deselected(items=left)
-        gone = set(left)
+        gone = {*named, *(item for item in items if _is_torchs_half(item))}
+        config.hook.pytest_deselected(items=list(gone))
         items[:] = [item for item in items if item not in gone]
 
 
@@ -93,16 +93,21 @@ def _file_of(item: pytest.Item) -> str:
 
 
 def _rerun_torchs_half(items: list[pytest.Item]) -> None:
-    """Torch's half of a test is there to show that the test is right, which one pass does.
+    """Torch's half of a test is there to show that the test is right: `make test-all` runs it.
 
-    Torch's loader loses a descriptor or a file now and then when it is killed or interrupted at a
-    bad moment; that is no news about ours, whose half is run once.
+    One pass shows that. Torch's loader loses a descriptor or a file now and then when it is killed
+    or interrupted at a bad moment; that is no news about ours, whose half is run once.
     """
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            loader = {"loader_name", "loader_class"} & item.callspec.params.keys()
-            if any(_is_torchs(item.callspec.params[name]) for name in loader):
-                item.add_marker(pytest.mark.flaky(reruns=2))
+        if _is_torchs_half(item):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def _is_torchs_half(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    loader = {"loader_name", "loader_class"} & item.callspec.params.keys()
+    return any(_is_torchs(item.callspec.params[name]) for name in loader)
 
 
 def _is_torchs(loader: object) -> bool:

@@ -139,7 +139,6 @@ for batch in iterator:
         assert_all_is_gone(run, pids, loader_name)
 
 
-@pytest.mark.flaky(reruns=2)
 def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing(
     loader_name: str, tmp_path: Path
 ) -> None:
