@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cluster/instant.h"
+#include "cluster/renewal.h"
 #include "cluster/reports.h"
 #include "cluster/work_desk.h"
 
@@ -15,7 +16,7 @@ namespace penstock::cluster {
 // When a report is due. A value type.
 class ReportClock {
  public:
-  explicit ReportClock(Instant now) : due_at_(now), heard_at_(now) {}
+  explicit ReportClock(Instant now) : due_at_(now), heard_at_(now), renewal_(now) {}
 
   // True once every kPingInterval.
   bool take(Instant now) {
@@ -25,7 +26,17 @@ class ReportClock {
   }
   // Something changed that the controller should know now.
   void hurry(Instant now) { due_at_ = now; }
-  void heard(Instant now) { heard_at_ = now; }
+  void heard(Instant now) {
+    heard_at_ = now;
+    renewal_.heard(now);
+  }
+  // There is a connection, another than before if there was one.
+  void connected(Instant now) {
+    renewal_.heard(now);
+    hurry(now);
+  }
+  // Whether the connection, if there is one, is to be made anew, as nothing has come over it for long.
+  bool take_renewal(Instant now) { return renewal_.take(now); }
 
   Instant due_at() const { return due_at_; }
   // For how long the controller has said nothing.
@@ -34,6 +45,7 @@ class ReportClock {
  private:
   Instant due_at_;
   Instant heard_at_;
+  RenewalClock renewal_;
 };
 
 // Of a worker. A value type.

@@ -57,6 +57,7 @@ void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) 
     if (is_new) {
       Peer peer;
       peer.incarnation = entry.incarnation;
+      peer.renewal.heard(now);
       peers_.emplace(entry.worker_id, std::move(peer));
       commands_.push_back({.kind = Command::Kind::kConnect, .worker_id = entry.worker_id});
       greet(entry.worker_id, peers_.at(entry.worker_id), now);
@@ -149,6 +150,7 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
+  peer.renewal.heard(now);
   if (message.link != peer.link.number() || peer.state == State::kApart) return false;
   if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kUnfit) {
     peer.is_unfit = message.kind == ToTrainer::Kind::kUnfit;
@@ -210,7 +212,9 @@ void PoolSession::died(uint64_t worker_id, Instant now) {
 
 void PoolSession::connected(uint64_t worker_id, Instant now) {
   const auto found = peers_.find(worker_id);
-  if (found != peers_.end() && !found->second.is_unfit) greet(worker_id, found->second, now);
+  if (found == peers_.end() || found->second.is_unfit) return;
+  found->second.renewal.heard(now);
+  greet(worker_id, found->second, now);
 }
 
 void PoolSession::leave(Instant now) {
@@ -288,7 +292,10 @@ void PoolSession::tick(Instant now) {
     if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
   carry_out(now);  // what those owed is asked of others now, and is not for a hello to repeat
   for (auto& [worker_id, peer] : peers_) {
-    if (peer.state != State::kOpen && !peer.is_unfit && now >= peer.hello_at) greet(worker_id, peer, now);
+    if (peer.state != State::kOpen && !peer.is_unfit && now >= peer.hello_at) {
+      if (peer.renewal.take(now)) commands_.push_back({.kind = Command::Kind::kRenew, .worker_id = worker_id});
+      greet(worker_id, peer, now);
+    }
     if (peer.state == State::kOpen && now >= peer.ping_at) {
       peer.ping_at = now + kPingInterval;
       send(worker_id, peer, {.kind = ToWorker::Kind::kPing});

@@ -19,6 +19,7 @@
 #include "cluster/dispatch.h"
 #include "cluster/instant.h"
 #include "cluster/link.h"
+#include "cluster/renewal.h"
 
 namespace penstock::cluster {
 
@@ -46,6 +47,7 @@ class PoolSession {
     enum class Kind : uint8_t {
       kConnect,     // a worker is new, or came back elsewhere
       kDisconnect,  // nothing more is said to it
+      kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
       kSend,        // this message; a request with the bytes of its key, and of a lane that starts with its state
       kFail,        // too many workers died of this batch
     };
@@ -105,6 +107,7 @@ class PoolSession {
     bool is_unfit = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
+    RenewalClock renewal{{}};
     Instant ping_at{};
   };
 

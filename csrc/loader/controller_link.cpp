@@ -32,7 +32,7 @@ Result<void> ControllerLink::receive(cluster::Instant now) {
   while (const auto event = socket_->try_event()) {
     if (event->kind == ConnectionEvent::Kind::kConnected) {
       trouble_.clear();
-      enrolment_.clock.hurry(now);
+      enrolment_.clock.connected(now);
     }
     if (event->kind != ConnectionEvent::Kind::kRefused) continue;
     if (event->is_final) return Error{Errc::kClosed, event->reason};
@@ -57,6 +57,7 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, cluster::Ins
 
 void ControllerLink::report(const std::function<cluster::TrainerReport()>& make_report, cluster::Instant now) {
   if (!enrolment_.clock.take(now)) return;
+  if (socket_->is_connected() && enrolment_.clock.take_renewal(now)) socket_->renew();
   // One that does not get through is made good by the next.
   if (socket_->is_connected()) static_cast<void>(socket_->send(transport::write_control(make_report())));
 }

@@ -513,6 +513,7 @@ void PoolIo::carry_out() {
             standing_.forget_refusal(command.worker_id);               // that it is silent is of no interest any more
           links_->close(command.worker_id, transport::kFarewellTime);  // a goodbye may be on its way
           break;
+        case Kind::kRenew: links_->renew(command.worker_id); break;
         case Kind::kSend: send(command); break;
         case Kind::kFail: fail_batch(command.key, command.death_count); break;
       }

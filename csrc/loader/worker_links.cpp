@@ -45,6 +45,15 @@ std::vector<uint64_t> WorkerLinks::silent_since(cluster::Instant instant) const 
   return silent;
 }
 
+void WorkerLinks::renew(uint64_t worker_id) {
+  WorkerLink* link = find(worker_id);
+  if (link == nullptr) return;
+  link->socket().renew();
+  link->forget_pieces();
+  ready_set_.stir(link->tag());
+  note_served(worker_id);  // as it may be due later on
+}
+
 void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
   WorkerLink* link = find(worker_id);
   if (link == nullptr) return;

@@ -41,6 +41,9 @@ class WorkerLinks {
   // known.
   std::vector<uint64_t> silent_since(cluster::Instant instant) const;
 
+  // Has the connection to the worker made anew, if there is one.
+  void renew(uint64_t worker_id);
+
   // What does not get through is dropped.
   void send(uint64_t worker_id, std::span<const std::byte> message);
 

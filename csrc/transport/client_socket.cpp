@@ -66,6 +66,10 @@ Result<void> ClientSocket::reconnect() {
   return begin();
 }
 
+void ClientSocket::renew() {
+  if (is_connected_ && !reconnect()) lost_at_ = clock_now();
+}
+
 Result<void> ClientSocket::send(std::span<const std::byte> only_part) {
   OutgoingPart part{.bytes = only_part, .release = nullptr};
   return send(std::span(&part, 1));

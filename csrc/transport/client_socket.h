@@ -63,6 +63,8 @@ class ClientSocket {
 
   // Drops the connection and what is queued on it, and begins to connect anew. Can block while a name is looked up.
   Result<void> reconnect();
+  // The same if there is a connection. Where it cannot begin it is tried again later on.
+  void renew();
 
   // As CurveSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
   Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }

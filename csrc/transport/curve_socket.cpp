@@ -21,7 +21,7 @@ constexpr int64_t kCurveBytes = 33;  // what CURVE adds to a part: a name, a non
 constexpr int kBacklog = 1024;
 constexpr int kReconnectMs = 50;  // doubling
 constexpr int kReconnectMsMax = 1000;
-constexpr int kConnectTimeoutMs = 3000;  // the system's own is minutes, during which a host that came back is not tried
+constexpr int kConnectTimeoutMs = 2000;  // the system's own is minutes, during which a host that came back is not tried
 // A host that vanished is noticed after 10 + 3 * 5 seconds, or 15 of unanswered data, and its queue is dropped then.
 // The protocol above notices much sooner by its own pings. ZeroMQ's heartbeats would not help it, and would drop a
 // connection in the middle of a long part (libzmq issue 2709).

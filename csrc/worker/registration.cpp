@@ -68,7 +68,7 @@ Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkD
 void Registration::take_event(const ConnectionEvent& event, Instant now) {
   switch (event.kind) {
     case ConnectionEvent::Kind::kConnected:
-      enrolment_.clock.hurry(now);
+      enrolment_.clock.connected(now);
       if (!told_.empty()) tell(where() + " answers");
       break;
     case ConnectionEvent::Kind::kDisconnected:
@@ -80,6 +80,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
 
 void Registration::report(const cluster::WorkDesk& desk, Instant now) {
   if (!enrolment_.clock.take(now) || !socket_->is_connected()) return;
+  if (enrolment_.clock.take_renewal(now)) return socket_->renew();
   auto report = enrolment_.report(desk);
   report.endpoint = card_.endpoint;
   report.about = card_.about;

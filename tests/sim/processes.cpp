@@ -311,11 +311,20 @@ void SimTrainer::carry_out() {
         session_.forget({progress_.epoch, sequence}, world_.now());
       continue;
     }
+    if (command.kind == Kind::kRenew) renew(command.worker_id);
     if (command.kind != Kind::kSend) continue;
     WorkerMessage message{.head = command.message, .job = job_};
     if (command.message.is_lane_start) message.lane_position = lane_positions_.at(command.message.lane - 1);
     world_.send(id(), world_.process_of_worker(command.worker_id), message);
   }
+}
+
+void SimTrainer::renew(uint64_t worker_id) {
+  world_.renew(id(), world_.process_of_worker(worker_id));
+  world_.at(world_.now() + std::chrono::milliseconds(3), id(), [this, worker_id] {
+    session_.connected(worker_id, world_.now());
+    carry_out();
+  });
 }
 
 void SimTrainer::tick() {

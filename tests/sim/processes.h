@@ -93,6 +93,7 @@ class SimTrainer : public Process {
 
   void begin_epoch();
   void fill();
+  void renew(uint64_t worker_id);
   void carry_out();
   void take(const cluster::ToTrainer& head, const Content& content);
   void consume();

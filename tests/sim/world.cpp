@@ -287,8 +287,15 @@ void World::send(ProcessId from, ProcessId to, Message message) {
       Instant& last = arrivals_[{from, to}];
       arrives_at = last = std::max(arrives_at, last);
     }
-    at(arrives_at, to, [this, from, to, message] { processes_.at(to)->receive(from, message); });
+    at(arrives_at, to, [this, from, to, message, renewal = renewals_[{from, to}]] {
+      if (renewal == renewals_[{from, to}]) processes_.at(to)->receive(from, message);
+    });
   }
+}
+
+void World::renew(ProcessId from, ProcessId to) {
+  say(from, " connects to ", to, " anew");
+  ++renewals_[{to, from}];
 }
 
 void World::at(Instant when, ProcessId process, std::function<void()> action) {

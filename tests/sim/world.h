@@ -118,6 +118,8 @@ class World {
   Random& random() { return random_; }
   const Scenario& scenario() const { return scenario_; }
   void send(ProcessId from, ProcessId to, Message message);
+  // A connection that `from` has to `to` is made anew: what is on its way back is lost.
+  void renew(ProcessId from, ProcessId to);
   void at(Instant when, ProcessId process, std::function<void()> action);
   template <typename... Parts>
   void say(const Parts&... parts);
@@ -168,10 +170,11 @@ class World {
   ProcessId next_process_ = kController + 1;
   std::priority_queue<Event> events_;
   std::map<ProcessId, std::unique_ptr<Process>> processes_;
-  std::map<uint64_t, ProcessId> workers_;                        // by worker id
-  std::map<uint64_t, ProcessId> trainers_;                       // by trainer id
-  std::map<std::pair<ProcessId, ProcessId>, Instant> arrivals_;  // the last, in order
-  std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;      // until when
+  std::map<uint64_t, ProcessId> workers_;                         // by worker id
+  std::map<uint64_t, ProcessId> trainers_;                        // by trainer id
+  std::map<std::pair<ProcessId, ProcessId>, Instant> arrivals_;   // the last, in order
+  std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;       // until when
+  std::map<std::pair<ProcessId, ProcessId>, uint32_t> renewals_;  // of the way from the first to the second
   std::map<std::pair<uint32_t, BatchKey>, uint32_t> deaths_;
   std::vector<std::unique_ptr<SimTrainer>> resting_;  // crashed, until they resume
 };

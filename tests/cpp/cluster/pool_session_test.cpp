@@ -93,6 +93,27 @@ TEST_F(PoolSessionTest, EveryBatchIsTakenOnce) {
   EXPECT_TRUE(desks_[2].is_empty());
 }
 
+TEST_F(PoolSessionTest, SilentConnectionIsMadeAnewEachTimeAfterTwiceAsLong) {
+  roster({{.worker_id = 1, .incarnation = 1}});
+  pass(kPingInterval);
+  is_cut_[1] = true;
+  std::vector<Duration> renewed_after;
+  const Instant cut_at = now_;
+  while (now_ - cut_at < std::chrono::seconds(15)) {
+    const size_t before = count(Kind::kRenew);
+    pass(kPingInterval);
+    if (count(Kind::kRenew) > before) renewed_after.push_back(now_ - cut_at);
+  }
+  EXPECT_EQ(renewed_after, (std::vector<Duration>{kRenewAfter, 3 * kRenewAfter, 7 * kRenewAfter}));
+  session_.connected(1, now_);
+  is_cut_[1] = false;
+  exchange();
+  EXPECT_EQ(session_.open_count(), 1u);
+  const size_t before = count(Kind::kRenew);
+  for (int i = 0; i < 20; ++i) pass(kPingInterval);  // pongs are heard
+  EXPECT_EQ(count(Kind::kRenew), before);
+}
+
 TEST_F(PoolSessionTest, SilentWorkerIsGivenUpAfterALeaseAndItsAnswersAreRefused) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// When a connection over which nothing is heard is made anew. What was sent into a link that is cut waits in TCP, which
+// tries again after twice as long each time: the link stays silent for up to as long again as it was cut. A new
+// connection is there at once. On a slow link it costs what was on its way, so each time it is waited twice as long.
+
+#include <algorithm>
+
+#include "cluster/instant.h"
+
+namespace penstock::cluster {
+
+constexpr Duration kRenewAfter = std::chrono::seconds(2);  // more than a lease
+constexpr Duration kRenewAfterMax = std::chrono::seconds(32);
+
+// A value type.
+class RenewalClock {
+ public:
+  explicit RenewalClock(Instant now) : begun_at_(now) {}
+
+  void heard(Instant now) {
+    begun_at_ = now;
+    patience_ = kRenewAfter;
+  }
+  // True when it is time, and not again before twice as long.
+  bool take(Instant now) {
+    if (now - begun_at_ < patience_) return false;
+    begun_at_ = now;
+    patience_ = std::min(2 * patience_, kRenewAfterMax);
+    return true;
+  }
+
+ private:
+  Instant begun_at_;
+  Duration patience_ = kRenewAfter;
+};
+
+}  // namespace penstock::cluster
