@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -70,7 +71,9 @@ class PoolClientTest : public transport::PoolSocketsTest {
     ASSERT_EQ(static_cast<uint64_t>(tensors[0].numel()), bytes);
     const auto* data = tensors[0].const_data_ptr<uint8_t>();
     const uint64_t first = batch.descriptor().sequence;
-    for (uint64_t place = 0; place < bytes; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
+    const uint64_t period = std::min<uint64_t>(bytes, 256);
+    for (uint64_t place = 0; place < period; ++place) ASSERT_EQ(data[place], static_cast<uint8_t>(first + place));
+    ASSERT_EQ(std::memcmp(data, data + period, bytes - period), 0);
   }
 
   void expect_stream(uint64_t batch_bytes, int count, int first = 0) {
