@@ -334,21 +334,23 @@ class _Server:
 
 
 def _damage(waiting: bytearray, kind: str) -> bool:
-    """Changes a bit of the first frame that begins here. False if none is seen."""
-    place = waiting.find(_MARK, 0 if kind == FLIP else 1 + _LENGTH_BYTES)
-    if place < 0:
-        return False
+    """Changes a bit of the first frame that begins here, or the first long one. False if none is
+    seen."""
     if kind == FLIP:
+        place = waiting.find(_MARK)
         target = place + len(_MARK) + 8 + 1  # behind the nonce
-        if target >= len(waiting):
+        if place < 0 or target >= len(waiting):
             return False
         waiting[target] ^= 0x10
         return True
-    length = place - _LENGTH_BYTES
-    is_long = waiting[length - 1] & _IS_LONG and not any(waiting[length : length + 4])
-    if is_long:
-        waiting[length + 3] ^= 0x40  # 2^38 bytes more
-    return bool(is_long)
+    place = waiting.find(_MARK, 1 + _LENGTH_BYTES)
+    while place >= 0:
+        length = place - _LENGTH_BYTES
+        if waiting[length - 1] & _IS_LONG and not any(waiting[length : length + 4]):
+            waiting[length + 3] ^= 0x40  # 2^38 bytes more
+            return True
+        place = waiting.find(_MARK, place + 1)
+    return False
 
 
 def _read_some(number: int) -> bytes:

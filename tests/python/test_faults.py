@@ -146,6 +146,7 @@ def test_an_arena_that_the_trainer_cannot_map_is_a_clear_error() -> None:
 
 def die(index: int) -> Any:
     if index == 6:
+        time.sleep(1)  # what it has sent has left it by then
         os._exit(7)
     return number(index)
 
