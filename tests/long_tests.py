@@ -12,8 +12,6 @@ LEFT_TO_TEST_ALL = (
     "tests/chaos/test_chaos.py::test_no_batch_is_lost[full-disks]",
     "tests/chaos/test_chaos.py::test_no_batch_is_lost[full-shared-memory]",
     "tests/chaos/test_chaos.py::test_no_batch_is_lost[no-descriptors]",
-    "tests/contract/test_exits_of_programs.py::"
-    "test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing[torch]",
     "tests/frameworks/test_geometric.py::"
     "test_a_library_imported_after_gives_torchs_batches_through_penstock",
     "tests/frameworks/test_torchvision.py::"
@@ -82,7 +80,6 @@ LEFT_TO_TEST_ALL = (
     "tests/python/test_shared_list.py::test_the_stream_is_that_of_a_list[DataLoader1-forkserver]",
     "tests/python/test_shared_list.py::test_the_stream_is_that_of_a_list[DataLoader1-spawn]",
     "tests/python/test_worker_start.py::test_a_dataset_is_pickled_once_for_all_workers[forkserver]",
-    "tests/python/test_worker_start.py::test_storages_in_files_are_counted_for_each_worker[torch]",
     "tests/python/test_worker_start.py::"
     "test_whatever_a_dataset_holds_arrives_as_with_torch[forkserver]",
     "tests/sim/test_simulation.py::test_a_bug_is_found[a gap on a link is not seen]",

@@ -35,13 +35,15 @@ class BatchMemory {
 
   // A batch of so many bytes has come.
   void note_received(uint64_t bytes) { largest_bytes_ = std::max(largest_bytes_, bytes); }
+  // Of the batches that came.
+  uint64_t largest_bytes() const { return largest_bytes_; }
 
   void retire_held();
 
  private:
   Result<std::shared_ptr<transport::ArenaView>> view_of(const transport::SlabRegion& region);
 
-  uint64_t largest_bytes_ = 0;  // of what came
+  uint64_t largest_bytes_ = 0;
   std::atomic<bool> is_closing_{false};
   transport::SlabPool pool_;
   uint32_t arena_id_ = 0;  // that view_ is of

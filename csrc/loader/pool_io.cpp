@@ -262,7 +262,7 @@ cluster::TrainerReport PoolIo::make_report() {
           .worker_count_max = is_idle(clock_now()) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
                     .asked_batches = static_cast<uint32_t>(asked_.size()),
-                    .bytes_in_flight = (ready + asked_.size()) * largest_bytes_,
+                    .bytes_in_flight = (ready + asked_.size()) * memory_.largest_bytes(),
                     .waited_ns = counters.wait_ns.value(),
                     .delivered_batches = counters.batches.value()},
           .about = options_.about};
@@ -401,8 +401,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::
   const cluster::Lane lane = asked_.at(message.key).lane;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != cluster::kNoLane) lanes_.answered(lane, answer.state);
-  largest_bytes_ = std::max(largest_bytes_, answer.payload_bytes);
-  memory_.note_received(answer.payload_bytes);
+  if (whole) memory_.note_received(answer.payload_bytes);  // not what an error claims
   deliver(message.key, make_batch(worker_id, answer, std::move(whole)));
 }
 

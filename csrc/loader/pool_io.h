@@ -169,7 +169,6 @@ class PoolIo : public BatchSource {
   std::vector<std::byte> seeds_;  // of the epoch
   LanePlaces lanes_;
   std::set<cluster::Lane> ended_lanes_;
-  uint64_t largest_bytes_ = 0;
   bool is_silence_told_ = false;
   bool is_unfitness_told_ = false;
 

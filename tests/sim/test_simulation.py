@@ -14,7 +14,7 @@ import pytest
 from mutants import MUTANTS
 from simulation import build, run
 
-SEEDS = 2_000
+SEEDS = 4_000
 MUTANT_SEEDS = 60_000  # at most; a run ends with the first seed that fails
 
 
