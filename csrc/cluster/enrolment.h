@@ -58,7 +58,9 @@ class WorkerEnrolment {
             .incarnation = incarnation_,
             .endpoint = {},
             .is_draining = desk.is_draining(),
-            .trainer_id = desk.trainer_id()};
+            .trainer_id = desk.trainer_id(),
+            .about = {},
+            .declined = {desk.declined().begin(), desk.declined().end()}};
   }
 
   // Carries out what the controller orders.

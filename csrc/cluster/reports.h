@@ -4,6 +4,7 @@
 // news: a report that is lost is made good by the next, and a controller that starts again knows all within one
 // interval.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,13 +13,16 @@
 
 namespace penstock::cluster {
 
+constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
+
 struct WorkerReport {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
   std::string endpoint{};  // where trainers reach it
   bool is_draining = false;
-  uint64_t trainer_id = 0;  // that it works for; 0 for none
-  std::string about{};      // its host, process and versions, for people
+  uint64_t trainer_id = 0;           // that it works for; 0 for none
+  std::string about{};               // its host, process and versions, for people
+  std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
 
   friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
 };
@@ -63,6 +67,8 @@ struct TrainerRoster {
   uint64_t controller_id = 0;  // of this run of the controller
   uint64_t view = 0;           // counts up as it changes
   bool is_settled = false;
+  uint32_t pool_count = 0;   // workers that are not leaving, whosever they are
+  uint32_t unfit_count = 0;  // of them, those that have declined this trainer
   std::vector<Entry> entries{};
 
   friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;

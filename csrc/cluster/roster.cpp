@@ -2,8 +2,9 @@
 #include "cluster/roster.h"
 
 #include <algorithm>
+#include <tuple>
 
-#include "cluster/fair_share.h"
+#include "cluster/share_out.h"
 #include "cluster/work_desk.h"
 
 namespace penstock::cluster {
@@ -27,13 +28,19 @@ WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
     }
     drop_worker(known);
   }
+  if (!workers_.contains(report.worker_id)) is_balanced_ = false;
   Worker& worker = workers_[report.worker_id];
   const bool has_moved = worker.report.endpoint != report.endpoint;
+  for (const uint64_t trainer_id : report.declined)
+    if (!worker.has_declined(trainer_id)) note_change(trainer_id);
+  const auto standing = [](const WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
+  if (standing(worker.report) != standing(report)) is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
+  const bool is_to_go = worker.is_withdrawn || worker.has_declined(worker.trainer_id);
   if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id)) {
     assign(worker, report.trainer_id);
-  } else if (worker.is_withdrawn && report.trainer_id != worker.trainer_id) {
+  } else if (is_to_go && report.trainer_id != worker.trainer_id) {
     release(worker);
   } else if (has_moved) {
     note_change(worker.trainer_id);
@@ -46,6 +53,7 @@ WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
 TrainerRoster Roster::trainer_reported(const TrainerReport& report, Instant now) {
   const bool is_new = !trainers_.contains(report.trainer_id);
   Trainer& trainer = trainers_[report.trainer_id];
+  if (is_new || trainer.report.worker_count_max != report.worker_count_max) is_balanced_ = false;
   trainer.report = report;
   trainer.reported_at = now;
   if (is_new) {
@@ -65,13 +73,16 @@ void Roster::worker_left(uint64_t worker_id, Instant now) {
 }
 
 void Roster::trainer_left(uint64_t trainer_id, Instant now) {
-  if (trainers_.erase(trainer_id) > 0) balance(now);
+  if (trainers_.erase(trainer_id) == 0) return;
+  is_balanced_ = false;
+  balance(now);
 }
 
 bool Roster::drain(uint64_t worker_id, Instant now) {
   const auto found = workers_.find(worker_id);
   if (found == workers_.end()) return false;
   found->second.is_to_drain = true;
+  is_balanced_ = false;
   balance(now);
   return true;
 }
@@ -85,7 +96,8 @@ void Roster::tick(Instant now) {
     fence(worker->first, worker->second.report.incarnation);
     drop_worker(worker);
   }
-  std::erase_if(trainers_, [&](const auto& item) { return now - item.second.reported_at >= kLease; });
+  if (std::erase_if(trainers_, [&](const auto& item) { return now - item.second.reported_at >= kLease; }) > 0)
+    is_balanced_ = false;
   balance(now);
 }
 
@@ -100,6 +112,7 @@ std::optional<Instant> Roster::next_tick() const {
 // ---- Who works for whom
 
 void Roster::balance(Instant now) {
+  if (is_balanced_ && was_settled_) return;
   for (auto& [worker_id, worker] : workers_)
     if (worker.trainer_id != 0 && !trainers_.contains(worker.trainer_id)) release(worker);
   if (!is_settled(now)) return;
@@ -108,67 +121,71 @@ void Roster::balance(Instant now) {
     for (auto& [trainer_id, trainer] : trainers_) note_change(trainer_id);
   }
 
+  share_out_workers();
+  is_balanced_ = true;
+}
+
+void Roster::share_out_workers() {
   std::vector<Demand> demands;
   for (const auto& [trainer_id, trainer] : trainers_)
     demands.push_back({.trainer_id = trainer_id, .worker_count_max = trainer.report.worker_count_max});
-  const auto demand_of = [&](uint64_t trainer_id) {
-    return std::find_if(demands.begin(), demands.end(), [&](const Demand& d) { return d.trainer_id == trainer_id; });
-  };
-  uint32_t usable_count = 0;
+  std::vector<Worker*> workers;
+  std::vector<Hand> hands;
   for (auto& [worker_id, worker] : workers_) {
     if (worker.is_leaving()) {
-      if (worker.trainer_id != 0 && !worker.is_withdrawn) {
-        worker.is_withdrawn = true;
-        note_change(worker.trainer_id);
-      }
+      withdraw(worker);
       continue;
     }
-    ++usable_count;
-    if (worker.trainer_id != 0 && !worker.is_withdrawn) ++demand_of(worker.trainer_id)->worker_count;
+    workers.push_back(&worker);
+    hands.push_back(worker.hand());
   }
-  const std::vector<uint32_t> shares = fair_shares(demands, usable_count);
-
-  for (size_t index = 0; index < demands.size(); ++index) {
-    Demand& demand = demands[index];
-    // What came last goes first: it has the least of the job's data in its caches.
-    std::vector<Worker*> own;
-    for (auto& [worker_id, worker] : workers_)
-      if (worker.trainer_id == demand.trainer_id && !worker.is_withdrawn) own.push_back(&worker);
-    std::sort(own.begin(), own.end(), [](auto* a, auto* b) { return a->assigned_order > b->assigned_order; });
-    for (size_t surplus = 0; demand.worker_count > shares[index]; ++surplus, --demand.worker_count) {
-      own[surplus]->is_withdrawn = true;
-      note_change(demand.trainer_id);
-    }
-  }
-  for (auto& [worker_id, worker] : workers_) {
-    const bool is_free = worker.trainer_id == 0 && worker.report.trainer_id == 0 && !worker.is_leaving();
-    if (!is_free) continue;
-    std::optional<size_t> neediest;
-    for (size_t index = 0; index < demands.size(); ++index) {
-      if (demands[index].worker_count >= shares[index]) continue;
-      const auto lack = [&](size_t i) { return shares[i] - demands[i].worker_count; };
-      if (!neediest || lack(index) > lack(*neediest)) neediest = index;
-    }
-    if (!neediest) break;
-    ++demands[*neediest].worker_count;
-    assign(worker, demands[*neediest].trainer_id);
+  for (const Move& move : share_out(demands, hands)) {
+    if (move.trainer_id != 0)
+      assign(*workers[move.hand], move.trainer_id);
+    else
+      withdraw(*workers[move.hand]);
   }
 }
 
+Hand Roster::Worker::hand() const {
+  using State = Hand::State;
+  const bool is_free = trainer_id == 0 && report.trainer_id == 0;
+  const bool is_held = trainer_id != 0 && !is_withdrawn;
+  return {.state = is_free   ? State::kFree
+                   : is_held ? State::kHeld
+                             : State::kMoving,
+          .trainer_id = trainer_id,
+          .given_order = assigned_order,
+          .declined = report.declined};
+}
+
+bool Roster::Worker::has_declined(uint64_t trainer) const {
+  return std::find(report.declined.begin(), report.declined.end(), trainer) != report.declined.end();
+}
+
 void Roster::assign(Worker& worker, uint64_t trainer_id) {
+  is_balanced_ = false;
   worker.trainer_id = trainer_id;
   worker.is_withdrawn = false;
   worker.assigned_order = ++assigned_count_;
   note_change(trainer_id);
 }
 
+void Roster::withdraw(Worker& worker) {
+  if (worker.trainer_id == 0 || worker.is_withdrawn) return;
+  worker.is_withdrawn = true;
+  note_change(worker.trainer_id);
+}
+
 void Roster::release(Worker& worker) {
+  is_balanced_ = false;
   note_change(worker.trainer_id);
   worker.trainer_id = 0;
   worker.is_withdrawn = false;
 }
 
 void Roster::drop_worker(std::map<uint64_t, Worker>::iterator worker) {
+  is_balanced_ = false;
   note_change(worker->second.trainer_id);
   workers_.erase(worker);
 }
@@ -206,6 +223,8 @@ TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   found->second.has_changed = false;
   roster.view = found->second.view;
   for (const auto& [worker_id, worker] : workers_) {
+    if (!worker.is_leaving()) ++roster.pool_count;
+    if (!worker.is_leaving() && worker.has_declined(trainer_id)) ++roster.unfit_count;
     if (worker.trainer_id != trainer_id) continue;
     roster.entries.push_back({.worker = {.worker_id = worker_id,
                                          .incarnation = worker.report.incarnation,

@@ -4,13 +4,12 @@
 // time. It is not on the way of any batch: while it is gone, trainers and workers go on as they are.
 //
 //   leases     a worker or trainer that has not reported for kLease is gone. A worker's incarnation is fenced by that:
-//   it
-//              is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
-//   shares     by fair_share.h, as soon as anything changes. A worker that is to go to another trainer is withdrawn
-//   first
-//              from the one that has it, and moves when it reports that it works for nobody.
+//              it is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
+//   shares     by share_out.h, as soon as anything changes. A worker that is to go to another trainer is withdrawn
+//              first from the one that has it, and moves when it reports that it works for nobody. One that has
+//              declined a trainer goes to others.
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
-//   whom.
+//              whom.
 
 #include <cstdint>
 #include <deque>
@@ -23,6 +22,7 @@
 
 #include "cluster/instant.h"
 #include "cluster/reports.h"
+#include "cluster/share_out.h"
 
 namespace penstock::cluster {
 
@@ -76,6 +76,8 @@ class Roster {
     bool is_to_drain = false;
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
+    bool has_declined(uint64_t trainer) const;
+    Hand hand() const;  // valid as long as the report
   };
   struct Trainer {
     TrainerReport report;
@@ -85,7 +87,9 @@ class Roster {
   };
 
   void balance(Instant now);
+  void share_out_workers();
   void assign(Worker& worker, uint64_t trainer_id);
+  void withdraw(Worker& worker);
   void release(Worker& worker);
   void note_change(uint64_t trainer_id);
   void fence(uint64_t worker_id, uint32_t incarnation);
@@ -101,6 +105,7 @@ class Roster {
   uint64_t fenced_total_ = 0;
   uint64_t assigned_count_ = 0;
   uint64_t view_count_ = 0;
+  bool is_balanced_ = false;  // nothing has changed since that was last seen to
 };
 
 }  // namespace penstock::cluster

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "cluster/reports.h"
 
 namespace penstock::cluster {
 

@@ -25,7 +25,6 @@ namespace penstock::cluster {
 // After so long without a word from the other side a link has ended; both sides say something every ping_interval.
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
-constexpr size_t kDeclinedCountMax = 64;   // older ones may ask again
 constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers
 
 // Thread-compatible.
@@ -78,6 +77,8 @@ class WorkDesk {
   void decline();
   // Whether that was said of a trainer.
   bool is_declined(uint64_t trainer_id) const;
+  // Of whom it was, the latest last; at most kDeclinedCountMax.
+  const std::deque<uint64_t>& declined() const { return declined_; }
 
   // The trainer that is worked for; 0 for none.
   uint64_t trainer_id() const { return tenant_ ? tenant_->trainer_id : 0; }

@@ -44,7 +44,10 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   json += ", \"endpoint\": " + quoted(report.endpoint) + ", \"about\": " + quoted(report.about);
   json += ", \"trainer\": " + id_or_null(report.trainer_id) + ", \"assigned_to\": " + id_or_null(worker.assigned_to);
   json += std::string(", \"is_withdrawn\": ") + yes_or_no(worker.is_withdrawn);
-  json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining);
+  json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining) + ", \"unfit_for\": [";
+  for (size_t index = 0; index < report.declined.size(); ++index)
+    json += (index == 0 ? "" : ", ") + quoted(spoken_id(report.declined[index]));
+  json += "]";
   return json + ", \"since_report_s\": " + seconds(worker.since_report) + "}";
 }
 

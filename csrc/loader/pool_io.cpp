@@ -177,9 +177,10 @@ void PoolIo::run(const std::stop_token& stop) {
       carry_out();
     }
     const Instant now = clock_now();
+    // Why a worker declines comes before the roster that does without it.
+    for (const uint64_t worker_id : links_->take_ready(now)) serve_worker(worker_id, now);
     if (auto served = serve_controller(now); !served) return inbox_.fail(0, served.error());
     connect_again(now);
-    for (const uint64_t worker_id : links_->take_ready(now)) serve_worker(worker_id, now);
     session_.tick(clock_now());
     carry_out();
     note_standing(clock_now());
@@ -242,6 +243,7 @@ Result<void> PoolIo::serve_controller(Instant now) {
   if (auto roster = controller_->take_roster()) {
     pool_workers_ = std::move(roster->entries);
     set_roster(now);
+    note_unfitness(roster->pool_count, roster->unfit_count);
   }
   controller_->report([this] { return make_report(); }, now);
   return {};
@@ -396,7 +398,6 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::
     }
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
-  if (message.kind == ToTrainer::Kind::kUnfit) tell_unfitness();
   if (!counts) return;
   const cluster::Lane lane = asked_.at(message.key).lane;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
@@ -464,8 +465,10 @@ void PoolIo::note_refusal(uint64_t worker_id, const transport::PoolAnswer& answe
 }
 
 // When every worker has declined nothing will ever come, unless others join.
-void PoolIo::tell_unfitness() {
-  if (session_.unfit_count() < session_.known_count() || std::exchange(is_unfitness_told_, true)) return;
+void PoolIo::note_unfitness(uint32_t pool_count, uint32_t unfit_count) {
+  standing_.note_pool(pool_count, unfit_count);
+  if (unfit_count == 0 || unfit_count < pool_count || session_.unfit_count() < session_.known_count()) return;
+  if (std::exchange(is_unfitness_told_, true)) return;
   inbox_.fail(0, {Errc::kFailed, "no worker of the pool can run this job: " + describe()});
 }
 

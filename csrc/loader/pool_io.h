@@ -122,7 +122,7 @@ class PoolIo : public BatchSource {
   std::unique_ptr<Batch> make_batch(uint64_t worker_id, const transport::PoolAnswer& answer,
                                     std::optional<IncomingBatch> whole);
   void note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer);
-  void tell_unfitness();
+  void note_unfitness(uint32_t pool_count, uint32_t unfit_count);
 
   void carry_out();
   void send(const cluster::PoolSession::Command& command);

@@ -20,6 +20,12 @@ void PoolStanding::note(Controller controller, size_t known_count, size_t open_c
   open_count_ = open_count;
 }
 
+void PoolStanding::note_pool(size_t pool_count, size_t unfit_count) {
+  MutexLock lock(mutex_);
+  pool_count_ = pool_count;
+  unfit_count_ = unfit_count;
+}
+
 bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
   MutexLock lock(mutex_);
   return std::exchange(refusals_[worker_id], reason) != reason;
@@ -39,8 +45,16 @@ std::string PoolStanding::describe(const std::string& where) const {
     text = "no controller has answered at " + where + " yet: start one there (penstock controller --bind " + where +
            "), or name the address of the one that runs";
   } else if (known_count_ == 0) {
-    text = "the controller at " + where + " has no worker for this trainer: start some (penstock worker --controller " +
-           where + "), or wait until other trainers need fewer";
+    const std::string start = "start some (penstock worker --controller " + where + ")";
+    text = "the controller at " + where + " has no worker for this trainer: ";
+    if (unfit_count_ == 0) {
+      text += start + ", or wait until other trainers need fewer";
+    } else if (unfit_count_ < pool_count_) {
+      text += std::to_string(unfit_count_) + " of its " + std::to_string(pool_count_) +
+              " workers cannot run this job, and other trainers have the rest; " + start + " that can, or wait";
+    } else {
+      text += "none of its " + std::to_string(pool_count_) + " can run this job; " + start + " that can";
+    }
   } else {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
            std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";

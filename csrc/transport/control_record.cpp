@@ -19,6 +19,10 @@ Error malformed(const std::string& what) {
 
 // One description of each message serves both ways. A visitor sees the fields in the order of the wire.
 template <typename Visitor>
+void fields(Visitor& visit, uint64_t& entry) {
+  visit(entry);
+}
+template <typename Visitor>
 void fields(Visitor& visit, cluster::WorkerReport& m) {
   visit(m.worker_id);
   visit(m.incarnation);
@@ -26,6 +30,7 @@ void fields(Visitor& visit, cluster::WorkerReport& m) {
   visit(m.trainer_id);
   visit(m.endpoint, kControlNameBytesMax);
   visit(m.about, kControlAboutBytesMax);
+  visit(m.declined, cluster::kDeclinedCountMax);
 }
 template <typename Visitor>
 void fields(Visitor& visit, cluster::WorkerOrders& m) {
@@ -57,6 +62,8 @@ void fields(Visitor& visit, cluster::TrainerRoster& m) {
   visit(m.controller_id);
   visit(m.view);
   visit(m.is_settled);
+  visit(m.pool_count);
+  visit(m.unfit_count);
   visit(m.entries, kRosterCountMax);
 }
 template <typename Visitor>

@@ -74,6 +74,8 @@ def _work_of(worker: dict[str, Any]) -> str:
     text = _short(worker["trainer"] or worker["assigned_to"])
     if worker["is_draining"] or worker["is_withdrawn"]:
         text += ", leaving" if worker["is_draining"] else ", moving"
+    if worker["unfit_for"]:
+        text += ", cannot work for " + ", ".join(_short(trainer) for trainer in worker["unfit_for"])
     return text
 
 

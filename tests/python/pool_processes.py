@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -140,7 +140,11 @@ class PoolProcesses:
         return process
 
     def start_worker(
-        self, *arguments: str, processes: int = 1, within: Sequence[str] = ()
+        self,
+        *arguments: str,
+        processes: int = 1,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> Worker:
         worker = Worker(
             [
@@ -151,7 +155,7 @@ class PoolProcesses:
                 str(processes),
                 *arguments,
             ],
-            self.environment,
+            {**self.environment, **(environment or {})},
             within,
         )
         self.processes.append(worker)

@@ -131,7 +131,7 @@ def _text(text: str) -> bytes:
 
 def worker_report(worker_id: int, endpoint: str, version: int = 1) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
-    return control(1, head, _text(endpoint), _text("by hand"), version=version)
+    return control(1, head, _text(endpoint), _text("by hand"), bytes(4), version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:

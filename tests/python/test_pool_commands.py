@@ -169,6 +169,7 @@ def test_a_status_is_a_table_of_workers_and_queues() -> None:
         "assigned_to": "11ab000000000001",
         "is_withdrawn": True,
         "is_draining": False,
+        "unfit_for": ["33ab000000000001", "44ab000000000001"],
         "since_report_s": 0.25,
     }
     trainer = {
@@ -183,5 +184,6 @@ def test_a_status_is_a_table_of_workers_and_queues() -> None:
     text = str(PoolStatus({"controller": controller, "workers": [worker], "trainers": [trainer]}))
     lines = text.splitlines()
     assert "assigns nobody yet" in lines[0]
-    assert lines[2].split() == "00ab0000 tcp://10.0.0.2:4000 11ab0000, moving 0.2 s host a".split()
+    works_for = "11ab0000, moving, cannot work for 33ab0000, 44ab0000"
+    assert lines[2].split() == f"00ab0000 tcp://10.0.0.2:4000 {works_for} 0.2 s host a".split()
     assert lines[4].split() == "11ab0000 train.py 1 of 64 3 4 2.5 MB 1.2 s 10 host b".split()

@@ -154,6 +154,56 @@ def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
         assert len(list(pooled(pool, Augmented(4)))) == 4
 
 
+@contextlib.contextmanager
+def consuming(batches: Iterator[Any]) -> Iterator[None]:
+    """Whoever wants no batch for a while has no worker either."""
+    stop = threading.Event()
+
+    def consume() -> None:
+        while not stop.wait(0.01):
+            next(batches)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: PoolProcesses) -> None:
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), CODE]))
+
+    def wait_for_trainer(worker: Worker) -> tuple[str, list[str]]:
+        """That it is given to, and those that it cannot work for."""
+        ((worker_id, _, _),) = worker.served()
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            assert time.monotonic() < deadline
+            for found in pool.status()["workers"]:
+                if found["id"] == worker_id and found["assigned_to"] and not found["is_withdrawn"]:
+                    return found["assigned_to"], found["unfit_for"]
+            time.sleep(0.05)
+
+    with (
+        serving(pool.start_worker(environment={"PYTHONPATH": path})) as able,
+        consuming(iter(pooled(pool, Augmented(100_000)))),
+    ):
+        easy, _ = wait_for_trainer(able)
+        with serving(pool.start_worker()) as unable:
+            assert wait_for_trainer(unable) == (easy, [])
+            # The worker that came last goes to who came last, which can do nothing with it.
+            batches = iter(pooled(pool, Augmented(100_000), code_paths=[]))
+            with pytest.warns(PoolWarning, match="does not work for this trainer"):
+                found = [next(batches)["index"].item() for _ in range(40)]
+            assert found == list(range(40))
+            with consuming(batches):
+                picky, _ = wait_for_trainer(able)
+                assert picky != easy
+                assert wait_for_trainer(unable) == (easy, [picky])
+
+
 class Large(torch.utils.data.Dataset[torch.Tensor]):
     def __init__(self, mebibytes: int) -> None:
         self.values = torch.zeros(mebibytes << 20, dtype=torch.uint8)

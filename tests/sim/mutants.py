@@ -124,6 +124,23 @@ void Dispatch::forgive""",
         Mutation("roster.cpp", "found->second.view = ++view_count_;", "++found->second.view;"),
         Mutation("roster.cpp", "    trainer.view = ++view_count_;", "    trainer.view = 1;"),
     ),
+    "a worker stays with a trainer that it has declined": (
+        Mutation(
+            "share_out.cpp",
+            "if (is_its && is_fit(hands_[hand], demands_[trainer]))",
+            "if (is_its)",
+        ),
+    ),
+    "a worker is given to a trainer that it has declined": (
+        Mutation(
+            "share_out.cpp",
+            "if (owners_[hand] != kNobody || !is_fit(hands_[hand], demands_[trainer])) continue;",
+            "if (owners_[hand] != kNobody) continue;",
+        ),
+    ),
+    "a worker that its trainer could do without is not given up for another": (
+        Mutation("share_out.cpp", "        to_visit.push_back(other);\n", ""),
+    ),
     "workers that are withdrawn are never released": (
         Mutation(
             "pool_session.cpp",

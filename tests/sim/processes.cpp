@@ -49,8 +49,8 @@ void SimController::push() {
 
 // ---- Worker
 
-SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id)
-    : Process(world, id), enrolment_(worker_id, world.now()) {}
+SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t unfit_jobs)
+    : Process(world, id), unfit_jobs_(unfit_jobs), enrolment_(worker_id, world.now()) {}
 
 void SimWorker::receive(ProcessId, const Message& message) {
   if (const auto* orders = std::get_if<OrdersMessage>(&message)) {
@@ -90,6 +90,12 @@ std::optional<std::pair<uint32_t, BatchKey>> SimWorker::working_on() const {
   return std::pair(work_->content.job, work_->request.key);
 }
 
+std::vector<BatchKey> SimWorker::kept() const {
+  std::vector<BatchKey> keys;
+  for (const auto& [key, content] : made_) keys.push_back(key);
+  return keys;
+}
+
 void SimWorker::carry_out() {
   if (desk_.trainer_id() != trainer_id_) {
     trainer_id_ = desk_.trainer_id();
@@ -118,6 +124,12 @@ void SimWorker::carry_out() {
 void SimWorker::begin() {
   const auto request = desk_.begin();
   if (!request) return;
+  if ((unfit_jobs_ >> job_ & 1) != 0) {
+    desk_.decline();
+    desk_.finished();
+    enrolment_.clock.hurry(world_.now());
+    return carry_out();
+  }
   carry_out();
   work_ = Work{*request, make(*request)};
   const uint64_t number = ++work_number_;

@@ -21,6 +21,7 @@ class SimController : public Process {
 
   bool drain(uint64_t worker_id);
   void left(uint64_t worker_id);
+  const cluster::Roster& roster() const { return roster_; }
 
  private:
   void push();
@@ -30,19 +31,22 @@ class SimController : public Process {
 
 class SimWorker : public Process {
  public:
-  SimWorker(World& world, ProcessId id, uint64_t worker_id);
+  // `unfit_jobs`: those that it declines, by their bits.
+  SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t unfit_jobs);
   void receive(ProcessId from, const Message& message) override;
   void tick() override;
   std::optional<Instant> next_tick() const override;
   std::string name() const override { return "worker " + std::to_string(enrolment_.worker_id()); }
 
   uint64_t worker_id() const { return enrolment_.worker_id(); }
+  uint32_t unfit_jobs() const { return unfit_jobs_; }
   cluster::WorkDesk& desk() { return desk_; }
   const cluster::WorkDesk& desk() const { return desk_; }
   void drain();
   // The job and the key of what it makes now.
   std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
-  size_t kept_count() const { return made_.size(); }
+  uint32_t job() const { return job_; }
+  std::vector<BatchKey> kept() const;
 
  private:
   struct Work {
@@ -55,6 +59,7 @@ class SimWorker : public Process {
   void finish(uint64_t work_number);
   Content make(const cluster::WorkDesk::Request& request);
 
+  const uint32_t unfit_jobs_;
   cluster::WorkDesk desk_;
   cluster::WorkerEnrolment enrolment_;
   uint64_t trainer_id_ = 0;  // whose dataset is loaded

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kEventsMax = 2'000'000;    // far beyond any run that ends
 constexpr Duration kAfterwards = seconds(4);  // for what is under way to come to rest
+constexpr int kWastedMax = 4;                 // looks at a worker, one a second
 
 // For the trace of one run.
 std::string spoken(const Message& message) {
@@ -27,8 +28,8 @@ std::string spoken(const Message& message) {
            (m->head.is_lane_start ? " start" : "") + ", count " + std::to_string(m->head.count);
   }
   if (const auto* m = std::get_if<TrainerMessage>(&message)) {
-    constexpr const char* kNames[] = {"",       "welcome",     "refused", "broken",  "started",
-                                      "answer", "handed back", "pong",    "leaving", "piece"};
+    constexpr const char* kNames[] = {"",     "welcome", "refused", "broken", "started", "answer", "handed back",
+                                      "pong", "leaving", "piece",   "unfit"};
     return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
            to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");
@@ -42,7 +43,8 @@ std::string spoken(const Message& message) {
   }
   if (const auto* m = std::get_if<cluster::WorkerReport>(&message))
     return "report of worker " + std::to_string(m->worker_id) + "." + std::to_string(m->incarnation) + " for trainer " +
-           std::to_string(m->trainer_id) + (m->is_draining ? ", draining" : "");
+           std::to_string(m->trainer_id) + (m->is_draining ? ", draining" : "") +
+           (m->declined.empty() ? "" : ", which declined " + std::to_string(m->declined.size()));
   if (const auto* m = std::get_if<OrdersMessage>(&message))
     return std::string("orders") + (m->orders.is_fenced ? ", fenced" : "") + (m->orders.is_to_drain ? ", drain" : "");
   return "report of a trainer";
@@ -107,16 +109,25 @@ std::optional<std::string> World::run() {
 
 void World::start() {
   processes_.emplace(kController, std::make_unique<SimController>(*this, kController));
-  for (uint32_t i = 0; i < scenario_.worker_count; ++i) add_worker();
+  for (uint32_t i = 0; i < scenario_.worker_count; ++i) add_worker(i == 0 ? 0 : draw_unfit_jobs());
   for (uint32_t job = 0; job < scenario_.trainer_count; ++job) add_trainer(job, nullptr);
   plan_faults();
+  fault_at(Instant(scenario_.calm_at) + kAfterwards, [this] { check_sharing(); });
 }
 
-void World::add_worker() {
+// Jobs by their bits. One worker, and whatever takes its place, can run them all.
+uint32_t World::draw_unfit_jobs() {
+  uint32_t jobs = 0;
+  for (uint32_t job = 0; scenario_.has_unfit && job < scenario_.trainer_count; ++job)
+    if (chance() < 0.4) jobs |= 1u << job;
+  return jobs;
+}
+
+void World::add_worker(uint32_t unfit_jobs) {
   const ProcessId id = next_process_++;
   const uint64_t worker_id = new_identity();
   workers_.emplace(worker_id, id);
-  auto worker = std::make_unique<SimWorker>(*this, id, worker_id);
+  auto worker = std::make_unique<SimWorker>(*this, id, worker_id, unfit_jobs);
   say(worker->name(), " starts");
   wake(*worker);
   processes_.emplace(id, std::move(worker));
@@ -158,12 +169,13 @@ void World::plan_faults() {
   const auto crash = [this, is_worker](bool is_seen) {
     const ProcessId victim = pick_process(is_worker);
     if (!processes_.contains(victim)) return;
+    const uint32_t unfit_jobs = static_cast<const SimWorker&>(*processes_.at(victim)).unfit_jobs();
     kill(victim, is_seen);
-    fault_at(now_ + between(milliseconds(10), seconds(3)), [this] { add_worker(); });
+    fault_at(now_ + between(milliseconds(10), seconds(3)), [this, unfit_jobs] { add_worker(unfit_jobs); });
   };
   plan(scenario_.worker_crashes, [crash] { crash(true); });
   plan(scenario_.machine_crashes, [crash] { crash(false); });
-  plan(scenario_.worker_joins, [this] { add_worker(); });
+  plan(scenario_.worker_joins, [this] { add_worker(draw_unfit_jobs()); });
   plan(scenario_.worker_drains, [this, is_worker] {
     const auto victim = processes_.find(pick_process(is_worker));
     if (victim == processes_.end()) return;
@@ -175,7 +187,8 @@ void World::plan_faults() {
     } else {
       worker.drain();
     }
-    fault_at(now_ + between(milliseconds(10), seconds(3)), [this] { add_worker(); });
+    fault_at(now_ + between(milliseconds(10), seconds(3)),
+             [this, unfit_jobs = worker.unfit_jobs()] { add_worker(unfit_jobs); });
   });
   plan(scenario_.stalls, [this, is_any] {
     const auto victim = processes_.find(pick_process(is_any));
@@ -229,6 +242,8 @@ void World::kill(ProcessId victim, bool is_seen) {
   const auto* worker = dynamic_cast<const SimWorker*>(dead.get());
   if (worker == nullptr) return;
   if (worker->working_on()) ++deaths_[*worker->working_on()];
+  // To a trainer that lost the answer, this is a batch that was begun.
+  for (const BatchKey key : worker->kept()) ++deaths_[{worker->job(), key}];
   if (!is_seen) return;
   for (const auto& [id, process] : processes_) {
     if (dynamic_cast<const SimTrainer*>(process.get()) == nullptr || is_cut(victim, id)) continue;
@@ -243,8 +258,9 @@ void World::kill(ProcessId victim, bool is_seen) {
 
 void World::die_of(SimWorker& worker, uint32_t job, BatchKey key) {
   if (worker.working_on() != std::pair(job, key)) return;
+  const uint32_t unfit_jobs = worker.unfit_jobs();
   kill(worker.id(), true);
-  fault_at(now_ + between(milliseconds(10), seconds(1)), [this] { add_worker(); });
+  fault_at(now_ + between(milliseconds(10), seconds(1)), [this, unfit_jobs] { add_worker(unfit_jobs); });
 }
 
 void World::leave(SimWorker& worker) {
@@ -345,11 +361,40 @@ void World::check_credit() const {
   }
 }
 
+// Once a second. A worker that moves, or whose trainer has just ended, is on its way.
+void World::check_sharing() {
+  std::map<uint64_t, int> wasted;
+  const auto controller = processes_.find(kController);
+  if (controller != processes_.end()) {
+    const auto& roster = static_cast<const SimController&>(*controller->second).roster();
+    const auto trainers = roster.trainers(now_);
+    for (const auto& worker : roster.workers(now_)) {
+      const auto has_declined = [&](uint64_t trainer_id) {
+        return std::ranges::find(worker.report.declined, trainer_id) != worker.report.declined.end();
+      };
+      const auto owner = std::ranges::find(trainers, worker.assigned_to,
+                                           [](const auto& trainer) { return trainer.report.trainer_id; });
+      const auto should_have = [&](const cluster::Roster::TrainerStatus& trainer) {
+        return trainer.worker_count < trainer.report.worker_count_max && !has_declined(trainer.report.trainer_id) &&
+               (owner == trainers.end() || trainer.worker_count + 1 < owner->worker_count);
+      };
+      const bool is_missing = !worker.report.is_draining && std::ranges::any_of(trainers, should_have);
+      if (is_missing || has_declined(worker.assigned_to))
+        wasted[worker.report.worker_id] = wasted_[worker.report.worker_id] + 1;
+      if (wasted[worker.report.worker_id] > kWastedMax)
+        throw Violation{"worker " + std::to_string(worker.report.worker_id) +
+                        " is for long where it is of no use, or of less than elsewhere"};
+    }
+  }
+  wasted_ = std::move(wasted);
+  fault_at(now_ + seconds(1), [this] { check_sharing(); });
+}
+
 void World::check_memory() const {
   for (const auto& [id, process] : processes_) {
     if (process->stalled_until + kAfterwards > now_ && process->stalled_until > Instant{}) continue;  // it is behind
     if (const auto* worker = dynamic_cast<const SimWorker*>(process.get())) {
-      if (worker->desk().queued_count() + worker->desk().held_count() + worker->kept_count() > 0)
+      if (worker->desk().queued_count() + worker->desk().held_count() + worker->kept().size() > 0)
         throw Violation{worker->name() + " still has batches when all trainers are done"};
     } else if (const auto* trainer = dynamic_cast<const SimTrainer*>(process.get())) {
       if (trainer->session().dispatch().unanswered_count() > 0)

@@ -5,10 +5,19 @@
 // All of it follows from the scenario's seed, so a run that fails can be run again.
 //
 // What must hold:
-//   stream    every trainer is given each batch of each epoch once, in order, with the content that a lone process
-//   makes progress  all of it is, some time after the last fault credit    a worker never has more bytes asked of it or
-//   held than the trainer granted, one batch aside blame     a batch fails only if that many workers died while making
-//   it, and a batch that kills fails memory    nothing is left in a worker or a session once the trainers are done
+//
+//   stream    every trainer is given each batch of each epoch once, in order, as a lone process makes it
+//
+//   progress  all of it is, some time after the last fault
+//
+//   credit    a worker never has more bytes asked of it or held than the trainer granted, one batch aside
+//
+//   blame     a batch fails only if that many workers died while making it, and a batch that kills fails
+//
+//   sharing   no worker stays idle that a trainer could use, with a trainer that it has declined, or with one that has
+//             two more than another
+//
+//   memory    nothing is left in a worker or a session once the trainers are done
 
 #include <cstdint>
 #include <deque>
@@ -147,13 +156,15 @@ class World {
   void start();
   void plan_faults();
   void fault_at(Instant when, std::function<void()> action);
-  void add_worker();
+  void add_worker(uint32_t unfit_jobs);
+  uint32_t draw_unfit_jobs();
   void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
   void kill(ProcessId process, bool is_seen);
   void wake(Process& process);
   bool is_cut(ProcessId from, ProcessId to) const;
   bool is_done() const;
   void check_credit() const;
+  void check_sharing();
   void check_memory() const;
   double chance() { return std::uniform_real_distribution<double>(0, 1)(random_); }
   Duration between(Duration low, Duration high) {
@@ -176,6 +187,7 @@ class World {
   std::map<std::pair<ProcessId, ProcessId>, Instant> cuts_;       // until when
   std::map<std::pair<ProcessId, ProcessId>, uint32_t> renewals_;  // of the way from the first to the second
   std::map<std::pair<uint32_t, BatchKey>, uint32_t> deaths_;
+  std::map<uint64_t, int> wasted_;                    // workers, and how often in turn they were seen to be wasted
   std::vector<std::unique_ptr<SimTrainer>> resting_;  // crashed, until they resume
 };
 

@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
+#include <vector>
 
-#include "cluster/fair_share.h"
 #include "cluster/work_desk.h"
 
 namespace penstock::cluster {
@@ -13,24 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-TEST(FairShare, EverybodyGetsAsMuchAsAnyOtherUpToWhatItWants) {
-  const std::vector<Demand> demands{{.trainer_id = 1, .worker_count = 0, .worker_count_max = 2},
-                                    {.trainer_id = 2, .worker_count = 0, .worker_count_max = 64},
-                                    {.trainer_id = 3, .worker_count = 0, .worker_count_max = 64}};
-  EXPECT_EQ(fair_shares(demands, 10), (std::vector<uint32_t>{2, 4, 4}));
-  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{1, 1, 1}));
-  EXPECT_EQ(fair_shares({}, 3), std::vector<uint32_t>{});
-  EXPECT_EQ(fair_shares(std::span(demands).first(1), 10), std::vector<uint32_t>{2});
-}
-
-TEST(FairShare, AnOddWorkerStaysWhereItIs) {
-  std::vector<Demand> demands{{.trainer_id = 1, .worker_count = 1, .worker_count_max = 9},
-                              {.trainer_id = 2, .worker_count = 2, .worker_count_max = 9}};
-  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{1, 2}));
-  std::swap(demands[0].worker_count, demands[1].worker_count);
-  EXPECT_EQ(fair_shares(demands, 3), (std::vector<uint32_t>{2, 1}));
-}
 
 class RosterTest : public testing::Test {
  protected:
@@ -41,6 +24,10 @@ class RosterTest : public testing::Test {
                                     .is_draining = is_draining,
                                     .trainer_id = serves},
                                    now_);
+  }
+  void unfit_worker(uint64_t id, std::vector<uint64_t> declined) {
+    roster_.worker_reported(
+        {.worker_id = id, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1", .declined = std::move(declined)}, now_);
   }
   std::set<uint64_t> trainer(uint64_t id) {
     last_ = roster_.trainer_reported({.trainer_id = id, .job = "job", .worker_count_max = 64}, now_);
@@ -133,6 +120,25 @@ TEST_F(RosterTest, TrainerThatDiesFreesItsWorkersWithinALease) {
   EXPECT_EQ(trainer(200), (std::set<uint64_t>{1}));
 }
 
+TEST_F(RosterTest, WorkerThatIsFoundWithATrainerThatWantsNoneIsTakenFromIt) {
+  const auto report_idle = [&] {
+    roster_.trainer_reported({.trainer_id = 100, .job = "job", .worker_count_max = 0}, now_);
+  };
+  settle();
+  worker(1);
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{1}));
+  report_idle();
+  now_ += milliseconds(500);
+  worker(1, /*serves=*/100);  // though it is 200's
+  report_idle();
+  pass(kLease - milliseconds(500));  // 200 is gone
+  report_idle();
+  worker(1, /*serves=*/100);
+  ASSERT_EQ(roster_.workers(now_).size(), 1u);
+  EXPECT_EQ(roster_.workers(now_).front().assigned_to, 100u);
+  EXPECT_TRUE(roster_.workers(now_).front().is_withdrawn);
+}
+
 TEST_F(RosterTest, DrainedWorkerIsWithdrawnAndToldSo) {
   settle();
   worker(1);
@@ -148,6 +154,40 @@ TEST_F(RosterTest, DrainedWorkerIsWithdrawnAndToldSo) {
   roster_.worker_left(1, now_);
   EXPECT_EQ(roster_.workers(now_).size(), 1u);
   EXPECT_FALSE(worker(1).is_fenced);
+}
+
+TEST_F(RosterTest, WorkerThatDeclinedATrainerGoesToAnother) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  unfit_worker(2, {100});
+  EXPECT_EQ(roster_.changed_trainers(), (std::vector<uint64_t>{100}));
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
+  EXPECT_EQ(last_.entries.size(), 1u);
+  EXPECT_EQ(last_.pool_count, 2u);
+  EXPECT_EQ(last_.unfit_count, 1u);
+  EXPECT_EQ(trainer(200), (std::set<uint64_t>{2}));
+  EXPECT_EQ(last_.unfit_count, 0u);
+}
+
+TEST_F(RosterTest, TrainerKnowsWhenNobodyCanRunItsJob) {
+  settle();
+  worker(1);
+  worker(2);
+  EXPECT_EQ(trainer(100).size(), 2u);
+  unfit_worker(1, {100});
+  unfit_worker(2, {50, 100});
+  EXPECT_TRUE(trainer(100).empty());
+  EXPECT_EQ(last_.pool_count, 2u);
+  EXPECT_EQ(last_.unfit_count, 2u);
+  roster_.drain(1, now_);  // one that leaves is none that could have run it
+  trainer(100);
+  EXPECT_EQ(last_.pool_count, 1u);
+  EXPECT_EQ(last_.unfit_count, 1u);
+  worker(3);
+  EXPECT_EQ(trainer(100), (std::set<uint64_t>{3}));
+  EXPECT_EQ(last_.pool_count, 2u);
 }
 
 TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {

@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "cluster/reports.h"
+
 namespace penstock::cluster {
 namespace {
 

@@ -15,7 +15,8 @@ std::vector<ControlMessage> samples() {
                             .endpoint = "tcp://10.0.0.7:41999",
                             .is_draining = true,
                             .trainer_id = 9,
-                            .about = "host a, process 17"},
+                            .about = "host a, process 17",
+                            .declined = {5, 0x1122334455667788}},
       cluster::WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
       cluster::TrainerReport{
           .trainer_id = 5,
@@ -27,6 +28,8 @@ std::vector<ControlMessage> samples() {
       cluster::TrainerRoster{.controller_id = 1,
                              .view = 2,
                              .is_settled = true,
+                             .pool_count = 3,
+                             .unfit_count = 1,
                              .entries = {{{.worker_id = 7, .incarnation = 1, .is_withdrawn = false}, "tcp://[::1]:1"},
                                          {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}}},
       Farewell{.id = 6, .is_worker = true},
@@ -99,7 +102,7 @@ TEST(ControlRecord, AnotherVersionIsAMismatchThatNamesBoth) {
 TEST(ControlRecord, LengthsAboveTheirCapsAreRefusedBeforeTheyAreBelieved) {
   const auto text = with<uint32_t>(write_control(Refusal{.reason = "x"}), 8, 0xffffffff);
   EXPECT_EQ(parse_control(text).error().code, Errc::kTooLarge);
-  const auto list = with<uint32_t>(write_control(cluster::TrainerRoster{}), 8 + 17, 0xffffffff);
+  const auto list = with<uint32_t>(write_control(cluster::TrainerRoster{}), 8 + 25, 0xffffffff);
   EXPECT_EQ(parse_control(list).error().code, Errc::kTooLarge);
   EXPECT_EQ(parse_control(std::vector<std::byte>(kControlBytesMax + 1)).error().code, Errc::kTooLarge);
 }
@@ -113,6 +116,11 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   const auto cut = parse_control(write_control(roster));
   ASSERT_TRUE(cut) << cut.error().message;
   EXPECT_EQ(std::get<cluster::TrainerRoster>(cut.value()).entries.size(), kRosterCountMax);
+  cluster::WorkerReport report;
+  report.declined.resize(cluster::kDeclinedCountMax + 1);
+  const auto shorter = parse_control(write_control(report));
+  ASSERT_TRUE(shorter) << shorter.error().message;
+  EXPECT_EQ(std::get<cluster::WorkerReport>(shorter.value()).declined.size(), cluster::kDeclinedCountMax);
 }
 
 }  // namespace
