@@ -399,6 +399,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
+  was_served_ = true;
   const cluster::Lane lane = asked_.at(message.key).lane;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != cluster::kNoLane) lanes_.answered(lane, answer.state);
@@ -464,12 +465,17 @@ void PoolIo::note_refusal(uint64_t worker_id, const transport::PoolAnswer& answe
     tell("worker " + spoken_worker(worker_id) + " does not work for this trainer: " + reason);
 }
 
-// When every worker has declined nothing will ever come, unless others join.
+// When every worker has declined nothing will ever come, unless others join: that is an error for a job that nobody
+// has run yet. The worker that ran another may come back.
 void PoolIo::note_unfitness(uint32_t pool_count, uint32_t unfit_count) {
   standing_.note_pool(pool_count, unfit_count);
-  if (unfit_count == 0 || unfit_count < pool_count || session_.unfit_count() < session_.known_count()) return;
-  if (std::exchange(is_unfitness_told_, true)) return;
-  inbox_.fail(0, {Errc::kFailed, "no worker of the pool can run this job: " + describe()});
+  const bool is_hopeless =
+      unfit_count > 0 && unfit_count == pool_count && session_.unfit_count() == session_.known_count();
+  if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
+    const std::string news = "no worker of the pool can run this job: " + describe();
+    if (was_served_) return tell(news + "; training goes on when one joins that can");
+    inbox_.fail(0, {Errc::kFailed, news});
+  }
 }
 
 // ---- Requests

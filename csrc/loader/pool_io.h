@@ -170,7 +170,8 @@ class PoolIo : public BatchSource {
   LanePlaces lanes_;
   std::set<cluster::Lane> ended_lanes_;
   bool is_silence_told_ = false;
-  bool is_unfitness_told_ = false;
+  bool was_served_ = false;   // some worker has answered a request
+  bool is_hopeless_ = false;  // every worker of the pool has declined this trainer
 
   Instant silent_links_at_{};  // when they are looked for
 

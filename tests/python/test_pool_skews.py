@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 import time
 import warnings
@@ -202,6 +203,13 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
                 picky, _ = wait_for_trainer(able)
                 assert picky != easy
                 assert wait_for_trainer(unable) == (easy, [picky])
+            # Without the one that can, the trainer waits: its parent is about to start it again.
+            place = next(batches)["index"].item() + 1
+            os.kill(able.pids[0], signal.SIGKILL)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PoolWarning)
+                found = [next(batches)["index"].item() for _ in range(40)]
+            assert found == list(range(place, place + 40))
 
 
 class Large(torch.utils.data.Dataset[torch.Tensor]):
