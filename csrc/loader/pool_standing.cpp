@@ -51,9 +51,9 @@ std::string PoolStanding::describe(const std::string& where) const {
       text += start + ", or wait until other trainers need fewer";
     } else if (unfit_count_ < pool_count_) {
       text += std::to_string(unfit_count_) + " of its " + std::to_string(pool_count_) +
-              " workers cannot run this job, and other trainers have the rest; " + start + " that can, or wait";
+              " have declined this job, and other trainers have the rest; " + start + " that can run it, or wait";
     } else {
-      text += "none of its " + std::to_string(pool_count_) + " can run this job; " + start + " that can";
+      text += "all of its " + std::to_string(pool_count_) + " have declined this job; " + start + " that can run it";
     }
   } else {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
