@@ -78,13 +78,13 @@ class Dispatch {
   std::vector<Command> take_commands();
 
   // Workers. A slot is used once.
-  void add_worker(WorkerSlot worker, uint64_t credit_bytes, Instant now);
-  void lose_worker(WorkerSlot worker, Loss loss, Instant now);
+  void add_worker(WorkerSlot slot, uint64_t credit_bytes, Instant now);
+  void lose_worker(WorkerSlot slot, Loss loss, Instant now);
   // Takes back a death that this was blamed for: the worker lives, and only the connection to it had ended.
   void forgive(BatchKey key, Instant now);
   // Asks it for nothing more, and for what it has not begun elsewhere.
-  void drain_worker(WorkerSlot worker, Instant now);
-  bool has_worker(WorkerSlot worker) const { return workers_.contains(worker); }
+  void drain_worker(WorkerSlot slot, Instant now);
+  bool has_worker(WorkerSlot slot) const { return workers_.contains(slot); }
 
   // Requests. `lane` keys are asked for by ascending sequence.
   void ask(BatchKey key, Lane lane, Instant now);
@@ -94,10 +94,10 @@ class Dispatch {
   void end_lane(uint32_t epoch, Lane lane, Instant now);
 
   // What workers say.
-  void started(WorkerSlot worker, BatchKey key);
+  void started(WorkerSlot slot, BatchKey key);
   // True if this is the answer to an unanswered request: the one that counts.
-  [[nodiscard]] bool answered(WorkerSlot worker, BatchKey key, uint64_t bytes, Instant now);
-  void handed_back(WorkerSlot worker, BatchKey key, Instant now);
+  [[nodiscard]] bool answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant now);
+  void handed_back(WorkerSlot slot, BatchKey key, Instant now);
 
   // Looks for requests that are late.
   void tick(Instant now);
@@ -109,9 +109,9 @@ class Dispatch {
   size_t worker_count() const { return workers_.size(); }
   bool is_unanswered(BatchKey key) const { return requests_.contains(key); }
   // What was asked of a worker and is unanswered, in the order of asking.
-  std::span<const BatchKey> outstanding(WorkerSlot worker) const;
+  std::span<const BatchKey> outstanding(WorkerSlot slot) const;
   // What a worker has begun and not answered.
-  std::optional<BatchKey> running(WorkerSlot worker) const;
+  std::optional<BatchKey> running(WorkerSlot slot) const;
   // Of an unanswered request.
   Lane lane_of(BatchKey key) const { return requests_.at(key).lane; }
   bool is_lane_start(BatchKey key) const { return requests_.at(key).is_lane_start; }

@@ -36,10 +36,10 @@ size_t PoolSession::unfit_count() const {
 
 void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) {
   std::vector<uint64_t> gone;
-  for (const auto& [worker_id, peer] : peers_) {
+  for (const auto& known : peers_) {
     const bool is_named = std::any_of(entries.begin(), entries.end(),
-                                      [&](const RosterEntry& entry) { return entry.worker_id == worker_id; });
-    if (!is_named) gone.push_back(worker_id);
+                                      [&](const RosterEntry& entry) { return entry.worker_id == known.first; });
+    if (!is_named) gone.push_back(known.first);
   }
   for (const uint64_t worker_id : gone) {
     lose(peers_.at(worker_id), Loss::kSilent, now, now);

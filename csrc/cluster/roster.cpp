@@ -244,8 +244,8 @@ std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {
 std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
   std::vector<TrainerStatus> result;
   for (const auto& [trainer_id, trainer] : trainers_) {
-    const auto count = std::count_if(workers_.begin(), workers_.end(), [&](const auto& item) {
-      return item.second.trainer_id == trainer_id && !item.second.is_withdrawn;
+    const auto count = std::count_if(workers_.begin(), workers_.end(), [owner = trainer_id](const auto& item) {
+      return item.second.trainer_id == owner && !item.second.is_withdrawn;
     });
     result.push_back({trainer.report, static_cast<uint32_t>(count), now - trainer.reported_at});
   }

@@ -104,7 +104,7 @@ class WorkDesk {
 
   void greet(const ToWorker& hello, Instant now);
   bool is_past(const ToWorker& hello) const;
-  void take(const ToWorker& request);
+  void take(const ToWorker& message);
   bool is_running(const ToWorker& request) const;
   void cancel(BatchKey key);
   void send(ToTrainer::Kind kind, BatchKey key = {}, bool is_fresh = false);

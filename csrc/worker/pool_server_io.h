@@ -74,7 +74,7 @@ class PoolServerIo {
   Result<void> serve(const std::stop_token& stop);
   Result<void> receive(Instant now);
   void take_request(const transport::PoolRequest& request, const std::string& routing_id, Instant now);
-  void take_blob(const transport::BlobMessage& message, std::span<const std::byte> piece, Instant now);
+  void take_blob(const transport::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
   void serve_maker(Instant now);
   void take_result(PoolResult result);
   void settle_given_up();
