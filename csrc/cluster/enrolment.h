@@ -63,6 +63,16 @@ class WorkerEnrolment {
             .declined = {desk.declined().begin(), desk.declined().end()}};
   }
 
+  // True when a report is due: as the clock says, and at once when the worker is free or has begun for somebody else.
+  bool take(const WorkDesk& desk, Instant now) {
+    if (desk.trainer_id() != reported_trainer_id_) clock.hurry(now);
+    reported_trainer_id_ = desk.trainer_id();
+    return clock.take(now);
+  }
+  Instant due_at(const WorkDesk& desk) const {
+    return desk.trainer_id() != reported_trainer_id_ ? Instant{} : clock.due_at();
+  }
+
   // Carries out what the controller orders.
   void receive(const WorkerOrders& orders, WorkDesk& desk, Instant now) {
     clock.heard(now);
@@ -83,6 +93,7 @@ class WorkerEnrolment {
  private:
   uint64_t worker_id_;
   uint32_t incarnation_ = 1;
+  uint64_t reported_trainer_id_ = 0;
 };
 
 // Of a trainer: tells which roster is newer. A value type.

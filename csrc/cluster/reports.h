@@ -4,6 +4,7 @@
 // news: a report that is lost is made good by the next, and a controller that starts again knows all within one
 // interval.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,6 +24,8 @@ struct WorkerReport {
   uint64_t trainer_id = 0;           // that it works for; 0 for none
   std::string about{};               // its host, process and versions, for people
   std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
+
+  bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
 
   friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
 };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cluster/share_out.h"
 #include "cluster/work_desk.h"
 
 namespace penstock::cluster {
@@ -32,12 +31,12 @@ WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
   Worker& worker = workers_[report.worker_id];
   const bool has_moved = worker.report.endpoint != report.endpoint;
   for (const uint64_t trainer_id : report.declined)
-    if (!worker.has_declined(trainer_id)) note_change(trainer_id);
+    if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
   const auto standing = [](const WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
   if (standing(worker.report) != standing(report)) is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
-  const bool is_to_go = worker.is_withdrawn || worker.has_declined(worker.trainer_id);
+  const bool is_to_go = worker.is_withdrawn || worker.report.has_declined(worker.trainer_id);
   if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id)) {
     assign(worker, report.trainer_id);
   } else if (is_to_go && report.trainer_id != worker.trainer_id) {
@@ -159,10 +158,6 @@ Hand Roster::Worker::hand() const {
           .declined = report.declined};
 }
 
-bool Roster::Worker::has_declined(uint64_t trainer) const {
-  return std::find(report.declined.begin(), report.declined.end(), trainer) != report.declined.end();
-}
-
 void Roster::assign(Worker& worker, uint64_t trainer_id) {
   is_balanced_ = false;
   worker.trainer_id = trainer_id;
@@ -224,7 +219,7 @@ TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   roster.view = found->second.view;
   for (const auto& [worker_id, worker] : workers_) {
     if (!worker.is_leaving()) ++roster.pool_count;
-    if (!worker.is_leaving() && worker.has_declined(trainer_id)) ++roster.unfit_count;
+    if (!worker.is_leaving() && worker.report.has_declined(trainer_id)) ++roster.unfit_count;
     if (worker.trainer_id != trainer_id) continue;
     roster.entries.push_back({.worker = {.worker_id = worker_id,
                                          .incarnation = worker.report.incarnation,

@@ -76,7 +76,6 @@ class Roster {
     bool is_to_drain = false;
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
-    bool has_declined(uint64_t trainer) const;
     Hand hand() const;  // valid as long as the report
   };
   struct Trainer {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 namespace penstock::cluster {
@@ -48,13 +47,14 @@ class Plan {
     size_t hand = kNobody;
   };
 
+  bool works_for(size_t hand, size_t trainer) const {
+    return hands_[hand].state == Hand::State::kHeld && hands_[hand].trainer_id == demands_[trainer].trainer_id;
+  }
+
   void keep(size_t trainer) {
     std::vector<size_t> held;
-    for (size_t hand = 0; hand < hands_.size(); ++hand) {
-      const bool is_its =
-          hands_[hand].state == Hand::State::kHeld && hands_[hand].trainer_id == demands_[trainer].trainer_id;
-      if (is_its && is_fit(hands_[hand], demands_[trainer])) held.push_back(hand);
-    }
+    for (size_t hand = 0; hand < hands_.size(); ++hand)
+      if (works_for(hand, trainer) && is_fit(hands_[hand], demands_[trainer])) held.push_back(hand);
     const auto is_older = [&](size_t a, size_t b) { return hands_[a].given_order < hands_[b].given_order; };
     std::sort(held.begin(), held.end(), is_older);
     if (held.size() > demands_[trainer].worker_count_max) held.resize(demands_[trainer].worker_count_max);
@@ -76,8 +76,6 @@ class Plan {
   bool enrich(size_t poor) {
     std::vector<Step> reached_by(demands_.size());  // the trainer that takes from this one, and what
     std::deque<size_t> to_visit{poor};
-    std::vector<bool> is_reached(demands_.size(), false);
-    is_reached[poor] = true;
     std::optional<size_t> richest;
     while (!to_visit.empty()) {
       const size_t trainer = to_visit.front();
@@ -90,10 +88,9 @@ class Plan {
         return true;
       }
       for (size_t other = 0; other < demands_.size(); ++other) {
-        if (is_reached[other]) continue;
+        if (other == poor || reached_by[other].trainer != kNobody) continue;
         const auto hand = find_spare(other, trainer);
         if (!hand) continue;
-        is_reached[other] = true;
         reached_by[other] = {.trainer = trainer, .hand = *hand};
         to_visit.push_back(other);
       }
@@ -125,11 +122,7 @@ class Plan {
   // Of an owner's workers, that which another can use and it will miss least.
   std::optional<size_t> find_spare(size_t owner, size_t other) const {
     std::optional<size_t> found;
-    const auto worth = [&](size_t hand) {
-      const bool is_there =
-          hands_[hand].state == Hand::State::kHeld && hands_[hand].trainer_id == demands_[owner].trainer_id;
-      return std::tuple(!is_there, hands_[hand].given_order);
-    };
+    const auto worth = [&](size_t hand) { return std::pair(!works_for(hand, owner), hands_[hand].given_order); };
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
       if (owners_[hand] != owner || !is_fit(hands_[hand], demands_[other])) continue;
       if (!found || worth(hand) > worth(*found)) found = hand;

@@ -80,9 +80,7 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
 }
 
 void Registration::report(const cluster::WorkDesk& desk, Instant now) {
-  // A worker that is free, or has begun for somebody else, is not kept waiting.
-  if (std::exchange(reported_trainer_id_, desk.trainer_id()) != desk.trainer_id()) enrolment_.clock.hurry(now);
-  if (!enrolment_.clock.take(now) || !socket_->is_connected()) return;
+  if (!enrolment_.take(desk, now) || !socket_->is_connected()) return;
   if (enrolment_.clock.take_renewal(now)) return socket_->renew();
   auto report = enrolment_.report(desk);
   report.endpoint = card_.endpoint;

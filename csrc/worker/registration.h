@@ -61,7 +61,6 @@ class Registration {
   std::unique_ptr<transport::ClientSocket> socket_;
   Card card_;
   cluster::WorkerEnrolment enrolment_;
-  uint64_t reported_trainer_id_ = 0;
   cluster::Instant opened_at_;
   bool has_answered_ = false;
   std::string told_;  // last

@@ -127,13 +127,13 @@ void Dispatch::forgive""",
     "a worker stays with a trainer that it has declined": (
         Mutation(
             "roster.cpp",
-            "worker.is_withdrawn || worker.has_declined(worker.trainer_id)",
+            "worker.is_withdrawn || worker.report.has_declined(worker.trainer_id)",
             "worker.is_withdrawn",
         ),
         Mutation(
             "share_out.cpp",
-            "if (is_its && is_fit(hands_[hand], demands_[trainer]))",
-            "if (is_its)",
+            "if (works_for(hand, trainer) && is_fit(hands_[hand], demands_[trainer]))",
+            "if (works_for(hand, trainer))",
         ),
     ),
     "a worker is given to a trainer that it has declined": (

@@ -56,9 +56,7 @@ void SimWorker::receive(ProcessId, const Message& message) {
   if (const auto* orders = std::get_if<OrdersMessage>(&message)) {
     enrolment_.receive(orders->orders, desk_, world_.now());
   } else if (const auto* request = std::get_if<WorkerMessage>(&message)) {
-    const uint64_t before = desk_.trainer_id();
     desk_.receive(request->head, world_.now());
-    if (desk_.trainer_id() != before) enrolment_.clock.hurry(world_.now());
     carry_out();  // what was dropped by it goes before its bytes are kept
     if (desk_.trainer_id() == request->head.trainer_id) {
       job_ = request->job;
@@ -71,13 +69,13 @@ void SimWorker::receive(ProcessId, const Message& message) {
 
 void SimWorker::tick() {
   desk_.tick(world_.now());
-  if (enrolment_.clock.take(world_.now())) world_.send(id(), kController, enrolment_.report(desk_));
+  if (enrolment_.take(desk_, world_.now())) world_.send(id(), kController, enrolment_.report(desk_));
   carry_out();
   begin();
   if (desk_.is_draining() && desk_.is_empty() && desk_.trainer_id() == 0) world_.leave(*this);
 }
 
-std::optional<Instant> SimWorker::next_tick() const { return earlier(enrolment_.clock.due_at(), desk_.next_tick()); }
+std::optional<Instant> SimWorker::next_tick() const { return earlier(enrolment_.due_at(desk_), desk_.next_tick()); }
 
 void SimWorker::drain() {
   desk_.drain();
@@ -127,7 +125,6 @@ void SimWorker::begin() {
   if ((unfit_jobs_ >> job_ & 1) != 0) {
     desk_.decline();
     desk_.finished();
-    enrolment_.clock.hurry(world_.now());
     return carry_out();
   }
   carry_out();

@@ -369,19 +369,18 @@ void World::check_sharing() {
     const auto& roster = static_cast<const SimController&>(*controller->second).roster();
     const auto trainers = roster.trainers(now_);
     for (const auto& worker : roster.workers(now_)) {
-      const auto has_declined = [&](uint64_t trainer_id) {
-        return std::ranges::find(worker.report.declined, trainer_id) != worker.report.declined.end();
-      };
       const auto owner = std::ranges::find(trainers, worker.assigned_to,
                                            [](const auto& trainer) { return trainer.report.trainer_id; });
       const auto should_have = [&](const cluster::Roster::TrainerStatus& trainer) {
-        return trainer.worker_count < trainer.report.worker_count_max && !has_declined(trainer.report.trainer_id) &&
+        return trainer.worker_count < trainer.report.worker_count_max &&
+               !worker.report.has_declined(trainer.report.trainer_id) &&
                (owner == trainers.end() || trainer.worker_count + 1 < owner->worker_count);
       };
       const bool is_missing = !worker.report.is_draining && std::ranges::any_of(trainers, should_have);
-      if (is_missing || has_declined(worker.assigned_to))
-        wasted[worker.report.worker_id] = wasted_[worker.report.worker_id] + 1;
-      if (wasted[worker.report.worker_id] > kWastedMax)
+      if (!is_missing && !worker.report.has_declined(worker.assigned_to)) continue;
+      const int times = wasted_[worker.report.worker_id] + 1;
+      wasted[worker.report.worker_id] = times;
+      if (times > kWastedMax)
         throw Violation{"worker " + std::to_string(worker.report.worker_id) +
                         " is for long where it is of no use, or of less than elsewhere"};
     }

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <algorithm>
 #include <random>
 #include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace penstock::cluster {
