@@ -20,6 +20,7 @@ from penstock.sample_generators import WithGenerators, accepts_generator
 from penstock.shard_state import (
     ShardStarts,
     continue_iteration,
+    is_stateful,
     load_dataset_state,
     shard_state,
 )
@@ -259,14 +260,13 @@ class InProcessFetcher:
     def __init__(
         self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds, progress: Progress
     ) -> None:
-        datasets = datasets_of_shards(spec, range(shard_count))
+        datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
         pool = make_pool(spec.fetch_threads)
         self._is_map = spec.dataset_kind == _DatasetKind.Map
-        if self._is_map:
-            load_dataset_state(spec.dataset, progress.starts.get(0))
         self._fetcher = SeededFetcher(
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
         )
+        self._shard_count = shard_count
         self._turns = deque(range(shard_count))
         self._turns.rotate(-progress.first_shard_id)
         self._sequence = progress.answered_count - 1
@@ -294,6 +294,13 @@ class InProcessFetcher:
                 return batch
         raise StopIteration
 
-    def state(self) -> dict[str, Any] | None:
-        """That of the shard of the last batch."""
-        return self._fetcher.state(self.shard_id)
+    def states(self) -> list[dict[str, Any] | None]:
+        """Those of all shards, as they are now."""
+        return [self._state(shard_id) for shard_id in range(self._shard_count)]
+
+    def _state(self, shard_id: int) -> dict[str, Any] | None:
+        state = self._fetcher.state(shard_id)
+        dataset = self._datasets.get(shard_id)
+        if state is None and is_stateful(dataset):
+            return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
+        return state

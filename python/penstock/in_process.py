@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from penstock.batch_seeds import EpochSeeds
+from penstock.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.device import move_batch
 from penstock.errors import UnsupportedError
 from penstock.fetching import FetchSpec, InProcessFetcher
@@ -20,7 +20,12 @@ from penstock.indices import recognise_sampler
 from penstock.lookahead import check_arguments, indices_from
 from penstock.options import drawing_threads, is_seeded_by_batch, shard_count
 from penstock.progress import CountedPulls
-from penstock.shard_state import continue_iteration, load_dataset_state, shard_state
+from penstock.shard_state import (
+    ShardStart,
+    continue_iteration,
+    load_dataset_state,
+    shard_state,
+)
 from penstock.threaded_fetch import make_pool
 
 if TYPE_CHECKING:
@@ -36,6 +41,8 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._draw_warning = loader._draw_warning
         self._drawing_threads = drawing_threads(loader)
+        start = progress.starts.get(0)
+        has_state = start is not None and start.state is not None
         if is_seeded_by_batch(loader):
             _BaseDataLoaderIter.__init__(self, loader)
             if self._timeout != 0:
@@ -46,13 +53,15 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
             spec = FetchSpec.of(self, loader)
             self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
         else:
-            load_dataset_state(loader.dataset, progress.starts.get(0))
-            super().__init__(loader)
+            # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
+            make = _BaseDataLoaderIter if has_state else _SingleProcessDataLoaderIter
+            make.__init__(self, loader)
             if point is not None:
                 self._base_seed = point.base_seed
-            if loader.fetch_threads > 1:
-                pool = make_pool(loader.fetch_threads)
-                self._dataset_fetcher = FetchSpec.of(self, loader).make_fetcher(self._dataset, pool)
+            if loader.fetch_threads > 1 and not has_state:
+                self._dataset_fetcher = self._make_fetcher(loader)
+        if has_state:
+            progress.finish_resuming = functools.partial(self._finish_resuming, loader)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self._device = None if loader.device is None else torch.device(loader.device)
         self._undo_seed(loader)
@@ -60,19 +69,58 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         if point is not None:
             self._num_yielded = point.yielded_count
         self._is_order_drawn = False
+        self._is_order_of_globals = (
+            False  # drawn from the global generators, before the first batch
+        )
         self._order: IndexOrder | None = None
         if self._dataset_kind == _DatasetKind.Map:
             if progress.is_replayed:
                 self._note_order()  # which is drawn in the next lines
             self._resume_sampler()
-            if progress.answered_count == 0:
+            if progress.answered_count == 0 and progress.is_replayed:
+                before = generator_states()
                 self._pull_ahead()
-        elif not self._is_seeded_by_batch and 0 in progress.starts:
-            indices = [None] * loader.batch_size if loader.batch_size is not None else None
-            continue_iteration(
-                self._dataset_fetcher, progress.starts[0], indices, lambda place: None
-            )
+                self._is_order_of_globals = have_moved(before)
+        elif not self._is_seeded_by_batch and start is not None and not has_state:
+            self._continue_iteration(loader, start)
+        progress.shard_states_now = self._shard_states
         progress.begin(int(self._base_seed))
+
+    def _make_fetcher(self, loader: DataLoader[Any]) -> Any:
+        pool = make_pool(loader.fetch_threads)
+        return FetchSpec.of(self, loader).make_fetcher(self._dataset, pool)
+
+    def _continue_iteration(self, loader: DataLoader[Any], start: ShardStart) -> None:
+        indices = [None] * loader.batch_size if loader.batch_size is not None else None
+        continue_iteration(self._dataset_fetcher, start, indices, lambda place: None)
+
+    def _finish_resuming(self, loader: DataLoader[Any]) -> None:
+        """Gives the dataset its state back.
+
+        That comes last, since the state may be that of the global generators, which the samples
+        that follow are then drawn from.
+        """
+        start = self._progress.starts[0]
+        before = generator_states()
+        if self._is_seeded_by_batch:
+            if self._dataset_kind == _DatasetKind.Map:
+                load_dataset_state(self._dataset, start)
+        else:
+            load_dataset_state(self._dataset, start)
+            self._dataset_fetcher = self._make_fetcher(loader)
+            if self._dataset_kind == _DatasetKind.Iterable:
+                self._continue_iteration(loader, start)
+        if self._is_order_of_globals and have_moved(before):
+            # The order was still to be drawn when the state was taken, from these generators.
+            self._sampler_iter = iter(self._index_sampler)
+            self._note_order()
+            self._pull_ahead()
+
+    def _shard_states(self) -> list[Any]:
+        fetcher = self._dataset_fetcher
+        if isinstance(fetcher, InProcessFetcher):
+            return fetcher.states()
+        return [shard_state(fetcher, self._dataset)]
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
         """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
@@ -133,10 +181,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
 
     def _note_answer(self, is_error: bool) -> None:
         fetcher, progress = self._dataset_fetcher, self._progress
+        shard_id = fetcher.shard_id if isinstance(fetcher, InProcessFetcher) else 0
         is_map = self._dataset_kind == _DatasetKind.Map
-        if isinstance(fetcher, InProcessFetcher):
-            shard_id, state = fetcher.shard_id, fetcher.state()
-        else:
-            shard_id, state = 0, shard_state(fetcher, self._dataset)
         answer = progress.answer_pulled if is_map else progress.answer
-        answer(shard_id, copy.deepcopy(state) if state is not None else None, is_error)
+        answer(shard_id, None, is_error)

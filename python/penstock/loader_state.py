@@ -37,7 +37,7 @@ from penstock.progress import (
     Progress,
     ResumePoint,
 )
-from penstock.shard_state import ShardStart, ShardStarts, is_stateful
+from penstock.shard_state import ShardStart, ShardStarts, is_stateful, load_between_epochs
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -87,7 +87,10 @@ def make_state(loader: DataLoader[Any], progress: Progress | None) -> dict[str, 
         return state
     if progress.start_as_json is None:
         progress.start_as_json = _snapshot_to_json(progress.start)
-    states = [_decoded(one, has_pool(loader)) for one in progress.shard_states]
+    if progress.shard_states_now is not None:
+        states = copy.deepcopy(progress.shard_states_now())
+    else:
+        states = [_decoded(one, has_pool(loader)) for one in progress.shard_states]
     state.update(
         _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
@@ -165,11 +168,11 @@ def begin_from(loader: DataLoader[Any], state: dict[str, Any], begin: Callable[[
     snapshot = _snapshot_from_json(state["generators"])
     snapshot.put_back_own(loader)
     if state["dataset"] is not None:
-        loader.dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
+        load_between_epochs(loader.dataset, state["dataset"])
     is_between = _is_between_epochs(state)
     is_of_now = state["generators"]["globals"] == _globals_to_json(generator_states())
     is_replayed = not is_between or not is_of_now
-    loader._resuming = Progress(
+    progress = loader._resuming = Progress(
         state["epoch"],
         snapshot,
         shard_count(loader),
@@ -179,7 +182,10 @@ def begin_from(loader: DataLoader[Any], state: dict[str, Any], begin: Callable[[
     )
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
-            return begin()
+            iterator = begin()
+        if progress.finish_resuming is not None:
+            progress.finish_resuming()
+        return iterator
     finally:
         loader._resuming = None
 
@@ -191,11 +197,8 @@ def _keeps_its_seed(loader: DataLoader[Any]) -> bool:
 
 
 def _carries_its_dataset(loader: DataLoader[Any]) -> bool:
-    """Whether the next epoch goes on with the dataset's state. That of an iterable one is its place
-    in the epoch before.
-    """
-    is_map = loader._dataset_kind == _DatasetKind.Map
-    return is_map and not is_parallel(loader) and is_stateful(loader.dataset)
+    """Whether the next epoch goes on with the state that the dataset has in this process."""
+    return not is_parallel(loader) and is_stateful(loader.dataset)
 
 
 def _is_between_epochs(state: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,11 @@ class Progress:
         self.yielded_count = 0  # batches the user was given
         self.shard_counts = [0] * shard_count  # answers by shard; for map-style ones, by process
         self.shard_states: list[Any] = [None] * shard_count  # after the last answer of each
+        # In the trainer's own process the states are those of the moment in which they are asked
+        # for: the program may have changed the dataset, or drawn, since the last answer.
+        self.shard_states_now: Callable[[], list[Any]] | None = None
+        # The last thing that resuming does, with the generators as they are then.
+        self.finish_resuming: Callable[[], None] | None = None
         self.last_shard_id: int | None = None
         self.sampler_state: dict[str, Any] | None = None  # after the pull of the last answer
         self.pulled_count = 0

@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from penstock.batch_seeds import GeneratorsKept
+
+_NOTHING = object()
 
 
 class ShardStart(NamedTuple):
@@ -50,6 +54,22 @@ def load_dataset_state(dataset: Any, start: ShardStart | None) -> None:
         dataset.load_state_dict(start.state["dataset"])
 
 
+def load_between_epochs(dataset: Any, state: Any) -> None:
+    """Gives a dataset the state that it had after an epoch, or before its first.
+
+    An iterable dataset that keeps its place says with such a state that it is at its end, and goes
+    on there: its next pass has nothing. That pass belongs to the epoch before, so it is made here.
+    A dataset whose next pass has samples gets its state once more, since one sample was taken.
+    """
+    dataset.load_state_dict(state)
+    if not isinstance(dataset, IterableDataset):
+        return
+    with GeneratorsKept():
+        is_at_end = next(iter(dataset), _NOTHING) is _NOTHING
+    if not is_at_end:
+        dataset.load_state_dict(state)
+
+
 def continue_iteration(
     fetcher: Any, start: ShardStart, indices: Any, before_batch: Callable[[int], None]
 ) -> None:
@@ -61,7 +81,7 @@ def continue_iteration(
     if start.state is not None:
         if "iterator" in start.state:
             fetcher.dataset_iter.load_state_dict(start.state["iterator"])
-        fetcher.ended = start.state["ended"]
+        fetcher.ended = start.state.get("ended", False)
         return
     collate_fn = fetcher.collate_fn
     is_ours = getattr(collate_fn, "draws_nothing", False)

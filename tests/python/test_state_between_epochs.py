@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epoch after a state that was taken at an epoch's end, or before its first batch.
+
+A program that saved at the end of an epoch and was started again got another next epoch: a dataset
+that counts its epochs began again from 0, one with a generator of its own gave other samples, and
+one that keeps its place gave none at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from penstock import DataLoader
+
+
+class CountsEpochs(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for place in range(7):
+            yield 100 * self.epoch + place
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+
+
+class KeepsPlace(IterableDataset[int]):
+    """Counts its epochs too; its first pass after a load goes on where the state was taken."""
+
+    def __init__(self) -> None:
+        self.epoch = self.place = self.first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        if first == 0:
+            self.epoch += 1
+        for self.place in range(first + 1, 8):
+            yield 100 * self.epoch + self.place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.place = state["epoch"], state["place"]
+        self.first = self.place
+
+
+class OwnGenerator(Dataset[float]):
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand((), generator=self.generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+DATASETS: list[Any] = [CountsEpochs, KeepsPlace, OwnGenerator]
+WORKERS = [
+    {"num_workers": 0},
+    pytest.param({"num_workers": 1, "persistent_workers": True}, marks=pytest.mark.slow),
+    pytest.param({"num_workers": 3, "persistent_workers": True}, marks=pytest.mark.slow),
+    pytest.param({"num_workers": 3}, marks=pytest.mark.slow),
+]
+
+
+def epoch_of(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("dataset_class", DATASETS)
+@pytest.mark.parametrize("epoch_count", [1, 2])
+def test_the_next_epoch_is_the_one_that_would_have_come(
+    dataset_class: Any, workers: dict[str, Any], seeding: str, epoch_count: int
+) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "seeding": seeding, **workers}
+    loader = DataLoader(dataset_class(), **options)
+    for _ in range(epoch_count):
+        epoch_of(loader)
+    state = copy.deepcopy(loader.state_dict())
+    expected = [epoch_of(loader), epoch_of(loader)]
+    resumed = DataLoader(dataset_class(), **options)
+    resumed.load_state_dict(state)
+    assert [epoch_of(resumed), epoch_of(resumed)] == expected
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+@pytest.mark.parametrize("dataset_class", DATASETS)
+def test_a_state_from_before_the_first_batch_goes_back_into_the_same_loader(
+    dataset_class: Any, seeding: str
+) -> None:
+    loader = DataLoader(
+        dataset_class(),
+        batch_size=2,
+        seeding=seeding,
+        shuffle=dataset_class is OwnGenerator or None,
+    )
+    batches = iter(loader)
+    state = copy.deepcopy(loader.state_dict())
+    expected = [batch.tolist() for batch in batches]
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    loader.load_state_dict(state)
+    assert epoch_of(loader) == expected
