@@ -28,6 +28,11 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     torch's options, and ``seeding`` is none of them.
     """
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
+    if isinstance(num_workers, (str, bytes)) and not is_asked_for:
+        raise ValueError(
+            f'num_workers is {num_workers!r}; a number of 0 or more, or the word "auto", is '
+            f'expected; pass num_workers="auto" to have penstock choose'
+        )
     if not is_asked_for and not isinstance(num_workers, AutomaticCount):
         return num_workers
     if not is_asked_for and seeding != "batch":

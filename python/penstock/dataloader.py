@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -366,12 +367,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter()`` go on where the loader was that ``state_dict`` is of.
 
-        An empty one makes it begin a new epoch. Ends persistent workers. Raises ``ValueError`` when
-        this loader's stream would be another than that of the loader that the state is of.
+        An empty one makes it begin a new epoch, with a warning. Ends persistent workers. Raises
+        ``ValueError`` when this loader's stream would be another than that of the loader that the
+        state is of, and ``TypeError`` for anything but a dictionary.
         """
         check_has_state(self)
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"load_state_dict() was given {state_dict!r}; the dictionary that state_dict() "
+                f"returned is expected; see under which name the checkpoint has it"
+            )
         if state_dict:
             check_state(self, state_dict)
+        else:
+            warnings.warn(
+                "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
+                "at its first batch; pass what state_dict() returned to go on where it was",
+                stacklevel=2,
+            )
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
             live._shutdown_workers()

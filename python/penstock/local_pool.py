@@ -7,6 +7,7 @@ worker raised. Dispatch, receiving, reordering and the memory of batches are nat
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import time
@@ -83,6 +84,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             raise AssertionError(
                 "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
             )
+        operator.index(self._prefetch_factor)  # torch counts with it, too
         self._worker_init_fn = loader.worker_init_fn
         self._provenance = loader._provenance
         self._meter: LoadMeter | None = None
@@ -121,9 +123,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             prefetch_bytes=loader.prefetch_bytes or 0,
             shard_count=self._shard_count,
             in_order=bool(self._in_order),
-            keep_workers=self._persistent_workers,
+            keep_workers=bool(self._persistent_workers),
             keep_indices=self._timeout > 0,
-            pin_memory=self._pin_memory and loader.device is None,
+            pin_memory=bool(self._pin_memory and loader.device is None),
             device_index=cuda_index(loader.device),
         )
         retire_at_forks(self._client)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
@@ -75,7 +76,7 @@ def shard_count(loader: DataLoader[Any]) -> int:
         return loader.shards
     if has_pool(loader) and loader._dataset_kind == _DatasetKind.Map:
         return 1
-    return max(1, loader.num_workers)
+    return max(1, operator.index(loader.num_workers))  # torch counts with it, too
 
 
 def drawing_threads(loader: DataLoader[Any]) -> int:

@@ -120,7 +120,7 @@ class PoolIter(LocalPoolIter):
             "shard_count": self._shard_count,
             "in_order": bool(self._in_order),
             "keep_indices": self._timeout > 0,
-            "pin_memory": self._pin_memory and loader.device is None,
+            "pin_memory": bool(self._pin_memory and loader.device is None),
             "device_index": cuda_index(loader.device),
         }
 

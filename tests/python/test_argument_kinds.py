@@ -24,6 +24,9 @@ class Three:
     def __index__(self) -> int:
         return 3
 
+    def __repr__(self) -> str:
+        return "Three()"
+
 
 TRUTHS: list[Any] = ["yes", [1], (False,), 1, np.bool_(True), "", [], 0, None, np.bool_(False)]
 COUNTS: list[Any] = [np.int64(2), np.uint8(2), True, 2.0, "2", Three(), np.float32(2)]

@@ -308,7 +308,8 @@ def test_persistent_workers_end_when_a_state_is_loaded() -> None:
     assert not any(worker.is_alive() for worker in workers)
     assert take(iter(loader), 99) == expected[2:]
     assert take(iter(loader), 99) == expected
-    loader.load_state_dict({})
+    with pytest.warns(UserWarning, match="empty dictionary"):
+        loader.load_state_dict({})
     assert take(iter(loader), 99) == expected
 
 

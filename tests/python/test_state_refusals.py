@@ -96,3 +96,22 @@ def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_bat
     error = error_of(lambda: next(iter(loader)))
     assert type(error) is LookupError
     assert "no such place" in str(error)
+
+
+@pytest.mark.parametrize("state", [None, [], "loader.pt", 3])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    """`load_state_dict(checkpoint.get("lodaer"))` began again at the first batch, without a word."""
+    loader = DataLoader(Counted(), batch_size=4)
+    with pytest.raises(TypeError) as raised:
+        loader.load_state_dict(state)
+    assert repr(state) in str(raised.value) and "state_dict()" in str(raised.value)
+
+
+def test_an_empty_state_begins_a_new_epoch_and_says_so() -> None:
+    loader = DataLoader(Counted(), batch_size=4)
+    with pytest.warns(
+        UserWarning, match="empty dictionary, so the loader begins a new epoch"
+    ) as said:
+        loader.load_state_dict({})
+    assert said[0].filename == __file__
+    assert len([*loader]) == len(loader)
