@@ -300,7 +300,7 @@ class InProcessFetcher:
 
     def _state(self, shard_id: int) -> dict[str, Any] | None:
         state = self._fetcher.state(shard_id)
-        dataset = self._datasets.get(shard_id)
+        dataset: Any = self._datasets.get(shard_id)
         if state is None and is_stateful(dataset):
             return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
         return state

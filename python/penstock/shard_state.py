@@ -61,13 +61,14 @@ def load_between_epochs(dataset: Any, state: Any) -> None:
     on there: its next pass has nothing. That pass belongs to the epoch before, so it is made here.
     A dataset whose next pass has samples gets its state once more, since one sample was taken.
     """
-    dataset.load_state_dict(state)
+    load = dataset.load_state_dict
+    load(state)
     if not isinstance(dataset, IterableDataset):
         return
     with GeneratorsKept():
         is_at_end = next(iter(dataset), _NOTHING) is _NOTHING
     if not is_at_end:
-        dataset.load_state_dict(state)
+        load(state)
 
 
 def continue_iteration(

@@ -100,7 +100,7 @@ def test_a_dataset_that_cannot_take_its_state_back_says_so_in_the_place_of_a_bat
 
 @pytest.mark.parametrize("state", [None, [], "loader.pt", 3])
 def test_what_is_no_state_is_refused(state: Any) -> None:
-    """`load_state_dict(checkpoint.get("lodaer"))` began again at the first batch, without a word."""
+    """`load_state_dict(checkpoint.get("lodaer"))` began again at the first batch in silence."""
     loader = DataLoader(Counted(), batch_size=4)
     with pytest.raises(TypeError) as raised:
         loader.load_state_dict(state)
