@@ -143,7 +143,8 @@ class CutContext:
     def install(self, cut: PlannedCut) -> None:
         if cut.prefix not in self.installed:
             self.installed.add(cut.prefix)
-            self._send(cut)
+            if self.provenance.use.take_prefix(id(self), cut.prefix):
+                self._send(cut)
 
     def _send(self, cut: PlannedCut) -> None:
         """Gives workers a prefix, or what was compiled of one that they have."""
@@ -170,7 +171,9 @@ class CutContext:
         """Makes the workers stop running those of them that they were given."""
         host, given = self.host(), self.installed & prefixes
         if host is not None and given:
-            host._remove_prefixes(given)
+            unused = self.provenance.use.drop_prefixes(id(self), given)
+            if unused:
+                host._remove_prefixes(unused)
             self.installed -= given
             self.known_ids[:] = [
                 known for known in self.known_ids if known.planned.prefix not in given
@@ -196,9 +199,7 @@ class CutContext:
     def note_idle(self, reason: str) -> None:
         """Notes that no graph runs any more, so that no plan is in force."""
         self._shown = []
-        host = self.host()
-        if host is not None:
-            host._plan = None
+        self._show(None)
         self.refuse_graph(reason)
 
     def _note_foreign(self) -> None:
@@ -216,11 +217,16 @@ class CutContext:
     def publish(self, plan: Plan) -> None:
         """Makes `plan` the loader's plan in force. A refusal never hides a plan that moves
         something."""
+        shown = self.provenance.use.plan_of(id(self))
+        if plan.refused is None or shown is None or shown.refused is not None:
+            self._show(plan)
+
+    def _show(self, plan: Plan | None) -> None:
+        """Makes the loader's plan that of all of its models, of which this one has `plan`."""
+        plan_of_all = self.provenance.use.set_plan(id(self), plan)
         host = self.host()
-        if host is None:
-            return
-        if plan.refused is None or host._plan is None or host._plan.refused is not None:
-            host._plan = plan
+        if host is not None:
+            host._plan = plan_of_all
 
     def give_up(self, reason: str) -> None:
         """Stops cutting for good; training goes on with whole graphs."""
@@ -237,9 +243,9 @@ class CutContext:
             self.compiler.close()
         self.known_ids.clear()
         self._withdraw_prefixes(self.installed)
+        self._show(plan)
         host = self.host()
-        if host is not None:
-            host._plan = plan
+        if self.provenance.use.drop_meter(id(self)) and host is not None:
             host._load_meter = None  # from the next epoch on nothing is measured
 
 

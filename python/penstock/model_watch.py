@@ -349,7 +349,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def offloaded_call(module: torch.nn.Module) -> OffloadedCall | OffloadedScript | None:
+def offloaded_call(module: torch.nn.Module) -> Any:
     if not {"_compiled_call_impl", "forward"} & module.__dict__.keys():
         return None
     from penstock import offloading

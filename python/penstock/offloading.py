@@ -8,11 +8,12 @@ did before.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,7 @@ from penstock.provenance import ProvenanceTable
 from penstock.repricing import Repricer
 from penstock.running_models import enter_model, keep_advice_from_log, leave_model
 from penstock.script_models import OffloadedScript
+from penstock.several_loaders import SeveralLoaders
 from penstock.sizes import Unlowerable, Unrunnable
 from penstock.stand_in import StandIn
 from penstock.still_model import StillModel
@@ -59,7 +61,7 @@ _CALL = "_penstock_call"  # the attribute of a function that stands for another
 def offload(
     model: M,
     loader: Any,
-    *,
+    *loaders: Any,
     cut: CutMode = "auto",
     allow_random: bool = False,
     verify_every: int = 1000,
@@ -67,6 +69,10 @@ def offload(
 ) -> M:
     """Lets the workers of `loader` run the part of `model` that depends on the batch alone; returns
     `model`.
+
+    A model that is used with several loaders is offloaded to all of them, in one call or in
+    several: `offload(model, train, val)`. Each loader has its own plan. A call with a loader that
+    the model is offloaded to already begins anew with it; `detach(model)` undoes all.
 
     The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
     `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
@@ -79,9 +85,12 @@ def offload(
     it give the same bits in less time. What cannot be handled is refused: one warning is logged,
     `loader.plan.refused` has the reason, and training goes on as it would have.
 
-        model = penstock.offload(model, loader)
-        for inputs, target in loader:
+        model = penstock.offload(model, train, val)
+        for inputs, target in train:
             loss = criterion(model(inputs), target)
+        with torch.no_grad():
+            for inputs, target in val:
+                accuracy(model(inputs), target)
 
     `model` may also be a function, such as a training step with the loss in it. What it does to the
     batch before it calls the model may move, too, and what is returned is another function:
@@ -91,8 +100,6 @@ def offload(
             images = batch["image"].to(device).float() / 255
             return criterion(model(images), batch["label"].to(device))
     """
-    worker_count = max(1, int(getattr(loader, "num_workers", 0) or 0))
-    options = CutOptions(cut, allow_random, worker_count)
     if verify_every < 1:
         raise ValueError(
             f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
@@ -107,51 +114,129 @@ def offload(
         raise TypeError(
             f"offload was given a {type(model).__name__}, where a module or a function was expected"
         )
-    model = detach(model)
-    reason = _refusal(model, loader)
-    if reason is not None:
-        logger.warning("penstock: offload does nothing: %s", reason)
-        loader._plan = Plan(refused=reason)
-        return model
-    if loader._provenance is None:
-        loader._provenance = ProvenanceTable()
-    name = f"{torch.initial_seed()}.{loader._provenance.model_count}"
-    loader._provenance.model_count += 1
-    options = dataclasses.replace(options, draws_of=name)
-    if isinstance(model, _SCRIPTS):
-        scripted: M = _offload_script(model, loader, options, verify_every)
-        return scripted
-    user = user_compile_of(model)
-    if user is None:
-        keep_advice_from_log()
-    target = model if user is None else compiled_target(model)
-    context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
-    if compile_prefix:
-        context.compile_prefixes()
-    if cut == "auto" and not allow_random and user is None:
-        # With random draws another plan would be another training, at a moment of the clock's.
-        context.repricer = _repricer(model, loader)
-    if not isinstance(model, torch.nn.Module):
-        return _standing_for(model, OffloadedCall(context, model, model, user))
-    place = _place_of_call(model)
-    former = model.__dict__.get(place)
-    call_impl = model._call_impl if former is None else former
-    model.__dict__[place] = OffloadedCall(context, call_impl, model, user, former)
+    for one in (loader, *loaders):
+        if not isinstance(one, torch.utils.data.DataLoader) and not hasattr(one, "_provenance"):
+            raise TypeError(
+                f"offload was given a {type(one).__name__} as a loader, where a "
+                f"penstock.DataLoader is expected; make one: "
+                f"`from penstock import DataLoader`"
+            )
+    for one in (loader, *loaders):
+        options = CutOptions(cut, allow_random, max(1, int(getattr(one, "num_workers", 0) or 0)))
+        former = offloaded_call(model)
+        if former is not None and (own := _call_for(former, one)) is not None:
+            model = _without(model, former, own)
+        call = _make_call(model, one, options, verify_every, compile_prefix)
+        if call is not None:
+            model = _put_in_place(model, call)
     return model
 
 
-def _repricer(model: Any, loader: Any) -> Repricer:
+def _make_call(
+    model: Any, loader: Any, options: CutOptions, verify_every: int, compile_prefix: bool
+) -> OffloadedCall | OffloadedScript | None:
+    """The call that stands for `model` with batches of `loader`. None, with a warning, where
+    nothing can be moved."""
+    with _as_it_was(model) as bare:
+        reason = _refusal(bare, loader)
+        if reason is not None:
+            logger.warning("penstock: offload does nothing: %s", reason)
+            loader._plan = Plan(refused=reason)
+            return None
+        if loader._provenance is None:
+            loader._provenance = ProvenanceTable()
+        name = f"{torch.initial_seed()}.{loader._provenance.model_count}"
+        loader._provenance.model_count += 1
+        options = dataclasses.replace(options, draws_of=name)
+        user = None if isinstance(bare, _SCRIPTS) else user_compile_of(bare)
+        target = bare if user is None else compiled_target(bare)
+        context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+        if isinstance(bare, torch.jit.ScriptModule):
+            return OffloadedScript(context, bare, bare.forward)
+        if isinstance(bare, _SCRIPTS):
+            return OffloadedScript(context, bare, bare)
+        if user is None:
+            keep_advice_from_log()
+        if compile_prefix:
+            context.compile_prefixes()
+        if options.mode == "auto" and not options.allow_random and user is None:
+            # With random draws another plan would be another training, at a moment of the clock's.
+            context.repricer = _repricer(bare, loader, context)
+        if not isinstance(bare, torch.nn.Module):
+            return OffloadedCall(context, bare, bare, user)
+        former = bare.__dict__.get(_place_of_call(bare))
+        call_impl = bare._call_impl if former is None else former
+        return OffloadedCall(context, call_impl, bare, user, former)
+
+
+@contextlib.contextmanager
+def _as_it_was(model: Any) -> Iterator[Any]:
+    """The model as it is without `offload`, for the time of the context."""
+    call = offloaded_call(model)
+    if call is None:
+        yield model
+    elif not isinstance(model, torch.nn.Module):
+        yield call.call_impl
+    else:
+        place = _place_of_call(model)
+        model.__dict__[place] = call.former
+        try:
+            yield model
+        finally:
+            model.__dict__[place] = call
+
+
+def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
+    """Has `call` run where `model` is called, beside the calls of other loaders."""
+    former = offloaded_call(model)
+    if former is None:
+        if not isinstance(model, torch.nn.Module):
+            return _standing_for(model, call)
+        # TorchScript itself does not look here: it calls the module's program.
+        model.__dict__[_place_of_call(model)] = call
+        return model
+    if not isinstance(former, SeveralLoaders):
+        former = SeveralLoaders(former)
+        _replace(model, former)
+    former.add(call)
+    return model
+
+
+def _call_for(call: Any, loader: Any) -> Any:
+    """Of what stands in a model's place, the part that belongs to a loader, or None."""
+    if isinstance(call, SeveralLoaders):
+        return call.call_for(loader)
+    return call if call.context.host() is loader else None
+
+
+def _without(model: Any, call: Any, own: Any) -> Any:
+    """The model without the call of one loader."""
+    if call is own:
+        return detach(model)
+    call.remove(own)
+    return model
+
+
+def _replace(model: Any, call: Any) -> None:
+    if isinstance(model, torch.nn.Module):
+        model.__dict__[_place_of_call(model)] = call
+    else:
+        setattr(model, _CALL, call)
+
+
+def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
     modules = modules_of(model)
     devices = {parameter.device for module in modules for parameter in module.parameters()}
     device = next((one for one in devices if one.type == "cuda"), None)
     if loader._load_meter is None:
         loader._load_meter = LoadMeter()
     loader._load_meter.clock = TrainerClock(device)
+    context.provenance.use.take_meter(id(context))
     return Repricer(loader._load_meter, TrainerClock(device))
 
 
 def detach(model: M) -> M:
-    """Undoes `offload`: the model runs as before, and the loader's workers stop running its
+    """Undoes `offload`: the model runs as before, and the workers of its loaders stop running its
     prefix. Returns the model, or the function that was offloaded."""
     call = offloaded_call(model)
     if call is None:
@@ -163,13 +248,13 @@ def detach(model: M) -> M:
     return call.call_impl  # type: ignore[return-value]
 
 
-def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | None:
+def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoaders | None:
     """What `offload` put in front of a module or made a function of, or None."""
     if isinstance(model, torch.nn.Module):
         call = model.__dict__.get(_place_of_call(model))
     else:
         call = getattr(model, _CALL, None)
-    return call if isinstance(call, (OffloadedCall, OffloadedScript)) else None
+    return call if isinstance(call, (OffloadedCall, OffloadedScript, SeveralLoaders)) else None
 
 
 def _place_of_call(model: torch.nn.Module) -> str:
@@ -178,19 +263,10 @@ def _place_of_call(model: torch.nn.Module) -> str:
     return "forward" if has_own else "_compiled_call_impl"
 
 
-def _offload_script(model: Any, loader: Any, options: CutOptions, verify_every: int) -> Any:
-    context = CutContext(model, weakref.ref(loader), loader._provenance, options, verify_every)
-    if not isinstance(model, torch.jit.ScriptModule):
-        return _standing_for(model, OffloadedScript(context, model, model))
-    # TorchScript itself does not look here: it calls the module's program.
-    model.__dict__["forward"] = OffloadedScript(context, model, model.forward)
-    return model
-
-
 def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
     @functools.wraps(function)
     def offloaded(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+        return getattr(offloaded, _CALL)(*args, **kwargs)
 
     setattr(offloaded, _CALL, call)
     return offloaded  # type: ignore[return-value]
@@ -280,8 +356,6 @@ class OffloadedCall(StandIn):
             self.context.end_call(self._has_run_graph)
             self._note_run()
         self.context.give_up(reason)
-        if getattr(self.context.target, "_compiled_call_impl", None) is self:
-            self.context.target._compiled_call_impl = None
         return self.call_impl(*args, **kwargs)
 
     def _note_run(self) -> None:

@@ -8,6 +8,7 @@ it. A tensor that was written to in place since its delivery has lost its proven
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from penstock.loader_use import LoaderUse
 
 if TYPE_CHECKING:
     from penstock.deferral import Deferral
@@ -73,6 +76,8 @@ class ProvenanceTable:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.deferral: Deferral | None = None  # made when a program wants it
         self.model_count = 0  # how many were offloaded to the loader so far
+        self.use = LoaderUse()  # of the models that are offloaded to it now
+        self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
@@ -81,6 +86,7 @@ class ProvenanceTable:
 
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
+        self.delivered_at = time.monotonic()
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 self.record(leaf, Provenance(handle, index, leaf._version))
