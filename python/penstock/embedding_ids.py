@@ -8,13 +8,15 @@ still to be trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from penstock.cut_context import CutContext
 from penstock.leaves import flatten_batch
 from penstock.offloading import OffloadedCall, offloaded_call
+from penstock.several_loaders import SeveralLoaders
 
 
 def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.Tensor | None]:
@@ -40,7 +42,7 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
                     cache.prefetch(ids)
     """
     call = offloaded_call(model)
-    if not isinstance(call, OffloadedCall):
+    if not any(isinstance(one, OffloadedCall) for one in _calls_of(call)):
         raise ValueError(
             f"embedding_ids() was given a {type(model).__name__} that is not offloaded; an "
             f"offloaded model is expected: call penstock.offload(model, loader) before, and see "
@@ -53,12 +55,12 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
             f"embedding_ids() was given {table!r}, which is no embedding of "
             f"{type(model).__name__}; the name of one is expected: {sorted(parameters)}"
         )
-    context = call.context
 
     def ids_of(batch: Any) -> torch.Tensor | None:
+        leaves = flatten_batch(batch)
+        context = _context_of(_calls_of(call), leaves)
         if not context.is_one_graph:
             return None
-        leaves = flatten_batch(batch)
         found = (context.provenance.lookup(leaf) for leaf in leaves)
         shipped = next((one.handle.boundary for one in found if one is not None), {})
         parts: list[torch.Tensor] = []
@@ -77,3 +79,15 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
         return torch.cat(parts) if len(parts) > 1 else next(iter(parts), None)
 
     return ids_of
+
+
+def _calls_of(call: Any) -> tuple[Any, ...]:
+    """The offloaded calls of a model: one for each of its loaders."""
+    return call.calls if isinstance(call, SeveralLoaders) else (call,)
+
+
+def _context_of(calls: tuple[Any, ...], leaves: Sequence[Any]) -> CutContext:
+    """That of the loader which the batch came from, as far as that shows."""
+    contexts: list[CutContext] = [call.context for call in calls]
+    known = (one for one in contexts if any(one.provenance.lookup(leaf) for leaf in leaves))
+    return next(known, contexts[0])

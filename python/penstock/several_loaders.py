@@ -28,6 +28,10 @@ class SeveralLoaders(StandIn):
         """That of the loader that delivered last."""
         return self._newest().context
 
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        return tuple(self._calls)
+
     def call_for(self, loader: Any) -> Any:
         """The call that belongs to a loader, or None."""
         return next((call for call in self._calls if call.context.host() is loader), None)
