@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native part of penstock, as Python sees it. Compared with the module by a test."""
+"""The native part of penstock that works on tensors, as Python sees it. Compared with the module by
+a test. _pool.pyi is the part that needs no torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-
-# transport
-
-def zmq_version() -> str: ...
 
 # worker
 
@@ -23,20 +20,6 @@ def encode_prefix(
 ) -> bytes: ...
 def encode_value(value: object, name: str = "value") -> bytes: ...
 def decode_value(data: bytes) -> Any: ...
-def make_key_folder(folder: str) -> None: ...
-def shared_key_folder() -> str: ...
-
-class Controller:
-    @staticmethod
-    def start(endpoint: str, key_folder: str | None) -> Controller: ...
-    @property
-    def endpoint(self) -> str: ...
-    def run(self, stop_fd: int) -> None: ...
-
-def pool_status(endpoint: str, key_folder: str | None, timeout_s: float) -> str: ...
-def drain_worker(
-    endpoint: str, key_folder: str | None, worker_id: int, timeout_s: float
-) -> bool: ...
 
 class WorkerRequest:
     @property

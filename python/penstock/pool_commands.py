@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from penstock import _C
+from penstock import _pool
 from penstock.errors import PenstockError
 from penstock.pool_status import PoolStatus
 from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec
@@ -48,7 +48,7 @@ def _make_keys(arguments: Sequence[str]) -> int:
     parser = _parser("keys", "makes the keys of a pool: a pair for each role")
     parser.add_argument("folder", help="is made, with mode 0700, if it is not there")
     folder = parser.parse_args(arguments).folder
-    _C.make_key_folder(folder)
+    _pool.make_key_folder(folder)
     print(
         f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
         f"files, and of the .secret ones that of what runs there: controller, worker, trainer or "
@@ -62,13 +62,13 @@ def _control(arguments: Sequence[str]) -> int:
     parser.add_argument("--bind", required=True, metavar="tcp://HOST:PORT", help="0 is a free port")
     _add_keys(parser)
     args = parser.parse_args(arguments)
-    controller = _C.Controller.start(args.bind, args.keys)
+    controller = _pool.Controller.start(args.bind, args.keys)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    keys = args.keys or f"{_C.shared_key_folder()}, which this user's processes share"
+    keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
     print(f"penstock controller: listens at {controller.endpoint}, keys in {keys}", flush=True)
     controller.run(stop_read)
     print("penstock controller: ends", flush=True)
@@ -130,7 +130,7 @@ def _show_status(arguments: Sequence[str]) -> int:
     _add_controller(parser)
     parser.add_argument("--json", action="store_true", help="all of it, for programs")
     args = parser.parse_args(arguments)
-    text = _C.pool_status(_controller(args), args.keys, args.timeout)
+    text = _pool.pool_status(_controller(args), args.keys, args.timeout)
     print(json.dumps(json.loads(text), indent=2) if args.json else PoolStatus(json.loads(text)))
     return 0
 
@@ -141,9 +141,9 @@ def _drain(arguments: Sequence[str]) -> int:
     _add_controller(parser)
     args = parser.parse_args(arguments)
     controller = _controller(args)
-    status = PoolStatus(json.loads(_C.pool_status(controller, args.keys, args.timeout)))
+    status = PoolStatus(json.loads(_pool.pool_status(controller, args.keys, args.timeout)))
     worker_id = status.find_worker(args.worker)
-    if not _C.drain_worker(controller, args.keys, int(worker_id, 16), args.timeout):
+    if not _pool.drain_worker(controller, args.keys, int(worker_id, 16), args.timeout):
         raise ValueError(f"worker {worker_id} has left the pool meanwhile")
     print(f"penstock drain: worker {worker_id} finishes what it began, and leaves")
     return 0

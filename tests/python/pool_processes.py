@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from penstock import _C
+from penstock import _pool
 
 SECONDS_MAX = 90.0
 
@@ -173,7 +173,7 @@ class PoolProcesses:
         return worker
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(_C.pool_status(self.endpoint, None, SECONDS_MAX))
+        status: dict[str, Any] = json.loads(_pool.pool_status(self.endpoint, None, SECONDS_MAX))
         return status
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from raw_zeromq import (
 )
 
 import penstock
-from penstock import _C, DataLoader
+from penstock import DataLoader, _pool
 from penstock.errors import PenstockError, PoolWarning
 from penstock.pool_status import PoolStatus
 
@@ -63,7 +63,7 @@ def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]
 
 
 def shared_keys() -> Path:
-    return Path(_C.shared_key_folder())
+    return Path(_pool.shared_key_folder())
 
 
 # ---- Versions
