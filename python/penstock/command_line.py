@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import penstock
-from penstock.explained_program import explain_program
 from penstock.pool_commands import COMMANDS, CommandError, run_command
 from penstock.program import ProgramError, run_file, run_module
 
@@ -111,6 +110,9 @@ def _explain(arguments: list[str]) -> int:
             run = functools.partial(run_file, path, rest)
         case _:
             return _refuse("explain wants a program to run")
+    # It watches models by means of Dynamo, which no other command needs.
+    from penstock.explained_program import explain_program
+
     return explain_program(run, chosen["--format"], chosen["--cut"])
 
 

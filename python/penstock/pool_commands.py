@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from penstock import _pool
 from penstock.errors import PenstockError
 from penstock.pool_status import PoolStatus
-from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec
 from penstock.worker_addresses import worker_addresses
+from penstock.worker_spec import PATIENCE_S, PoolWorkerSpec
 from penstock.worker_supervisor import Supervisor
 
 POOL_VARIABLE = "PENSTOCK_POOL"

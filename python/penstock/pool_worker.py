@@ -13,7 +13,6 @@ import platform
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.utils.data._utils import signal_handling
@@ -26,22 +25,9 @@ from penstock.job_shelf import JobShelf
 from penstock.slab_collate import lend_slabs_to_torch
 from penstock.stuck_worker import offer_stack
 from penstock.worker_errors import describe_error
+from penstock.worker_spec import PoolWorkerSpec
 
-PATIENCE_S = 60.0
 _NOTICE_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PoolWorkerSpec:
-    """Where a worker listens, and for whom. Without a controller it serves whoever has the key."""
-
-    bind: str
-    advertised: str | None
-    controller: str | None
-    key_folder: str | None
-    patience_s: float
-    code_root: str  # a folder for the modules of jobs, which whoever starts the worker takes away
-    parent_pid: int  # with which it ends; 0 is whoever its parent is when it starts
 
 
 def run_worker(
