@@ -135,11 +135,11 @@ def test_what_is_wrong_is_said(pool: Pool) -> None:
     for arguments, code, words in [
         (["drain", "abc", "--controller", endpoint], 1, "no worker has an id that begins"),
         (["status"], 2, "PENSTOCK_POOL"),
-        (["status", "--controller", endpoint, "--timeout", "-1"], 2, "--timeout is -1"),
+        (["status", "--controller", endpoint, "--timeout", "-1"], 2, "--timeout is '-1'"),
         (["status", "--controller", "ftp://a"], 1, "tcp://"),
         (["controller"], 2, "--bind"),
         (["controller", "--bind", endpoint], 1, endpoint),
-        (["keys"], 2, "folder"),
+        (["keys"], 2, "DIR is missing"),
     ]:
         found, _, err = pool.run(*arguments)
         assert (found, words in err) == (code, True), (arguments, found, err)

@@ -164,8 +164,8 @@ def test_what_is_called_wrongly_is_said(
     controller = ["--controller", "tcp://127.0.0.1:7"]
     for arguments, code, words in [
         ([], 2, "--controller"),
-        ([*controller, "--processes", "0"], 2, "--processes is 0"),
-        ([*controller, "--patience", "0"], 2, "--patience is 0"),
+        ([*controller, "--processes", "0"], 2, "--processes is '0'"),
+        ([*controller, "--patience", "0"], 2, "--patience is '0'"),
         (["--controller", "tcp://nowhere"], 1, "tcp://HOST:PORT"),
         ([*controller, "--keys", str(tmp_path / "none")], 1, str(tmp_path / "none")),
     ]:
