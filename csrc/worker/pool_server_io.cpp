@@ -91,6 +91,7 @@ Result<void> PoolServerIo::serve(const std::stop_token& stop) {
     desk_.tick(now);
     serve_maker(now);
     carry_out();
+    note_standing();
     outbox_.pump(*server_);
     if (registration_) {
       registration_->report(desk_, now);
@@ -277,6 +278,7 @@ void PoolServerIo::take_signals() {
     const int number = numbers[static_cast<size_t>(place)];
     if (number != SIGTERM && number != SIGINT) continue;
     if (++signal_count_ > 1) ::_exit(128 + number);
+    first_signal_ = number;
     exchange_.drain();
   }
 }
@@ -284,6 +286,21 @@ void PoolServerIo::take_signals() {
 void PoolServerIo::drain(Instant now) {
   desk_.drain();
   if (registration_) registration_->hurry(now);
+}
+
+void PoolServerIo::note_standing() {
+  using Cause = Standing::DrainCause;
+  Standing standing = standing_;
+  standing.trainer_id = desk_.trainer_id();
+  if (desk_.is_draining() && standing.drain_cause == Cause::kNone) {
+    standing.drain_cause = first_signal_ == SIGTERM  ? Cause::kSigterm
+                           : first_signal_ == SIGINT ? Cause::kSigint
+                                                     : Cause::kOrder;
+    standing.left_count = static_cast<uint32_t>(desk_.held_count()) + (desk_.is_busy() ? 1 : 0);
+  }
+  if (standing == standing_) return;
+  standing_ = standing;
+  exchange_.set_standing(standing_);
 }
 
 std::optional<Error> PoolServerIo::end_reason(Instant now) {

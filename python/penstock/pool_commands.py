@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock import _pool
 from penstock.command_parser import CommandError, CommandParser, seconds, whole_number
 from penstock.errors import PenstockError
+from penstock.pool_log import PoolLog
 from penstock.pool_status import PoolStatus
 
 POOL_VARIABLE = "PENSTOCK_POOL"
@@ -82,11 +83,10 @@ examples:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
-    print(
-        f"penstock controller: listens at {controller.endpoint}, keys in {shown_keys}", flush=True
-    )
+    log = PoolLog("penstock controller")
+    log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
     controller.run(stop_read)
-    print("penstock controller: ends", flush=True)
+    log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
     return 0
 
 

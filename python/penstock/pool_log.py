@@ -1,24 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that the processes of a pool leave for people."""
+"""The lines that the processes of a pool leave for people: when, who, what."""
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from typing import TextIO
 
 
-def say(text: str) -> None:
-    """That something goes as it should, on standard output."""
-    _write(sys.stdout, text)
+class PoolLog:
+    """Of one process. Each line is written in one piece, since several processes share a stream."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is what the process is, such as "penstock worker 3f2a"."""
+        self.name = name
+        self._host = socket.gethostname()
+
+    def say(self, text: str) -> None:
+        """What goes as it should, on standard output."""
+        self._write(sys.stdout, text)
+
+    def tell(self, text: str) -> None:
+        """What somebody should know, on standard error."""
+        self._write(sys.stderr, text)
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        stream.write(f"{when} {self.name} on {self._host}: {printable(text)}\n")
+        stream.flush()
 
 
-def tell(text: str) -> None:
-    """What somebody should know, on standard error."""
-    _write(sys.stderr, text)
+def printable(text: str) -> str:
+    """Text that may come from another process, without what would move a terminal's cursor. Further
+    lines are indented, so that none passes for a line of the log."""
+    lines = (
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        for line in text.split("\n")
+    )
+    return "\n    ".join(lines)
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """In one piece, since several processes say things in one place: where Python does not buffer,
-    ``print`` writes the end of a line by itself."""
-    stream.write(f"penstock worker: {text}\n")
-    stream.flush()
+def short_id(identity: int | str) -> str:
+    """How people are shown the id of a worker or a trainer."""
+    text = identity if isinstance(identity, str) else f"{identity:016x}"
+    return text[:8]

@@ -7,7 +7,7 @@ import os
 
 from penstock import _C
 from penstock.errors import PenstockError
-from penstock.pool_log import say, tell
+from penstock.pool_log import PoolLog, short_id
 from penstock.pool_worker import run_worker
 from penstock.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 
@@ -15,16 +15,22 @@ from penstock.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 def run_child(settings: dict[str, object]) -> int:
     """Serves as the settings of a `PoolWorkerSpec` say; returns the exit code."""
     spec = PoolWorkerSpec(**settings)  # type: ignore[arg-type]
+    log = PoolLog("penstock worker")
+
+    def started(server: _C.PoolServer) -> None:
+        log.name = f"penstock worker {short_id(server.worker_id)}"
+        log.say(f"listens at {_where(server, spec)}, process {os.getpid()}")
+
     try:
-        run_worker(spec, lambda server: _say_where(server, spec), tell)
+        run_worker(spec, started, log.tell, log.say)
     except (PenstockError, ValueError, OSError) as error:
-        tell(str(error))
+        log.tell(str(error))
         return USELESS_EXIT_CODE
     return 0
 
 
-def _say_where(server: _C.PoolServer, spec: PoolWorkerSpec) -> None:
+def _where(server: _C.PoolServer, spec: PoolWorkerSpec) -> str:
     where = server.endpoint
     if server.advertised != where:
         where += f" (which trainers reach at {server.advertised})"
-    say(f"{server.worker_id:016x} listens at {where} for {spec.controller}, process {os.getpid()}")
+    return f"{where} for {spec.controller}, id {server.worker_id:016x}"

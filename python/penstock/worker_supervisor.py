@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from penstock.code_folder import CodeFolder
-from penstock.pool_log import tell
+from penstock.pool_log import PoolLog
 from penstock.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 
 _PAUSE_S = 0.1  # before a process that died is started again; doubled each time
@@ -36,7 +36,8 @@ class Supervisor:
     """The processes of one ``penstock worker``. Confined to the main thread."""
 
     def __init__(self, specs: Sequence[PoolWorkerSpec]) -> None:
-        self._children = [_Child(spec) for spec in specs]
+        self._log = PoolLog("penstock worker")
+        self._children = [_Child(spec, self._log) for spec in specs]
         self._signal_count = 0
         self._has_failed = False
 
@@ -76,8 +77,18 @@ class Supervisor:
         for number in os.read(read_fd, 4096):
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._signal_count += 1
+                self._say_end(signal.Signals(number).name)
                 for child in self._children:
                     child.end()
+
+    def _say_end(self, name: str) -> None:
+        count = sum(child.is_due for child in self._children)
+        processes, them = ("1 process", "it") if count == 1 else (f"{count} processes", "them")
+        if self._signal_count == 1:
+            text = f"draining {processes} after {name}; a second signal ends {them} at once"
+        else:
+            text = f"ending {processes} at once after a second signal, {name}"
+        self._log.say(text)
 
     def _look_after_children(self) -> None:
         for child in self._children:
@@ -92,8 +103,9 @@ class Supervisor:
 
 
 class _Child:
-    def __init__(self, spec: PoolWorkerSpec) -> None:
+    def __init__(self, spec: PoolWorkerSpec, log: PoolLog) -> None:
         self._spec = spec
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._pause_s = _PAUSE_S
@@ -137,7 +149,7 @@ class _Child:
         if time.monotonic() - self._started_at >= _LIVED_LONG_S:
             self._pause_s = _PAUSE_S
         self.start_at = time.monotonic() + self._pause_s
-        tell(f"a process {_ending(code)}; another one starts in {self._pause_s:g} s")
+        self._log.tell(f"a process {_ending(code)}; another one starts in {self._pause_s:g} s")
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ from penstock import _pool
 
 SECONDS_MAX = 90.0
 
-_LISTENS = re.compile(r"([0-9a-f]{16}) listens at (tcp://\S+) .*process (\d+)")
+_LISTENS = re.compile(r"listens at (tcp://\S+) .*id ([0-9a-f]{16}), process (\d+)$")
 
 
 class Process:
@@ -101,7 +101,7 @@ class Worker(Process):
         for line in lines:
             match = _LISTENS.search(line)
             assert match is not None
-            found.append((match[1], match[2], int(match[3])))
+            found.append((match[2], match[1], int(match[3])))
         return found
 
     @property

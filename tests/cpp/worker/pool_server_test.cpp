@@ -346,6 +346,8 @@ TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) 
   ASSERT_EQ(::write(server_->signal_fd(), &number, 1), 1);
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kLeaving); }));
   EXPECT_EQ(trainer->session().dispatch().unanswered_count(), 3u);
+  EXPECT_EQ(server_->standing(),
+            (Standing{.trainer_id = 7, .drain_cause = Standing::DrainCause::kSigterm, .left_count = 1}));
   is_made.set_value();
   expect_counting(trainer->answer(0), 100, 0);
   ASSERT_TRUE(
@@ -536,6 +538,7 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
   EXPECT_EQ(std::get<transport::Farewell>(message),
             (transport::Farewell{.id = server_->worker_id(), .is_worker = true}));
   EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }
 
 TEST_F(RegisteredWorker, OneThatIsRefusedSaysWhy) {
