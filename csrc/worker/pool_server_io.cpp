@@ -189,6 +189,7 @@ void PoolServerIo::take_result(PoolResult result) {
   if (result.kind == PoolResult::Kind::kDeclined) {
     if (desk_.trainer_id() == running_->trainer_id) {
       if (declined_.size() >= cluster::kDeclinedCountMax) declined_.erase(declined_.begin());
+      if (registration_) registration_->set_decline_reason(result.text);
       declined_[running_->trainer_id] = std::move(result.text);
       desk_.decline();
     }

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock import _pool
 from penstock.command_parser import CommandError, CommandParser, seconds, whole_number
 from penstock.errors import PenstockError
-from penstock.pool_log import PoolLog
-from penstock.pool_status import PoolStatus
+from penstock.pool_log import PoolLog, printable
+from penstock.pool_status import PoolStatus, name_of
+from penstock.status_text import status_text
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
@@ -158,8 +159,11 @@ examples:
 def _show_status(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "status",
-        f"status [--controller {_ADDRESS}] [--json] [OPTION ...]",
-        "Shows the workers of a pool and the jobs that they work for.",
+        f"status [--controller {_ADDRESS}] [--all | --json] [OPTION ...]",
+        """\
+Shows the workers of a pool and the jobs that they work for. A job has the batches a second that its
+trainer was given lately, and how much of that time the trainer waited for them. A job that asks for
+nothing, as between epochs, is idle.""",
         """\
 examples:
   penstock status --controller tcp://127.0.0.1:7000
@@ -167,11 +171,17 @@ examples:
     )
     _add_controller(parser)
     parser.add_argument(
+        "--all", action="store_true", help="show jobs that have asked for nothing for long, too"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print all that the controller knows, for programs"
     )
     args = parser.parse(arguments)
-    text = _pool.pool_status(_controller(parser, args), args.keys, args.timeout)
-    print(json.dumps(json.loads(text), indent=2) if args.json else PoolStatus(json.loads(text)))
+    fields = json.loads(_pool.pool_status(_controller(parser, args), args.keys, args.timeout))
+    if args.json:
+        print(json.dumps(fields, indent=2))
+    else:
+        print(status_text(PoolStatus(fields), with_idle=args.all))
     return 0
 
 
@@ -184,21 +194,23 @@ Has a worker finish what it has begun, hand back the rest and leave its pool. It
 again.""",
         """\
 example:
-  penstock drain 3f2a --controller tcp://127.0.0.1:7000""",
+  penstock drain node7/4711 --controller tcp://127.0.0.1:7000""",
     )
     parser.add_argument(
         "worker",
         metavar="WORKER",
-        help="id of the worker, as `penstock status` shows it, or how its id begins",
+        help="name of the worker, HOST/PROCESS as `penstock status` shows it, or its id, or how "
+        "its id begins",
     )
     _add_controller(parser)
     args = parser.parse(arguments)
     where = _controller(parser, args)
-    found = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
-    worker_id = found.find_worker(args.worker)
-    if not _pool.drain_worker(where, args.keys, int(worker_id, 16), args.timeout):
-        raise ValueError(f"worker {worker_id} has left the pool meanwhile")
-    print(f"penstock drain: worker {worker_id} finishes what it has begun, and leaves")
+    status = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
+    worker = status.find_worker(args.worker)
+    name = printable(f"{name_of(worker)} ({worker['id']})")
+    if not _pool.drain_worker(where, args.keys, int(worker["id"], 16), args.timeout):
+        raise ValueError(f"worker {name} has left the pool meanwhile")
+    print(f"penstock drain: worker {name} finishes what it has begun, and leaves")
     return 0
 
 

@@ -514,6 +514,18 @@ TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   EXPECT_EQ(report.trainer_id, 7u);
 }
 
+TEST_F(RegisteredWorker, ReportsWhyItDeclinedTheLastTrainer) {
+  start(registered());
+  work_by([](PoolServer& server, const PoolWork&) { server.decline("no module named 'that'"); });
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kUnfit); }));
+  cluster::WorkerReport report;
+  while (report.declined.empty()) report = std::get<cluster::WorkerReport>(next_report());
+  EXPECT_EQ(report.declined, (std::vector<uint64_t>{7}));
+  EXPECT_EQ(report.decline_reason, "no module named 'that'");
+}
+
 TEST_F(RegisteredWorker, OneThatLostItsLeaseForgetsItsTrainerAndGoesOnAsAnother) {
   start(registered());
   serve_batches();
