@@ -25,9 +25,11 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     """What the constructor makes of the ``num_workers`` that it was given.
 
     One of a loader that chose by itself is a plain number where this one cannot: accelerate copies
-    torch's options, and ``seeding`` is none of them.
+    torch's options, and ``seeding`` is none of them. Raises TypeError for another text than "auto".
     """
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
+    if isinstance(num_workers, str) and not is_asked_for:
+        raise TypeError(f"num_workers is {num_workers!r}; a whole number is expected, or {AUTO!r}")
     if not is_asked_for and not isinstance(num_workers, AutomaticCount):
         return num_workers
     if not is_asked_for and seeding != "batch":
