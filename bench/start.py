@@ -177,6 +177,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
     if args.quick:
         args.rounds = 1
+    # A start has a folder of its own. Links stay: that of a virtual environment says which it is.
+    args.python = [os.path.abspath(python) for python in args.python]
     return args
 
 

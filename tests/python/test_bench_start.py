@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> No
         "controller",
     ]
     lines = tmp_path / "start.jsonl"
-    done = run_bench("--quick", "--only", *names, "--out", str(lines))
+    python = os.path.relpath(sys.executable)
+    done = run_bench("--quick", "--only", *names, "--python", python, "--out", str(lines))
     assert done.returncode == 0, done.stderr
     *starts, foreign = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [record["name"] for record in starts] == [f"start/{name}/start_s" for name in names]
