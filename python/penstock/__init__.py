@@ -52,17 +52,19 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name != "_C":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Beside a torch of another version the native part may crash as it loads. So it is loaded here,
-    # behind the check: `from penstock import _C` asks for the attribute before it imports the
-    # module. `import penstock._C` would not, and stands nowhere.
-    import_module("penstock._torch_version")
-    if name == "_C":
-        return import_module("penstock._C")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
+if not TYPE_CHECKING:  # which takes every name to be there where there is this function
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES and name != "_C":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Beside a torch of another version the native part may crash as it loads. So it is loaded
+        # here, behind the check: `from penstock import _C` asks for the attribute before it imports
+        # the module. `import penstock._C` would not, and stands nowhere.
+        import_module("penstock._torch_version")
+        if name == "_C":
+            return import_module("penstock._C")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:
