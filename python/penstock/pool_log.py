@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
@@ -27,8 +28,10 @@ class PoolLog:
 
     def _write(self, stream: TextIO, text: str) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        stream.write(f"{when} {self.name} on {self._host}: {printable(text)}\n")
-        stream.flush()
+        # A full disk, or a pipe that nobody reads, is no reason to leave.
+        with contextlib.suppress(OSError):
+            stream.write(f"{when} {self.name} on {self._host}: {printable(text)}\n")
+            stream.flush()
 
 
 def printable(text: str) -> str:

@@ -4,9 +4,11 @@ which job it served, refused or had finished, nor that it was told to leave."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,3 +136,12 @@ def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
     assert printable("Bücher.py: 学习\t") == "Bücher.py: 学习\\t"
     WorkerJournal(log.say).note_batch(7, "y" * 100_000)
     assert len(capfd.readouterr().out) < 400
+
+
+def test_a_log_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose log filled its disk would leave at the first line after that."""
+    full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
+    monkeypatch.setattr(sys, "stdout", full)
+    WorkerJournal(PoolLog("penstock worker").say).note_end("it was drained")
+    with contextlib.suppress(OSError):
+        full.close()
