@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock import _pool
 from penstock.command_parser import CommandError, CommandParser, seconds, whole_number
 from penstock.errors import PenstockError
-from penstock.pool_log import PoolLog, printable
+from penstock.pool_log import PoolLog
 from penstock.pool_status import PoolStatus, name_of
 from penstock.status_text import status_text
 
@@ -207,7 +207,7 @@ example:
     where = _controller(parser, args)
     status = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
     worker = status.find_worker(args.worker)
-    name = printable(f"{name_of(worker)} ({worker['id']})")
+    name = f"{name_of(worker)} ({worker['id']})"
     if not _pool.drain_worker(where, args.keys, int(worker["id"], 16), args.timeout):
         raise ValueError(f"worker {name} has left the pool meanwhile")
     print(f"penstock drain: worker {name} finishes what it has begun, and leaves")

@@ -37,11 +37,12 @@ class PoolLog:
 def printable(text: str) -> str:
     """Text that may come from another process, without what would move a terminal's cursor. Further
     lines are indented, so that none passes for a line of the log."""
-    lines = (
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-        for line in text.split("\n")
-    )
-    return "\n    ".join(lines)
+    return "\n    ".join(printable_line(line) for line in text.split("\n"))
+
+
+def printable_line(text: str) -> str:
+    """The same on one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def short_id(identity: int | str) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.pool_log import printable, short_id
+from penstock.pool_log import printable_line, short_id
 
 _ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software>.*))?", re.DOTALL)
 
@@ -32,7 +32,7 @@ class PoolStatus:
             seen = f"{len(found)} workers have" if found else "no worker has"
             raise ValueError(
                 f"{seen} the name {wanted!r} or an id that begins so; there are: "
-                f"{printable(there) or 'none'}. Pass a name, or as much of an id as no other has"
+                f"{there or 'none'}. Pass a name, or as much of an id as no other has"
             )
         return found[0]
 
@@ -50,5 +50,6 @@ def software_of(member: dict[str, Any]) -> str:
 
 
 def text_of(escaped: str) -> str:
-    """A peer's text: the controller escapes each of its bytes by itself."""
-    return escaped.encode("latin-1", "replace").decode(errors="replace")
+    """A peer's text, for a line of a terminal. The controller escapes each of its bytes by
+    itself."""
+    return printable_line(escaped.encode("latin-1", "replace").decode(errors="replace"))

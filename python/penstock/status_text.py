@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.pool_log import printable, short_id
+from penstock.pool_log import short_id
 from penstock.pool_status import PoolStatus, name_of, software_of, text_of
 
 _IDLE_SHOWN_S = 60.0  # then a job that asks for nothing is only counted
@@ -105,14 +105,14 @@ class _Page:
                 is_last = worker["unfit_for"][-1] == unfit_for[-1]
                 reason = f": {text_of(worker['unfit_reason'] or '')}" if is_last else ""
                 jobs = ", ".join(self._job_of(trainer_id) for trainer_id in unfit_for)
-                yield printable(f"{name_of(worker)} cannot run {jobs}{reason}")
+                yield f"{name_of(worker)} cannot run {jobs}{reason}"
         software: dict[str, list[str]] = {}
         for worker in self._workers:
             software.setdefault(software_of(worker), []).append(name_of(worker))
         if len(software) > 1:
             for versions, names in sorted(software.items(), key=lambda item: len(item[1])):
                 verb = "runs" if len(names) == 1 else "run"
-                yield printable(f"{_few(names)} {verb} {versions or 'versions that are not known'}")
+                yield f"{_few(names)} {verb} {versions or 'versions that are not known'}"
 
     def _why_none(self, trainer: dict[str, Any]) -> str:
         able = [one for one in self._workers if not one["is_draining"]]
@@ -140,8 +140,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
     if not rows:
         yield f"no {heads[0]}s"
         return
-    cells = [[printable(cell) for cell in row] for row in (heads, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
-    for row in cells:
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    for row in (heads, *rows):
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(padded).rstrip()

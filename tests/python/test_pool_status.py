@@ -169,8 +169,11 @@ def test_versions_are_shown_where_they_differ() -> None:
 def test_what_peers_say_of_themselves_moves_no_cursor() -> None:
     """The controller escapes each byte of it by itself, and so text in other letters, too."""
     job = "B\u00c3\u00bccher\x1b[2J\nx"  # "Bücher" in UTF-8, a byte a character
-    text = shown([worker(1, trainer=FIRST, about="\x1b[31m")], [trainer(1, job=job)])
-    assert "Bücher\\x1b[2J\n    x of gpu1/4" in text
+    text = shown(
+        [worker(1, trainer=FIRST, about="\x1b[31m", unfit_for=[FIRST], unfit_reason="\x1b[2J")],
+        [trainer(1, job=job, workers=0)],
+    )
+    assert text.count("Bücher\\x1b[2J\\nx of gpu1/4") == 3
     assert "\x1b" not in text
     assert "\n00a10000  00a10000  tcp" in text  # the name of who has none
 
