@@ -115,7 +115,8 @@ class BuildExtension(build_ext):
     def build_extension(self, ext: Extension) -> None:
         folder = cmake_folder()
         configure(folder, {})
-        run("--build", str(folder), "--parallel", str(job_count()), "--target", "_C")
+        modules = ("--target", "_C", "_pool")
+        run("--build", str(folder), "--parallel", str(job_count()), *modules)
         # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library
         # path relative.
         prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent

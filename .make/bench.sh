@@ -22,3 +22,5 @@ say "The way of a batch from a pool's worker to its trainer"
 .venv/bin/python bench/pool_transport.py --out bench/out/pool-transport.jsonl --markdown
 say "Does a pool give back what it takes?"
 .venv/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown
+say "How long a command takes to start"
+.venv/bin/python bench/start.py --out bench/out/start.jsonl --markdown

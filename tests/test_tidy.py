@@ -51,7 +51,7 @@ DOORS: tuple[tuple[str, str], ...] = (
 )
 
 # What penstock's Python may import besides the standard library. sympy is how torch writes a size.
-PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "rich", "sympy"}
+PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 CPP_SUFFIXES = (".h", ".cpp", ".cu")
@@ -229,6 +229,7 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("csrc/loader/x.h", "#include <torch/csrc/autograd/python_variable.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <condition_variable>", "alone"),
         ("python/penstock/x.py", "import pandas", "does not depend on"),
+        ("python/penstock/x.py", "from rich.table import Table", "does not depend on"),
         ("python/penstock/x.py", "def f():\n    from ray import init", "does not depend on"),
         ("python/penstock/x.py", "from . import plan", "relative import"),
         ("python/penstock/x.py", "from penstock.plan import *", "imports *"),
@@ -238,6 +239,26 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
 def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
     found = plant(tmp_path, {name: text})
     assert len(found) == 1 and name in found[0] and fault in found[0], found
+
+
+def test_what_is_installed_with_penstock_is_what_it_imports() -> None:
+    """rich was, for examples that show progress bars."""
+    imported = set()
+    for path in (ROOT / "python" / "penstock").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    assert imported - sys.stdlib_module_names == PACKAGES
+    listed = re.search(
+        r"^dependencies = \[\n(.*?)^\]",
+        (ROOT / "pyproject.toml").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert listed is not None
+    names = set(re.findall(r'^  "([\w-]+)', listed[1], re.MULTILINE))
+    assert names == PACKAGES - {"penstock", "sympy"}  # which comes with torch
 
 
 def test_two_files_of_one_name_are_found(tmp_path: Path) -> None:

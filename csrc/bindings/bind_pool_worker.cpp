@@ -96,6 +96,17 @@ void answer(PoolServer& server, const PoolWork& work, const py::object& batch, b
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
+std::optional<std::string> spoken(worker::Standing::DrainCause cause) {
+  using Cause = worker::Standing::DrainCause;
+  switch (cause) {
+    case Cause::kNone: return std::nullopt;
+    case Cause::kSigterm: return "SIGTERM";
+    case Cause::kSigint: return "SIGINT";
+    case Cause::kOrder: return "penstock drain";
+  }
+  return std::nullopt;
+}
+
 // A batch of a TensorDataset. False when the request's indices are not plain rows.
 Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources) {
   if (work.index_kind != transport::IndexKind::kIntegers) return false;
@@ -126,6 +137,10 @@ void bind_pool_worker(py::module_& module) {
         for (const BlobId& id : self.blobs) ids.push_back(to_python(id));
         return ids;
       });
+  py::class_<worker::Standing>(module, "PoolStanding")
+      .def_readonly("trainer_id", &worker::Standing::trainer_id)
+      .def_property_readonly("drain_cause", [](const worker::Standing& self) { return spoken(self.drain_cause); })
+      .def_readonly("left_count", &worker::Standing::left_count);
   py::class_<PoolServer>(module, "PoolServer")
       .def_static(
           "start",
@@ -152,6 +167,7 @@ void bind_pool_worker(py::module_& module) {
           },
           py::arg("timeout_s"))
       .def("take_notices", &PoolServer::take_notices)
+      .def_property_readonly("standing", &PoolServer::standing)
       .def_property_readonly("is_wanted", &PoolServer::is_wanted)
       .def("blob", &fetch_blob, py::arg("id"), py::arg("timeout_s"))
       .def(

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module penstock._C: one bind_<room> per room, listed here and nowhere else.
+// The Python module penstock._C: one bind_<room> per room, listed here or, where torch has no part in it, in
+// pool_module.cpp.
 #include <pybind11/pybind11.h>
-
-#include "transport/socket.h"
 
 namespace penstock::bindings {
 
@@ -14,13 +13,11 @@ void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
 void bind_pool_worker(pybind11::module_& module);
-void bind_controller(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of penstock.";
-  module.def("zmq_version", &penstock::transport::zmq_version);
   penstock::bindings::bind_graph(module);
   penstock::bindings::bind_script(module);
   penstock::bindings::bind_runtime(module);
@@ -29,5 +26,4 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_worker(module);
   penstock::bindings::bind_values(module);
   penstock::bindings::bind_pool_worker(module);
-  penstock::bindings::bind_controller(module);
 }

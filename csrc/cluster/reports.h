@@ -24,6 +24,7 @@ struct WorkerReport {
   uint64_t trainer_id = 0;           // that it works for; 0 for none
   std::string about{};               // its host, process and versions, for people
   std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
+  std::string decline_reason{};      // why it cannot run that of the latest, for people
 
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
 

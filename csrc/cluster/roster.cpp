@@ -55,6 +55,8 @@ TrainerRoster Roster::trainer_reported(const TrainerReport& report, Instant now)
   if (is_new || trainer.report.worker_count_max != report.worker_count_max) is_balanced_ = false;
   trainer.report = report;
   trainer.reported_at = now;
+  if (is_new || report.worker_count_max > 0) trainer.wanted_at = now;
+  trainer.rates.note(report.queue, now);
   if (is_new) {
     trainer.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
     for (auto& [worker_id, worker] : workers_)
@@ -242,7 +244,12 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
     const auto count = std::count_if(workers_.begin(), workers_.end(), [owner = trainer_id](const auto& item) {
       return item.second.trainer_id == owner && !item.second.is_withdrawn;
     });
-    result.push_back({trainer.report, static_cast<uint32_t>(count), now - trainer.reported_at});
+    const bool is_idle = trainer.report.worker_count_max == 0;
+    result.push_back({.report = trainer.report,
+                      .worker_count = static_cast<uint32_t>(count),
+                      .since_report = now - trainer.reported_at,
+                      .idle = is_idle ? now - trainer.wanted_at : Duration{},
+                      .rates = trainer.rates});
   }
   return result;
 }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cluster/instant.h"
+#include "cluster/recent_rates.h"
 #include "cluster/reports.h"
 #include "cluster/share_out.h"
 
@@ -59,6 +60,8 @@ class Roster {
     TrainerReport report;
     uint32_t worker_count = 0;
     Duration since_report{};
+    Duration idle{};  // for how long it has had no use for workers; 0 while it has
+    RecentRates rates{};
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
@@ -81,6 +84,8 @@ class Roster {
   struct Trainer {
     TrainerReport report;
     Instant reported_at{};
+    Instant wanted_at{};  // when it last had a use for workers
+    RecentRates rates{};
     uint64_t view = 0;
     bool has_changed = false;
   };

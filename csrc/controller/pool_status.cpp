@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <string_view>
 
 namespace penstock::controller {
@@ -31,11 +32,14 @@ std::string quoted(std::string_view text) {
 std::string id_or_null(uint64_t id) { return id == 0 ? "null" : quoted(spoken_id(id)); }
 const char* yes_or_no(bool value) { return value ? "true" : "false"; }
 
-std::string seconds(std::chrono::nanoseconds time) {
+std::string number(double value) {
   std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.3f", std::chrono::duration<double>(time).count());
+  std::snprintf(text.data(), text.size(), "%.3f", value);
   return text.data();
 }
+
+std::string seconds(std::chrono::nanoseconds time) { return number(std::chrono::duration<double>(time).count()); }
+std::string number_or_null(std::optional<double> value) { return value ? number(*value) : "null"; }
 
 std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   const cluster::WorkerReport& report = worker.report;
@@ -47,7 +51,7 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining) + ", \"unfit_for\": [";
   for (size_t index = 0; index < report.declined.size(); ++index)
     json += (index == 0 ? "" : ", ") + quoted(spoken_id(report.declined[index]));
-  json += "]";
+  json += "], \"unfit_reason\": " + (report.declined.empty() ? "null" : quoted(report.decline_reason));
   return json + ", \"since_report_s\": " + seconds(worker.since_report) + "}";
 }
 
@@ -57,7 +61,9 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
   json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
   json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
-  json += ", \"since_report_s\": " + seconds(trainer.since_report);
+  json += ", \"since_report_s\": " + seconds(trainer.since_report) + ", \"idle_s\": " + seconds(trainer.idle);
+  json += ", \"batches_per_s\": " + number_or_null(trainer.rates.batches_per_s());
+  json += ", \"waited_share\": " + number_or_null(trainer.rates.waited_share());
   json += ", \"queue\": {\"ready_batches\": " + std::to_string(queue.ready_batches);
   json += ", \"asked_batches\": " + std::to_string(queue.asked_batches);
   json += ", \"bytes_in_flight\": " + std::to_string(queue.bytes_in_flight);

@@ -4,11 +4,15 @@
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
-//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "since_report_s": 0.1}],
+//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false,
+//               "unfit_for": ["…"], "unfit_reason": "…" or null, "since_report_s": 0.1}],
 //  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
+//                "idle_s": 0.0, "batches_per_s": 20.5 or null, "waited_share": 0.1 or null,
 //                "queue": {"ready_batches": 1, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
 //                          "delivered_batches": 4}}]}
 //
+// "unfit_reason" is for the last of "unfit_for". "idle_s" is for how long a trainer has had no use for workers, as
+// between epochs or at the end of a program's training; 0 while it has. The rates are those of the last seconds.
 // Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
 
 #include <cstdint>

@@ -31,6 +31,7 @@ void fields(Visitor& visit, cluster::WorkerReport& m) {
   visit(m.endpoint, kControlNameBytesMax);
   visit(m.about, kControlAboutBytesMax);
   visit(m.declined, cluster::kDeclinedCountMax);
+  visit(m.decline_reason, kControlReasonBytesMax);
 }
 template <typename Visitor>
 void fields(Visitor& visit, cluster::WorkerOrders& m) {

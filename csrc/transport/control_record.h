@@ -21,6 +21,7 @@ constexpr uint16_t kControlVersion = 1;
 // Caps, checked before anything is allocated.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
 constexpr size_t kControlAboutBytesMax = 4096;
+constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer
 constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
 constexpr size_t kRosterCountMax = 4096;
 constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;

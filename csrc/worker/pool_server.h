@@ -57,6 +57,7 @@ class PoolServer {
   }
   bool is_wanted() const { return exchange_.is_wanted(); }
   std::vector<std::string> take_notices() { return exchange_.take_notices(); }
+  Standing standing() const { return exchange_.standing(); }
 
   PrefixShelf& prefixes() { return shelf_; }
   SlabWriter& writer() { return maker_.writer(); }

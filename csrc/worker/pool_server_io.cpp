@@ -91,6 +91,7 @@ Result<void> PoolServerIo::serve(const std::stop_token& stop) {
     desk_.tick(now);
     serve_maker(now);
     carry_out();
+    note_standing();
     outbox_.pump(*server_);
     if (registration_) {
       registration_->report(desk_, now);
@@ -188,6 +189,7 @@ void PoolServerIo::take_result(PoolResult result) {
   if (result.kind == PoolResult::Kind::kDeclined) {
     if (desk_.trainer_id() == running_->trainer_id) {
       if (declined_.size() >= cluster::kDeclinedCountMax) declined_.erase(declined_.begin());
+      if (registration_) registration_->set_decline_reason(result.text);
       declined_[running_->trainer_id] = std::move(result.text);
       desk_.decline();
     }
@@ -277,6 +279,7 @@ void PoolServerIo::take_signals() {
     const int number = numbers[static_cast<size_t>(place)];
     if (number != SIGTERM && number != SIGINT) continue;
     if (++signal_count_ > 1) ::_exit(128 + number);
+    first_signal_ = number;
     exchange_.drain();
   }
 }
@@ -284,6 +287,21 @@ void PoolServerIo::take_signals() {
 void PoolServerIo::drain(Instant now) {
   desk_.drain();
   if (registration_) registration_->hurry(now);
+}
+
+void PoolServerIo::note_standing() {
+  using Cause = Standing::DrainCause;
+  Standing standing = standing_;
+  standing.trainer_id = desk_.trainer_id();
+  if (desk_.is_draining() && standing.drain_cause == Cause::kNone) {
+    standing.drain_cause = first_signal_ == SIGTERM  ? Cause::kSigterm
+                           : first_signal_ == SIGINT ? Cause::kSigint
+                                                     : Cause::kOrder;
+    standing.left_count = static_cast<uint32_t>(desk_.held_count()) + (desk_.is_busy() ? 1 : 0);
+  }
+  if (standing == standing_) return;
+  standing_ = standing;
+  exchange_.set_standing(standing_);
 }
 
 std::optional<Error> PoolServerIo::end_reason(Instant now) {

@@ -84,6 +84,8 @@ class PoolServerIo {
   std::string reason_of(const cluster::WorkDesk::Command& command) const;
   void take_signals();
   void drain(Instant now);
+  // Has the log know when it changes.
+  void note_standing();
   // Why this worker ends now, if it does.
   std::optional<Error> end_reason(Instant now);
   Result<void> wait(Instant now);
@@ -108,6 +110,8 @@ class PoolServerIo {
   std::map<uint64_t, std::string> declined_;                             // why, by trainer
   std::optional<BlobFetch> fetch_;
   uint32_t signal_count_ = 0;
+  int first_signal_ = 0;
+  Standing standing_;
 
   // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
   // does.

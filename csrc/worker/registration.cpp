@@ -85,8 +85,13 @@ void Registration::report(const cluster::WorkDesk& desk, Instant now) {
   auto report = enrolment_.report(desk);
   report.endpoint = card_.endpoint;
   report.about = card_.about;
+  report.decline_reason = decline_reason_;
   // One that does not get through is made good by the next.
   static_cast<void>(socket_->send(transport::write_control(report)));
+}
+
+void Registration::set_decline_reason(std::string_view reason) {
+  decline_reason_ = reason.substr(0, transport::kControlReasonBytesMax);
 }
 
 void Registration::say_farewell() {

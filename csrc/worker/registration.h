@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,8 @@ class Registration {
   Result<void> receive(cluster::WorkDesk& desk, cluster::Instant now);
   // Sends a report if one is due.
   void report(const cluster::WorkDesk& desk, cluster::Instant now);
+  // What reports say of the latest trainer that was declined.
+  void set_decline_reason(std::string_view reason);
   // Has one go out now.
   void hurry(cluster::Instant now) { enrolment_.clock.hurry(now); }
   // Says that this worker ends. What was sent may still take a moment to leave.
@@ -63,6 +66,7 @@ class Registration {
   cluster::WorkerEnrolment enrolment_;
   cluster::Instant opened_at_;
   bool has_answered_ = false;
+  std::string decline_reason_;
   std::string told_;  // last
   std::vector<std::string> notices_;
 };

@@ -83,6 +83,11 @@ std::vector<std::string> WorkExchange::take_notices() {
   return std::exchange(notices_, {});
 }
 
+Standing WorkExchange::standing() const {
+  MutexLock lock(mutex_);
+  return standing_;
+}
+
 WorkExchange::Asked WorkExchange::take_asked() {
   MutexLock lock(mutex_);
   return {.result = std::exchange(result_, std::nullopt),
@@ -114,6 +119,11 @@ void WorkExchange::add_notice(std::string text) {
   MutexLock lock(mutex_);
   if (notices_.size() >= kNoticeCountMax) notices_.erase(notices_.begin());
   notices_.push_back(std::move(text));
+}
+
+void WorkExchange::set_standing(const Standing& standing) {
+  MutexLock lock(mutex_);
+  standing_ = standing;
 }
 
 void WorkExchange::close(Error reason) {

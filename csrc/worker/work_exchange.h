@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,16 @@
 namespace penstock::worker {
 
 constexpr size_t kNoticeCountMax = 64;  // older ones are dropped
+
+// For whom a worker works, and why it leaves: its log says so when it changes.
+struct Standing {
+  enum class DrainCause : uint8_t { kNone, kSigterm, kSigint, kOrder };
+  uint64_t trainer_id = 0;  // that it works for; 0 for none
+  DrainCause drain_cause = DrainCause::kNone;
+  uint32_t left_count = 0;  // batches that it had begun and its trainer had not, when it began to drain
+
+  friend bool operator==(const Standing&, const Standing&) = default;
+};
 
 // Thread-safe.
 class WorkExchange {
@@ -41,6 +52,7 @@ class WorkExchange {
   void drain();
   // What people should know, in the order in which it happened.
   std::vector<std::string> take_notices();
+  Standing standing() const;
 
   // ---- For the I/O thread
 
@@ -62,6 +74,7 @@ class WorkExchange {
   void set_wanted(bool is_wanted);
   void give_blob(const transport::BlobId& id, Result<std::vector<std::byte>> bytes);
   void add_notice(std::string text);
+  void set_standing(const Standing& standing);
   // Nothing is offered from now on; the first reason stands.
   void close(Error reason);
 
@@ -81,6 +94,7 @@ class WorkExchange {
   std::optional<transport::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Result<std::vector<std::byte>>> blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
+  Standing standing_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
 }  // namespace penstock::worker

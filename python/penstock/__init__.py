@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock feeds GPUs: a DataLoader that replaces torch's by changing the import."""
+"""penstock feeds GPUs: a DataLoader that replaces torch's by changing the import.
+
+The import alone loads no torch. Each public name is loaded when it is first used: the cut imports
+Dynamo, which takes as long as torch itself, and the commands of a pool need neither.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# The check that torch is the one this build is for comes first: it must run before _C loads.
-from penstock import _torch_version  # noqa: F401  # isort: skip
-from penstock.dataloader import DataLoader
 from penstock.errors import PenstockError, WorkerError
 
 if TYPE_CHECKING:
+    from penstock.dataloader import DataLoader
     from penstock.declared_operators import stateless
     from penstock.embedding_ids import embedding_ids
     from penstock.explanation import explain
@@ -36,9 +38,8 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# The cut imports Dynamo, which takes as long as torch itself. Those who only load data, and every
-# worker that is spawned, should not wait for it.
-_LAZY = {
+_HOMES = {
+    "DataLoader": "penstock.dataloader",
     "Plan": "penstock.plan",
     "SharedList": "penstock.shared_list",
     "detach": "penstock.offloading",
@@ -51,8 +52,20 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
+if not TYPE_CHECKING:  # which takes every name to be there where there is this function
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES and name != "_C":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Beside a torch of another version the native part may crash as it loads. So it is loaded
+        # here, behind the check: `from penstock import _C` asks for the attribute before it imports
+        # the module. `import penstock._C` would not, and stands nowhere.
+        import_module("penstock._torch_version")
+        if name == "_C":
+            return import_module("penstock._C")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

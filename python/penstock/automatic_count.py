@@ -25,11 +25,11 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     """What the constructor makes of the ``num_workers`` that it was given.
 
     One of a loader that chose by itself is a plain number where this one cannot: accelerate copies
-    torch's options, and ``seeding`` is none of them.
+    torch's options, and ``seeding`` is none of them. Raises TypeError for a word but "auto".
     """
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
     if isinstance(num_workers, (str, bytes)) and not is_asked_for:
-        raise ValueError(
+        raise TypeError(
             f'num_workers is {num_workers!r}; a number of 0 or more, or the word "auto", is '
             f'expected; pass num_workers="auto" to have penstock choose'
         )

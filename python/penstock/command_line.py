@@ -3,51 +3,37 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
+from importlib import import_module
+from typing import NamedTuple
 
 import penstock
-from penstock.explained_program import explain_program
-from penstock.pool_commands import COMMANDS, CommandError, run_command
-from penstock.program import ProgramError, run_file, run_module
+from penstock.command_parser import CommandError, HelpShown, did_you_mean
 
-USAGE = """\
-usage: penstock run PROGRAM.py [ARGUMENT ...]
-       penstock run -m MODULE [ARGUMENT ...]
-       penstock explain [--format text|json|dot] [--cut auto|maximal|none]
-                        PROGRAM.py [ARGUMENT ...] | -m MODULE [ARGUMENT ...]
-       penstock keys DIR
-       penstock controller --bind tcp://HOST:PORT [--keys DIR]
-       penstock worker --controller tcp://HOST:PORT [--processes N] [--keys DIR]
-                       [--bind tcp://HOST:PORT] [--advertise tcp://HOST:PORT]
-       penstock status [--json] [--controller tcp://HOST:PORT] [--keys DIR]
-       penstock drain WORKER [--controller tcp://HOST:PORT] [--keys DIR]
-       penstock --version | --help
-"""
-HELP = f"""{USAGE}
-penstock run runs a Python program as python does, with penstock's DataLoader in the place of
-torch's. The program, its arguments and the frameworks that it uses stay as they are.
 
-penstock explain runs a program in the same way until it first calls a model with a batch of a
-DataLoader. Then it ends the program and prints what of that model could run in the workers, what
-has to stay in the trainer, why, and what it costs: as a table, as JSON, or as a graph for
-Graphviz's dot. --cut says what to plan: the cheapest cut (auto), everything that can move, or
-nothing; without it, what the program's own penstock.offload asks for, else auto. Standard output is
-the plan alone; what the program prints goes to standard error. The exit code is 0 when there is a
-plan (also one that says why nothing moves), 1 when the program called no model with a batch, and
-the program's own when it fails.
+class Command(NamedTuple):
+    home: str  # the module with its `run_command`, which is imported when the command is called
+    summary: str
 
-penstock keys, controller, worker, status and drain are the commands of a pool of data workers on
-several machines, which a DataLoader(pool="tcp://HOST:PORT") gets its batches from. Each tells its
-options with --help. PENSTOCK_POOL and PENSTOCK_KEYS stand for --controller and --keys.
 
-`python -m penstock` is the same as `penstock`.
-"""
-EXPLAIN_OPTIONS: dict[str, tuple[str, ...]] = {
-    "--format": ("text", "json", "dot"),
-    "--cut": ("auto", "maximal", "none"),
+PROGRAM_COMMANDS = {
+    "run": Command(
+        "program_commands", "run a Python program with penstock's DataLoader in torch's place"
+    ),
+    "explain": Command(
+        "program_commands",
+        "show what of a program's model could run in the data workers, and why",
+    ),
 }
+POOL_COMMANDS = {
+    "keys": Command("pool_commands", "make the keys of a pool that spans machines"),
+    "controller": Command("pool_commands", "run the controller of a pool"),
+    "worker": Command("pool_commands", "run worker processes of a pool on this host"),
+    "status": Command("pool_commands", "show the workers and the jobs of a pool"),
+    "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
+}
+COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS}
+OPTIONS = {"--version": "print the version of penstock", "-h, --help": "print this help"}
 # What Python and its tools end with when they are called wrongly.
 USAGE_EXIT_CODE = 2
 
@@ -56,64 +42,60 @@ def main() -> int:
     """Does what ``sys.argv`` asks for, and returns the exit code; a program that ends by an
     exception, SystemExit included, ends this call by it.
     """
-    arguments = sys.argv[1:]
     try:
-        match arguments:
-            case ["--help" | "-h", *_] | ["run" | "explain", "--help" | "-h", *_]:
-                print(HELP, end="")
-            case ["--version"]:
-                print(f"penstock {penstock.__version__}")
-            case ["run", "-m", module, *rest]:
-                run_module(module, rest)
-            case ["run", "-m"]:
-                return _refuse("run -m wants the name of a module")
-            case ["run", path, *rest] if not path.startswith("-"):
-                run_file(path, rest)
-            case ["run"]:
-                return _refuse("run wants a program to run")
-            case ["run", option, *_]:
-                return _refuse(f"run has no option {option}; the program's own come after it")
-            case ["explain", *rest]:
-                return _explain(rest)
-            case [command, *rest] if command in COMMANDS:
-                return run_command(command, rest)
-            case []:
-                return _refuse("a command is missing")
-            case [command, *_]:
-                return _refuse(f"there is no command {command}")
+        return _carry_out(sys.argv[1:])
+    except HelpShown:
+        return 0
     except CommandError as error:
-        return _refuse(str(error))
-    except ProgramError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        name = f"penstock {error.command}" if error.command else "penstock"
+        print(f"{name}: {error}", file=sys.stderr)
+        if error.command is not None:
+            print(f"`{name} --help` tells how it is called.", file=sys.stderr)
         return USAGE_EXIT_CODE
+
+
+def _carry_out(arguments: list[str]) -> int:
+    match arguments:
+        case []:
+            raise CommandError(f"a command is missing: {', '.join(COMMANDS)}")
+        case ["--help" | "-h", *_]:
+            print(_help(), end="")
+        case ["--version", *_]:
+            print(f"penstock {penstock.__version__}")
+        case [name, *rest] if name in COMMANDS:
+            home = import_module(f"{__package__}.{COMMANDS[name].home}")
+            code: int = home.run_command(name, rest)
+            return code
+        case [option, *_] if option.startswith("-"):
+            meant = did_you_mean(option, ["--version", "--help"])
+            raise CommandError(f"there is no option {option}{meant}")
+        case [name, *_] if name.endswith(".py"):
+            raise CommandError(f"there is no command {name}; did you mean penstock run {name}?")
+        case [name, *_]:
+            meant = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise CommandError(f"there is no command {name}{meant}")
     return 0
 
 
-def _explain(arguments: list[str]) -> int:
-    """`penstock explain` with these arguments."""
-    chosen: dict[str, Any] = {"--format": "text", "--cut": None}
-    while arguments and arguments[0] != "-m" and arguments[0].startswith("-"):
-        name, has_value, value = arguments.pop(0).partition("=")
-        if name not in EXPLAIN_OPTIONS:
-            return _refuse(f"explain has no option {name}; the program's own come after it")
-        expected = EXPLAIN_OPTIONS[name]
-        if not has_value:
-            value = arguments.pop(0) if arguments else ""
-        if value not in expected:
-            return _refuse(f"{name} is {value!r}, but {', '.join(expected)} are what it can be")
-        chosen[name] = value
-    match arguments:
-        case ["-m", module, *rest]:
-            run = functools.partial(run_module, module, rest)
-        case ["-m"]:
-            return _refuse("explain -m wants the name of a module")
-        case [path, *rest]:
-            run = functools.partial(run_file, path, rest)
-        case _:
-            return _refuse("explain wants a program to run")
-    return explain_program(run, chosen["--format"], chosen["--cut"])
+def _help() -> str:
+    def table(rows: dict[str, str]) -> str:
+        return "".join(f"  {name:<12}{text}\n" for name, text in rows.items())
 
+    programs, pools = (
+        table({name: command.summary for name, command in commands.items()})
+        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS)
+    )
+    return f"""\
+usage: penstock COMMAND [ARGUMENT ...]
 
-def _refuse(reason: str) -> int:
-    print(f"penstock: {reason}\n{USAGE}", end="", file=sys.stderr)
-    return USAGE_EXIT_CODE
+penstock feeds training with data, and moves what a model does before its first trained layer into
+the processes that load the data.
+
+commands for a program:
+{programs}
+commands for a pool of data workers, on one machine or several:
+{pools}
+options:
+{table(OPTIONS)}
+`penstock COMMAND --help` tells about one command. `python -m penstock` is the same as `penstock`.
+"""

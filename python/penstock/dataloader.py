@@ -35,7 +35,6 @@ from penstock.options import (
     shard_count,
 )
 from penstock.parked_client import ParkedClient
-from penstock.pool_iterator import PoolIter
 from penstock.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys, chosen_pool
 from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
@@ -411,6 +410,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if reason is not None:
             return self._fall_back(reason)
         if has_pool(self):
+            # Here, since what packs and ships jobs is for those alone who have a pool.
+            from penstock.pool_iterator import PoolIter
+
             self._iterator_kind = "pool"
             return PoolIter(self)
         if self.num_workers == 0:

@@ -16,7 +16,8 @@ from penstock import _C
 from penstock.code_folder import CodeFolder
 from penstock.errors import PenstockError
 from penstock.held_interrupt import HeldInterrupt, release_in_child
-from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec, run_worker
+from penstock.pool_worker import run_worker
+from penstock.worker_spec import PATIENCE_S, PoolWorkerSpec
 
 _START_S_MAX = 300.0  # spawn imports torch, on a busy machine one after the other
 _END_S_MAX = 5.0

@@ -9,46 +9,46 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
 
-from penstock import _C
+from penstock import _pool
+from penstock.command_parser import CommandError, CommandParser, seconds, whole_number
 from penstock.errors import PenstockError
-from penstock.pool_status import PoolStatus
-from penstock.pool_worker import PATIENCE_S, PoolWorkerSpec
-from penstock.worker_addresses import worker_addresses
-from penstock.worker_supervisor import Supervisor
+from penstock.pool_log import PoolLog
+from penstock.pool_status import PoolStatus, name_of
+from penstock.status_text import status_text
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 _DEFAULT_TIMEOUT_S = 5.0
 _FAILED_EXIT_CODE = 1
 _PROCESSES_MAX = 1024
-
-
-class CommandError(Exception):
-    """A command was called wrongly; the message is for the user."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise CommandError(f"{self.prog.removeprefix('penstock ')}: {message}")
+_ADDRESS = "tcp://HOST:PORT"
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Does what one of `COMMANDS` is asked for; returns the exit code. Raises CommandError for
-    arguments that it does not take."""
+    """Does what a command of this module's is asked for; returns the exit code. Raises CommandError
+    for arguments that it does not take."""
     try:
-        return COMMANDS[command](arguments)
+        return _COMMANDS[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
         print(f"penstock {command}: {error}", file=sys.stderr)
         return _FAILED_EXIT_CODE
 
 
 def _make_keys(arguments: Sequence[str]) -> int:
-    parser = _parser("keys", "makes the keys of a pool: a pair for each role")
-    parser.add_argument("folder", help="is made, with mode 0700, if it is not there")
-    folder = parser.parse_args(arguments).folder
-    _C.make_key_folder(folder)
+    parser = CommandParser(
+        "keys",
+        "keys DIR",
+        """\
+Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
+single machine has keys that this user's processes share.""",
+        "example:\n  penstock keys keys",
+    )
+    parser.add_argument(
+        "folder", metavar="DIR", help="folder for the keys; it is made, with mode 0700"
+    )
+    folder = parser.parse(arguments).folder
+    _pool.make_key_folder(folder)
     print(
         f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
         f"files, and of the .secret ones that of what runs there: controller, worker, trainer or "
@@ -58,63 +58,94 @@ def _make_keys(arguments: Sequence[str]) -> int:
 
 
 def _control(arguments: Sequence[str]) -> int:
-    parser = _parser("controller", "runs the controller of a pool until it is ended")
-    parser.add_argument("--bind", required=True, metavar="tcp://HOST:PORT", help="0 is a free port")
+    parser = CommandParser(
+        "controller",
+        f"controller --bind {_ADDRESS} [--keys DIR]",
+        """\
+Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
+or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
+        """\
+examples:
+  penstock controller --bind tcp://127.0.0.1:7000
+  penstock controller --bind tcp://alpha:7000 --keys keys""",
+    )
+    parser.add_argument(
+        "--bind",
+        required=True,
+        metavar=_ADDRESS,
+        help="address to listen at; port 0 is a free port, which is printed",
+    )
     _add_keys(parser)
-    args = parser.parse_args(arguments)
-    controller = _C.Controller.start(args.bind, args.keys)
+    args = parser.parse(arguments)
+    controller = _pool.Controller.start(args.bind, args.keys)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    keys = args.keys or f"{_C.shared_key_folder()}, which this user's processes share"
-    print(f"penstock controller: listens at {controller.endpoint}, keys in {keys}", flush=True)
+    shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
+    log = PoolLog("penstock controller")
+    log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
     controller.run(stop_read)
-    print("penstock controller: ends", flush=True)
+    log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
     return 0
 
 
 def _work(arguments: Sequence[str]) -> int:
-    parser = _parser("worker", "makes batches for the trainers of a pool, until it is ended")
+    # Here, since the other commands do without.
+    from penstock.worker_addresses import worker_addresses
+    from penstock.worker_spec import PATIENCE_S, PoolWorkerSpec
+    from penstock.worker_supervisor import Supervisor
+
+    parser = CommandParser(
+        "worker",
+        f"worker [--controller {_ADDRESS}] [--processes N] [OPTION ...]",
+        """\
+Runs worker processes of a pool on this host, which make batches for whichever trainer the
+controller gives them to. One that dies is started again. SIGTERM or Ctrl-C has them finish what
+they have begun and leave; a second one ends them at once.""",
+        """\
+examples:
+  penstock worker --controller tcp://127.0.0.1:7000 --processes 4
+  penstock worker --controller tcp://alpha:7000 --keys keys --bind tcp://10.0.0.5:7100""",
+    )
     _add_pool(parser)
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="of them on this host (1)"
+        "--processes",
+        type=whole_number(1, _PROCESSES_MAX),
+        default=1,
+        metavar="N",
+        help="number of worker processes to start on this host (default: 1)",
     )
     parser.add_argument(
         "--bind",
-        metavar="tcp://HOST:PORT",
-        help="where trainers connect; further processes take the next ports; default: a free port "
-        "of the interface towards the controller",
+        metavar=_ADDRESS,
+        help="address at which trainers connect to the first process; each further process takes "
+        "the next port (default: a free port of the interface towards the controller)",
     )
     parser.add_argument(
         "--advertise",
-        metavar="tcp://HOST:PORT",
-        help="where trainers are told to connect, if that is another address",
+        metavar=_ADDRESS,
+        help="address that trainers are told to connect to, where that is another one than they "
+        "are bound to, as behind NAT (default: the one that is bound)",
     )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds(1),
         default=PATIENCE_S,
         metavar="SECONDS",
-        help="until it ends, without a trainer and without a word of the controller "
-        f"({PATIENCE_S:g})",
+        help="time after which a worker that has no trainer and hears nothing of its controller "
+        f"ends (default: {PATIENCE_S:g})",
     )
-    args = parser.parse_args(arguments)
-    if not 1 <= args.processes <= _PROCESSES_MAX:
-        raise CommandError(
-            f"--processes is {args.processes}, but 1 to {_PROCESSES_MAX} are expected"
-        )
-    if not 1 <= args.patience < 1e6:
-        raise CommandError(f"--patience is {args.patience:g}, but seconds from 1 on are expected")
-    controller = _controller(args)
-    addresses = worker_addresses(controller, args.bind, args.advertise, args.processes)
+    args = parser.parse(arguments)
+    where = _controller(parser, args)
+    addresses = worker_addresses(where, args.bind, args.advertise, args.processes)
     return Supervisor(
         [
             PoolWorkerSpec(
                 bind=address.bind,
                 advertised=address.advertised,
-                controller=controller,
+                controller=where,
                 key_folder=args.keys,
                 patience_s=args.patience,
                 code_root="",  # each process has its own
@@ -126,30 +157,64 @@ def _work(arguments: Sequence[str]) -> int:
 
 
 def _show_status(arguments: Sequence[str]) -> int:
-    parser = _parser("status", "shows the workers and trainers of a pool")
+    parser = CommandParser(
+        "status",
+        f"status [--controller {_ADDRESS}] [--all | --json] [OPTION ...]",
+        """\
+Shows the workers of a pool and the jobs that they work for. A job has the batches a second that its
+trainer was given lately, and how much of that time the trainer waited for them. A job that asks for
+nothing, as between epochs, is idle.""",
+        """\
+examples:
+  penstock status --controller tcp://127.0.0.1:7000
+  penstock status --json > status.json""",
+    )
     _add_controller(parser)
-    parser.add_argument("--json", action="store_true", help="all of it, for programs")
-    args = parser.parse_args(arguments)
-    text = _C.pool_status(_controller(args), args.keys, args.timeout)
-    print(json.dumps(json.loads(text), indent=2) if args.json else PoolStatus(json.loads(text)))
+    parser.add_argument(
+        "--all", action="store_true", help="show jobs that have asked for nothing for long, too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print all that the controller knows, for programs"
+    )
+    args = parser.parse(arguments)
+    fields = json.loads(_pool.pool_status(_controller(parser, args), args.keys, args.timeout))
+    if args.json:
+        print(json.dumps(fields, indent=2))
+    else:
+        print(status_text(PoolStatus(fields), with_idle=args.all))
     return 0
 
 
 def _drain(arguments: Sequence[str]) -> int:
-    parser = _parser("drain", "has a worker finish what it began, and leave")
-    parser.add_argument("worker", help="its id, as `penstock status` shows it, or how it begins")
+    parser = CommandParser(
+        "drain",
+        f"drain WORKER [--controller {_ADDRESS}] [OPTION ...]",
+        """\
+Has a worker finish what it has begun, hand back the rest and leave its pool. It is not started
+again.""",
+        """\
+example:
+  penstock drain node7/4711 --controller tcp://127.0.0.1:7000""",
+    )
+    parser.add_argument(
+        "worker",
+        metavar="WORKER",
+        help="name of the worker, HOST/PROCESS as `penstock status` shows it, or its id, or how "
+        "its id begins",
+    )
     _add_controller(parser)
-    args = parser.parse_args(arguments)
-    controller = _controller(args)
-    status = PoolStatus(json.loads(_C.pool_status(controller, args.keys, args.timeout)))
-    worker_id = status.find_worker(args.worker)
-    if not _C.drain_worker(controller, args.keys, int(worker_id, 16), args.timeout):
-        raise ValueError(f"worker {worker_id} has left the pool meanwhile")
-    print(f"penstock drain: worker {worker_id} finishes what it began, and leaves")
+    args = parser.parse(arguments)
+    where = _controller(parser, args)
+    status = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
+    worker = status.find_worker(args.worker)
+    name = f"{name_of(worker)} ({worker['id']})"
+    if not _pool.drain_worker(where, args.keys, int(worker["id"], 16), args.timeout):
+        raise ValueError(f"worker {name} has left the pool meanwhile")
+    print(f"penstock drain: worker {name} finishes what it has begun, and leaves")
     return 0
 
 
-COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "keys": _make_keys,
     "controller": _control,
     "worker": _work,
@@ -158,48 +223,42 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def _parser(command: str, description: str) -> _Parser:
-    return _Parser(prog=f"penstock {command}", description=f"penstock {command} {description}.")
-
-
-def _add_keys(parser: argparse.ArgumentParser) -> None:
+def _add_keys(parser: CommandParser) -> None:
     parser.add_argument(
         "--keys",
         metavar="DIR",
         default=os.environ.get(KEYS_VARIABLE) or None,
-        help=f"of `penstock keys`; default: {KEYS_VARIABLE}, else keys that this user's processes "
-        f"share on this machine",
+        help=f"folder that `penstock keys` made (default: {KEYS_VARIABLE}, else keys that this "
+        f"user's processes share on this machine)",
     )
 
 
-def _add_pool(parser: argparse.ArgumentParser) -> None:
+def _add_pool(parser: CommandParser) -> None:
     parser.add_argument(
         "--controller",
-        metavar="tcp://HOST:PORT",
+        metavar=_ADDRESS,
         default=os.environ.get(POOL_VARIABLE) or None,
-        help=f"default: {POOL_VARIABLE}",
+        help=f"address of the pool's controller (default: {POOL_VARIABLE})",
     )
     _add_keys(parser)
 
 
-def _add_controller(parser: argparse.ArgumentParser) -> None:
+def _add_controller(parser: CommandParser) -> None:
     _add_pool(parser)
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds(0.001),
         default=_DEFAULT_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"to wait for its answer ({_DEFAULT_TIMEOUT_S:g})",
+        help=f"time to wait for the controller's answer (default: {_DEFAULT_TIMEOUT_S:g})",
     )
 
 
-def _controller(args: argparse.Namespace) -> str:
-    endpoint: Any = args.controller
-    if endpoint is None:
+def _controller(parser: CommandParser, args: argparse.Namespace) -> str:
+    if args.controller is None:
         raise CommandError(
-            f"say where the controller is: --controller tcp://HOST:PORT, or {POOL_VARIABLE}"
+            f"say where the controller is: --controller {_ADDRESS}, or {POOL_VARIABLE} in the "
+            f"environment",
+            parser.command,
         )
-    timeout = getattr(args, "timeout", _DEFAULT_TIMEOUT_S)
-    if not 0 < timeout < 1e6:
-        raise CommandError(f"--timeout is {timeout:g}, but seconds above 0 are expected")
-    return str(endpoint)
+    return str(args.controller)

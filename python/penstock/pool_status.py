@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool as its controller sees it: for people, and to find a worker in."""
+"""A pool as its controller sees it, for programs: what it is and who is in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from typing import Any
 
-_SHOWN_ID_DIGITS = 8
+from penstock.pool_log import printable_line, short_id
+
+_ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,75 +18,38 @@ class PoolStatus:
 
     fields: dict[str, Any]
 
-    def find_worker(self, prefix: str) -> str:
-        """The id of the one worker whose id begins so. Raises ValueError if there is none, or
-        several."""
-        wanted = prefix.lower()
-        ids = [worker["id"] for worker in self.fields["workers"]]
-        found = [worker_id for worker_id in ids if worker_id.startswith(wanted)] if wanted else []
+    def find_worker(self, wanted: str) -> dict[str, Any]:
+        """The one worker that has this name, or whose id begins so. Raises ValueError if there is
+        none, or several."""
+        workers: list[dict[str, Any]] = self.fields["workers"]
+        found = [
+            worker
+            for worker in workers
+            if wanted and (name_of(worker) == wanted or worker["id"].startswith(wanted.lower()))
+        ]
         if len(found) != 1:
-            there = ", ".join(ids) if ids else "none"
+            there = ", ".join(f"{name_of(worker)} ({worker['id']})" for worker in found or workers)
             seen = f"{len(found)} workers have" if found else "no worker has"
             raise ValueError(
-                f"{seen} an id that begins with {prefix!r}; there are: {there}. Pass an id, or as "
-                f"much of it as no other has"
+                f"{seen} the name {wanted!r} or an id that begins so; there are: "
+                f"{there or 'none'}. Pass a name, or as much of an id as no other has"
             )
-        return str(found[0])
-
-    def __str__(self) -> str:
-        controller = self.fields["controller"]
-        state = "" if controller["is_settled"] else "; it has just started and assigns nobody yet"
-        parts = [f"controller {_short(controller['id'])} at {controller['endpoint']}{state}"]
-        workers = [
-            (
-                _short(worker["id"]),
-                worker["endpoint"],
-                _work_of(worker),
-                f"{worker['since_report_s']:.1f} s",
-                worker["about"],
-            )
-            for worker in self.fields["workers"]
-        ]
-        parts += _table(("worker", "reached at", "works for", "last heard", ""), workers)
-        trainers = [
-            (
-                _short(trainer["id"]),
-                trainer["job"],
-                f"{trainer['workers']} of {trainer['workers_max']}",
-                str(trainer["queue"]["ready_batches"]),
-                str(trainer["queue"]["asked_batches"]),
-                f"{trainer['queue']['bytes_in_flight'] / 1e6:.1f} MB",
-                f"{trainer['queue']['waited_s']:.1f} s",
-                str(trainer["queue"]["delivered_batches"]),
-                trainer["about"],
-            )
-            for trainer in self.fields["trainers"]
-        ]
-        heads = ("trainer", "job", "workers", "ready", "asked", "in flight", "waited", "delivered")
-        # What a trainer is tells jobs of one name apart.
-        parts += _table((*heads, ""), trainers)
-        return "\n".join(parts)
+        return found[0]
 
 
-def _short(identity: str | None) -> str:
-    return "nobody" if identity is None else identity[:_SHOWN_ID_DIGITS]
+def name_of(member: dict[str, Any]) -> str:
+    """What people call a worker or a trainer: its host and process."""
+    about = _ABOUT.fullmatch(text_of(member["about"]))
+    return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
 
 
-def _work_of(worker: dict[str, Any]) -> str:
-    text = _short(worker["trainer"] or worker["assigned_to"])
-    if worker["is_draining"] or worker["is_withdrawn"]:
-        text += ", leaving" if worker["is_draining"] else ", moving"
-    if worker["unfit_for"]:
-        text += ", cannot work for " + ", ".join(_short(trainer) for trainer in worker["unfit_for"])
-    return text
+def software_of(member: dict[str, Any]) -> str:
+    """The versions that a worker or a trainer runs; "" where it did not say."""
+    about = _ABOUT.fullmatch(text_of(member["about"]))
+    return (about["software"] or "") if about else ""
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned lines, or one that says that there is nothing."""
-    if not rows:
-        return [f"no {heads[0]}s"]
-    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
+def text_of(escaped: str) -> str:
+    """A peer's text, for a line of a terminal. The controller escapes each of its bytes by
+    itself."""
+    return printable_line(escaped.encode("latin-1", "replace").decode(errors="replace"))

@@ -13,7 +13,6 @@ import platform
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.utils.data._utils import signal_handling
@@ -26,34 +25,24 @@ from penstock.job_shelf import JobShelf
 from penstock.slab_collate import lend_slabs_to_torch
 from penstock.stuck_worker import offer_stack
 from penstock.worker_errors import describe_error
+from penstock.worker_journal import WorkerJournal
+from penstock.worker_spec import PoolWorkerSpec
 
-PATIENCE_S = 60.0
 _NOTICE_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PoolWorkerSpec:
-    """Where a worker listens, and for whom. Without a controller it serves whoever has the key."""
-
-    bind: str
-    advertised: str | None
-    controller: str | None
-    key_folder: str | None
-    patience_s: float
-    code_root: str  # a folder for the modules of jobs, which whoever starts the worker takes away
-    parent_pid: int  # with which it ends; 0 is whoever its parent is when it starts
 
 
 def run_worker(
     spec: PoolWorkerSpec,
     started: Callable[[_C.PoolServer], None],
     tell: Callable[[str], None],
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serves until it is drained, by SIGTERM, SIGINT or the controller, or its parent is gone.
 
     A second signal ends the process at once. ``started`` is called when trainers can connect,
-    ``tell`` with what people should know. Raises PenstockError when there is no use in going on.
-    To be called by the main thread of a process that does nothing else.
+    ``tell`` with what people should know, and ``say`` with what goes as it should. Raises
+    PenstockError when there is no use in going on. To be called by the main thread of a process
+    that does nothing else.
     """
     server = _C.PoolServer.start(
         bind=spec.bind,
@@ -71,7 +60,7 @@ def run_worker(
         _heed_signals(server)  # after torch, which has a handler of its own for SIGTERM
         lend_slabs_to_torch(server)
         started(server)
-        _serve(server, JobShelf(server, spec.code_root), tell)
+        _serve(server, JobShelf(server, spec.code_root), tell, WorkerJournal(say))
     finally:
         signal.set_wakeup_fd(-1)
         server.close()
@@ -99,24 +88,33 @@ def _about() -> str:
     )
 
 
-def _serve(server: _C.PoolServer, shelf: JobShelf, tell: Callable[[str], None]) -> None:
+def _serve(
+    server: _C.PoolServer,
+    shelf: JobShelf,
+    tell: Callable[[str], None],
+    journal: WorkerJournal,
+) -> None:
     try:
         while True:
             work = server.next(_NOTICE_INTERVAL_S)
             for notice in server.take_notices():
                 tell(notice)
+            journal.note_standing(server.standing)
             if work is not None:
-                _answer(server, shelf, work)
+                _answer(server, shelf, work, journal)
                 del work
-    except ClosedError:
-        pass
+    except ClosedError as error:
+        journal.note_standing(server.standing)
+        journal.note_end(str(error))
     finally:
         for notice in server.take_notices():
             tell(notice)
         shelf.close()
 
 
-def _answer(server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork) -> None:
+def _answer(
+    server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork, journal: WorkerJournal
+) -> None:
     """Raises ClosedError only when this worker has ended."""
     try:
         job = shelf.job_of(work)
@@ -129,5 +127,7 @@ def _answer(server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork) -> None:
         return
     except PenstockError as error:
         server.decline(str(error))
+        journal.note_refusal(work.trainer_id, str(error))
         return
+    journal.note_batch(work.trainer_id, job.name)
     job.answer(work)

@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from penstock.installation import install
-
 
 class ProgramError(Exception):
     """There is no such program; says why in one line."""
@@ -32,7 +30,7 @@ def run_file(path: str, arguments: list[str]) -> None:
     except OSError as error:
         reason = f"[Errno {error.errno}] {error.strerror}"
         raise ProgramError(f"can't open file {absolute!r}: {reason}") from None
-    install()
+    _install_loader()
     _set_first_import_folder(os.path.dirname(os.path.realpath(path)))
     sys.argv = [path, *arguments]
     main = ModuleType("__main__")
@@ -45,7 +43,7 @@ def run_file(path: str, arguments: list[str]) -> None:
 
 def run_module(name: str, arguments: list[str]) -> None:
     """As ``python -m name arguments``. Raises what the program raises."""
-    install()
+    _install_loader()
     _set_first_import_folder(os.getcwd())
     sys.argv = ["-m", *arguments]  # what a package sees that is imported on the way
     with _OurFramesUnprinted():
@@ -62,6 +60,13 @@ def run_module(name: str, arguments: list[str]) -> None:
         main.__file__ = spec.origin
         main.__dict__["__cached__"] = spec.cached
         _run(code, main)
+
+
+def _install_loader() -> None:
+    # Here, since it imports torch: a command that was called wrongly ends without it.
+    from penstock.installation import install
+
+    install()
 
 
 def _find_program(name: str) -> ModuleSpec:

@@ -36,6 +36,7 @@ class RunningJob:
 
     def __init__(self, server: _C.PoolServer, job: Job, seeds: EpochSeeds) -> None:
         """``seeds`` are those of the first batch: what worker_init_fn draws follows from them."""
+        self.name = job.name
         self.code_folders = job.code_folders
         self._server = server
         self._job = job

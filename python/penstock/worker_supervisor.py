@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the worker processes of one host, and starts again what dies."""
+"""``penstock worker``: starts the worker processes of one host, and starts again what dies.
+
+The processes import torch. This one, which looks after them, does not.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TextIO
 
-from penstock import _C
 from penstock.code_folder import CodeFolder
-from penstock.errors import PenstockError
-from penstock.pool_worker import PoolWorkerSpec, run_worker
+from penstock.pool_log import PoolLog
+from penstock.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 
 _PAUSE_S = 0.1  # before a process that died is started again; doubled each time
 _PAUSE_S_MAX = 5.0
 _LIVED_LONG_S = 30.0  # then the next pause is a short one again
-_USELESS_EXIT_CODE = 78  # sysexits.h's EX_CONFIG: another process would fare no better
 # As the parent was found, its process would find modules, whatever the folder it is in.
 _PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from penstock.worker_supervisor import run_child
+from penstock.worker_process import run_child
 sys.exit(run_child(json.loads(sys.argv[2])))
 """
 
@@ -36,7 +36,8 @@ class Supervisor:
     """The processes of one ``penstock worker``. Confined to the main thread."""
 
     def __init__(self, specs: Sequence[PoolWorkerSpec]) -> None:
-        self._children = [_Child(spec) for spec in specs]
+        self._log = PoolLog("penstock worker")
+        self._children = [_Child(spec, self._log) for spec in specs]
         self._signal_count = 0
         self._has_failed = False
 
@@ -76,14 +77,24 @@ class Supervisor:
         for number in os.read(read_fd, 4096):
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._signal_count += 1
+                self._say_end(signal.Signals(number).name)
                 for child in self._children:
                     child.end()
+
+    def _say_end(self, name: str) -> None:
+        count = sum(child.is_due for child in self._children)
+        processes, them = ("1 process", "it") if count == 1 else (f"{count} processes", "them")
+        if self._signal_count == 1:
+            text = f"draining {processes} after {name}; a second signal ends {them} at once"
+        else:
+            text = f"ending {processes} at once after a second signal, {name}"
+        self._log.say(text)
 
     def _look_after_children(self) -> None:
         for child in self._children:
             code = child.poll()
             if code is not None and code != 0 and self._signal_count == 0:
-                if code == _USELESS_EXIT_CODE:
+                if code == USELESS_EXIT_CODE:
                     self._has_failed = True
                 else:
                     child.schedule(code)
@@ -92,8 +103,9 @@ class Supervisor:
 
 
 class _Child:
-    def __init__(self, spec: PoolWorkerSpec) -> None:
+    def __init__(self, spec: PoolWorkerSpec, log: PoolLog) -> None:
         self._spec = spec
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._pause_s = _PAUSE_S
@@ -137,7 +149,7 @@ class _Child:
         if time.monotonic() - self._started_at >= _LIVED_LONG_S:
             self._pause_s = _PAUSE_S
         self.start_at = time.monotonic() + self._pause_s
-        _tell(f"a process {_ending(code)}; another one starts in {self._pause_s:g} s")
+        self._log.tell(f"a process {_ending(code)}; another one starts in {self._pause_s:g} s")
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def end(self) -> None:
@@ -152,27 +164,6 @@ class _Child:
             self._forget()
 
 
-def run_child(settings: dict[str, object]) -> int:
-    """One of the processes; returns its exit code."""
-    spec = PoolWorkerSpec(**settings)  # type: ignore[arg-type]
-    try:
-        run_worker(spec, lambda server: _say_where(server, spec), _tell)
-    except (PenstockError, ValueError, OSError) as error:
-        _tell(str(error))
-        return _USELESS_EXIT_CODE
-    return 0
-
-
-def _say_where(server: _C.PoolServer, spec: PoolWorkerSpec) -> None:
-    where = server.endpoint
-    if server.advertised != where:
-        where += f" (which trainers reach at {server.advertised})"
-    _say(
-        sys.stdout,
-        f"{server.worker_id:016x} listens at {where} for {spec.controller}, process {os.getpid()}",
-    )
-
-
 def _ending(code: int) -> str:
     """How a process ended, from its code as subprocess has it."""
     if code >= 0:
@@ -183,14 +174,3 @@ def _ending(code: int) -> str:
         name = f"signal {-code}"
     hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
     return f"was ended by {name}{hint}"
-
-
-def _tell(text: str) -> None:
-    _say(sys.stderr, text)
-
-
-def _say(stream: TextIO, text: str) -> None:
-    """In one piece, since several processes say things in one place: where Python does not buffer,
-    ``print`` writes the end of a line by itself."""
-    stream.write(f"penstock worker: {text}\n")
-    stream.flush()

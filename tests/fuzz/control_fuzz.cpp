@@ -25,8 +25,12 @@ void check_text(const std::string& text, size_t bytes_max) {
 std::vector<Bytes> make_seeds() {
   const cluster::RosterEntry worker{.worker_id = 7, .incarnation = 2, .is_withdrawn = true};
   return {
-      write_control(cluster::WorkerReport{
-          .worker_id = 1, .incarnation = 2, .endpoint = "tcp://a:1", .about = "x", .declined = {3, 4}}),
+      write_control(cluster::WorkerReport{.worker_id = 1,
+                                          .incarnation = 2,
+                                          .endpoint = "tcp://a:1",
+                                          .about = "x",
+                                          .declined = {3, 4},
+                                          .decline_reason = "z"}),
       write_control(cluster::WorkerOrders{.incarnation = 1, .is_fenced = true}),
       write_control(cluster::TrainerReport{.trainer_id = 3, .job = "train.py", .worker_count_max = 4, .about = "y"}),
       write_control(cluster::TrainerRoster{.controller_id = 1,
@@ -76,6 +80,7 @@ void check(std::span<const std::byte> bytes) {
   if (const auto* worker = std::get_if<cluster::WorkerReport>(&message)) {
     check_text(worker->endpoint, kControlNameBytesMax);
     check_text(worker->about, kControlAboutBytesMax);
+    check_text(worker->decline_reason, kControlReasonBytesMax);
     expect(worker->declined.size() <= cluster::kDeclinedCountMax, "lists are within their caps");
   } else if (const auto* trainer = std::get_if<cluster::TrainerReport>(&message)) {
     check_text(trainer->job, kControlNameBytesMax);

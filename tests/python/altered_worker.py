@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock import batch_pickle, pool_worker, running_job, worker_supervisor
+from penstock import batch_pickle, pool_worker, running_job, worker_process
 from penstock.code_folder import CodeFolder
-from penstock.pool_worker import PoolWorkerSpec
+from penstock.worker_spec import PoolWorkerSpec
 
 
 class Trap:
@@ -114,7 +114,7 @@ if __name__ == "__main__":
         parent_pid=os.getppid(),
     )
     try:
-        exit_code = worker_supervisor.run_child(asdict(spec))
+        exit_code = worker_process.run_child(asdict(spec))
     finally:
         code.remove()
     sys.exit(exit_code)

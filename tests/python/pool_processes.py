@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import pytest
 
-from penstock import _C
+from penstock import _pool
 
 SECONDS_MAX = 90.0
 
-_LISTENS = re.compile(r"([0-9a-f]{16}) listens at (tcp://\S+) .*process (\d+)")
+_LISTENS = re.compile(r"listens at (tcp://\S+) .*id ([0-9a-f]{16}), process (\d+)$")
 
 
 class Process:
@@ -101,7 +101,7 @@ class Worker(Process):
         for line in lines:
             match = _LISTENS.search(line)
             assert match is not None
-            found.append((match[1], match[2], int(match[3])))
+            found.append((match[2], match[1], int(match[3])))
         return found
 
     @property
@@ -173,7 +173,7 @@ class PoolProcesses:
         return worker
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(_C.pool_status(self.endpoint, None, SECONDS_MAX))
+        status: dict[str, Any] = json.loads(_pool.pool_status(self.endpoint, None, SECONDS_MAX))
         return status
 
     def close(self) -> None:

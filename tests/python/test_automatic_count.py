@@ -137,8 +137,18 @@ def test_what_cannot_be_chosen_for_is_refused(
     assert words in str(error)
 
 
-@pytest.mark.parametrize("number", ["many", "AUTO", "", b"auto"])
-def test_another_word_is_torchs_error(number: Any) -> None:
+@pytest.mark.parametrize("number", ["many", "AUTO", "", "2"])
+def test_another_word_is_told_what_it_can_be(number: Any) -> None:
+    """The error was that '<' is not supported between instances of 'str' and 'int'. Its type is
+    torch's."""
+    error = error_of(lambda: DataLoader(Augmented(), num_workers=number, seeding="batch"))
+    torchs = error_of(lambda: torch.utils.data.DataLoader(Augmented(), num_workers=number))
+    assert type(error) is type(torchs)
+    assert str(error) == f"num_workers is {number!r}; a whole number is expected, or 'auto'"
+
+
+@pytest.mark.parametrize("number", [b"auto", None, [2]])
+def test_what_is_no_word_either_is_torchs_error(number: Any) -> None:
     error = error_of(lambda: DataLoader(Augmented(), num_workers=number, seeding="batch"))
     torchs = error_of(lambda: torch.utils.data.DataLoader(Augmented(), num_workers=number))
     assert describe(error) == describe(torchs)

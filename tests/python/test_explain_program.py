@@ -483,12 +483,6 @@ def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("", "explain wants a program to run"),
-        ("--cut auto", "explain wants a program to run"),
-        ("-m", "explain -m wants the name of a module"),
-        ("--fast train.py", "explain has no option --fast"),
-        ("--format xml train.py", "--format is 'xml', but text, json, dot are what it can be"),
-        ("--cut", "--cut is '', but auto, maximal, none are what it can be"),
         ("missing.py", r"can't open file '.*/missing.py': \[Errno 2\] No such file"),
         ("-m missing", "there is no module named missing"),
     ],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-written _C.pyi says what the native module has: every name, and no other."""
+"""The hand-written _C.pyi and _pool.pyi say what the native modules have: every name, and no
+other."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import ast
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import penstock
-from penstock import _C
+from penstock import _C, _pool
 
 _NOT_DECLARED = {"__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 
@@ -41,14 +44,20 @@ def _differences(declared: dict[str, ast.stmt], owner: type | ModuleType, where:
     return found
 
 
-def test_every_native_name_is_declared_and_every_declared_name_is_there() -> None:
-    stub = Path(penstock.__file__).with_name("_C.pyi")
+@pytest.mark.parametrize("module", [_C, _pool], ids=["_C", "_pool"])
+def test_every_native_name_is_declared_and_every_declared_name_is_there(module: ModuleType) -> None:
+    name = module.__name__.rpartition(".")[2]
+    stub = Path(penstock.__file__).with_name(f"{name}.pyi")
     declared = _declared(ast.parse(stub.read_text()).body)
-    assert sorted(_differences(declared, _C, "_C")) == []
+    assert sorted(_differences(declared, module, name)) == []
+
+
+def test_a_native_name_is_in_one_module_alone() -> None:
+    assert _present(_C) & _present(_pool) == set()
 
 
 def test_a_name_that_is_missing_from_either_side_is_found() -> None:
     declared = _declared(ast.parse("def parse_graph(text: str) -> None: ...\ndef gone(): ...").body)
     found = _differences(declared, _C, "_C")
     assert "_C.gone is declared and not there" in found
-    assert "_C.zmq_version is there and not declared" in found
+    assert "_C.tune_malloc is there and not declared" in found

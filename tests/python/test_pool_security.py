@@ -33,7 +33,7 @@ from raw_zeromq import (
     worker_report,
 )
 
-from penstock import _C, DataLoader
+from penstock import DataLoader, _pool
 from penstock.command_line import main
 from penstock.errors import PenstockError
 
@@ -77,7 +77,9 @@ class KeyedPool(PoolProcesses):
 
     def status(self) -> dict[str, Any]:
         keys = str(self.hosts["operator"])
-        found: dict[str, Any] = json.loads(_C.pool_status(self.endpoint, keys, SERVED_SECONDS_MAX))
+        found: dict[str, Any] = json.loads(
+            _pool.pool_status(self.endpoint, keys, SERVED_SECONDS_MAX)
+        )
         return found
 
     def loader(self, keys: Path | None, **options: Any) -> DataLoader[Any]:
@@ -145,7 +147,7 @@ def wait_closed(connection: socket.socket) -> None:
 
 def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
-    _C.make_key_folder(str(others))
+    _pool.make_key_folder(str(others))
     shutil.copy(pool.keys / "controller.public", others)
     (others / "controller.secret").unlink()
     words = "the server does not let this key in"
@@ -153,7 +155,7 @@ def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path:
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
         next(iter(pool.loader(others)))
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
-        _C.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
+        _pool.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
     pool.expect_served()
     assert worker.wait() == 1
     assert words in worker.output and "penstock keys" in worker.output
@@ -163,11 +165,11 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool: KeyedPool, tmp_path: Path
 ) -> None:
     others = tmp_path / "others"
-    _C.make_key_folder(str(others))
+    _pool.make_key_folder(str(others))
     words = "the server has another key than the one expected"
     worker = pool.start_wrong_worker("--keys", str(others))
     with pytest.raises(PenstockError, match=f"{words}.*penstock keys"):
-        _C.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
+        _pool.pool_status(pool.endpoint, str(others), SERVED_SECONDS_MAX)
     worker.wait_for_lines(lambda line: words in line and "penstock keys" in line)
     assert worker.end() == 0  # the right controller may come to listen there
     pool.expect_served()
@@ -175,7 +177,7 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
 
 def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
-    _C.make_key_folder(str(others))
+    _pool.make_key_folder(str(others))
     with pytest.raises(RuntimeError) as raised:
         next(iter(pool.loader(others, timeout=2)))
     said = str(raised.value)
@@ -206,8 +208,8 @@ def test_a_key_is_of_no_use_in_another_role(pool: KeyedPool, tmp_path: Path) -> 
     for real in ("worker", "trainer"):
         keys = in_the_place_of(pool, "operator", real, tmp_path / f"operator-{real}")
         for attempt in (
-            lambda keys=keys: _C.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX),
-            lambda keys=keys: _C.drain_worker(pool.endpoint, str(keys), 1, SERVED_SECONDS_MAX),
+            lambda keys=keys: _pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX),
+            lambda keys=keys: _pool.drain_worker(pool.endpoint, str(keys), 1, SERVED_SECONDS_MAX),
         ):
             with pytest.raises(PenstockError, match=f"that of an? {real}"):
                 attempt()

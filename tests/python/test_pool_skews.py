@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -32,9 +33,10 @@ from raw_zeromq import (
 )
 
 import penstock
-from penstock import _C, DataLoader
+from penstock import DataLoader, _pool
 from penstock.errors import PenstockError, PoolWarning
 from penstock.pool_status import PoolStatus
+from penstock.status_text import status_text
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +65,7 @@ def pooled(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]
 
 
 def shared_keys() -> Path:
-    return Path(_C.shared_key_folder())
+    return Path(_pool.shared_key_folder())
 
 
 # ---- Versions
@@ -274,12 +276,8 @@ def test_jobs_of_one_name_are_told_apart(pool: PoolProcesses) -> None:
         everybody = pool.status()["trainers"]
         trainers = [one for one in everybody if one["job"].endswith(": Augmented")]
     assert len({trainer["job"] for trainer in trainers}) == 1
+    lines = status_text(PoolStatus(pool.status())).splitlines()
     for trainer in trainers:
-        row = next(
-            line
-            for line in str(PoolStatus(pool.status())).splitlines()
-            if line.startswith(trainer["id"][:8])
-        )
-        assert f"process {os.getpid()}" in trainer["about"]
-        assert row.endswith(trainer["about"])
+        (row,) = (line for line in lines if trainer["id"][:8] in line.split())
+        assert trainer["job"] in row and f"{socket.gethostname()}/{os.getpid()}" in row
     del streams

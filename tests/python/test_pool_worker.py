@@ -19,7 +19,7 @@ from pool_datasets import CODE, digests
 from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import Dataset, TensorDataset
 
-from penstock import _C, DataLoader
+from penstock import DataLoader, _pool
 from penstock.command_line import main
 from penstock.worker_addresses import WorkerAddress, worker_addresses
 
@@ -104,7 +104,7 @@ def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> No
 def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProcesses) -> None:
     worker = pool.start_worker(processes=2)
     first = reported(pool, 2)[0]
-    assert _C.drain_worker(pool.endpoint, None, int(first["id"], 16), SECONDS_MAX)
+    assert _pool.drain_worker(pool.endpoint, None, int(first["id"], 16), SECONDS_MAX)
     reported(pool, 1)
     (pid,) = (pid for worker_id, _, pid in worker.served(2) if worker_id == first["id"])
     wait_until_dead([pid], SECONDS_MAX)
@@ -133,13 +133,13 @@ def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
 
 def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
     for folder in ("keys", "others"):
-        _C.make_key_folder(str(pool.folder / folder))
+        _pool.make_key_folder(str(pool.folder / folder))
     pool.start_controller("--keys", str(pool.folder / "keys"))
     worker = launch(pool, "--keys", str(pool.folder / "others"))
     worker.wait_for_lines(lambda line: "key" in line and pool.endpoint in line and "fail" in line)
     keys = str(pool.folder / "keys")
     for _ in range(3):
-        status = json.loads(_C.pool_status(pool.endpoint, keys, SECONDS_MAX))
+        status = json.loads(_pool.pool_status(pool.endpoint, keys, SECONDS_MAX))
         assert status["workers"] == []
     worker.end()
     assert len([line for line in worker.lines if "failed" in line]) == 1, worker.output
@@ -164,8 +164,8 @@ def test_what_is_called_wrongly_is_said(
     controller = ["--controller", "tcp://127.0.0.1:7"]
     for arguments, code, words in [
         ([], 2, "--controller"),
-        ([*controller, "--processes", "0"], 2, "--processes is 0"),
-        ([*controller, "--patience", "0"], 2, "--patience is 0"),
+        ([*controller, "--processes", "0"], 2, "--processes is '0'"),
+        ([*controller, "--patience", "0"], 2, "--patience is '0'"),
         (["--controller", "tcp://nowhere"], 1, "tcp://HOST:PORT"),
         ([*controller, "--keys", str(tmp_path / "none")], 1, str(tmp_path / "none")),
     ]:

@@ -200,11 +200,6 @@ def test_classes_of_the_program_can_be_pickled(run: Run, write: Write) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("", "a command is missing"),
-        ("walk", "there is no command walk"),
-        ("run", "run wants a program"),
-        ("run -m", "run -m wants the name of a module"),
-        ("run --fast train.py", "run has no option --fast"),
         ("run missing.py", r"can't open file '.*/missing.py': \[Errno 2\] No such file"),
         ("run folder", r"can't open file '.*/folder': \[Errno 21\] Is a directory"),
         ("run -m missing", "there is no module named missing"),
@@ -217,14 +212,6 @@ def test_a_wrong_call_says_what_is_wrong(call: Call, arguments: str, reason: str
     code, out, error = call(*arguments.split())
     assert (code, out) == (2, "")
     assert re.match(f"penstock: {reason}", error), error
-
-
-def test_help_and_version_are_printed(call: Call) -> None:
-    assert call("--version") == (0, f"penstock {penstock.__version__}\n", "")
-    code, out, error = call("--help")
-    assert (code, error) == (0, "")
-    assert "penstock run -m MODULE" in out
-    assert call("run", "--help") == (0, out, "")
 
 
 @pytest.mark.parametrize("form", ["--no-python penstock run", "-m penstock run"])

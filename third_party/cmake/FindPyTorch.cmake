@@ -8,6 +8,7 @@ its own and links every CUDA library, none of which penstock needs to compile.
 Needs  Python_EXECUTABLE.
 Gives  PyTorch::torch   c10, torch_cpu and torch, with torch's headers as system headers
        PyTorch::python  the above with torch_python; for the bindings alone
+       PyTorch::pybind11  the headers of the pybind11 that torch brings, and none of torch's: nothing is linked
        PyTorch::cuda    c10_cuda, torch_cuda and the cudart that torch itself loads; only with a CUDA build of torch and
                         a CUDA toolkit of the same major version, whose headers it takes
        PyTorch_VERSION, PyTorch_VERSION_MINOR ("2.11"), PyTorch_LIBRARY_DIR, PyTorch_INCLUDE_DIR
@@ -100,6 +101,13 @@ if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
   add_library(PyTorch::python INTERFACE IMPORTED)
   set_target_properties(PyTorch::python PROPERTIES
     INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_python;PyTorch::torch")
+
+  # They lie in the folder of torch's own headers. A folder that has nothing but a link to them keeps those out of reach.
+  set(_pybind11_folder "${CMAKE_BINARY_DIR}/pybind11-headers")
+  file(MAKE_DIRECTORY "${_pybind11_folder}")
+  file(CREATE_LINK "${PyTorch_INCLUDE_DIR}/pybind11" "${_pybind11_folder}/pybind11" SYMBOLIC)
+  add_library(PyTorch::pybind11 INTERFACE IMPORTED)
+  set_target_properties(PyTorch::pybind11 PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${_pybind11_folder}")
 endif()
 
 if(PyTorch_FOUND AND PyTorch_CUDA_VERSION AND NOT TARGET PyTorch::cuda)

@@ -50,6 +50,22 @@ class RosterTest : public testing::Test {
   TrainerRoster last_;
 };
 
+TEST_F(RosterTest, TrainerThatWantsNoWorkersIsIdleSinceItWantedSome) {
+  const auto report = [this](uint32_t worker_count_max) {
+    roster_.trainer_reported({.trainer_id = 100, .job = "job", .worker_count_max = worker_count_max}, now_);
+    return roster_.trainers(now_).at(0).idle;
+  };
+  EXPECT_EQ(report(64), Duration{});
+  now_ += milliseconds(500);
+  EXPECT_EQ(report(64), Duration{});
+  now_ += milliseconds(500);
+  EXPECT_EQ(report(0), milliseconds(500));
+  now_ += milliseconds(500);
+  EXPECT_EQ(report(0), seconds(1));
+  now_ += milliseconds(500);
+  EXPECT_EQ(report(64), Duration{});
+}
+
 TEST_F(RosterTest, SettlesBeforeItAssigns) {
   worker(1);
   EXPECT_TRUE(trainer(100).empty());

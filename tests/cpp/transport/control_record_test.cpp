@@ -16,7 +16,8 @@ std::vector<ControlMessage> samples() {
                             .is_draining = true,
                             .trainer_id = 9,
                             .about = "host a, process 17",
-                            .declined = {5, 0x1122334455667788}},
+                            .declined = {5, 0x1122334455667788},
+                            .decline_reason = "no module named 'images'"},
       cluster::WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
       cluster::TrainerReport{
           .trainer_id = 5,
@@ -118,9 +119,11 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   EXPECT_EQ(std::get<cluster::TrainerRoster>(cut.value()).entries.size(), kRosterCountMax);
   cluster::WorkerReport report;
   report.declined.resize(cluster::kDeclinedCountMax + 1);
+  report.decline_reason.resize(kControlReasonBytesMax + 1);
   const auto shorter = parse_control(write_control(report));
   ASSERT_TRUE(shorter) << shorter.error().message;
   EXPECT_EQ(std::get<cluster::WorkerReport>(shorter.value()).declined.size(), cluster::kDeclinedCountMax);
+  EXPECT_EQ(std::get<cluster::WorkerReport>(shorter.value()).decline_reason.size(), kControlReasonBytesMax);
 }
 
 }  // namespace

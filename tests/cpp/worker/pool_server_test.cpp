@@ -346,6 +346,8 @@ TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) 
   ASSERT_EQ(::write(server_->signal_fd(), &number, 1), 1);
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kLeaving); }));
   EXPECT_EQ(trainer->session().dispatch().unanswered_count(), 3u);
+  EXPECT_EQ(server_->standing(),
+            (Standing{.trainer_id = 7, .drain_cause = Standing::DrainCause::kSigterm, .left_count = 1}));
   is_made.set_value();
   expect_counting(trainer->answer(0), 100, 0);
   ASSERT_TRUE(
@@ -512,6 +514,18 @@ TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   EXPECT_EQ(report.trainer_id, 7u);
 }
 
+TEST_F(RegisteredWorker, ReportsWhyItDeclinedTheLastTrainer) {
+  start(registered());
+  work_by([](PoolServer& server, const PoolWork&) { server.decline("no module named 'that'"); });
+  const auto trainer = train();
+  trainer->ask(0, {.indices = {100}});
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kUnfit); }));
+  cluster::WorkerReport report;
+  while (report.declined.empty()) report = std::get<cluster::WorkerReport>(next_report());
+  EXPECT_EQ(report.declined, (std::vector<uint64_t>{7}));
+  EXPECT_EQ(report.decline_reason, "no module named 'that'");
+}
+
 TEST_F(RegisteredWorker, OneThatLostItsLeaseForgetsItsTrainerAndGoesOnAsAnother) {
   start(registered());
   serve_batches();
@@ -536,6 +550,7 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
   EXPECT_EQ(std::get<transport::Farewell>(message),
             (transport::Farewell{.id = server_->worker_id(), .is_worker = true}));
   EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }
 
 TEST_F(RegisteredWorker, OneThatIsRefusedSaysWhy) {

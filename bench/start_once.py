@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a command once and prints, as JSON, how long that took, its peak of resident memory in
+bytes, and its exit code. bench/start.py starts this with `python -I -S`.
+
+    start_once.py READY COMMAND [ARGUMENT ...]
+
+A command has started when it has ended or, with a READY that is not "", when it has printed a line
+with READY in it; then it is ended by SIGTERM.
+
+Here is a process of its own and without any import that a bare Python has not, since a process
+inherits a peak: it counts what its memory was before it became another program.
+"""
+
+import os
+import signal
+import sys
+import time
+
+
+def main() -> None:
+    ready, *command = sys.argv[1:]
+    read_end, write_end = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, write_end, 1), (os.POSIX_SPAWN_CLOSE, read_end)]
+    begin = time.perf_counter()
+    pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+    os.close(write_end)
+    with open(read_end) as output:
+        for line in output:
+            if ready and ready in line:
+                seconds = time.perf_counter() - begin
+                os.kill(pid, signal.SIGTERM)
+                break
+        _, status, usage = os.wait4(pid, 0)
+    if not ready:
+        seconds = time.perf_counter() - begin
+    code = os.waitstatus_to_exitcode(status)
+    print(f'{{"seconds": {seconds}, "peak_rss_bytes": {usage.ru_maxrss * 1024}, "code": {code}}}')
+
+
+if __name__ == "__main__":
+    main()

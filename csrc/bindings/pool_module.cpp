@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python module penstock._pool: what a pool's commands need and torch has no part in. It links no torch, so that
+// `penstock status` starts in the time that Python takes. Its sources stand by name in CMakeLists.txt, where they are
+// compiled without torch's headers.
+#include <pybind11/pybind11.h>
+
+#include "transport/socket.h"
+
+namespace penstock::bindings {
+
+void bind_controller(pybind11::module_& module);
+
+}  // namespace penstock::bindings
+
+PYBIND11_MODULE(_pool, module) {
+  module.doc() = "The native part of penstock that needs no torch: keys, controller, an operator's requests.";
+  module.def("zmq_version", &penstock::transport::zmq_version);
+  penstock::bindings::bind_controller(module);
+}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command of penstock's reads its arguments, and what it says when one is wrong.
+
+argparse prints the usage of everything for a typo. Here whoever calls prints two lines: what is
+wrong, with the name that was probably meant, and where there is help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+_FIRST_COLUMN = 28  # of the texts beside options
+_WIDTH = 100
+
+
+class CommandError(Exception):
+    """A command was called wrongly; the message is for the user. ``command`` is whose help tells
+    more: "" is penstock itself, and None is nobody."""
+
+    def __init__(self, message: str, command: str | None = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+class HelpShown(Exception):
+    """The help that was asked for is printed, and nothing else is to be done."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Of one command. Raises CommandError and HelpShown, and does not end the process."""
+
+    def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"penstock {command}",
+            usage="\n       ".join(f"penstock {line}" for line in usage.splitlines()),
+            description=description,
+            epilog=epilog,
+            formatter_class=_HelpFormatter,
+            add_help=False,
+            allow_abbrev=False,
+        )
+        self.command = command
+        self.add_argument("-h", "--help", action=_ShowHelp, help="print this help")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        # argparse would first say what is missing, which may be what was mistyped.
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if name == "--":
+                break
+            if re.match("-[^0-9]", name) and name not in self._option_string_actions:
+                raise self._no_option(name)
+        found, rest = self.parse_known_args(arguments)
+        if rest:
+            raise CommandError(f"{rest[0]!r} is one argument too many", self.command)
+        return found
+
+    def parse_before_program(
+        self, arguments: Sequence[str]
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """What stands before a program, and the rest: ``-m`` or a path, and what follows it."""
+        end = 0
+        while end < len(arguments) and _is_option(arguments[end]):
+            name, has_value, _ = arguments[end].partition("=")
+            action = self._option_string_actions.get(name)
+            if action is None:
+                raise self._no_option(name, "; the program's own come after it")
+            end += 1 if has_value or action.nargs == 0 else 2
+        return self.parse(arguments[:end]), list(arguments[end:])
+
+    def _no_option(self, name: str, hint: str = "") -> CommandError:
+        meant = did_you_mean(name, self._option_string_actions)
+        return CommandError(f"there is no option {name}{meant or hint}", self.command)
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse finds, with the name of an argument first."""
+        if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
+            raise CommandError(f"{self._with_value(missing[1])} is missing", self.command)
+        name, text = "", message
+        if found := re.fullmatch(r"argument ([^:]*): (.*)", message, re.DOTALL):
+            name, text = found[1].rpartition("/")[2], found[2]
+        if text.startswith("expected one argument"):
+            raise CommandError(f"{self._with_value(name)}: the value is missing", self.command)
+        raise CommandError(f"{name} {text}".strip(), self.command)
+
+    def _with_value(self, names: str) -> str:
+        """Of arguments by name, the first as it is to be written."""
+        name = names.partition(", ")[0]
+        action = self._option_string_actions.get(name)
+        return name if action is None or action.nargs == 0 else f"{name} {action.metavar}"
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_FIRST_COLUMN, width=_WIDTH)
+
+
+class _ShowHelp(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.print_help()
+        raise HelpShown
+
+
+def _is_option(argument: str) -> bool:
+    return argument.startswith("-") and argument not in ("-", "-m")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that there is not; "" when none is like it."""
+    from difflib import get_close_matches  # of use only after a typo
+
+    found = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A type of argparse's: one of the names."""
+
+    def choose(text: str) -> str:
+        if text in names:
+            return text
+        meant = did_you_mean(text, names)
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}{meant}" if meant else f"is {text!r}; {_listed(names)} is expected"
+        )
+
+    return choose
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """A type of argparse's."""
+
+    def convert(text: str) -> int:
+        if re.fullmatch(r"[+-]?\d{1,18}", text) and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"is {text!r}; a whole number from {least} to {most} is expected"
+        )
+
+    return convert
+
+
+def seconds(least: float) -> Callable[[str], float]:
+    """A type of argparse's: not for ever."""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if least <= number < 1e6:
+            return number
+        raise argparse.ArgumentTypeError(f"is {text!r}; seconds from {least:g} on are expected")
+
+    return convert
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker process of a pool is told when it starts, and how it says that it cannot serve.
+
+The process that starts it has no torch, so this module has none either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PATIENCE_S = 60.0
+USELESS_EXIT_CODE = 78  # sysexits.h's EX_CONFIG: another process would fare no better
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWorkerSpec:
+    """Where a worker listens, and for whom. Without a controller it serves whoever has the key."""
+
+    bind: str
+    advertised: str | None
+    controller: str | None
+    key_folder: str | None
+    patience_s: float
+    code_root: str  # a folder for the modules of jobs, which whoever starts the worker takes away
+    parent_pid: int  # with which it ends; 0 is whoever its parent is when it starts

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command penstock, called rightly and wrongly. A typo printed the usage of all commands, and
+nothing of what was probably meant; `run --help` and `explain --help` printed it too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.command_line import main
+
+Outcome = tuple[int, str, str]
+Call = Callable[..., Outcome]
+
+COMMANDS = ("run", "explain", "keys", "controller", "worker", "status", "drain")
+POOL = ["--controller", "tcp://127.0.0.1:9"]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Call:
+    """Calls the command in this process, in a folder that has a program."""
+    (tmp_path / "train.py").write_text("raise AssertionError('it is not to run')")
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call_command(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        return (main(), *capfd.readouterr())
+
+    return call_command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "what"),
+    [
+        ([], "", f"a command is missing: {', '.join(COMMANDS)}"),
+        (["statsu"], "", "there is no command statsu; did you mean status?"),
+        (["wlak"], "", f"there is no command wlak; there are {', '.join(COMMANDS)}"),
+        (["train.py"], "", "there is no command train.py; did you mean penstock run train.py?"),
+        (["--verison"], "", "there is no option --verison; did you mean --version?"),
+        (["run"], "run", "the program is missing: name a file, or a module with -m"),
+        (["run", "-m"], "run", "-m is to be followed by the name of a module"),
+        (
+            ["run", "--fast", "train.py"],
+            "run",
+            "there is no option --fast; the program's own come after it",
+        ),
+        (["explain"], "explain", "the program is missing: name a file, or a module with -m"),
+        (
+            ["explain", "--cut", "auto"],
+            "explain",
+            "the program is missing: name a file, or a module with -m",
+        ),
+        (
+            ["explain", "--cut", "maximum", "train.py"],
+            "explain",
+            "--cut is 'maximum'; did you mean maximal?",
+        ),
+        (
+            ["explain", "--format=xml", "train.py"],
+            "explain",
+            "--format is 'xml'; text, json or dot is expected",
+        ),
+        (["explain", "--format"], "explain", "--format FORMAT: the value is missing"),
+        (
+            ["explain", "--fromat", "json", "train.py"],
+            "explain",
+            "there is no option --fromat; did you mean --format?",
+        ),
+        (["keys"], "keys", "DIR is missing"),
+        (["keys", "a", "b"], "keys", "'b' is one argument too many"),
+        (["controller"], "controller", "--bind tcp://HOST:PORT is missing"),
+        # What is mistyped comes before what is missing for it.
+        (
+            ["controller", "--bnd", "tcp://*:0"],
+            "controller",
+            "there is no option --bnd; did you mean --bind?",
+        ),
+        (
+            ["worker", *POOL, "--proceses", "2"],
+            "worker",
+            "there is no option --proceses; did you mean --processes?",
+        ),
+        (
+            ["worker", *POOL, "--processes", "many"],
+            "worker",
+            "--processes is 'many'; a whole number from 1 to 1024 is expected",
+        ),
+        (
+            ["worker", *POOL, "--processes", "0"],
+            "worker",
+            "--processes is '0'; a whole number from 1 to 1024 is expected",
+        ),
+        (
+            ["worker", *POOL, "--patience", "0.5"],
+            "worker",
+            "--patience is '0.5'; seconds from 1 on are expected",
+        ),
+        (["status", *POOL, "--jsn"], "status", "there is no option --jsn; did you mean --json?"),
+        (["status", *POOL, "-j"], "status", "there is no option -j"),
+        (
+            ["status", *POOL, "--timeout", "-1"],
+            "status",
+            "--timeout is '-1'; seconds from 0.001 on are expected",
+        ),
+        (
+            ["status"],
+            "status",
+            "say where the controller is: --controller tcp://HOST:PORT, or PENSTOCK_POOL in the "
+            "environment",
+        ),
+        (["drain", *POOL], "drain", "WORKER is missing"),
+    ],
+)
+def test_a_wrong_call_is_answered_in_two_lines(
+    call: Call, arguments: list[str], where: str, what: str
+) -> None:
+    name = f"penstock {where}".strip()
+    told = f"{name}: {what}\n`{name} --help` tells how it is called.\n"
+    assert call(*arguments) == (2, "", told)
+
+
+@pytest.mark.parametrize("command", ["run", pytest.param("explain", marks=pytest.mark.slow)])
+def test_a_program_that_is_not_there_is_likely_a_mistyped_one(
+    call: Call, tmp_path: Path, command: str
+) -> None:
+    missing = "can't open file '{}': [Errno 2] No such file or directory"
+    path = tmp_path / "tain.py"
+    told = f"penstock: {missing.format(path)}; did you mean train.py?\n"
+    assert call(command, "tain.py") == (2, "", told)
+    assert call(command, str(path)) == (2, "", told)
+    told = f"penstock: {missing.format(tmp_path / 'evaluate.py')}\n"
+    assert call(command, "evaluate.py") == (2, "", told)
+
+
+def test_the_version_is_printed(call: Call) -> None:
+    assert call("--version") == (0, f"penstock {penstock.__version__}\n", "")
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_names_each_command(call: Call, option: str) -> None:
+    code, out, error = call(option)
+    assert (code, error) == (0, "")
+    assert all(f"\n  {command} " in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_help_of_its_own(call: Call, command: str, option: str) -> None:
+    code, out, error = call(command, option)
+    assert (code, error) == (0, "")
+    assert out.startswith(f"usage: penstock {command}")
+    others = [other for other in COMMANDS if other != command]
+    assert not any(f"usage: penstock {other}" in out for other in others)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_help_says_what_an_option_is_and_its_default(call: Call) -> None:
+    """It said "--processes N of them on this host (1)"."""
+    _, out, _ = call("worker", "--help")
+    said = "number of worker processes to start on this host (default: 1)"
+    assert f"  --processes N             {said}\n" in out
+    assert "(default: 60)" in out
+
+
+def test_help_after_a_program_is_the_programs_own(call: Call, tmp_path: Path) -> None:
+    """The program is what runs: it is not there."""
+    assert call("run", "missing.py", "--help")[0] == 2
+    assert call("explain", "-m", "missing", "--help")[0] == 2

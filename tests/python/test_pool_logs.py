@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What controllers and workers leave in their logs. There were no times, and a worker did not say
+which job it served, refused or had finished, nor that it was told to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
+from torch.utils.data import TensorDataset
+
+from penstock import DataLoader, _pool
+from penstock.pool_log import PoolLog, printable
+from penstock.worker_journal import WorkerJournal
+
+HOST = re.escape(socket.gethostname())
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} "
+    rf"(penstock \w+(?: [0-9a-f]{{8}})?) on {HOST}: (.*)"
+)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def said(lines: list[str]) -> list[tuple[str, str]]:
+    """Who said what; every line has when and where."""
+    matches = [LINE.fullmatch(line) for line in lines]
+    assert all(matches), lines
+    return [(match[1], match[2]) for match in matches if match is not None]
+
+
+def loader_of(pool: PoolProcesses, count: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.zeros(count)), batch_size=2, pool=pool.endpoint)
+
+
+def job_line(worker: Worker, verb: str) -> str:
+    return worker.wait_for_lines(lambda line: f": {verb} " in line)[0]
+
+
+@pytest.mark.slow
+def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
+    pool: PoolProcesses,
+) -> None:
+    worker = pool.start_worker()
+    ((worker_id, _, _),) = worker.served(1)
+    loader = loader_of(pool, 6)
+    assert len(list(loader)) == 3
+    (trainer,) = pool.status()["trainers"]
+    del loader
+    job_line(worker, "has finished")
+    assert worker.end(signal.SIGTERM) == 0
+    name, job = f"penstock worker {worker_id[:8]}", f"{trainer['job']} of trainer"
+    lines = said(worker.lines)
+    assert lines[0][0] == name and lines[0][1].startswith("listens at tcp://127.0.0.1:")
+    assert lines[1:] == [
+        (name, f"serves {job} {trainer['id'][:8]}"),
+        (name, f"has finished {job} {trainer['id'][:8]}: 3 batches"),
+        ("penstock worker", "draining 1 process after SIGTERM; a second signal ends it at once"),
+        (name, "draining after SIGTERM; 0 batches left"),
+        (name, "ends: this worker was drained"),
+    ]
+    controller = pool.processes[0]
+    assert controller.end(signal.SIGINT) == 0
+    first, last = said(controller.lines)
+    assert first[1].startswith(f"listens at {pool.endpoint}, keys in ")
+    assert last == ("penstock controller", "ends after SIGINT")
+
+
+@pytest.mark.slow
+def test_a_worker_says_whom_it_refuses_and_that_an_operator_had_it_leave(
+    pool: PoolProcesses,
+) -> None:
+    worker = pool.start_worker(environment={"PENSTOCK_JOB_BYTES": "100"})
+    ((worker_id, _, _),) = worker.served(1)
+    with pytest.raises(Exception, match="PENSTOCK_JOB_BYTES"), pytest.warns(match="JOB_BYTES"):
+        list(loader_of(pool, 1000))
+    refusal = LINE.fullmatch(job_line(worker, "refuses"))
+    assert refusal is not None
+    assert re.match("refuses trainer [0-9a-f]{8}: .*PENSTOCK_JOB_BYTES", refusal[2])
+    assert _pool.drain_worker(pool.endpoint, None, int(worker_id, 16), SECONDS_MAX)
+    assert worker.wait() == 0
+    assert said(worker.lines)[-2:] == [
+        (f"penstock worker {worker_id[:8]}", "draining after penstock drain; 0 batches left"),
+        (f"penstock worker {worker_id[:8]}", "ends: this worker was drained"),
+    ]
+
+
+def standing(trainer_id: int = 0, cause: str | None = None, left_count: int = 0) -> Any:
+    return SimpleNamespace(trainer_id=trainer_id, drain_cause=cause, left_count=left_count)
+
+
+def test_a_journal_has_a_line_for_a_change_and_none_for_a_batch() -> None:
+    lines: list[str] = []
+    journal = WorkerJournal(lines.append)
+    for trainer_id, job in [(1, "a"), (1, "a"), (1, "b"), (2, "b")]:
+        journal.note_standing(standing(trainer_id))
+        journal.note_batch(trainer_id, job)
+    journal.note_standing(standing(2, "SIGTERM", 1))
+    journal.note_batch(2, "b")
+    journal.note_standing(standing(0, "SIGTERM", 1))
+    journal.note_end("it was drained")
+    assert lines == [
+        "serves a of trainer 00000000",
+        "has finished a of trainer 00000000: 2 batches",
+        "serves b of trainer 00000000",
+        "has finished b of trainer 00000000: 1 batch",
+        "serves b of trainer 00000000",
+        "draining after SIGTERM; 1 batch left",
+        "has finished b of trainer 00000000: 2 batches",
+        "ends: it was drained",
+    ]
+
+
+def test_a_job_with_a_name_that_is_no_name_writes_no_line_of_its_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever has a trainer's key chooses it."""
+    log = PoolLog("penstock worker 3f2a")
+    WorkerJournal(log.say).note_batch(7, "x\x1b[2J\n2026-11-23T14:05:01+0000 penstock worker 3f2a")
+    first, second = capfd.readouterr().out.splitlines()
+    assert LINE.fullmatch(first.replace("3f2a", "3f2a3f2a")) and "x\\x1b[2J" in first
+    assert second.startswith("    ")
+    assert printable("Bücher.py: 学习\t") == "Bücher.py: 学习\\t"
+    WorkerJournal(log.say).note_batch(7, "y" * 100_000)
+    assert len(capfd.readouterr().out) < 400
+
+
+def test_a_log_that_cannot_be_written_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose log filled its disk would leave at the first line after that."""
+    full = open("/dev/full", "w")  # noqa: SIM115 - its end fails as well
+    monkeypatch.setattr(sys, "stdout", full)
+    WorkerJournal(PoolLog("penstock worker").say).note_end("it was drained")
+    with contextlib.suppress(OSError):
+        full.close()

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start of penstock loads: `penstock --version` took 5 s and 630 MB, as did every command of
+a pool, since each imported torch, Dynamo and sympy, none of which it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import _C, _pool
+
+pytestmark = pytest.mark.slow
+
+SECONDS_MAX = 90.0
+MEGABYTES_MAX = 40.0
+IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)
+HEAVY = ("torch", "sympy", "numpy", "cloudpickle", "penstock._C")
+# Prints what was imported, and nothing else, so that an assertion's message can be read.
+TELL_MODULES = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+# A process's peak counts what its memory was before it became another program. That of the tests
+# has torch; this one has nothing.
+LAUNCH = """
+import json, os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_maxrss / 1024]))
+"""
+
+
+def imported(stderr: str) -> set[str]:
+    return set(IMPORTED.findall(stderr))
+
+
+def heavy_among(modules: set[str]) -> list[str]:
+    return [name for name in HEAVY if name in modules]
+
+
+def modules_after(program: str) -> set[str]:
+    command = [sys.executable, "-c", f"{program}\n{TELL_MODULES}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    own = {"XDG_RUNTIME_DIR": str(runtime), "PENSTOCK_POOL": "tcp://127.0.0.1:9"}
+    return {**os.environ, **own}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        ("--version", 0),
+        ("--help", 0),
+        ("", 2),
+        ("statsu", 2),
+        ("keys keys", 0),
+        ("controller --help", 0),
+        ("worker --help", 0),
+        ("status --timeout 0.1", 1),  # which nobody answers
+        ("drain 3f2a --timeout 0.1", 1),
+        ("run --help", 0),
+        ("explain --help", 0),
+        ("explain --formt json train.py", 2),
+    ],
+)
+def test_a_command_that_needs_no_torch_starts_without_it(
+    environment: dict[str, str], tmp_path: Path, arguments: str, exit_code: int
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "penstock", *arguments.split()]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", LAUNCH, *command],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    code, megabytes = json.loads(done.stdout.splitlines()[-1])
+    assert code == exit_code, done.stderr
+    assert heavy_among(imported(done.stderr)) == []
+    assert megabytes < MEGABYTES_MAX
+
+
+@contextlib.contextmanager
+def serving(
+    arguments: Sequence[str], environment: dict[str, str], errors: Path
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A command that goes on, with the line in which it says where it listens."""
+    command = [sys.executable, "-X", "importtime", "-m", "penstock", *arguments]
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "listens at tcp://" in line, errors.read_text()
+            yield process, line
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS_MAX) == 0
+        finally:
+            process.kill()
+
+
+def peak_megabytes(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (kilobytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kilobytes) / 1024
+
+
+def test_a_controller_and_the_parent_of_workers_have_no_torch(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """On a host of 64 workers only the workers themselves need it."""
+    errors = {name: tmp_path / name for name in ("controller", "worker")}
+    bind = ["controller", "--bind", "tcp://127.0.0.1:0"]
+    with serving(bind, environment, errors["controller"]) as (controller, line):
+        endpoint = line.split("listens at ")[1].split(",")[0]
+        work = ["worker", "--controller", endpoint]
+        with serving(work, environment, errors["worker"]) as (worker, line):
+            pid = int(line.rpartition("process ")[2])
+            assert pid != worker.pid  # a child of it serves, with torch
+            assert "/libtorch" in Path(f"/proc/{pid}/maps").read_text()
+            for process in (controller, worker):
+                assert "/libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+                assert peak_megabytes(process.pid) < MEGABYTES_MAX
+    for path in errors.values():
+        assert heavy_among(imported(path.read_text())) == [], path
+
+
+def test_the_module_of_the_pool_commands_links_no_torch() -> None:
+    def needed(module: str) -> str:
+        command = ["readelf", "--dynamic", "--wide", module]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert _pool.__file__ is not None and _C.__file__ is not None
+    assert "libzmq" in needed(_pool.__file__)
+    assert not re.search("torch|c10|cuda", needed(_pool.__file__))
+    assert "libtorch" in needed(_C.__file__)
+
+
+def test_an_import_of_penstock_is_no_import_of_torch() -> None:
+    assert heavy_among(modules_after("import penstock; penstock.PenstockError")) == []
+    assert heavy_among(modules_after("from penstock.errors import WorkerError")) == []
+
+
+LOADING = """
+from penstock import DataLoader
+assert [int(batch) for batch in DataLoader(range(2), num_workers={workers})] == [0, 1]
+"""
+# What only `offload`, a pool or `explain` needs.
+NOT_FOR_LOADING = {
+    "penstock.capture",
+    "penstock.explanation",
+    "penstock.offloading",
+    "penstock.own_workers",
+    "penstock.planning",
+    "penstock.pool_iterator",
+    "penstock.pool_job",
+    "penstock.pool_worker",
+    "sympy",
+    "torch._dynamo",
+}
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import penstock; penstock.DataLoader", LOADING.format(workers=0), LOADING.format(workers=1)],
+    ids=["named", "in-process", "workers"],
+)
+def test_who_only_loads_data_waits_for_neither_dynamo_nor_the_pool(program: str) -> None:
+    torchs_own = modules_after("import torch.utils.data")
+    assert modules_after(program) & NOT_FOR_LOADING <= torchs_own
+
+
+def test_a_program_under_penstock_run_waits_for_neither_dynamo_nor_the_pool(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(TELL_MODULES)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "run", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    loaded = set(json.loads(done.stdout))
+    assert "penstock.dataloader" in loaded
+    assert loaded & NOT_FOR_LOADING <= modules_after("import torch.utils.data")
+
+
+def test_every_public_name_is_there_and_listed_before_it_is_used() -> None:
+    assert set(penstock.__all__) <= set(dir(penstock))
+    listed = "import penstock; names = dir(penstock); from penstock import *; "
+    modules_after(listed + "assert set(penstock.__all__) <= {*names} & {*globals()}")
+    assert all(hasattr(penstock, name) for name in penstock.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'DataLoadr'"):
+        penstock.DataLoadr  # noqa: B018
+
+
+OTHER_TORCH = """
+import sys, types
+sys.modules["penstock._build_info"] = info = types.ModuleType("penstock._build_info")
+info.TORCH_MINOR_VERSION = "1.2"
+import penstock
+def refusal(statement):
+    try:
+        exec(statement)
+    except ImportError as error:
+        return str(error)
+"""
+
+
+def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_loads() -> None:
+    statements = [
+        "penstock.DataLoader",
+        "from penstock import DataLoader",
+        "from penstock import _C",
+        "from penstock.offloading import offload",
+    ]
+    program = OTHER_TORCH + "".join(
+        f"assert 'penstock was built for torch 1.2 and this is torch' in refusal({statement!r})\n"
+        for statement in statements
+    )
+    assert "penstock._C" not in modules_after(program)
+
+
+def test_commands_that_need_no_torch_run_beside_one_that_this_build_is_not_for() -> None:
+    program = "from penstock.command_line import main\nsys.argv = ['penstock', '--version']\nmain()"
+    assert "torch" not in modules_after(OTHER_TORCH + program)
