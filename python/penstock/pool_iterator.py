@@ -77,7 +77,8 @@ class PoolIter(LocalPoolIter):
         self._parked_client = loader._parked_client
         self._is_sound = False
         options = self._client_options(loader, name)
-        self._purpose = (self._job_id, options)
+        # A client knows its own workers from the beginning, so another number needs another client.
+        self._purpose = (self._job_id, self._own_worker_count, options)
         parked = self._parked_client.take(self._purpose)
         try:
             self._own.start(self._own_worker_count)

@@ -237,6 +237,19 @@ def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
     assert seeded_digests(pooled(pool, dataset, batch_size=4, num_workers=1)) == expected
 
 
+def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
+    pool: PoolProcesses,
+) -> None:
+    """The user saw training wait for ever: two own processes ran, and nothing was asked of them."""
+    worker = pool.start_worker()
+    expected = seeded_digests(alone(Augmented(40), batch_size=4), epochs=2)
+    loader = pooled(pool, Augmented(40), batch_size=4)
+    found = seeded_digests(loader)
+    assert worker.end() == 0
+    loader.num_workers = 1
+    assert found + [digests(loader)] == expected
+
+
 def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProcesses) -> None:
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=7)
     with warnings.catch_warnings(record=True) as caught:
