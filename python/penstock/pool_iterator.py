@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import socket
 import sys
 import time
@@ -23,7 +24,7 @@ from penstock import _C
 from penstock.arena_cap import arena_bytes
 from penstock.descriptor_limit import check_can_connect
 from penstock.device import cuda_index
-from penstock.errors import PoolWarning
+from penstock.errors import PenstockError, PoolWarning
 from penstock.fetching import FetchSpec
 from penstock.held_slabs import retire_at_forks
 from penstock.local_pool import STANDING_COUNTS, LocalPoolIter
@@ -32,6 +33,7 @@ from penstock.native_thread import NativeThread
 from penstock.options import shard_count
 from penstock.own_workers import OwnWorkers
 from penstock.pool_job import Job, pack_job
+from penstock.variable_pool import way_out
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -44,6 +46,14 @@ class PoolIter(LocalPoolIter):
     """Batches from a pool's workers, and from ``num_workers`` of its own beside them."""
 
     _is_elastic = True
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._way_out = way_out(loader.pool)
+        try:
+            super().__init__(loader)
+        except (PenstockError, pickle.PicklingError) as error:
+            self._blame_pool(error)
+            raise
 
     def _settle_num_workers(self, loader: DataLoader[Any]) -> None:
         self._shard_count = shard_count(loader)
@@ -155,9 +165,15 @@ class PoolIter(LocalPoolIter):
     def _take(self) -> Taken:
         try:
             return super()._take()
-        except BaseException:
+        except BaseException as error:
             self._is_sound = False
+            if isinstance(error, PenstockError):
+                self._blame_pool(error)
             raise
+
+    def _blame_pool(self, error: Exception) -> None:
+        if self._way_out:
+            error.args = (f"{error}{self._way_out}",)
 
     def _count(self) -> dict[str, Any]:
         """What was counted since this iterator began: its client may have served others before."""
@@ -201,13 +217,16 @@ class PoolIter(LocalPoolIter):
         if not self._is_waiting_told:
             self._is_waiting_told = True
             warnings.warn(
-                f"DataLoader waits for workers: {self._pool_client.describe_pool()}",
+                f"DataLoader waits for workers: {self._describe_pool()}",
                 PoolWarning,
                 stacklevel=2,
             )
 
     def _who_is_awaited(self) -> str:
-        return f"\n{self._pool_client.describe_pool()}"
+        return f"\n{self._describe_pool()}"
+
+    def _describe_pool(self) -> str:
+        return f"{self._pool_client.describe_pool()}{self._way_out}"
 
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"

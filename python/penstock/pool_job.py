@@ -19,14 +19,15 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.fetching import FetchSpec
 from penstock.job_code import extract_code, pack_code, put_in_front
-from penstock.job_pickle import Pickled, pickle_job
+from penstock.job_pickle import Pickled, pickle_into, pickle_job
 from penstock.job_versions import Versions, imports_of, installed_version, reason_to_refuse
 from penstock.unpicklable import find_unpicklable
 
@@ -110,19 +111,36 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
     return Job(fetch, init_fn, header.shard_count, header.trust_workers, header.name, folders)
 
 
+def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
+    """Raises PicklingError, with what cannot be pickled. Keeps no copy of the data."""
+    with _blaming_parts(fetch, init_fn):
+        pickle_into(_Nowhere(), (fetch, init_fn))
+
+
+class _Nowhere:
+    def write(self, data: Any, /) -> None:
+        pass
+
+
 def _pickle(job: Job) -> Pickled:
-    try:
+    with _blaming_parts(job.fetch, job.init_fn):
         return pickle_job((job.fetch, job.init_fn))
+
+
+@contextmanager
+def _blaming_parts(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> Iterator[None]:
+    """Has errors of pickling name the part of the loader that was refused."""
+    try:
+        yield
     except MemoryError:
         raise
     except Exception as error:  # the user's classes may raise anything
-        raise pickle.PicklingError(_whats_wrong(job, error)) from error
+        raise pickle.PicklingError(_whats_wrong(fetch, init_fn, error)) from error
 
 
-def _whats_wrong(job: Job, error: Exception) -> str:
-    fetch = job.fetch
+def _whats_wrong(fetch: FetchSpec, init_fn: Callable[[int], None] | None, error: Exception) -> str:
     found = find_unpicklable(
-        {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": job.init_fn}
+        {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn}
     )
     what = "a part of it" if found is None else f"{found.path}, of type {_type_name(found.value)},"
     return (

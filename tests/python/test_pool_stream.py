@@ -371,11 +371,3 @@ def test_a_pool_allows_options_that_torch_forbids_without_workers() -> None:
     assert (loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (3, True, 0)
     assert loader.pool == "tcp://127.0.0.1:7"
     assert loader.num_workers == 0
-
-
-def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_POOL", "tcp://127.0.0.1:9")
-    monkeypatch.setenv("PENSTOCK_KEYS", "/keys")
-    loader = DataLoader(Augmented(4))
-    assert (loader.pool, loader.keys) == ("tcp://127.0.0.1:9", "/keys")
-    assert DataLoader(Augmented(4), pool="").pool is None
