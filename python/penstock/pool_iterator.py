@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import _DatasetKind
@@ -28,11 +28,12 @@ from penstock.errors import PenstockError, PoolWarning
 from penstock.fetching import FetchSpec
 from penstock.held_slabs import retire_at_forks
 from penstock.local_pool import STANDING_COUNTS, LocalPoolIter
-from penstock.lookahead import Taken
+from penstock.lookahead import NoBatch, Taken
 from penstock.native_thread import NativeThread
 from penstock.options import shard_count
 from penstock.own_workers import OwnWorkers
 from penstock.pool_job import Job, pack_job
+from penstock.released_frames import release_frames
 from penstock.variable_pool import way_out
 
 if TYPE_CHECKING:
@@ -49,10 +50,27 @@ class PoolIter(LocalPoolIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._way_out = way_out(loader.pool)
+        self._is_sound = False  # whether its client may serve another iterator
+        self._has_failed = False  # the last that it gave was an error
         try:
             super().__init__(loader)
-        except (PenstockError, pickle.PicklingError) as error:
-            self._blame_pool(error)
+        except BaseException as error:
+            self._has_failed = True
+            self._shutdown_workers()
+            if isinstance(error, (PenstockError, pickle.PicklingError)):
+                self._blame_pool(error)
+            raise
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # Unless the program has the iterator in a variable, it ends here and leaves the pool.
+            self._has_failed = True
+            del self
+            release_frames(error)
             raise
 
     def _settle_num_workers(self, loader: DataLoader[Any]) -> None:
@@ -85,7 +103,6 @@ class PoolIter(LocalPoolIter):
         self._workers = self._own.processes
         self._native_thread = NativeThread()
         self._parked_client = loader._parked_client
-        self._is_sound = False
         options = self._client_options(loader, name)
         # A client knows its own workers from the beginning, so another number needs another client.
         self._purpose = (self._job_id, self._own_worker_count, options)
@@ -171,6 +188,11 @@ class PoolIter(LocalPoolIter):
                 self._blame_pool(error)
             raise
 
+    def _end_or_raise(self, taken: Taken) -> NoReturn:
+        if taken is NoBatch.END:
+            self._has_failed = False
+        super()._end_or_raise(taken)
+
     def _blame_pool(self, error: Exception) -> None:
         if self._way_out:
             error.args = (f"{error}{self._way_out}",)
@@ -183,7 +205,7 @@ class PoolIter(LocalPoolIter):
         }
 
     def _end_client(self) -> None:
-        if self._own_worker_count > 0 or not self._is_sound:
+        if self._own_worker_count > 0 or self._has_failed or not self._is_sound:
             super()._end_client()
             return
         # Nobody waits any more for what is on its way.

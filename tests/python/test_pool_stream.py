@@ -319,21 +319,56 @@ def test_epochs_that_are_broken_off_and_changed_between(
     assert streams == list(stream(alone(expected, **options), expected))
 
 
-def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
-    def threads() -> int:
-        names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
-        return sum(name == "pk_pool_io" for name in names)
+def clients() -> int:
+    """How many clients of a pool this process runs: each has one thread of that name."""
+    names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name == "pk_pool_io" for name in names)
 
+
+def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
     gc.collect()
-    before = threads()
+    before = clients()
     loader = pooled(steady_pool, Augmented(8))
     digests(loader)
-    assert threads() == before + 1
+    assert clients() == before + 1
     assert len(digests(loader)) == 8
-    assert threads() == before + 1
+    assert clients() == before + 1
     del loader
     gc.collect()
-    assert threads() == before
+    assert clients() == before
+
+
+class NeverPulled:
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("no index")
+        yield 0
+
+
+class PulledTwice:
+    def __iter__(self) -> Iterator[int]:
+        yield from range(2)
+        raise ValueError("no more")
+
+
+@pytest.mark.parametrize("sampler", [None, NeverPulled(), PulledTwice()])
+def test_an_iterator_that_failed_leaves_the_pool_while_its_error_is_kept(
+    steady_pool: PoolProcesses, sampler: Any
+) -> None:
+    """The user kept the errors of five loops: the pool had six trainers."""
+    gc.collect()
+    before = clients()
+    errors = []
+    loader = pooled(steady_pool, Failing(ValueError), sampler=sampler)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"no (sample two|index|more)") as caught:
+            for _ in loader:
+                pass
+        errors.append(caught.value)
+        assert clients() == before
+    assert all(error.__traceback__ is not None for error in errors)
+    # The user's own frames are as they were, for a debugger.
+    frame = errors[0].__traceback__.tb_frame
+    assert frame.f_locals["errors"] is errors
 
 
 def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
