@@ -40,6 +40,7 @@ from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
 from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
+from penstock.travelling_code import TravellingCode
 from penstock.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.worker_choice import WorkerChoice
 from penstock.worker_tuner import WorkerTuner
@@ -269,6 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
         self._parked_client = ParkedClient()
+        self._travelling_code = TravellingCode()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
@@ -470,6 +472,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_live_iterators",
             "_newest_iterator",
             "_parked_client",
+            "_travelling_code",
             "_provenance",
             "_plan",
             "_load_meter",

@@ -8,6 +8,7 @@ virtual environments, and, with a warning, files above 64 MiB, which are data ra
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import os
@@ -34,6 +35,7 @@ _IMPORTED_ONCE = {*sys.stdlib_module_names, "__main__", "cloudpickle", "numpy", 
 class PackedCode(NamedTuple):
     name: str  # for people
     data: bytes  # a zip file, the same for the same files
+    id: bytes  # its SHA-256
 
 
 def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
@@ -146,7 +148,8 @@ def _pack(root: str) -> PackedCode:
             f"all workers can read them",
             stacklevel=2,
         )
-    return PackedCode(os.path.basename(root), target.getvalue())
+    data = target.getvalue()
+    return PackedCode(os.path.basename(root), data, hashlib.sha256(data).digest())
 
 
 def _entry(file: _File) -> zipfile.ZipInfo:

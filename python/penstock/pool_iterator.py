@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterator of ``pool=``: batches come from the workers of a pool, on this machine or others.
 
-They come and go while it runs. The job (dataset, collate_fn and what belongs to them) is packed
-once for each iterator, and workers that do not have it yet ask for it.
+They come and go while it runs. The job (dataset, collate_fn and what belongs to them) is pickled
+for each iterator, and workers that do not have it yet ask for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.lookahead import NoBatch, Taken
 from penstock.native_thread import NativeThread
 from penstock.options import shard_count
 from penstock.own_workers import OwnWorkers
-from penstock.pool_job import Job, pack_job
+from penstock.pool_job import Job, job_id, pack_job
 from penstock.released_frames import release_frames
 from penstock.variable_pool import way_out
 
@@ -96,8 +96,7 @@ class PoolIter(LocalPoolIter):
             trust_workers=loader.trust_workers,
             name=name,
         )
-        packed = pack_job(job, loader.code_paths)
-        self._job_id = packed.id
+        code = loader._travelling_code.packed(loader.code_paths)
         self._prefix_ids: list[bytes] = []
         self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
         self._workers = self._own.processes
@@ -105,8 +104,15 @@ class PoolIter(LocalPoolIter):
         self._parked_client = loader._parked_client
         options = self._client_options(loader, name)
         # A client knows its own workers from the beginning, so another number needs another client.
-        self._purpose = (self._job_id, self._own_worker_count, options)
-        parked = self._parked_client.take(self._purpose)
+        standing = (self._own_worker_count, options)
+        parked = None
+        if not self._parked_client.is_empty:
+            self._job_id = job_id(job, code)
+            parked = self._parked_client.take((self._job_id, *standing))
+        blobs: dict[bytes, bytes] = {}
+        if parked is None:
+            self._job_id, blobs = pack_job(job, code)
+        self._purpose = (self._job_id, *standing)
         try:
             self._own.start(self._own_worker_count)
             self._client = self._pool_client = parked or _C.PoolClient(
@@ -120,8 +126,8 @@ class PoolIter(LocalPoolIter):
         try:
             if parked is None:
                 retire_at_forks(self._client)
-                for blob_id, blob in packed.blobs.items():
-                    self._pool_client.put_blob(blob_id, blob)
+                while blobs:  # the client copies each
+                    self._pool_client.put_blob(*blobs.popitem())
             self._pool_client.use_blobs([self._job_id])
             for message in loader._prefixes.values():
                 self._install_prefix(message)
