@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
@@ -11,9 +12,10 @@ import penstock
 from penstock.explained_program import explain_program
 from penstock.pool_commands import COMMANDS, CommandError, run_command
 from penstock.program import ProgramError, run_file, run_module
+from penstock.travelling_code import name_code_paths
 
 USAGE = """\
-usage: penstock run PROGRAM.py [ARGUMENT ...]
+usage: penstock run [--code PATH ...] PROGRAM.py [ARGUMENT ...]
        penstock run -m MODULE [ARGUMENT ...]
        penstock explain [--format text|json|dot] [--cut auto|maximal|none]
                         PROGRAM.py [ARGUMENT ...] | -m MODULE [ARGUMENT ...]
@@ -27,7 +29,9 @@ usage: penstock run PROGRAM.py [ARGUMENT ...]
 """
 HELP = f"""{USAGE}
 penstock run runs a Python program as python does, with penstock's DataLoader in the place of
-torch's. The program, its arguments and the frameworks that it uses stay as they are.
+torch's. The program, its arguments and the frameworks that it uses stay as they are. --code names
+a folder or file of modules that travel to a pool's workers beside the program's own (once for each;
+it sets PENSTOCK_CODE_PATHS).
 
 penstock explain runs a program in the same way until it first calls a model with a batch of a
 DataLoader. Then it ends the program and prints what of that model could run in the workers, what
@@ -58,6 +62,7 @@ def main() -> int:
     """
     arguments = sys.argv[1:]
     try:
+        _take_code_paths(arguments)
         match arguments:
             case ["--help" | "-h", *_] | ["run" | "explain", "--help" | "-h", *_]:
                 print(HELP, end="")
@@ -87,6 +92,21 @@ def main() -> int:
         print(f"penstock: {error}", file=sys.stderr)
         return USAGE_EXIT_CODE
     return 0
+
+
+def _take_code_paths(arguments: list[str]) -> None:
+    """Takes ``--code PATH`` of ``penstock run`` out of its arguments, and heeds it."""
+    paths = []
+    while arguments[:1] == ["run"] and arguments[1:2] == ["--code"]:
+        paths += arguments[2:3]
+        del arguments[1:3]
+    for path in paths:
+        if not os.path.exists(path):
+            raise CommandError(
+                f"--code names {path!r}, which is not there; a folder or a .py file is expected"
+            )
+    if paths:
+        name_code_paths(paths)
 
 
 def _explain(arguments: list[str]) -> int:

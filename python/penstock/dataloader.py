@@ -114,7 +114,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         can serve this loader and ``num_workers`` is not 0, else none, with a warning. "": none.
     keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
         this user's processes share on this machine.
-    code_paths: folders (or single files) of your own modules that travel with the dataset.
+    code_paths: folders (or single .py files) of your own modules that travel with the dataset,
+        beside those that travel in any case: what is in the folder of the program, and what it has
+        imported from elsewhere that is no installed package. None: no modules at all. Without any:
+        those that the environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them.
     trust_workers: lets batches of a pool carry any pickled object, and not only tensors, numpy
         arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling runs code
         of whoever sent it: a worker that somebody took over could do what the trainer may.
@@ -165,7 +168,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         overlap_epochs: bool = True,
         pool: str | None = None,
         keys: str | os.PathLike[str] | None = None,
-        code_paths: Sequence[str | os.PathLike[str]] = (),
+        code_paths: Sequence[str | os.PathLike[str]] | None = (),
         trust_workers: bool = False,
     ) -> None:
         self._set_own_state()

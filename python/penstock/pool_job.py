@@ -132,12 +132,13 @@ def _write(job: Job, code: Sequence[PackedCode], takers: Sequence[Callable[[Any]
     """
     sink = _Sink(takers)
     with _blaming_parts(job.fetch, job.init_fn):
-        imports = imports_of(pickle_into(sink, (job.fetch, job.init_fn)))
+        modules = pickle_into(sink, (job.fetch, job.init_fn))
+    imports = imports_of(modules, sent=frozenset().union(*(each.paths for each in code)))
     header = _Header(
         name=job.name,
         shard_count=job.shard_count,
         trust_workers=job.trust_workers,
-        code=[{"name": each.name, "id": each.id.hex()} for each in code],
+        code=[{"name": os.path.basename(each.root), "id": each.id.hex()} for each in code],
         made_with=Versions.here(imports.packages),
         modules=imports.modules,
     )
@@ -242,7 +243,8 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
         folder = header.modules.get(top, f"the folder that has {top}")
         return (
             f"its dataset needs the module {error.name!r}, which this worker ({worker}) does not "
-            f"have; pass code_paths=[{folder!r}] to the DataLoader, or install it on the worker"
+            f"have; pass code_paths=[{folder!r}] to the DataLoader, name that folder in the "
+            f"trainer's PENSTOCK_CODE_PATHS, or install it on the worker"
         )
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, (AttributeError, ImportError)):

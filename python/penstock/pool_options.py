@@ -92,10 +92,12 @@ def obstacle_to_pool(loader: DataLoader[Any]) -> Obstacle | None:
 
 
 def _check_code_paths(code_paths: Any) -> None:
+    if code_paths is None:
+        return
     if isinstance(code_paths, (str, bytes)) or not isinstance(code_paths, Sequence):
         raise TypeError(
             f"code_paths is {code_paths!r}; a list of folders or files is expected, whose modules "
-            f"travel to the pool's workers"
+            f"travel to the pool's workers beside the program's own, or None, for no modules at all"
         )
     for path in code_paths:
         if not Path(path).exists():
