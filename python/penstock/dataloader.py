@@ -35,11 +35,13 @@ from penstock.options import (
     shard_count,
 )
 from penstock.parked_client import ParkedClient
-from penstock.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys, chosen_pool
+from penstock.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.progress import GeneratorSnapshot, Progress
 from penstock.provenance import ProvenanceTable
 from penstock.sample_generators import DrawWarning
 from penstock.stats import LoaderStats
+from penstock.travelling_code import TravellingCode
+from penstock.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.worker_choice import WorkerChoice
 from penstock.worker_tuner import WorkerTuner
 
@@ -108,10 +110,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         "batch" then, so that the stream is that of ``num_workers=0, seeding="batch"`` to the bit.
         The dataset, ``collate_fn`` and ``worker_init_fn`` (called once in a process, with 0) are
         shipped by cloudpickle. ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are
-        allowed whatever ``num_workers`` is. None: the environment's ``PENSTOCK_POOL``, "": none.
+        allowed whatever ``num_workers`` is. None: the environment's ``PENSTOCK_POOL``, if the pool
+        can serve this loader and ``num_workers`` is not 0, else none, with a warning. "": none.
     keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
         this user's processes share on this machine.
-    code_paths: folders (or single files) of your own modules that travel with the dataset.
+    code_paths: folders (or single .py files) of your own modules that travel with the dataset,
+        beside those that travel in any case: what is in the folder of the program, and what it has
+        imported from elsewhere that is no installed package. None: no modules at all. Without any:
+        those that the environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them.
     trust_workers: lets batches of a pool carry any pickled object, and not only tensors, numpy
         arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling runs code
         of whoever sent it: a worker that somebody took over could do what the trainer may.
@@ -162,11 +168,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         overlap_epochs: bool = True,
         pool: str | None = None,
         keys: str | os.PathLike[str] | None = None,
-        code_paths: Sequence[str | os.PathLike[str]] = (),
+        code_paths: Sequence[str | os.PathLike[str]] | None = (),
         trust_workers: bool = False,
     ) -> None:
         self._set_own_state()
-        self.pool = chosen_pool(pool)
+        self.pool = named_pool(pool)
         self.keys = chosen_keys(keys)
         self.code_paths = code_paths
         self.trust_workers = trust_workers
@@ -201,6 +207,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._set_options_of_pool(
                 timeout, prefetch_factor, persistent_workers, multiprocessing_context
             )
+        else:
+            use_variable(self, pool)
         check_options(self)
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
@@ -229,6 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.multiprocessing_context = multiprocessing_context
 
     def __iter__(self) -> _BaseDataLoaderIter:
+        leave_unsendable(self)
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
@@ -264,11 +273,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
         self._parked_client = ParkedClient()
+        self._travelling_code = TravellingCode()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
         self._loaded_state = None
         self._resuming: Progress | None = None  # while that makes an iterator
+        self._is_known_sendable = False  # of a dataset that the variable's pool may serve
         self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
 
     @property
@@ -370,6 +381,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ``ValueError`` when this loader's stream would be another than that of the loader that the
         state is of, and ``TypeError`` for anything but a dictionary.
         """
+        leave_unsendable(self)
         check_has_state(self)
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -392,6 +404,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._loaded_state = copy.deepcopy(state_dict) or None
 
     def _make_state(self) -> dict[str, Any]:
+        leave_unsendable(self)
         if self._loaded_state is not None:
             return copy.deepcopy(self._loaded_state)
         return make_state(self, self._progress)
@@ -477,6 +490,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_live_iterators",
             "_newest_iterator",
             "_parked_client",
+            "_travelling_code",
             "_provenance",
             "_plan",
             "_load_meter",

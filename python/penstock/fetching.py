@@ -52,6 +52,18 @@ class FetchSpec:
             loader.fetch_threads,
         )
 
+    @staticmethod
+    def of_loader(loader: DataLoader[Any]) -> FetchSpec:
+        """What an iterator of ``loader`` would be made with now."""
+        return FetchSpec(
+            loader._dataset_kind,
+            loader.dataset,
+            loader._auto_collation,
+            loader.collate_fn,
+            loader.drop_last,
+            loader.fetch_threads,
+        )
+
     def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
         """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;
         begins to iterate an iterable dataset.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own modules on their way to workers: packed at the trainer, importable at a worker.
+"""Modules on their way to workers: packed at the trainer, importable at a worker.
 
-An entry of ``code_paths`` is a folder, which is then importable from as if it were in sys.path, or
-a single .py file. Left out are folders and files whose names begin with a dot, ``__pycache__``,
-virtual environments, and, with a warning, files above 64 MiB, which are data rather than code.
+A folder becomes a zip file of its code (code_files.py says which files those are), which a worker
+extracts to import from, as if the folder were in its sys.path.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import os
@@ -18,33 +18,48 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.errors import UnsupportedError
+from penstock.code_files import (
+    NAMED_LIMITS,
+    CodeFile,
+    CodeLimits,
+    find_code,
+    spoken_files,
+    spoken_limits,
+)
+from penstock.errors import PoolWarning, UnsupportedError
 
-_FILE_BYTES_MAX = 64 << 20
-_TOTAL_BYTES_MAX = 256 << 20
-_FILES_MAX = 20_000
-_ADVICE = "name a folder in code_paths that has the code alone"
 # Never forgotten, even if a job's code has modules of these names: they cannot be imported twice.
 _IMPORTED_ONCE = {*sys.stdlib_module_names, "__main__", "cloudpickle", "numpy", "penstock", "torch"}
 
 
 class PackedCode(NamedTuple):
-    name: str  # for people
+    root: str  # the folder or file at the trainer, without links
     data: bytes  # a zip file, the same for the same files
+    id: bytes  # its SHA-256
+    paths: frozenset[str]  # of its files at the trainer, without links
 
 
 def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
-    """Raises TypeError, ValueError and OSError for what cannot be packed."""
+    """Packs folders and single .py files, with a warning for what is too large.
+
+    Raises TypeError, ValueError and OSError for what cannot be packed.
+    """
     if isinstance(code_paths, (str, os.PathLike)):
         raise TypeError(
             f"code_paths is {os.fspath(code_paths)!r}; a sequence of folders and .py files is "
             f"expected: put it into a list"
         )
-    roots = dict.fromkeys(os.path.realpath(path) for path in code_paths)
-    return [_pack(root) for root in roots]
+    return [_pack(root) for root in dict.fromkeys(os.path.realpath(path) for path in code_paths)]
+
+
+def pack_folder(
+    root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None
+) -> PackedCode:
+    """Packs what :func:`~penstock.code_files.find_code` finds, and raises as that does."""
+    return _zip(root, find_code(root, limits, is_taken).files)
 
 
 def extract_code(data: bytes, code_id: str, code_root: str) -> str:
@@ -107,49 +122,38 @@ def _comes_from(module: Any, folders: Iterable[str]) -> bool:
     return any(isinstance(place, str) and f"{place}{os.sep}".startswith(heads) for place in places)
 
 
-class _File(NamedTuple):
-    name: str  # in the zip file
-    path: str
-
-
 def _pack(root: str) -> PackedCode:
-    if os.path.isdir(root):
-        files = sorted(_files_below(root, "", root, (root,)))
-    elif os.path.isfile(root) and root.endswith(".py"):
-        files = [_File(os.path.basename(root), root)]
-    else:
+    if os.path.isfile(root) and root.endswith(".py"):
+        return _zip(root, [CodeFile(os.path.basename(root), root, os.stat(root).st_size)])
+    if not os.path.isdir(root):
         raise ValueError(
             f"code_paths has {root!r}, which is neither a folder nor a .py file; name the folder "
             f"that has the modules, as one would in sys.path"
         )
+    code = find_code(root, NAMED_LIMITS)
+    if code.too_large:
+        warnings.warn(
+            f"code_paths has {root!r} with files that are too large to travel to workers: "
+            f"{spoken_files(code.too_large)}, where {spoken_limits()} are expected; if workers "
+            f"need them, put them where all workers can read them",
+            PoolWarning,
+            stacklevel=2,
+        )
+    return _zip(root, code.files)
+
+
+def _zip(root: str, files: Sequence[CodeFile]) -> PackedCode:
     target = io.BytesIO()
-    left_out: list[str] = []
-    byte_count = 0
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             with open(file.path, "rb") as source:
-                data = source.read(_FILE_BYTES_MAX + 1)
-            if len(data) > _FILE_BYTES_MAX:
-                left_out.append(file.name)
-                continue
-            byte_count += len(data)
-            if byte_count > _TOTAL_BYTES_MAX:
-                raise ValueError(
-                    f"code_paths has {root!r} with more than {_TOTAL_BYTES_MAX >> 20} MiB of "
-                    f"files, the most that travels as code; {_ADVICE}"
-                )
-            archive.writestr(_entry(file), data)
-    if left_out:
-        warnings.warn(
-            f"code_paths has {root!r} with files above {_FILE_BYTES_MAX >> 20} MiB, which do not "
-            f"travel to workers: {', '.join(left_out[:10])}; if workers need them, put them where "
-            f"all workers can read them",
-            stacklevel=2,
-        )
-    return PackedCode(os.path.basename(root), target.getvalue())
+                archive.writestr(_entry(file), source.read(file.byte_count))
+    data = target.getvalue()
+    paths = frozenset(os.path.realpath(file.path) for file in files)
+    return PackedCode(root, data, hashlib.sha256(data).digest(), paths)
 
 
-def _entry(file: _File) -> zipfile.ZipInfo:
+def _entry(file: CodeFile) -> zipfile.ZipInfo:
     """Says nothing of when and where, so that the same files give the same bytes."""
     entry = zipfile.ZipInfo(file.name)  # of 1980
     entry.create_system = 3
@@ -157,51 +161,6 @@ def _entry(file: _File) -> zipfile.ZipInfo:
     is_program = os.stat(file.path).st_mode & stat.S_IXUSR
     entry.external_attr = (stat.S_IFREG | (0o700 if is_program else 0o600)) << 16
     return entry
-
-
-def _files_below(root: str, prefix: str, folder: str, above: tuple[str, ...]) -> Iterator[_File]:
-    """``above`` are the folders that lead here, as links resolve."""
-    count = 0
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        path = os.path.join(folder, name)
-        if name.startswith(".") or name == "__pycache__" or name.endswith(".pyc"):
-            continue
-        if os.path.islink(path):
-            _check_link(root, path)
-        if os.path.isdir(path):
-            real = os.path.realpath(path)
-            if real in above:
-                raise ValueError(
-                    f"code_paths has {root!r}, in which {path!r} links to a folder that it is in; "
-                    f"remove the link, or {_ADVICE}"
-                )
-            if os.path.exists(os.path.join(path, "pyvenv.cfg")):
-                continue
-            found = _files_below(root, f"{prefix}{name}/", path, (*above, real))
-        elif os.path.isfile(path):
-            found = iter((_File(f"{prefix}{name}", path),))
-        else:
-            continue  # a socket, a pipe, a link to nothing
-        for file in found:
-            count += 1
-            if count > _FILES_MAX:
-                raise ValueError(
-                    f"code_paths has {root!r} with more than {_FILES_MAX} files, the most that "
-                    f"travel as code; {_ADVICE}"
-                )
-            yield file
-
-
-def _check_link(root: str, path: str) -> None:
-    target = os.path.realpath(path)
-    if target != root and not target.startswith(root + os.sep):
-        raise ValueError(
-            f"code_paths has {root!r}, in which {path!r} links to {target!r}, outside of it; a "
-            f"folder with all its files is expected, so copy the file there, or name what it links "
-            f"to in code_paths as well"
-        )
 
 
 def _make_private(code_root: str) -> None:
@@ -236,10 +195,10 @@ def _extract(data: bytes, folder: str) -> None:
 def _check_entries(entries: Sequence[zipfile.ZipInfo]) -> None:
     names = [entry.filename for entry in entries]
     reason = ""
-    if sum(entry.file_size for entry in entries) > _TOTAL_BYTES_MAX:
-        reason = f"has more than {_TOTAL_BYTES_MAX >> 20} MiB"
-    elif len(names) > _FILES_MAX:
-        reason = f"has more than {_FILES_MAX} files"
+    if sum(entry.file_size for entry in entries) > NAMED_LIMITS.byte_count:
+        reason = f"has more than {NAMED_LIMITS.byte_count >> 20} MiB"
+    elif len(names) > NAMED_LIMITS.file_count:
+        reason = f"has more than {NAMED_LIMITS.file_count} files"
     elif len(set(names)) < len(names):
         reason = "has a file twice"
     elif unsafe := [name for name in names if not _is_safe(name)]:

@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pickle import PickleBuffer, PicklingError
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
@@ -36,33 +36,16 @@ class Sink(Protocol):
     def write(self, data: Any, /) -> object: ...
 
 
-class Pickled(NamedTuple):
-    chunks: list[Any]  # one after the other; the large ones are the objects' own memory
-    modules: set[str]  # that the pickle may import
-
-
-def pickle_job(value: Any) -> Pickled:
-    """Raises what pickle and the parts of ``value`` raise. The chunks are to be copied before
-    anything of ``value`` changes.
-    """
-    chunks = _Chunks()
-    return Pickled(chunks.parts, pickle_into(chunks, value))
-
-
 def pickle_into(sink: Sink, value: Any) -> set[str]:
-    """Returns the modules that the pickle may import. Raises as :func:`pickle_job` does."""
+    """Returns the modules that the pickle may import.
+
+    ``sink`` is given one part after the other; the large ones are the objects' own memory. Raises
+    what pickle and the parts of ``value`` raise.
+    """
     pickler = _Pickler(sink)
     with _spawned_program_by_value():
         pickler.dump(value)
     return pickler.modules
-
-
-class _Chunks:
-    def __init__(self) -> None:
-        self.parts: list[Any] = []
-
-    def write(self, data: Any) -> None:
-        self.parts.append(data)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,12 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def imports_of(modules: Iterable[str]) -> Imports:
+def imports_of(modules: Iterable[str], sent: Collection[str] = ()) -> Imports:
+    """``sent`` are files, without links, of modules that the worker is sent, whatever it has."""
     found = Imports({}, {})
     for module in sorted(modules):
         top = module.partition(".")[0]
-        if top in _LEFT_OUT:
+        if top in _LEFT_OUT or _is_sent(module, sent):
             continue
         package = _package_of(module, top)
         if package is None:
@@ -110,6 +111,11 @@ def _compatible_part(version: str) -> tuple[str, ...]:
 def _distributions() -> Mapping[str, list[str]]:
     """By the top-level name of what they install; reading it all takes some 0.3 s."""
     return importlib.metadata.packages_distributions()
+
+
+def _is_sent(module: str, sent: Collection[str]) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and os.path.realpath(file) in sent
 
 
 def _package_of(module: str, top: str) -> str | None:

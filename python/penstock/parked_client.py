@@ -33,6 +33,10 @@ class ParkedClient:
         _end_all(self._place)
         self._place.append(_Parked(client, purpose, os.getpid()))
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._place
+
     def take(self, purpose: Any) -> _C.PoolClient | None:
         """The client, if one was parked here with the same ``purpose``; another is ended."""
         if not self._place:

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterator of ``pool=``: batches come from the workers of a pool, on this machine or others.
 
-They come and go while it runs. The job (dataset, collate_fn and what belongs to them) is packed
-once for each iterator, and workers that do not have it yet ask for it.
+They come and go while it runs. The job (dataset, collate_fn and what belongs to them) is pickled
+for each iterator, and workers that do not have it yet ask for it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import socket
 import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils.data import _DatasetKind
@@ -23,15 +24,17 @@ from penstock import _C
 from penstock.arena_cap import arena_bytes
 from penstock.descriptor_limit import check_can_connect
 from penstock.device import cuda_index
-from penstock.errors import PoolWarning
+from penstock.errors import PenstockError, PoolWarning
 from penstock.fetching import FetchSpec
 from penstock.held_slabs import retire_at_forks
 from penstock.local_pool import STANDING_COUNTS, LocalPoolIter
-from penstock.lookahead import Taken
+from penstock.lookahead import NoBatch, Taken
 from penstock.native_thread import NativeThread
 from penstock.options import shard_count
 from penstock.own_workers import OwnWorkers
-from penstock.pool_job import Job, pack_job
+from penstock.pool_job import Job, job_id, pack_job
+from penstock.released_frames import release_frames
+from penstock.variable_pool import way_out
 
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
@@ -44,6 +47,31 @@ class PoolIter(LocalPoolIter):
     """Batches from a pool's workers, and from ``num_workers`` of its own beside them."""
 
     _is_elastic = True
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._way_out = way_out(loader.pool)
+        self._is_sound = False  # whether its client may serve another iterator
+        self._has_failed = False  # the last that it gave was an error
+        try:
+            super().__init__(loader)
+        except BaseException as error:
+            self._has_failed = True
+            self._shutdown_workers()
+            if isinstance(error, (PenstockError, pickle.PicklingError)):
+                self._blame_pool(error)
+            raise
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # Unless the program has the iterator in a variable, it ends here and leaves the pool.
+            self._has_failed = True
+            del self
+            release_frames(error)
+            raise
 
     def _settle_num_workers(self, loader: DataLoader[Any]) -> None:
         self._shard_count = shard_count(loader)
@@ -68,17 +96,23 @@ class PoolIter(LocalPoolIter):
             trust_workers=loader.trust_workers,
             name=name,
         )
-        packed = pack_job(job, loader.code_paths)
-        self._job_id = packed.id
+        code = loader._travelling_code.packed(loader.code_paths)
         self._prefix_ids: list[bytes] = []
         self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
         self._workers = self._own.processes
         self._native_thread = NativeThread()
         self._parked_client = loader._parked_client
-        self._is_sound = False
         options = self._client_options(loader, name)
-        self._purpose = (self._job_id, options)
-        parked = self._parked_client.take(self._purpose)
+        # A client knows its own workers from the beginning, so another number needs another client.
+        standing = (self._own_worker_count, options)
+        parked = None
+        if not self._parked_client.is_empty:
+            self._job_id = job_id(job, code)
+            parked = self._parked_client.take((self._job_id, *standing))
+        blobs: dict[bytes, bytes] = {}
+        if parked is None:
+            self._job_id, blobs = pack_job(job, code)
+        self._purpose = (self._job_id, *standing)
         try:
             self._own.start(self._own_worker_count)
             self._client = self._pool_client = parked or _C.PoolClient(
@@ -92,8 +126,8 @@ class PoolIter(LocalPoolIter):
         try:
             if parked is None:
                 retire_at_forks(self._client)
-                for blob_id, blob in packed.blobs.items():
-                    self._pool_client.put_blob(blob_id, blob)
+                while blobs:  # the client copies each
+                    self._pool_client.put_blob(*blobs.popitem())
             self._pool_client.use_blobs([self._job_id])
             for message in loader._prefixes.values():
                 self._install_prefix(message)
@@ -154,9 +188,20 @@ class PoolIter(LocalPoolIter):
     def _take(self) -> Taken:
         try:
             return super()._take()
-        except BaseException:
+        except BaseException as error:
             self._is_sound = False
+            if isinstance(error, PenstockError):
+                self._blame_pool(error)
             raise
+
+    def _end_or_raise(self, taken: Taken) -> NoReturn:
+        if taken is NoBatch.END:
+            self._has_failed = False
+        super()._end_or_raise(taken)
+
+    def _blame_pool(self, error: Exception) -> None:
+        if self._way_out:
+            error.args = (f"{error}{self._way_out}",)
 
     def _count(self) -> dict[str, Any]:
         """What was counted since this iterator began: its client may have served others before."""
@@ -166,7 +211,7 @@ class PoolIter(LocalPoolIter):
         }
 
     def _end_client(self) -> None:
-        if self._own_worker_count > 0 or not self._is_sound:
+        if self._own_worker_count > 0 or self._has_failed or not self._is_sound:
             super()._end_client()
             return
         # Nobody waits any more for what is on its way.
@@ -200,13 +245,16 @@ class PoolIter(LocalPoolIter):
         if not self._is_waiting_told:
             self._is_waiting_told = True
             warnings.warn(
-                f"DataLoader waits for workers: {self._pool_client.describe_pool()}",
+                f"DataLoader waits for workers: {self._describe_pool()}",
                 PoolWarning,
                 stacklevel=2,
             )
 
     def _who_is_awaited(self) -> str:
-        return f"\n{self._pool_client.describe_pool()}"
+        return f"\n{self._describe_pool()}"
+
+    def _describe_pool(self) -> str:
+        return f"{self._pool_client.describe_pool()}{self._way_out}"
 
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"

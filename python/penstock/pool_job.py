@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trainer sends the workers of a pool to make its batches with: a job.
 
-A job's blob is the length of a header (u64, little-endian), the header in JSON, and a pickle by
-cloudpickle. The header says what the job was made with, and is checked before anything is
-unpickled. The user's own modules (``code_paths``) are blobs of their own, which the header names.
-A blob's id is its SHA-256, so the same job has the same id again, in the next epoch as in a run
-that resumes; job_pickle.py says what stands in the way of that.
+A job's blob is a pickle by cloudpickle, a header in JSON, and the length of the header (u64,
+little-endian). The header says what the job was made with, and is checked before anything is
+unpickled. The user's own modules are blobs of their own, which the header names. A blob's id is its
+SHA-256, so the same job has the same id again, in the next epoch as in a run that resumes;
+job_pickle.py says what stands in the way of that.
+
+Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Nothing
+cheaper than a pickle tells whether it has changed: a program may write to any object and to any
+memory that the dataset reaches, without a trace. So :func:`job_id` pickles it again, and keeps
+nothing of that but the hash, which the header comes last for.
 
 To unpickle a job is to run the trainer's code: only a worker does, and only for a trainer whose key
 the pool knows.
@@ -19,14 +24,15 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, UnsupportedError
 from penstock.fetching import FetchSpec
-from penstock.job_code import extract_code, pack_code, put_in_front
-from penstock.job_pickle import Pickled, pickle_job
+from penstock.job_code import PackedCode, extract_code, put_in_front
+from penstock.job_pickle import pickle_into
 from penstock.job_versions import Versions, imports_of, installed_version, reason_to_refuse
 from penstock.unpicklable import find_unpicklable
 
@@ -48,8 +54,7 @@ class Job:
     code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
 
 
-@dataclass(frozen=True, slots=True)
-class PackedJob:
+class PackedJob(NamedTuple):
     id: bytes
     blobs: dict[bytes, bytes]  # by their ids; ``blobs[id]`` is the job itself
 
@@ -64,27 +69,23 @@ class _Header:
     modules: dict[str, str]  # that no package has, and the trainer's folder to import each from
 
 
-def pack_job(job: Job, code_paths: Sequence[str | os.PathLike[str]]) -> PackedJob:
-    """Pickles ``job``, with copies of all data that its dataset holds, and packs ``code_paths``.
+def pack_job(job: Job, code: Sequence[PackedCode]) -> PackedJob:
+    """Pickles ``job``, with copies of all data that its dataset holds.
 
-    Raises PicklingError, with what cannot be pickled, and what
-    :func:`~penstock.job_code.pack_code` raises.
+    Raises PicklingError, with what cannot be pickled.
     """
-    code = {hashlib.sha256(each.data).digest(): each for each in pack_code(code_paths)}
-    pickled = _pickle(job)
-    imports = imports_of(pickled.modules)
-    header = _Header(
-        name=job.name,
-        shard_count=job.shard_count,
-        trust_workers=job.trust_workers,
-        code=[{"name": each.name, "id": code_id.hex()} for code_id, each in code.items()],
-        made_with=Versions.here(imports.packages),
-        modules=imports.modules,
-    )
-    text = json.dumps(asdict(header), sort_keys=True).encode()
-    blob = b"".join([_LENGTH.pack(len(text)), text, *pickled.chunks])
-    job_id = hashlib.sha256(blob).digest()
-    return PackedJob(job_id, {job_id: blob, **{key: each.data for key, each in code.items()}})
+    chunks: list[Any] = []
+    found = hashlib.sha256()
+    _write(job, code, [found.update, chunks.append])
+    blobs = {found.digest(): b"".join(chunks), **{each.id: each.data for each in code}}
+    return PackedJob(found.digest(), blobs)
+
+
+def job_id(job: Job, code: Sequence[PackedCode]) -> bytes:
+    """The id that :func:`pack_job` would give. Keeps no copy of the data. Raises as that does."""
+    found = hashlib.sha256()
+    _write(job, code, [found.update])
+    return found.digest()
 
 
 def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) -> Job:
@@ -104,25 +105,62 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
         raise JobRefused(f"{begin}: on this worker ({worker}), {error}") from error
     put_in_front(folders, code_root)
     try:
-        fetch, init_fn = pickle.loads(memoryview(blob)[_LENGTH.size + _header_bytes(blob) :])
+        fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
     except (Exception, SystemExit) as error:  # whatever the user's own modules and objects raise
         raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
     return Job(fetch, init_fn, header.shard_count, header.trust_workers, header.name, folders)
 
 
-def _pickle(job: Job) -> Pickled:
+def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
+    """Raises PicklingError, with what cannot be pickled. Keeps no copy of the data."""
+    with _blaming_parts(fetch, init_fn):
+        pickle_into(_Sink([]), (fetch, init_fn))
+
+
+class _Sink:
+    def __init__(self, takers: Sequence[Callable[[Any], object]]) -> None:
+        self._takers = takers
+
+    def write(self, data: Any, /) -> None:
+        for take in self._takers:
+            take(data)
+
+
+def _write(job: Job, code: Sequence[PackedCode], takers: Sequence[Callable[[Any], object]]) -> None:
+    """Gives each of ``takers`` the blob of ``job``, part by part. The large parts are the objects'
+    own memory, and to be copied before anything of the job changes.
+    """
+    sink = _Sink(takers)
+    with _blaming_parts(job.fetch, job.init_fn):
+        modules = pickle_into(sink, (job.fetch, job.init_fn))
+    imports = imports_of(modules, sent=frozenset().union(*(each.paths for each in code)))
+    header = _Header(
+        name=job.name,
+        shard_count=job.shard_count,
+        trust_workers=job.trust_workers,
+        code=[{"name": os.path.basename(each.root), "id": each.id.hex()} for each in code],
+        made_with=Versions.here(imports.packages),
+        modules=imports.modules,
+    )
+    text = json.dumps(asdict(header), sort_keys=True).encode()
+    sink.write(text)
+    sink.write(_LENGTH.pack(len(text)))
+
+
+@contextmanager
+def _blaming_parts(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> Iterator[None]:
+    """Has errors of pickling name the part of the loader that was refused."""
     try:
-        return pickle_job((job.fetch, job.init_fn))
+        yield
     except MemoryError:
         raise
     except Exception as error:  # the user's classes may raise anything
-        raise pickle.PicklingError(_whats_wrong(job, error)) from error
+        raise pickle.PicklingError(_whats_wrong(fetch, init_fn, error)) from error
 
 
-def _whats_wrong(job: Job, error: Exception) -> str:
-    fetch = job.fetch
+def _whats_wrong(fetch: FetchSpec, init_fn: Callable[[int], None] | None, error: Exception) -> str:
     found = find_unpicklable(
-        {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": job.init_fn}
+        {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn}
     )
     what = "a part of it" if found is None else f"{found.path}, of type {_type_name(found.value)},"
     return (
@@ -139,17 +177,18 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _header_bytes(blob: bytes) -> int:
-    (byte_count,) = _LENGTH.unpack_from(blob)
-    if byte_count > min(_HEADER_BYTES_MAX, len(blob) - _LENGTH.size):
+def _header_span(blob: bytes) -> slice:
+    end = len(blob) - _LENGTH.size
+    (byte_count,) = _LENGTH.unpack_from(blob, max(end, 0))
+    if byte_count > min(_HEADER_BYTES_MAX, end):
         raise ValueError(f"its header would have {byte_count} bytes")
-    return int(byte_count)
+    return slice(end - byte_count, end)
 
 
 def _read_header(blob: bytes, worker: str) -> _Header:
     """Raises JobRefused, also for a job that was made with what this process does not have."""
     try:
-        parts = json.loads(blob[_LENGTH.size : _LENGTH.size + _header_bytes(blob)])
+        parts = json.loads(blob[_header_span(blob)])
         # First: the rest is that of another version of penstock, else.
         name, made_with = parts["name"], _versions_of(parts["made_with"])
         here = Versions.here({})
@@ -204,7 +243,8 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
         folder = header.modules.get(top, f"the folder that has {top}")
         return (
             f"its dataset needs the module {error.name!r}, which this worker ({worker}) does not "
-            f"have; pass code_paths=[{folder!r}] to the DataLoader, or install it on the worker"
+            f"have; pass code_paths=[{folder!r}] to the DataLoader, name that folder in the "
+            f"trainer's PENSTOCK_CODE_PATHS, or install it on the worker"
         )
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, (AttributeError, ImportError)):

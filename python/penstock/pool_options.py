@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``pool=``: what they may be, and which others a pool forbids."""
+"""The options of ``pool=``: what they may be, and which loaders a pool cannot serve."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
 
@@ -16,15 +16,16 @@ from penstock.shard_state import is_stateful
 if TYPE_CHECKING:
     from penstock.dataloader import DataLoader
 
-POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 # What torch's constructor is given in the place of options that are the pool's.
 DEFAULT_PREFETCH_FACTOR = 2
 
 
-def chosen_pool(pool: str | None) -> str | None:
-    """The address of the pool that ``pool`` and the environment name; "" names none."""
-    return (os.environ.get(POOL_VARIABLE) if pool is None else pool) or None
+class Obstacle(NamedTuple):
+    """Why a pool cannot serve a loader."""
+
+    seen: str
+    remedy: str
 
 
 def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
@@ -44,40 +45,59 @@ def check_pool_options(loader: DataLoader[Any]) -> None:
         )
     if loader.pool is None:
         return
-    if not isinstance(loader.pool, str) or not loader.pool.startswith("tcp://"):
+    if not is_address(loader.pool):
         raise ValueError(
             f"pool is {loader.pool!r}; the address of a controller is expected, as in "
             f"'tcp://host:7000'"
         )
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+    obstacle = obstacle_to_pool(loader)
+    if obstacle is not None:
         raise ValueError(
-            f"pool={loader.pool!r} was given and the dataset is a datapipe, which only torch's own "
-            f"iterator reads; use a map-style or an iterable dataset, or leave pool out"
+            f"pool={loader.pool!r} was given and {obstacle.seen}; {obstacle.remedy}, or leave pool "
+            f"out"
+        )
+
+
+def is_address(pool: Any) -> bool:
+    """Whether ``pool`` could be the address of a controller."""
+    return isinstance(pool, str) and pool.startswith("tcp://")
+
+
+def obstacle_to_pool(loader: DataLoader[Any]) -> Obstacle | None:
+    """What of the loader's options no pool can do, if there is anything."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return Obstacle(
+            "the dataset is a datapipe, which only torch's own iterator reads",
+            "use a map-style or an iterable dataset",
         )
     if isinstance(loader.num_workers, AutomaticCount):
-        raise ValueError(
-            "num_workers is 'auto' and there is a pool, which is what grows and shrinks then; pass "
-            "how many processes of the trainer's own are to serve beside it, or leave it out"
+        return Obstacle(
+            "num_workers is 'auto', which chooses a number of processes on this machine, while "
+            "with a pool it is the pool which is what grows and shrinks",
+            "pass how many processes of the trainer's own are to serve beside the pool",
         )
     if loader.seeding == "worker":
-        raise ValueError(
-            "seeding='worker' was given with a pool, whose workers come and go, so that the stream "
-            "would depend on which there are; seeding='batch' is expected, which is the default "
-            "with a pool"
+        return Obstacle(
+            "seeding is 'worker', with which the stream depends on which workers there are, and "
+            "those of a pool come and go",
+            "seeding='batch' is expected, which is the default with a pool",
         )
     if loader._dataset_kind == _DatasetKind.Map and is_stateful(loader.dataset):
-        raise ValueError(
-            f"pool={loader.pool!r} was given but {type(loader.dataset).__name__} has a "
-            f"state_dict() and is read by index, so that each worker has a state of its own and "
-            f"the stream depends on which there are; leave the state out of the dataset, or pool"
+        return Obstacle(
+            f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so that "
+            f"each worker has a state of its own and the stream depends on which there are",
+            "leave the state out of the dataset",
         )
+    return None
 
 
 def _check_code_paths(code_paths: Any) -> None:
+    if code_paths is None:
+        return
     if isinstance(code_paths, (str, bytes)) or not isinstance(code_paths, Sequence):
         raise TypeError(
             f"code_paths is {code_paths!r}; a list of folders or files is expected, whose modules "
-            f"travel to the pool's workers"
+            f"travel to the pool's workers beside the program's own, or None, for no modules at all"
         )
     for path in code_paths:
         if not Path(path).exists():

@@ -39,8 +39,18 @@ examples:
   penstock run -m package.train
   torchrun --nproc-per-node 2 --no-python penstock run train.py""",
     )
-    _, program = parser.parse_before_program(arguments)
+    parser.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="send the modules of this folder or file to a pool's workers, beside the program's "
+        "own; may be given several times (default: PENSTOCK_CODE_PATHS)",
+    )
+    options, program = parser.parse_before_program(arguments)
     start = _start_of(program, parser.command)
+    if options.code:
+        _name_code_paths(options.code, parser.command)
     with _named_if_missing(program):
         start()
     return 0
@@ -87,6 +97,18 @@ examples:
 
     with _named_if_missing(program):
         return explain_program(start, options.format, options.cut)
+
+
+def _name_code_paths(paths: Sequence[str], command: str) -> None:
+    from penstock.travelling_code import name_code_paths  # what only a pool needs
+
+    for path in paths:
+        if not os.path.exists(path):
+            raise CommandError(
+                f"--code names {path!r}, which is not there; a folder or a .py file is expected",
+                command,
+            )
+    name_code_paths(paths)
 
 
 _COMMANDS = {"run": _run, "explain": _explain}

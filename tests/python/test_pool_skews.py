@@ -151,7 +151,7 @@ def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
     with serving(pool.start_worker(processes=2)):
         with pytest.warns(PoolWarning, match="does not work for this trainer.*'pool_datasets'"):
             with pytest.raises(PenstockError, match=words) as raised:
-                next(iter(pooled(pool, Augmented(4), code_paths=[])))
+                next(iter(pooled(pool, Augmented(4), code_paths=None)))
         assert str(raised.value).count("needs the module 'pool_datasets'") == 2
         # A mended job goes on with the workers that declined the one before.
         assert len(list(pooled(pool, Augmented(4)))) == 4
@@ -197,7 +197,7 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
         with serving(pool.start_worker()) as unable:
             assert wait_for_trainer(unable) == (easy, [])
             # The worker that came last goes to who came last, which can do nothing with it.
-            batches = iter(pooled(pool, Augmented(100_000), code_paths=[]))
+            batches = iter(pooled(pool, Augmented(100_000), code_paths=None))
             with pytest.warns(PoolWarning, match="does not work for this trainer"):
                 found = [next(batches)["index"].item() for _ in range(40)]
             assert found == list(range(40))

@@ -237,6 +237,19 @@ def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
     assert seeded_digests(pooled(pool, dataset, batch_size=4, num_workers=1)) == expected
 
 
+def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
+    pool: PoolProcesses,
+) -> None:
+    """The user saw training wait for ever: two own processes ran, and nothing was asked of them."""
+    worker = pool.start_worker()
+    expected = seeded_digests(alone(Augmented(40), batch_size=4), epochs=2)
+    loader = pooled(pool, Augmented(40), batch_size=4)
+    found = seeded_digests(loader)
+    assert worker.end() == 0
+    loader.num_workers = 1
+    assert found + [digests(loader)] == expected
+
+
 def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProcesses) -> None:
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=7)
     with warnings.catch_warnings(record=True) as caught:
@@ -306,21 +319,56 @@ def test_epochs_that_are_broken_off_and_changed_between(
     assert streams == list(stream(alone(expected, **options), expected))
 
 
-def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
-    def threads() -> int:
-        names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
-        return sum(name == "pk_pool_io" for name in names)
+def clients() -> int:
+    """How many clients of a pool this process runs: each has one thread of that name."""
+    names = (path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name == "pk_pool_io" for name in names)
 
+
+def test_no_client_outlives_its_loader(steady_pool: PoolProcesses) -> None:
     gc.collect()
-    before = threads()
+    before = clients()
     loader = pooled(steady_pool, Augmented(8))
     digests(loader)
-    assert threads() == before + 1
+    assert clients() == before + 1
     assert len(digests(loader)) == 8
-    assert threads() == before + 1
+    assert clients() == before + 1
     del loader
     gc.collect()
-    assert threads() == before
+    assert clients() == before
+
+
+class NeverPulled:
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("no index")
+        yield 0
+
+
+class PulledTwice:
+    def __iter__(self) -> Iterator[int]:
+        yield from range(2)
+        raise ValueError("no more")
+
+
+@pytest.mark.parametrize("sampler", [None, NeverPulled(), PulledTwice()])
+def test_an_iterator_that_failed_leaves_the_pool_while_its_error_is_kept(
+    steady_pool: PoolProcesses, sampler: Any
+) -> None:
+    """The user kept the errors of five loops: the pool had six trainers."""
+    gc.collect()
+    before = clients()
+    errors = []
+    loader = pooled(steady_pool, Failing(ValueError), sampler=sampler)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"no (sample two|index|more)") as caught:
+            for _ in loader:
+                pass
+        errors.append(caught.value)
+        assert clients() == before
+    assert all(error.__traceback__ is not None for error in errors)
+    # The user's own frames are as they were, for a debugger.
+    frame = errors[0].__traceback__.tb_frame
+    assert frame.f_locals["errors"] is errors
 
 
 def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
@@ -358,11 +406,3 @@ def test_a_pool_allows_options_that_torch_forbids_without_workers() -> None:
     assert (loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (3, True, 0)
     assert loader.pool == "tcp://127.0.0.1:7"
     assert loader.num_workers == 0
-
-
-def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_POOL", "tcp://127.0.0.1:9")
-    monkeypatch.setenv("PENSTOCK_KEYS", "/keys")
-    loader = DataLoader(Augmented(4))
-    assert (loader.pool, loader.keys) == ("tcp://127.0.0.1:9", "/keys")
-    assert DataLoader(Augmented(4), pool="").pool is None

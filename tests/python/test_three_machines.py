@@ -42,7 +42,8 @@ class Points(torch.utils.data.Dataset):
 torch.manual_seed(3)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-options = {"timeout": 60} if "PENSTOCK_POOL" in os.environ else {"seeding": "batch"}
+pool = os.environ.get("PENSTOCK_POOL")
+options = {"timeout": 60, "pool": pool} if pool else {"seeding": "batch"}
 loader = DataLoader(Points(), batch_size=8, shuffle=True, **options)
 for _ in range(3):
     for x, y in loader:

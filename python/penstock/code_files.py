@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of a folder are code, and travel to a pool's workers.
+
+Modules travel wherever they are: ``.py``, ``.pyi``, ``.so``. Other files travel when they lie in a
+package, which may read them as its data, and are small. What a program writes beside its code stays
+at home, since it would make each run another job: checkpoints, logs, caches. So do hidden files and
+folders, virtual environments, and folders that no import could name. A link is followed to a folder
+that has modules, and not to one of data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_MODULE = re.compile(r"\.(py|pyi|so(\.\d+)*)$")  # or a library that one is linked with
+_WRITTEN_SUFFIXES = (".ckpt", ".log", ".onnx", ".pt", ".pth", ".pyc", ".pyo", ".safetensors")
+_WRITTEN_PREFIXES = ("events.out.tfevents",)
+_NEVER_CODE = ("__pycache__", "dist-packages", "node_modules", "site-packages")
+_METADATA_SUFFIXES = (".dist-info", ".egg-info")  # which importlib.metadata reads
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+
+_MODULE_BYTES_MAX = 64 << 20
+_DATA_BYTES_MAX = 8 << 20  # a vocabulary, and no checkpoint
+_NAMED_MAX = 5
+_ADVICE = "name folders that have the code alone in code_paths"
+
+
+class CodeFile(NamedTuple):
+    name: str  # below the folder, with slashes
+    path: str
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLimits:
+    file_count: int
+    byte_count: int
+    entry_count: int  # that are looked at, in all folders
+    # Of a folder that is no package: one with more is full of data. None: however many.
+    plain_entry_count: int | None
+    # How many folders without a module may lie one in another. None: however many.
+    empty_depth: int | None
+
+
+# Of a folder that the user has named.
+NAMED_LIMITS = CodeLimits(20_000, 256 << 20, 1_000_000, None, None)
+# Of the folder of a program, whatever else the user keeps there.
+OWN_LIMITS = CodeLimits(2_000, 32 << 20, 100_000, 2_000, 2)
+
+
+class TooMuchCodeError(ValueError):
+    """More than the limits of a search allow. The text names the largest files."""
+
+
+class Code(NamedTuple):
+    files: list[CodeFile]  # sorted
+    too_large: list[CodeFile]  # which are left out
+
+
+def find_code(root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None) -> Code:
+    """The files of the folder ``root`` that are code. ``is_taken`` says which entries of ``root``
+    itself count.
+
+    What this process cannot read is left out: it could not import it either. Raises
+    TooMuchCodeError and OSError.
+    """
+    found = sorted(_Search(root, limits).below("", root, (root,), is_taken or _any))
+    files = [file for file in found if file.byte_count <= _byte_count_max(file)]
+    if sum(file.byte_count for file in files) > limits.byte_count:
+        raise TooMuchCodeError(
+            f"{root!r} has more than {spoken_bytes(limits.byte_count)} of code, the most that "
+            f"travels (the largest: {spoken_files(files)}); {_ADVICE}"
+        )
+    return Code(files, [file for file in found if file.byte_count > _byte_count_max(file)])
+
+
+def spoken_limits() -> str:
+    return f"modules up to {spoken_bytes(_MODULE_BYTES_MAX)}, data of packages up to " + (
+        spoken_bytes(_DATA_BYTES_MAX)
+    )
+
+
+def spoken_files(files: Sequence[CodeFile]) -> str:
+    """The largest, with their sizes."""
+    by_size = sorted(files, key=lambda file: -file.byte_count)
+    named = [f"{file.name} of {spoken_bytes(file.byte_count)}" for file in by_size[:_NAMED_MAX]]
+    rest = len(files) - len(named)
+    return ", ".join(named) + (f", and {rest} more" if rest else "")
+
+
+def spoken_bytes(count: int) -> str:
+    return f"{count / (1 << 20):.3g} MiB"
+
+
+class _Search:
+    def __init__(self, root: str, limits: CodeLimits) -> None:
+        self._root = root
+        self._limits = limits
+        self._file_count = 0
+        self._entry_count = 0
+
+    def below(
+        self,
+        prefix: str,
+        folder: str,
+        above: tuple[str, ...],
+        is_taken: Callable[[str], bool],
+        is_package: bool = False,
+        empty_depth: int = 0,
+    ) -> Iterator[CodeFile]:
+        """``above`` are the folders that lead here, as links resolve."""
+        try:
+            names = self._names(folder, is_package or not prefix)
+        except PermissionError:
+            names = None
+        if names is None:
+            return
+        is_package = is_package or (bool(prefix) and "__init__.py" in names)
+        has_code = is_package or any(map(_MODULE.search, names))
+        if not has_code and os.path.islink(folder):
+            return
+        depth = 0 if has_code else empty_depth
+        can_go_on = self._limits.empty_depth is None or depth < self._limits.empty_depth
+        for name in filter(is_taken, names):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                is_metadata = not prefix and name.endswith(_METADATA_SUFFIXES)
+                is_data_folder = is_package or is_metadata
+                if name in _NEVER_CODE or not (is_data_folder or name.isidentifier()):
+                    continue
+                real = os.path.realpath(path)
+                if can_go_on and real not in above and not _is_environment(path):
+                    yield from self.below(
+                        f"{prefix}{name}/", path, (*above, real), _any, is_data_folder, depth + 1
+                    )
+            elif _MODULE.search(name) or (is_package and _is_data(name)):
+                if os.path.isfile(path) and os.access(path, os.R_OK):
+                    yield self._file(f"{prefix}{name}", path)
+
+    def _names(self, folder: str, is_all_wanted: bool) -> list[str] | None:
+        """The entries that are not hidden; None if there are too many for a folder of code."""
+        names = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                self._entry_count += 1
+                if self._entry_count > self._limits.entry_count:
+                    raise TooMuchCodeError(
+                        f"{self._root!r} has more than {self._limits.entry_count} files and "
+                        f"folders to look through; {_ADVICE}"
+                    )
+                if is_all_wanted or self._limits.plain_entry_count is None:
+                    continue
+                if len(names) > self._limits.plain_entry_count and not os.path.exists(
+                    os.path.join(folder, "__init__.py")
+                ):
+                    return None
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _file(self, name: str, path: str) -> CodeFile:
+        self._file_count += 1
+        if self._file_count > self._limits.file_count:
+            raise TooMuchCodeError(
+                f"{self._root!r} has more than {self._limits.file_count} files of code, the most "
+                f"that travel; {_ADVICE}"
+            )
+        return CodeFile(name, path, os.stat(path).st_size)
+
+
+def _any(name: str) -> bool:
+    return True
+
+
+def _is_environment(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in _ENVIRONMENT_MARKS)
+
+
+def _is_data(name: str) -> bool:
+    return not name.endswith(_WRITTEN_SUFFIXES) and not name.startswith(_WRITTEN_PREFIXES)
+
+
+def _byte_count_max(file: CodeFile) -> int:
+    return _MODULE_BYTES_MAX if _MODULE.search(file.name) else _DATA_BYTES_MAX

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of a folder travel to a pool's workers as code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock import code_files
+from penstock.code_files import (
+    NAMED_LIMITS,
+    OWN_LIMITS,
+    CodeLimits,
+    TooMuchCodeError,
+    find_code,
+)
+from penstock.errors import PoolWarning
+from penstock.job_code import pack_code
+
+
+def write_tree(root: Path, *names: str, content: str = "") -> str:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return str(root)
+
+
+def found(root: str, limits: CodeLimits = NAMED_LIMITS) -> set[str]:
+    return {file.name for file in find_code(root, limits).files}
+
+
+def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_path: Path) -> None:
+    """The user saw workers asked for again at every epoch: a checkpoint lay beside the code."""
+    root = write_tree(tmp_path, "dataset.py", "package/__init__.py", "package/words.txt")
+    (packed,) = pack_code([root])
+    write_tree(
+        tmp_path,
+        "model.pt",
+        "train.log",
+        "metrics.csv",
+        "runs/1/events.out.tfevents.1",
+        "checkpoints/epoch=3.ckpt",
+        "package/model.pt",
+        "package/train.log",
+        content="x" * 1000,
+    )
+    assert pack_code([root]) == [packed]
+
+
+def test_modules_and_what_packages_read_travel(tmp_path: Path) -> None:
+    expected = {
+        "single.py",
+        "stub.pyi",
+        "native.cpython-311-x86_64-linux-gnu.so",
+        "plain/module.py",
+        "plain/deeper/module.py",
+        "package/__init__.py",
+        "package/words.txt",
+        "package/data-files/classes.json",
+        "package/libs/libown.so.3",
+        "src/inner/__init__.py",
+        "own.egg-info/PKG-INFO",
+    }
+    stays = {
+        "classes.json",
+        "plain/classes.json",
+        ".env",
+        ".git/hooks/hook.py",
+        "__pycache__/single.cpython-311.pyc",
+        "package/__pycache__/x.pyc",
+        "with-dash/module.py",
+        "venv/pyvenv.cfg",
+        "venv/lib/module.py",
+        "conda/conda-meta/history",
+        "conda/module.py",
+        "node_modules/module.py",
+        "notebook.ipynb",
+    }
+    root = write_tree(tmp_path, *expected, *stays)
+    os.mkfifo(tmp_path / "pipe.py")
+    os.symlink("nowhere", tmp_path / "broken.py")
+    assert found(root) == found(root, OWN_LIMITS) == expected
+
+
+def test_links_lead_to_code_and_not_to_data(tmp_path: Path) -> None:
+    """The user was refused for a link to a folder of images beside the code."""
+    root = write_tree(tmp_path / "root", "a.py")
+    write_tree(tmp_path / "data", "images/1.jpg", "inner/module.py")
+    write_tree(tmp_path / "shared", "tools.py")
+    os.symlink("a.py", tmp_path / "root" / "b.py")
+    os.symlink("../data", tmp_path / "root" / "data")
+    os.symlink("../shared", tmp_path / "root" / "shared")
+    os.symlink(".", tmp_path / "root" / "self")
+    os.symlink("..", tmp_path / "root" / "up")
+    assert found(root) == {"a.py", "b.py", "shared/tools.py"}
+
+
+def test_a_folder_of_data_beside_the_program_is_not_searched(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, "a.py", *(f"images/n{number}.jpg" for number in range(9)))
+    write_tree(tmp_path, *(f"sets/train/class{number}/1.jpg" for number in range(9)))
+    write_tree(tmp_path, "src/inner/__init__.py")
+    limits = replace(OWN_LIMITS, plain_entry_count=8, entry_count=30)
+    assert found(root, limits) == {"a.py", "src/inner/__init__.py"}
+    with pytest.raises(TooMuchCodeError, match="more than 30 files and folders to look through"):
+        find_code(root, replace(NAMED_LIMITS, entry_count=30))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"byte_count": 3 << 20}, r"more than 3 MiB of code.*largest: c.py of 3 MiB, a.py of 1 M"),
+        ({"file_count": 2}, "more than 2 files of code"),
+    ],
+)
+def test_more_than_may_travel_is_refused_with_the_largest_files(
+    tmp_path: Path, limits: dict[str, int], words: str
+) -> None:
+    for name, mebibytes in (("a", 1), ("b", 0), ("c", 3)):
+        write_tree(tmp_path, f"{name}.py", content=" " * (mebibytes << 20))
+    with pytest.raises(TooMuchCodeError, match=words) as caught:
+        find_code(str(tmp_path), replace(NAMED_LIMITS, **limits))
+    assert "name folders that have the code alone in code_paths" in str(caught.value)
+
+
+def test_a_file_too_large_for_code_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_files, "_DATA_BYTES_MAX", 1 << 20)
+    root = write_tree(tmp_path, "package/__init__.py", "package/small.bin")
+    write_tree(tmp_path, "package/large.bin", content=" " * (2 << 20))
+    words = r"too large to travel to workers: package/large\.bin of 2 MiB, where modules up to 64"
+    with pytest.warns(PoolWarning, match=words):
+        (packed,) = pack_code([root])
+    assert {Path(path).name for path in packed.paths} == {"__init__.py", "small.bin"}

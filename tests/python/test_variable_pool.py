@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that know nothing of pools, run with ``PENSTOCK_POOL`` set: which of their loaders the
+pool serves, and what becomes of the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, Augmented, digests
+from pool_processes import PoolProcesses, pool_of
+from torch.utils.data import Dataset, IterDataPipe
+
+from penstock import DataLoader
+from penstock.errors import PoolWarning
+
+NOWHERE = "tcp://127.0.0.1:9"  # where nobody listens
+
+
+@pytest.fixture
+def variable(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PENSTOCK_POOL", NOWHERE)
+    return NOWHERE
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+class Locked(Dataset[Any]):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rows = torch.arange(12.0)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            return self.rows[index] + torch.rand(())
+
+
+class Stateful(Augmented):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Pipe(IterDataPipe[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+def test_the_variable_names_the_pool_of_a_loader_with_workers(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KEYS", "/keys")
+    loader = DataLoader(Augmented(4), num_workers=2, persistent_workers=True, timeout=5)
+    assert (loader.pool, loader.keys, loader.timeout) == (variable, "/keys", 5)
+    assert DataLoader(Augmented(4), num_workers=2, pool="").pool is None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Augmented(4), {}, "num_workers=0 asks for batches that this process makes"),
+        (Augmented(4), {"num_workers": "auto", "seeding": "batch"}, "num_workers is 'auto'"),
+        (Augmented(4), {"num_workers": 1, "seeding": "worker"}, "seeding is 'worker'"),
+        (Stateful(4), {"num_workers": 1}, "Stateful has a state_dict"),
+        (Pipe(), {"num_workers": 1}, "the dataset is a datapipe"),
+    ],
+)
+def test_a_loader_that_no_pool_can_serve_is_left_out_with_one_warning(
+    variable: str, dataset: Any, options: dict[str, Any], words: str
+) -> None:
+    """The user saw the program end at a loader that had worked without the variable, and a loader
+    with num_workers=0 sent elsewhere without a word."""
+    with pytest.warns(PoolWarning) as told:
+        loader = DataLoader(dataset, **options)
+    assert loader.pool is None
+    (text,) = (str(one.message) for one in told)
+    assert text.startswith(f"PENSTOCK_POOL names the pool {variable!r}, but batches of this Data")
+    assert words in text
+    assert 'pass pool=""' in text
+    assert told[0].filename == __file__
+
+
+def test_a_process_that_makes_its_own_batches_does_so_as_without_the_variable(
+    variable: str,
+) -> None:
+    with pytest.warns(PoolWarning):
+        loader = DataLoader(Locked(), batch_size=4, shuffle=True)
+    torch.manual_seed(7)
+    found = digests(loader)
+    torch.manual_seed(7)
+    torchs = torch.utils.data.DataLoader(Locked(), batch_size=4, shuffle=True)
+    assert found == digests(torchs)
+
+
+def test_a_variable_that_holds_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_POOL", "alpha:7000")
+    with pytest.raises(ValueError, match="variable PENSTOCK_POOL is 'alpha:7000'; .*tcp://host"):
+        DataLoader(Augmented(4))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_cannot_be_sent_is_read_by_the_workers_that_the_program_asked_for(
+    variable: str,
+) -> None:
+    """The user saw the program end at iter() with a PicklingError that named no variable."""
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle": True,
+        "num_workers": 1,
+        "multiprocessing_context": "fork",
+    }
+    torch.manual_seed(7)
+    expected = [digests(loader) for loader in [DataLoader(Locked(), pool="", **options)] * 2]
+    torch.manual_seed(7)
+    loader = DataLoader(Locked(), **options)
+    assert loader.pool == variable
+    with pytest.warns(PoolWarning, match=r"(?s)PENSTOCK_POOL names.*dataset\.lock.*pool=\"\""):
+        found = [digests(loader)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.append(digests(loader))
+    assert found == expected
+    assert loader.stats().iterator == "penstock"
+
+
+@pytest.mark.slow
+def test_a_state_of_a_loader_that_was_left_out_resumes_one_that_is_not_yet(variable: str) -> None:
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 1,
+        "multiprocessing_context": "fork",
+    }
+    loader = DataLoader(Locked(), **options)
+    with pytest.warns(PoolWarning):
+        batches = iter(loader)
+    begun = [next(batches), next(batches)]
+    state = loader.state_dict()
+    del batches
+    resumed = DataLoader(Locked(), **options)
+    with pytest.warns(PoolWarning):
+        resumed.load_state_dict(state)
+    assert len(begun) + len(list(resumed)) == 6
+
+
+def test_a_loader_that_asks_for_a_pool_itself_raises_what_cannot_be_sent() -> None:
+    with pytest.raises(pickle.PicklingError, match=r"dataset\.lock"):
+        iter(DataLoader(Locked(), num_workers=1, pool=NOWHERE))
+
+
+def test_a_loader_built_anew_from_the_attributes_of_another_is_still_no_loader_that_asked(
+    variable: str,
+) -> None:
+    first = DataLoader(Augmented(4), num_workers=1)
+    with pytest.warns(PoolWarning):
+        assert DataLoader(Augmented(4), pool=first.pool).pool is None
+    assert DataLoader(Augmented(4), num_workers=1, pool=first.pool).pool == variable
+
+
+@pytest.mark.slow
+def test_messages_name_the_variable_and_the_way_out(
+    pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = r'(?s)variable PENSTOCK_POOL names.*pool=""'
+    worker = pool.start_worker()
+    monkeypatch.setenv("PENSTOCK_POOL", pool.endpoint)
+    options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "code_paths": [CODE]}
+    assert len(list(DataLoader(Augmented(4), **options))) == 4
+    monkeypatch.setenv("PENSTOCK_KEYS", str(pool.folder / "none"))
+    with pytest.raises(Exception, match=words):
+        iter(DataLoader(Augmented(4), **options))
+    assert worker.end() == 0
