@@ -28,7 +28,7 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     torch's options, and ``seeding`` is none of them. Raises TypeError for a word but "auto".
     """
     is_asked_for = isinstance(num_workers, str) and num_workers == AUTO
-    if isinstance(num_workers, (str, bytes)) and not is_asked_for:
+    if isinstance(num_workers, str) and not is_asked_for:
         raise TypeError(
             f'num_workers is {num_workers!r}; a number of 0 or more, or the word "auto", is '
             f'expected; pass num_workers="auto" to have penstock choose'

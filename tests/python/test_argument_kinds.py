@@ -61,7 +61,7 @@ def test_an_argument_is_taken_as_torch_takes_it(name: str, value: Any) -> None:
     assert outcome(DataLoader, name, value) == expected
 
 
-@pytest.mark.parametrize("value", ["many", "Auto", b"auto"])
+@pytest.mark.parametrize("value", ["many", "Auto", "4"])
 def test_a_num_workers_that_is_a_word_is_refused_by_name(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
         DataLoader(ROWS, num_workers=value)
