@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "loader/batch.h"
-#include "transport/arena.h"
-#include "transport/nest.h"
-#include "transport/slab_pool.h"
+#include "shm/arena.h"
+#include "shm/slab_pool.h"
+#include "wire/nest.h"
 #include "worker/malloc_tuning.h"
 #include "worker/slab_writer.h"
 #include "worker/stack.h"
@@ -33,7 +33,7 @@ class Pool {
   Pool() {
     worker::tune_malloc();
     at::set_num_threads(1);
-    transport::NestWriter nest;
+    wire::NestWriter nest;
     nest.list(1), nest.tensor(0);
     nest_.assign(nest.view().begin(), nest.view().end());
   }
@@ -46,10 +46,10 @@ class Pool {
     if (!sealed || !sealed.value().region) return false;
     const auto& region = *sealed.value().region;
     auto& view = views_[region.arena->id()];
-    if (!view) view = transport::ArenaView::map(FileDescriptor(::dup(region.arena->fd()))).value();
+    if (!view) view = shm::ArenaView::map(FileDescriptor(::dup(region.arena->fd()))).value();
     const uint32_t generation = region.arena->generation(region.slab_index);
     const auto batch = loader::Batch::from_slab(
-        {.kind = transport::DescriptorKind::kSlab,
+        {.kind = wire::DescriptorKind::kSlab,
          .record_bytes = sealed.value().record_bytes,
          .record_offset = sealed.value().record_offset},
         c10::make_intrusive<loader::SlabLease>(view, region.slab_index, generation), /*allow_pickle=*/true);
@@ -59,9 +59,9 @@ class Pool {
 
  private:
   std::atomic<bool> is_closing_{false};
-  transport::SlabPool pool_{{.arena_bytes = 256 << 20, .prefetch_factor = 2}, is_closing_};
+  shm::SlabPool pool_{{.arena_bytes = 256 << 20, .prefetch_factor = 2}, is_closing_};
   worker::SlabWriter writer_{pool_};
-  std::map<uint32_t, std::shared_ptr<transport::ArenaView>> views_;
+  std::map<uint32_t, std::shared_ptr<shm::ArenaView>> views_;
   std::vector<std::byte> nest_;
 };
 

@@ -34,11 +34,11 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
-#include "transport/authenticator.h"
-#include "transport/client_socket.h"
-#include "transport/pool_record.h"
-#include "transport/readiness.h"
-#include "transport/server_socket.h"
+#include "net/authenticator.h"
+#include "net/client_socket.h"
+#include "net/readiness.h"
+#include "net/server_socket.h"
+#include "wire/pool_record.h"
 
 namespace penstock::transport {
 namespace {
@@ -53,7 +53,7 @@ using Slabs = std::vector<std::vector<std::byte>>;
 Slabs make_slabs(size_t bytes) { return Slabs(kSlabCount, std::vector<std::byte>(bytes, std::byte{7})); }
 
 std::span<const std::byte> piece_of(std::span<const std::byte> batch, uint64_t offset) {
-  return batch.subspan(offset, std::min<uint64_t>(kPieceBytesMax, batch.size() - offset));
+  return batch.subspan(offset, std::min<uint64_t>(wire::kPieceBytesMax, batch.size() - offset));
 }
 
 double cpu_seconds(clockid_t clock) {
@@ -185,7 +185,7 @@ void run_raw(benchmark::State& state, bool is_copied) {
     return state.SkipWithError("the sender cannot be reached");
   set_no_delay(peer.get());
   Slabs slabs = make_slabs(batch_bytes);
-  std::vector<std::byte> buffer(std::min<size_t>(kPieceBytesMax, batch_bytes));
+  std::vector<std::byte> buffer(std::min<size_t>(wire::kPieceBytesMax, batch_bytes));
   const std::array<std::byte, kAskedAhead> asks{};
   if (!send_all(peer.get(), std::span(asks).first(kAskedAhead - 1))) return state.SkipWithError("asking failed");
   size_t number = 0;
@@ -193,7 +193,7 @@ void run_raw(benchmark::State& state, bool is_copied) {
     if (!send_all(peer.get(), std::span(asks).first(1))) return false;
     const std::span<std::byte> slab = slabs[number++ % kSlabCount];
     if (!is_copied) return receive_all(peer.get(), slab);
-    for (uint64_t offset = 0; offset < slab.size(); offset += kPieceBytesMax) {
+    for (uint64_t offset = 0; offset < slab.size(); offset += wire::kPieceBytesMax) {
       const auto piece = std::span(buffer).first(piece_of(slab, offset).size());
       if (!receive_all(peer.get(), piece)) return false;
       std::memcpy(slab.data() + offset, piece.data(), piece.size());
@@ -229,10 +229,10 @@ class Assembly {
   size_t offset_ = 0;
 };
 
-constexpr std::array<std::byte, kPoolHeadBytes> kHead{};
+constexpr std::array<std::byte, wire::kPoolHeadBytes> kHead{};
 
 void serve_zmq(int port_fd, size_t batch_bytes) {
-  const SocketContext context;
+  const net::SocketContext context;
   void* const socket = zmq_socket(context.handle(), ZMQ_ROUTER);
   std::array<char, 64> address{};
   size_t size = address.size();
@@ -246,7 +246,7 @@ void serve_zmq(int port_fd, size_t batch_bytes) {
     char ask = 0;
     if (peer_bytes < 0 || zmq_recv(socket, &ask, 1, 0) < 0) return;
     const std::span<const std::byte> batch = slabs[number % kSlabCount];
-    for (uint64_t offset = 0; offset < batch.size(); offset += kPieceBytesMax) {
+    for (uint64_t offset = 0; offset < batch.size(); offset += wire::kPieceBytesMax) {
       const auto piece = piece_of(batch, offset);
       zmq_msg_t part;
       void* data = const_cast<std::byte*>(piece.data());  // libzmq only reads what it sends
@@ -262,7 +262,7 @@ void serve_zmq(int port_fd, size_t batch_bytes) {
 void BM_PoolZmq(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
   const Sender sender([&](int port_fd) { serve_zmq(port_fd, batch_bytes); });
-  const SocketContext context;
+  const net::SocketContext context;
   const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context.handle(), ZMQ_DEALER), &zmq_close);
   const int silence_ms = static_cast<int>(kSilenceMax.count());
   const int no_linger = 0;
@@ -288,37 +288,41 @@ void BM_PoolZmq(benchmark::State& state) {
 }
 
 // The keys of a pool, alike in both processes.
-struct PoolKeys {
-  PoolKeys() {
-    for (const Role role : kRoles) {
-      pairs.push_back(KeyPair::generate());
+struct net::PoolKeys {
+  net::PoolKeys() {
+    for (const net::Role role : net::kRoles) {
+      pairs.push_back(net::KeyPair::generate());
       keys[static_cast<size_t>(role)] = pairs.back().public_key();
     }
   }
-  KeyRing ring_of(Role role) { return {role, std::move(pairs[static_cast<size_t>(role)]), keys, KeyOrigin::kShared}; }
+  net::KeyRing ring_of(net::Role role) {
+    return {role, std::move(pairs[static_cast<size_t>(role)]), keys, net::KeyOrigin::kShared};
+  }
 
-  std::vector<KeyPair> pairs;
-  RoleKeys keys{};
+  std::vector<net::KeyPair> pairs;
+  net::RoleKeys keys{};
 };
 
-bool await(std::span<const Waitable> sockets) { return static_cast<bool>(wait_readable(sockets, {}, {}, kSilenceMax)); }
+bool await(std::span<const net::Waitable> sockets) {
+  return static_cast<bool>(net::wait_readable(sockets, {}, {}, kSilenceMax));
+}
 
-void serve_pool(int port_fd, size_t batch_bytes, const KeyRing& keys) {
-  SocketContext context;
-  const auto authenticator = Authenticator::start(context).value();
-  const auto socket = ServerSocket::bind(context, *authenticator, {.host = "127.0.0.1", .port = 0}, keys,
-                                         {.allowed_roles = {Role::kTrainer}})
+void serve_pool(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
+  net::SocketContext context;
+  const auto authenticator = net::Authenticator::start(context).value();
+  const auto socket = net::ServerSocket::bind(context, *authenticator, {.host = "127.0.0.1", .port = 0}, keys,
+                                              {.allowed_roles = {net::Role::kTrainer}})
                           .value();
   tell_port(port_fd, socket->endpoint().port);
   const Slabs slabs = make_slabs(batch_bytes);
-  const std::array<Waitable, 1> waitables{socket->waitable()};
-  ServerReceipt receipt;
+  const std::array<net::Waitable, 1> waitables{socket->waitable()};
+  net::ServerReceipt receipt;
   for (size_t number = 0; await(waitables);) {
     while (socket->try_receive(receipt).value()) {
       const std::span<const std::byte> batch = slabs[number++ % kSlabCount];
-      for (uint64_t offset = 0; offset < batch.size(); offset += kPieceBytesMax) {
-        std::array<OutgoingPart, 2> parts{OutgoingPart{.bytes = kHead, .release = nullptr},
-                                          OutgoingPart{.bytes = piece_of(batch, offset), .release = [] {}}};
+      for (uint64_t offset = 0; offset < batch.size(); offset += wire::kPieceBytesMax) {
+        std::array<net::OutgoingPart, 2> parts{net::OutgoingPart{.bytes = kHead, .release = nullptr},
+                                               net::OutgoingPart{.bytes = piece_of(batch, offset), .release = [] {}}};
         if (!socket->send(receipt.peer.routing_id, parts)) return;
       }
     }
@@ -327,15 +331,15 @@ void serve_pool(int port_fd, size_t batch_bytes, const KeyRing& keys) {
 
 void BM_PoolSockets(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
-  PoolKeys keys;
-  const KeyRing worker = keys.ring_of(Role::kWorker);
-  const KeyRing trainer = keys.ring_of(Role::kTrainer);
+  net::PoolKeys keys;
+  const net::KeyRing worker = keys.ring_of(net::Role::kWorker);
+  const net::KeyRing trainer = keys.ring_of(net::Role::kTrainer);
   const Sender sender([&](int port_fd) { serve_pool(port_fd, batch_bytes, worker); });
-  SocketContext context;
-  const auto connected = ClientSocket::connect(context, {.host = "127.0.0.1", .port = sender.port()}, trainer.own(),
-                                               trainer.public_key(Role::kWorker));
+  net::SocketContext context;
+  const auto connected = net::ClientSocket::connect(context, {.host = "127.0.0.1", .port = sender.port()},
+                                                    trainer.own(), trainer.public_key(net::Role::kWorker));
   if (!connected) return state.SkipWithError("the sender cannot be reached");
-  ClientSocket& socket = *connected.value();
+  net::ClientSocket& socket = *connected.value();
   const auto waitables = socket.waitables();
   while (!socket.is_connected()) {
     if (!await(waitables)) return state.SkipWithError("the sender cannot be reached");
@@ -345,7 +349,7 @@ void BM_PoolSockets(benchmark::State& state) {
   Assembly assembly(batch_bytes);
   const std::array<std::byte, 1> ask{};
   for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
-  ClientReceipt receipt;
+  net::ClientReceipt receipt;
   measure(state, sender, [&] {
     if (!socket.send(ask)) return false;
     for (;;) {
@@ -370,13 +374,13 @@ void BM_PoolCrypto(benchmark::State& state) {
   std::array<uint8_t, crypto_box_NONCEBYTES> nonce{};
   randombytes_buf(key.data(), key.size());
   // The calls that libzmq makes want room for the code in front of what they read and write.
-  const size_t piece_bytes_max = crypto_box_ZEROBYTES + std::min<size_t>(kPieceBytesMax, batch_bytes);
+  const size_t piece_bytes_max = crypto_box_ZEROBYTES + std::min<size_t>(wire::kPieceBytesMax, batch_bytes);
   std::vector<uint8_t> plain(piece_bytes_max);
   std::vector<uint8_t> sealed(piece_bytes_max);
   const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
   for (auto _ : state) {
-    for (uint64_t offset = 0; offset < batch_bytes; offset += kPieceBytesMax) {
-      const size_t bytes = crypto_box_ZEROBYTES + std::min<size_t>(kPieceBytesMax, batch_bytes - offset);
+    for (uint64_t offset = 0; offset < batch_bytes; offset += wire::kPieceBytesMax) {
+      const size_t bytes = crypto_box_ZEROBYTES + std::min<size_t>(wire::kPieceBytesMax, batch_bytes - offset);
       std::fill_n(plain.begin(), crypto_box_ZEROBYTES, uint8_t{0});
       crypto_box_afternm(sealed.data(), plain.data(), bytes, nonce.data(), key.data());
       if (crypto_box_open_afternm(plain.data(), sealed.data(), bytes, nonce.data(), key.data()) != 0)

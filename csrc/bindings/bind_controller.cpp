@@ -10,35 +10,35 @@
 #include "bindings/raise.h"
 #include "controller/controller.h"
 #include "controller/operator_request.h"
-#include "transport/key_folder.h"
-#include "transport/shared_key_folder.h"
+#include "net/key_folder.h"
+#include "net/shared_key_folder.h"
 
 namespace py = pybind11;
 
 namespace penstock::bindings {
 
 using controller::Controller;
-using transport::Role;
+using net::Role;
 
 namespace {
 
 // The keys of a folder that was named, or those that this user's processes share.
-Result<transport::KeyRing> load_keys(const std::optional<std::string>& folder, Role role) {
-  return folder ? transport::load_key_folder(*folder, role) : transport::load_shared_keys(role);
+Result<net::KeyRing> load_keys(const std::optional<std::string>& folder, Role role) {
+  return folder ? net::load_key_folder(*folder, role) : net::load_shared_keys(role);
 }
 
 Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
                                                      const std::optional<std::string>& folder) {
-  auto parsed = transport::Endpoint::parse(endpoint);
+  auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = load_keys(folder, Role::kController);
   if (!keys) return keys.error();
   return Controller::start(parsed.value(), keys.value());
 }
 
-Result<transport::ControlMessage> ask(const std::string& endpoint, const std::optional<std::string>& folder,
-                                      const transport::ControlMessage& question, double timeout_s) {
-  auto parsed = transport::Endpoint::parse(endpoint);
+Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optional<std::string>& folder,
+                                 const wire::ControlMessage& question, double timeout_s) {
+  auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = load_keys(folder, Role::kOperator);
   if (!keys) return keys.error();
@@ -48,7 +48,7 @@ Result<transport::ControlMessage> ask(const std::string& endpoint, const std::op
 }
 
 template <typename Answer>
-Answer expect(const transport::ControlMessage& message) {
+Answer expect(const wire::ControlMessage& message) {
   const auto* answer = std::get_if<Answer>(&message);
   if (answer == nullptr) raise_failure({Errc::kMalformed, "the controller answered something else than it was asked"});
   return *answer;
@@ -59,9 +59,9 @@ Answer expect(const transport::ControlMessage& message) {
 void bind_controller(py::module_& module) {
   module.def(
       "make_key_folder",
-      [](const std::string& folder) { unwrap(without_gil([&] { return transport::make_key_folder(folder); })); },
+      [](const std::string& folder) { unwrap(without_gil([&] { return net::make_key_folder(folder); })); },
       py::arg("folder"));
-  module.def("shared_key_folder", [] { return unwrap(without_gil([] { return transport::shared_key_folder(); })); });
+  module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
 
   py::class_<Controller>(module, "Controller")
       .def_static(
@@ -78,17 +78,17 @@ void bind_controller(py::module_& module) {
   module.def(
       "pool_status",
       [](const std::string& endpoint, const std::optional<std::string>& key_folder, double timeout_s) {
-        auto answer = without_gil([&] { return ask(endpoint, key_folder, transport::StatusRequest{}, timeout_s); });
-        return expect<transport::Status>(unwrap(std::move(answer))).json;
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, wire::StatusRequest{}, timeout_s); });
+        return expect<wire::Status>(unwrap(std::move(answer))).json;
       },
       py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"));
   module.def(
       "drain_worker",
       [](const std::string& endpoint, const std::optional<std::string>& key_folder, uint64_t worker_id,
          double timeout_s) {
-        const transport::DrainRequest request{.worker_id = worker_id};
+        const wire::DrainRequest request{.worker_id = worker_id};
         auto answer = without_gil([&] { return ask(endpoint, key_folder, request, timeout_s); });
-        return expect<transport::DrainAnswer>(unwrap(std::move(answer))).is_known;
+        return expect<wire::DrainAnswer>(unwrap(std::move(answer))).is_known;
       },
       py::arg("endpoint"), py::arg("key_folder"), py::arg("worker_id"), py::arg("timeout_s"));
 }

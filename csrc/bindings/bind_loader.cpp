@@ -97,7 +97,7 @@ std::span<const std::byte> bytes_of(const py::bytes& object) {
 }
 
 bool submit(Client& client, const py::object& index, const py::object& dumps) {
-  using transport::IndexKind;
+  using wire::IndexKind;
   if (PyList_CheckExact(index.ptr())) {
     std::vector<int64_t> indices;
     indices.reserve(static_cast<size_t>(PyList_GET_SIZE(index.ptr())));
@@ -232,15 +232,14 @@ void bind_loader(py::module_& module) {
            [](const Client& self) -> py::object {
              const auto awaited = self.awaited();
              if (!awaited) return py::none();
-             const bool is_pickled = awaited->index_kind == transport::IndexKind::kPickle;
+             const bool is_pickled = awaited->index_kind == wire::IndexKind::kPickle;
              return py::make_tuple(awaited->worker_id, awaited->sequence,
                                    indices_to_python(awaited->index_kind, awaited->indices), is_pickled);
            })
-      .def("install_prefix",
-           [](Client& self, const py::bytes& message) {
-             self.broadcast(transport::RequestKind::kPrefix, bytes_of(message));
-           })
-      .def("remove_prefixes", [](Client& self) { self.broadcast(transport::RequestKind::kRemovePrefixes, {}); })
+      .def(
+          "install_prefix",
+          [](Client& self, const py::bytes& message) { self.broadcast(wire::RequestKind::kPrefix, bytes_of(message)); })
+      .def("remove_prefixes", [](Client& self) { self.broadcast(wire::RequestKind::kRemovePrefixes, {}); })
       .def("stop",
            [](Client& self) {
              without_gil([&] {

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/identity.h"
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "loader/pool_client.h"
-#include "transport/identity.h"
-#include "transport/key_folder.h"
-#include "transport/shared_key_folder.h"
+#include "net/key_folder.h"
+#include "net/shared_key_folder.h"
 
 namespace py = pybind11;
 
@@ -23,8 +23,8 @@ namespace penstock::bindings {
 using loader::ClientOptions;
 using loader::PoolClient;
 using loader::PoolIo;
-using transport::BlobId;
-using transport::Role;
+using net::Role;
+using wire::BlobId;
 
 namespace {
 
@@ -41,24 +41,24 @@ struct PoolSettings {
 };
 
 Result<std::unique_ptr<PoolIo>> make_io(const PoolSettings& settings, const ClientOptions& options) {
-  auto endpoint = transport::Endpoint::parse(settings.controller);
+  auto endpoint = net::Endpoint::parse(settings.controller);
   if (!endpoint) return endpoint.error();
-  auto keys = settings.key_folder ? transport::load_key_folder(*settings.key_folder, Role::kTrainer)
-                                  : transport::load_shared_keys(Role::kTrainer);
+  auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, Role::kTrainer)
+                                  : net::load_shared_keys(Role::kTrainer);
   if (!keys) return keys.error();
-  std::optional<transport::KeyRing> own_keys;
+  std::optional<net::KeyRing> own_keys;
   std::vector<loader::OwnWorker> own_workers;
   for (const auto& [worker_id, text] : settings.own_workers) {
-    auto own_endpoint = transport::Endpoint::parse(text);
+    auto own_endpoint = net::Endpoint::parse(text);
     if (!own_endpoint) return own_endpoint.error();
     own_workers.push_back({.worker_id = worker_id, .endpoint = std::move(own_endpoint).value()});
   }
   if (!own_workers.empty()) {
-    auto shared = transport::load_shared_keys(Role::kTrainer);
+    auto shared = net::load_shared_keys(Role::kTrainer);
     if (!shared) return shared.error();
     own_keys.emplace(std::move(shared).value());
   }
-  const auto id = transport::draw_identity();
+  const auto id = draw_identity();
   if (!id) return id.error();
   return std::make_unique<PoolIo>(loader::PoolIoOptions{.controller = std::move(endpoint).value(),
                                                         .keys = std::move(keys).value(),
@@ -129,7 +129,7 @@ void bind_pool(py::module_& module) {
       .def(
           "set_lanes",
           [](PoolClient& self, const std::map<uint32_t, std::pair<uint64_t, std::string>>& places) {
-            std::map<cluster::Lane, loader::LanePlaces::Place> lanes;
+            std::map<wire::Lane, loader::LanePlaces::Place> lanes;
             for (const auto& [shard_id, place] : places) {
               const auto state = std::as_bytes(std::span(place.second));
               lanes.emplace(shard_id + 1, loader::LanePlaces::Place{.batch_count = place.first,

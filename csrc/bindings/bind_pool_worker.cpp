@@ -15,8 +15,8 @@
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
-#include "transport/key_folder.h"
-#include "transport/shared_key_folder.h"
+#include "net/key_folder.h"
+#include "net/shared_key_folder.h"
 #include "worker/pool_server.h"
 #include "worker/row_batch.h"
 
@@ -24,7 +24,7 @@ namespace py = pybind11;
 
 namespace penstock::bindings {
 
-using transport::BlobId;
+using wire::BlobId;
 using worker::PoolServer;
 using worker::PoolWork;
 
@@ -42,22 +42,22 @@ struct Settings {
   pid_t parent_pid;
 };
 
-Result<std::optional<transport::Endpoint>> parse(const std::optional<std::string>& text) {
-  if (!text) return std::optional<transport::Endpoint>();
-  auto endpoint = transport::Endpoint::parse(*text);
+Result<std::optional<net::Endpoint>> parse(const std::optional<std::string>& text) {
+  if (!text) return std::optional<net::Endpoint>();
+  auto endpoint = net::Endpoint::parse(*text);
   if (!endpoint) return endpoint.error();
   return std::optional(std::move(endpoint).value());
 }
 
 Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
-  auto bind = transport::Endpoint::parse(settings.bind);
+  auto bind = net::Endpoint::parse(settings.bind);
   if (!bind) return bind.error();
   auto controller = parse(settings.controller);
   if (!controller) return controller.error();
   auto advertised = parse(settings.advertised);
   if (!advertised) return advertised.error();
-  auto keys = settings.key_folder ? transport::load_key_folder(*settings.key_folder, transport::Role::kWorker)
-                                  : transport::load_shared_keys(transport::Role::kWorker);
+  auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, net::Role::kWorker)
+                                  : net::load_shared_keys(net::Role::kWorker);
   if (!keys) return keys.error();
   return PoolServer::start(
       {.bind = std::move(bind).value(),
@@ -67,7 +67,7 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .about = settings.about,
        .arena_bytes = settings.arena_bytes,
        .blob_bytes_max = settings.blob_bytes_max,
-       .patience = std::chrono::duration_cast<cluster::Duration>(std::chrono::duration<double>(settings.patience_s)),
+       .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s)),
        .parent_pid = settings.parent_pid});
 }
 
@@ -91,8 +91,7 @@ void answer(PoolServer& server, const PoolWork& work, const py::object& batch, b
             const std::optional<py::bytes>& state, const py::object& dumps) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
-  worker::PoolMarks marks{.flags = threads_drew ? transport::kDescriptorThreadsDrew : uint8_t{0},
-                          .state = copy_of(state)};
+  worker::PoolMarks marks{.flags = threads_drew ? wire::kDescriptorThreadsDrew : uint8_t{0}, .state = copy_of(state)};
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
@@ -109,7 +108,7 @@ std::optional<std::string> spoken(worker::Standing::DrainCause cause) {
 
 // A batch of a TensorDataset. False when the request's indices are not plain rows.
 Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::vector<at::Tensor>& sources) {
-  if (work.index_kind != transport::IndexKind::kIntegers) return false;
+  if (work.index_kind != wire::IndexKind::kIntegers) return false;
   const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
   const auto batch = worker::gather_batch(server.writer(), sources, indices);
   if (!batch) return false;
@@ -128,7 +127,7 @@ void bind_pool_worker(py::module_& module) {
       .def_property_readonly("lane", [](const PoolWork& self) { return self.lane; })
       .def_property_readonly("is_lane_start", [](const PoolWork& self) { return self.is_lane_start; })
       .def_property_readonly("is_pickled",
-                             [](const PoolWork& self) { return self.index_kind == transport::IndexKind::kPickle; })
+                             [](const PoolWork& self) { return self.index_kind == wire::IndexKind::kPickle; })
       .def("indices", [](const PoolWork& self) { return indices_to_python(self.index_kind, self.indices); })
       .def_property_readonly("seeds", [](const PoolWork& self) { return to_python(self.seeds); })
       .def_property_readonly("state", [](const PoolWork& self) { return to_python(self.state); })

@@ -9,16 +9,16 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/raise.h"
-#include "graph/capture_program.h"
+#include "capture/program.h"
 
 namespace penstock::bindings {
 namespace {
 
 namespace py = pybind11;
 namespace jit = torch::jit;
-using graph::ScriptCall;
-using graph::ScriptPart;
-using graph::ScriptProgram;
+using capture::ScriptCall;
+using capture::ScriptPart;
+using capture::ScriptProgram;
 
 // A torch.jit.ScriptModule or a torch.jit.ScriptFunction.
 struct Callee {
@@ -101,7 +101,7 @@ void bind_script(py::module_& module) {
       "whole_script",
       [](const py::object& callee_object) {
         const Callee callee(callee_object);
-        return callee.module ? graph::whole_program(*callee.module) : graph::whole_program(*callee.function);
+        return callee.module ? capture::whole_program(*callee.module) : capture::whole_program(*callee.function);
       },
       py::arg("callee"), py::keep_alive<0, 1>());
 }

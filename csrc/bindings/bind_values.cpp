@@ -9,7 +9,7 @@
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "loader/batch.h"
-#include "transport/packed_record.h"
+#include "wire/packed_record.h"
 #include "worker/slab_writer.h"
 
 namespace py = pybind11;
@@ -19,20 +19,20 @@ namespace {
 
 py::bytes encode_value(py::handle object, const std::string& name) {
   const EncodedNest encoded = encode_plain_nest(object, name);
-  transport::Frame frame{.tensors = {}, .boundary_keys = {}, .nest = encoded.nest.view()};
+  wire::Frame frame{.tensors = {}, .boundary_keys = {}, .nest = encoded.nest.view()};
   std::vector<std::span<const std::byte>> sources;
   std::ranges::transform(encoded.tensors, std::back_inserter(frame.tensors), &worker::describe_tensor);
   std::ranges::transform(encoded.tensors, frame.tensors, std::back_inserter(sources),
-                         [](const at::Tensor& tensor, const transport::TensorEntry& entry) {
+                         [](const at::Tensor& tensor, const wire::TensorEntry& entry) {
                            return std::span(static_cast<const std::byte*>(tensor.const_data_ptr()), entry.bytes);
                          });
-  const auto bytes = transport::write_packed_record(std::move(frame), sources);
+  const auto bytes = wire::write_packed_record(std::move(frame), sources);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 py::object decode_value(const py::bytes& value) {
   const auto view = static_cast<std::string_view>(value);
-  const auto packed = transport::parse_packed_record(std::as_bytes(std::span(view)));
+  const auto packed = wire::parse_packed_record(std::as_bytes(std::span(view)));
   if (!packed) raise_failure(packed.error());
   const auto [record, payload] = std::pair(packed.value().record, packed.value().payload);
   auto batch = loader::Batch::from_parts({}, {record.begin(), record.end()}, {payload.begin(), payload.end()},

@@ -50,9 +50,9 @@ void answer(Server& server, const Server::Received& request, const py::object& b
             const py::object& dumps) {
   EncodedNest encoded =
       marks.state ? encode_nest(py::make_tuple(batch, *marks.state), dumps) : encode_nest(batch, dumps);
-  const int flags = (marks.raises ? transport::kDescriptorRaises : 0) |
-                    (marks.threads_drew ? transport::kDescriptorThreadsDrew : 0) |
-                    (marks.state ? transport::kDescriptorHasState : 0);
+  const int flags = (marks.raises ? wire::kDescriptorRaises : 0) |
+                    (marks.threads_drew ? wire::kDescriptorThreadsDrew : 0) |
+                    (marks.state ? wire::kDescriptorHasState : 0);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
@@ -70,8 +70,8 @@ Server::Received serve_rows(Server& server, const std::vector<at::Tensor>& sourc
   for (;;) {
     auto request = next_request(server, 3600.0);
     if (!request) continue;
-    const bool is_fetch = request->request.kind == transport::RequestKind::kFetch &&
-                          request->request.index_kind == transport::IndexKind::kIntegers;
+    const bool is_fetch =
+        request->request.kind == wire::RequestKind::kFetch && request->request.index_kind == wire::IndexKind::kIntegers;
     if (!is_fetch) return *std::move(request);
     if (!unwrap(without_gil([&] { return answer_rows(server, *request, sources); }))) return *std::move(request);
   }
@@ -102,14 +102,14 @@ void bind_worker(py::module_& module) {
       py::arg("library_leaves") = py::list());
   py::class_<Server::Received>(module, "WorkerRequest")
       .def_property_readonly(
-          "is_epoch", [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEpoch; })
+          "is_epoch", [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEpoch; })
       .def_property_readonly(
           "is_early_epoch",
-          [](const Server::Received& self) { return self.request.kind == transport::RequestKind::kEarlyEpoch; })
+          [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEarlyEpoch; })
       .def_property_readonly("epoch", [](const Server::Received& self) { return self.request.epoch; })
       .def_property_readonly(
           "is_pickled",
-          [](const Server::Received& self) { return self.request.index_kind == transport::IndexKind::kPickle; })
+          [](const Server::Received& self) { return self.request.index_kind == wire::IndexKind::kPickle; })
       .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
       .def_property_readonly("shard_id", [](const Server::Received& self) { return self.request.shard_id; })
       .def("indices",

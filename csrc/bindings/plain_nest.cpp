@@ -12,14 +12,14 @@
 #include "bindings/python_array.h"
 #include "bindings/python_named_tuple.h"
 #include "bindings/raise.h"
-#include "transport/frame.h"
+#include "wire/frame.h"
 #include "worker/slab_writer.h"
 
 namespace py = pybind11;
 
 namespace penstock::bindings {
 
-using transport::NestWriter;
+using wire::NestWriter;
 
 namespace {
 
@@ -46,8 +46,8 @@ class PlainEncoder {
 
   void encode(py::handle object) {
     encode_value(object);
-    if (result_.nest.view().size() > transport::kNestBytesMax) {
-      refuse("makes more than " + std::to_string(transport::kNestBytesMax) +
+    if (result_.nest.view().size() > wire::kNestBytesMax) {
+      refuse("makes more than " + std::to_string(wire::kNestBytesMax) +
              " bytes, with what stands before it and the tensors left out; put long texts and lists of numbers into "
              "tensors");
     }
@@ -120,9 +120,8 @@ class PlainEncoder {
     const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
     if (overflow == 0) return result_.nest.integer(value);
     const auto bytes = object.attr("bit_length")().cast<uint64_t>() / 8 + 1;  // with room for the sign
-    if (bytes > transport::kBigIntegerBytesMax) {
-      refuse_type("an int of " + std::to_string(bytes) + " bytes, above " +
-                  std::to_string(transport::kBigIntegerBytesMax));
+    if (bytes > wire::kBigIntegerBytesMax) {
+      refuse_type("an int of " + std::to_string(bytes) + " bytes, above " + std::to_string(wire::kBigIntegerBytesMax));
     }
     const py::object digits = object.attr("to_bytes")(bytes, "little", py::arg("signed") = true);
     result_.nest.big_integer(static_cast<std::string_view>(py::reinterpret_borrow<py::bytes>(digits)));
@@ -191,8 +190,8 @@ class PlainEncoder {
     const bool is_inside_itself =
         std::ranges::any_of(steps_, [&](const Step& step) { return step.container == container.ptr(); });
     if (is_inside_itself) refuse_type("a " + type_name(container) + " that contains itself");
-    if (steps_.size() + 1 >= transport::kNestDepthMax) {
-      refuse_type("nested deeper than " + std::to_string(transport::kNestDepthMax) + " levels");
+    if (steps_.size() + 1 >= wire::kNestDepthMax) {
+      refuse_type("nested deeper than " + std::to_string(wire::kNestDepthMax) + " levels");
     }
     steps_.push_back({.container = container.ptr(), .part = py::none()});
   }
@@ -202,8 +201,8 @@ class PlainEncoder {
   uint32_t place_of(const void* object, Make make) {
     const auto [place, is_new] = places_.try_emplace(object, static_cast<uint32_t>(result_.tensors.size()));
     if (is_new) {
-      if (result_.tensors.size() >= transport::kTensorCountMax) {
-        refuse_type("one more tensor or array than the " + std::to_string(transport::kTensorCountMax) + " of a batch");
+      if (result_.tensors.size() >= wire::kTensorCountMax) {
+        refuse_type("one more tensor or array than the " + std::to_string(wire::kTensorCountMax) + " of a batch");
       }
       result_.tensors.push_back(make());
     }
@@ -214,8 +213,8 @@ class PlainEncoder {
 
   // Lengths are written as 32 bits.
   std::string_view fitting(std::string_view value) {
-    if (value.size() > transport::kNestBytesMax) {
-      refuse("has " + std::to_string(value.size()) + " bytes, above " + std::to_string(transport::kNestBytesMax) +
+    if (value.size() > wire::kNestBytesMax) {
+      refuse("has " + std::to_string(value.size()) + " bytes, above " + std::to_string(wire::kNestBytesMax) +
              "; put it into a tensor of uint8");
     }
     return value;

@@ -4,7 +4,7 @@
 // compiled without torch's headers.
 #include <pybind11/pybind11.h>
 
-#include "transport/socket.h"
+#include "net/socket.h"
 
 namespace penstock::bindings {
 
@@ -14,6 +14,6 @@ void bind_controller(pybind11::module_& module);
 
 PYBIND11_MODULE(_pool, module) {
   module.doc() = "The native part of penstock that needs no torch: keys, controller, an operator's requests.";
-  module.def("zmq_version", &penstock::transport::zmq_version);
+  module.def("zmq_version", &penstock::net::zmq_version);
   penstock::bindings::bind_controller(module);
 }

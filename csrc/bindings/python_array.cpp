@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bindings/raise.h"
-#include "transport/array_dtype.h"
-#include "transport/frame.h"
+#include "wire/array_dtype.h"
+#include "wire/frame.h"
 
 namespace py = pybind11;
 
@@ -48,7 +48,7 @@ py::object numpy_name(const char* name) { return py::module_::import("numpy").at
 std::optional<std::string> plain_dtype(const py::object& dtype) {
   if (dtype.attr("hasobject").cast<bool>() || !dtype.attr("names").is_none()) return std::nullopt;
   auto text = dtype.attr("str").cast<std::string>();
-  if (!transport::array_item_bytes(text)) return std::nullopt;
+  if (!wire::array_item_bytes(text)) return std::nullopt;
   if (!numpy_name("dtype")(text).equal(dtype)) return std::nullopt;
   return text;
 }
@@ -96,7 +96,7 @@ std::optional<ArrayParts> take_array_apart(py::handle object) {
     for (int64_t& stride : strides) stride /= item_bytes;
     return ArrayParts{.tensor = view_of(array, sizes, strides, found->second), .dtype = {}};
   }
-  if (sizes.size() >= transport::kDimCountMax) return std::nullopt;  // the element is a dimension more
+  if (sizes.size() >= wire::kDimCountMax) return std::nullopt;  // the element is a dimension more
   sizes.push_back(item_bytes);
   strides.push_back(1);
   return ArrayParts{.tensor = view_of(array, sizes, strides, at::kByte), .dtype = *dtype};
@@ -108,7 +108,7 @@ std::optional<ScalarParts> take_scalar_apart(py::handle scalar) {
   auto text = plain_dtype(dtype);
   if (!text || text->front() == '>') return std::nullopt;
   auto element = scalar.attr("tobytes")().cast<std::string>();
-  if (transport::array_item_bytes(*text) == 0) element.clear();  // of an empty text numpy gives a zero
+  if (wire::array_item_bytes(*text) == 0) element.clear();  // of an empty text numpy gives a zero
   return ScalarParts{.dtype = *std::move(text), .element = std::move(element)};
 }
 
@@ -117,7 +117,7 @@ py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
       std::ranges::find(kTensorDtypes, tensor.scalar_type(), &TensorDtype::second) != kTensorDtypes.end();
   if (!is_known) raise_malformed("its tensor has a dtype that numpy has not");
   if (!dtype.empty()) {
-    const uint64_t item_bytes = transport::array_item_bytes(dtype).value_or(0);
+    const uint64_t item_bytes = wire::array_item_bytes(dtype).value_or(0);
     const bool has_elements = tensor.scalar_type() == at::kByte && tensor.dim() > 0 && tensor.stride(-1) == 1 &&
                               item_bytes > 0 && static_cast<uint64_t>(tensor.size(-1)) == item_bytes;
     if (!has_elements) raise_malformed("its tensor is not of elements of its dtype");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Translation between numpy's arrays and scalars and what a nest says of them: tensors, dtypes as text
-// (transport/array_dtype.h), and bytes.
+// (wire/array_dtype.h), and bytes.
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>

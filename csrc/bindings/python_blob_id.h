@@ -7,13 +7,13 @@
 #include <cstring>
 #include <string>
 
-#include "transport/blob_record.h"
+#include "wire/blob_record.h"
 
 namespace penstock::bindings {
 
 // ValueError for another length than an id's.
-inline transport::BlobId blob_id(const std::string& bytes) {
-  transport::BlobId id;
+inline wire::BlobId blob_id(const std::string& bytes) {
+  wire::BlobId id;
   if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;

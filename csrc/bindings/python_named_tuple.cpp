@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "bindings/raise.h"
-#include "transport/nest.h"
+#include "wire/nest.h"
 
 namespace py = pybind11;
 
@@ -76,8 +76,7 @@ std::string field_name(py::handle named_tuple, size_t index) {
 }
 
 std::string named_tuple_refusal(py::handle named_tuple) {
-  if (named_tuple_name(named_tuple).size() > transport::kNamedTupleNameBytesMax)
-    return "whose class has too long a name";
+  if (named_tuple_name(named_tuple).size() > wire::kNamedTupleNameBytesMax) return "whose class has too long a name";
   if (named_tuple_name(named_tuple).find("<locals>") != std::string::npos) {
     return "whose class was made inside a function, where the trainer cannot find it";
   }

@@ -17,10 +17,10 @@ namespace py = pybind11;
 
 namespace penstock::bindings {
 
-using transport::NestReader;
-using transport::NestTag;
-using transport::NestToken;
-using transport::NestWriter;
+using wire::NestReader;
+using wire::NestTag;
+using wire::NestToken;
+using wire::NestWriter;
 
 namespace {
 
@@ -38,7 +38,7 @@ class NestEncoder {
     if (PyFloat_CheckExact(object)) return nest.floating(PyFloat_AS_DOUBLE(object)), true;
     if (PyUnicode_CheckExact(object)) return encode_text(object);
     if (PyBytes_CheckExact(object)) return encode_bytes(object);
-    if (depth + 1 >= transport::kNestDepthMax) return false;
+    if (depth + 1 >= wire::kNestDepthMax) return false;
     const bool is_list = PyList_CheckExact(object);
     if (is_list || PyTuple_CheckExact(object)) {
       const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
@@ -65,7 +65,7 @@ class NestEncoder {
     const auto [place, is_new] =
         places_.try_emplace(tensor.unsafeGetTensorImpl(), static_cast<uint32_t>(result_.tensors.size()));
     if (is_new) {
-      if (!worker::is_plain_tensor(tensor) || result_.tensors.size() >= transport::kTensorCountMax) return false;
+      if (!worker::is_plain_tensor(tensor) || result_.tensors.size() >= wire::kTensorCountMax) return false;
       result_.tensors.push_back(tensor);
     }
     result_.nest.tensor(place->second);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Translation between a Python batch and its nest (transport/nest.h): the only code, with python_collate and
+// Translation between a Python batch and its nest (wire/nest.h): the only code, with python_collate and
 // plain_nest, that walks Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become
 // tokens; anything else, or a container that appears twice, makes the whole batch one pickle whose tensors still travel
 // in the table.
@@ -11,12 +11,12 @@
 #include <span>
 #include <vector>
 
-#include "transport/nest.h"
+#include "wire/nest.h"
 
 namespace penstock::bindings {
 
 struct EncodedNest {
-  transport::NestWriter nest;
+  wire::NestWriter nest;
   std::vector<at::Tensor> tensors;  // in the order of the table, each once
 };
 

@@ -32,7 +32,7 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
   const Worker worker = std::move(found->second);
   workers_.erase(found);
   std::erase_if(lanes_, [&](const auto& lane) { return lane.second == slot; });
-  for (const BatchKey key : worker.outstanding) {
+  for (const wire::BatchKey key : worker.outstanding) {
     Request& request = requests_.at(key);
     std::erase(request.workers, slot);
     if (loss == Loss::kDied && worker.running == key && ++request.death_count >= options_.deaths_max) {
@@ -46,7 +46,7 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
   place(now);
 }
 
-void Dispatch::forgive(BatchKey key, Instant now) {
+void Dispatch::forgive(wire::BatchKey key, Instant now) {
   const auto found = requests_.find(key);
   if (found == requests_.end() || found->second.death_count == 0) return;
   if (--found->second.death_count > 0) return;
@@ -54,7 +54,7 @@ void Dispatch::forgive(BatchKey key, Instant now) {
   place(now);
 }
 
-std::optional<BatchKey> Dispatch::running(WorkerSlot slot) const {
+std::optional<wire::BatchKey> Dispatch::running(WorkerSlot slot) const {
   const auto found = workers_.find(slot);
   return found == workers_.end() ? std::nullopt : found->second.running;
 }
@@ -64,8 +64,8 @@ void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
   if (found == workers_.end() || found->second.is_draining) return;
   Worker& worker = found->second;
   worker.is_draining = true;
-  const std::vector<BatchKey> asked = worker.outstanding;
-  for (const BatchKey key : asked) {
+  const std::vector<wire::BatchKey> asked = worker.outstanding;
+  for (const wire::BatchKey key : asked) {
     if (worker.running == key) continue;
     commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
     handed_back(slot, key, now);
@@ -75,7 +75,7 @@ void Dispatch::drain_worker(WorkerSlot slot, Instant now) {
   place(now);
 }
 
-std::span<const BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
+std::span<const wire::BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
   const auto found = workers_.find(slot);
   if (found == workers_.end()) return {};
   return found->second.outstanding;
@@ -83,14 +83,14 @@ std::span<const BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
 
 // ---- Requests
 
-void Dispatch::ask(BatchKey key, Lane lane, Instant now) {
+void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now) {
   const bool is_new = requests_.emplace(key, Request{.lane = lane}).second;
   PENSTOCK_ASSERT(is_new, to_text(key), " was asked for twice");
   waiting_.insert(key);
   place(now);
 }
 
-void Dispatch::forget(BatchKey key, Instant now) {
+void Dispatch::forget(wire::BatchKey key, Instant now) {
   const auto found = requests_.find(key);
   if (found == requests_.end()) return;
   cancel_copies(key, found->second);
@@ -100,23 +100,23 @@ void Dispatch::forget(BatchKey key, Instant now) {
   place(now);
 }
 
-void Dispatch::end_lane(uint32_t epoch, Lane lane, Instant now) {
-  std::vector<BatchKey> of_lane;
+void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
+  std::vector<wire::BatchKey> of_lane;
   for (auto at = requests_.lower_bound({epoch, 0}); at != requests_.end() && at->first.epoch == epoch; ++at)
     if (at->second.lane == lane) of_lane.push_back(at->first);
-  for (const BatchKey key : of_lane) forget(key, now);
+  for (const wire::BatchKey key : of_lane) forget(key, now);
   lanes_.erase({epoch, lane});
 }
 
 // ---- What workers say
 
-void Dispatch::started(WorkerSlot slot, BatchKey key) {
+void Dispatch::started(WorkerSlot slot, wire::BatchKey key) {
   const auto found = workers_.find(slot);
   if (found == workers_.end()) return;
   found->second.running = key;
 }
 
-bool Dispatch::answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant now) {
+bool Dispatch::answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Instant now) {
   const auto found = workers_.find(slot);
   if (found == workers_.end()) return false;
   Worker& worker = found->second;
@@ -143,7 +143,7 @@ bool Dispatch::answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant n
   return counts;
 }
 
-void Dispatch::handed_back(WorkerSlot slot, BatchKey key, Instant now) {
+void Dispatch::handed_back(WorkerSlot slot, wire::BatchKey key, Instant now) {
   const auto found = workers_.find(slot);
   if (found == workers_.end() || !found->second.asked_at.contains(key)) return;
   Request& request = requests_.at(key);
@@ -162,10 +162,10 @@ void Dispatch::handed_back(WorkerSlot slot, BatchKey key, Instant now) {
 void Dispatch::place(Instant now) {
   std::set<LaneId> blocked;  // something earlier of the lane still waits
   for (auto at = waiting_.begin(); at != waiting_.end();) {
-    const BatchKey key = *at;
+    const wire::BatchKey key = *at;
     Request& request = requests_.at(key);
     const LaneId lane{key.epoch, request.lane};
-    const bool is_blocked = request.lane != kNoLane && blocked.contains(lane);
+    const bool is_blocked = request.lane != wire::kNoLane && blocked.contains(lane);
     const auto slot = is_blocked ? std::nullopt : choose(key, request, now);
     if (!slot) {
       blocked.insert(lane);
@@ -177,13 +177,13 @@ void Dispatch::place(Instant now) {
   }
 }
 
-std::optional<WorkerSlot> Dispatch::choose(BatchKey key, const Request& request, Instant now) {
+std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& request, Instant now) {
   const bool is_alone = request.death_count > 0;
   for (const auto& [slot, worker] : workers_)
     if (worker.alone == key) return worker.outstanding.empty() ? std::optional(slot) : std::nullopt;
-  const auto owner = request.lane == kNoLane ? lanes_.end() : lanes_.find({key.epoch, request.lane});
+  const auto owner = request.lane == wire::kNoLane ? lanes_.end() : lanes_.find({key.epoch, request.lane});
   std::map<WorkerSlot, uint32_t> lane_counts;
-  if (request.lane != kNoLane && owner == lanes_.end())
+  if (request.lane != wire::kNoLane && owner == lanes_.end())
     for (const auto& [id, lane] : lanes_) ++lane_counts[lane];
   std::optional<WorkerSlot> best;
   std::pair<uint32_t, Duration> best_cost{};
@@ -219,10 +219,10 @@ Duration Dispatch::answer_time(const Worker& worker, Instant now) const {
   return mean * (count + 1) - std::min(spent, mean);
 }
 
-void Dispatch::ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant now) {
+void Dispatch::ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now) {
   Worker& worker = workers_.at(slot);
   bool is_lane_start = false;
-  if (request.lane != kNoLane) {
+  if (request.lane != wire::kNoLane) {
     const auto [owner, is_new] = lanes_.try_emplace({key.epoch, request.lane}, slot);
     PENSTOCK_ASSERT(owner->second == slot, "lane ", request.lane, " has another worker");
     is_lane_start = is_new;
@@ -236,7 +236,7 @@ void Dispatch::ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant n
 }
 
 // The worker owes this no more, as far as the trainer is concerned.
-void Dispatch::take_from(WorkerSlot slot, BatchKey key) {
+void Dispatch::take_from(WorkerSlot slot, wire::BatchKey key) {
   Worker& worker = workers_.at(slot);
   std::erase(worker.outstanding, key);
   worker.asked_at.erase(key);
@@ -251,7 +251,7 @@ void Dispatch::tell_if_idle(WorkerSlot slot) {
   commands_.push_back({.kind = Command::Kind::kIdle, .worker = slot});
 }
 
-void Dispatch::fail(BatchKey key) {
+void Dispatch::fail(wire::BatchKey key) {
   const auto found = requests_.find(key);
   const Request request = std::move(found->second);
   requests_.erase(found);
@@ -263,7 +263,7 @@ void Dispatch::fail(BatchKey key) {
 }
 
 // Has the workers that still owe it know that nobody waits for it.
-void Dispatch::cancel_copies(BatchKey key, const Request& request, std::optional<WorkerSlot> but) {
+void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> but) {
   for (const WorkerSlot slot : request.workers) {
     if (slot == but) continue;
     commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
@@ -273,7 +273,7 @@ void Dispatch::cancel_copies(BatchKey key, const Request& request, std::optional
 }
 
 // No worker is kept free for it any more.
-void Dispatch::unreserve(BatchKey key) {
+void Dispatch::unreserve(wire::BatchKey key) {
   for (auto& [slot, worker] : workers_)
     if (worker.alone == key) worker.alone.reset();
 }
@@ -281,7 +281,7 @@ void Dispatch::unreserve(BatchKey key) {
 // ---- Requests that are late
 
 // For how long the worker may have been at it: since it was asked, or since its last answer.
-Duration Dispatch::busy_time(const Worker& worker, BatchKey key, Instant now) const {
+Duration Dispatch::busy_time(const Worker& worker, wire::BatchKey key, Instant now) const {
   return now - std::max(worker.asked_at.at(key), worker.answered_at);
 }
 
@@ -293,7 +293,7 @@ std::optional<Duration> Dispatch::late_after() const {
 
 // A lane's next batch follows from the state that its worker alone has, and what may kill a worker is not handed on.
 bool Dispatch::may_be_hedged(const Request& request) {
-  return request.lane == kNoLane && request.death_count == 0 && request.workers.size() == 1;
+  return request.lane == wire::kNoLane && request.death_count == 0 && request.workers.size() == 1;
 }
 
 std::optional<WorkerSlot> Dispatch::idle_worker() const {

@@ -23,9 +23,10 @@
 #include <span>
 #include <vector>
 
-#include "cluster/batch_key.h"
-#include "cluster/instant.h"
+#include "base/instant.h"
 #include "cluster/service_times.h"
+#include "wire/batch_key.h"
+#include "wire/data_message.h"
 
 namespace penstock::cluster {
 
@@ -42,10 +43,6 @@ struct DispatchOptions {
 
 // A worker as the trainer numbers it; a worker that was lost and came back has another number.
 using WorkerSlot = uint32_t;
-
-// A shard of an iterable dataset, counted from 1; kNoLane for a batch that follows from nothing but its indices.
-using Lane = uint32_t;
-constexpr Lane kNoLane = 0;
 
 enum class Loss : uint8_t {
   kDied,    // its process ended, and it had not said that it would
@@ -67,8 +64,8 @@ class Dispatch {
     };
     Kind kind = Kind::kAsk;
     WorkerSlot worker = 0;
-    BatchKey key{};
-    Lane lane = kNoLane;
+    wire::BatchKey key{};
+    wire::Lane lane = wire::kNoLane;
     bool is_lane_start = false;  // the worker has not made what came before in this lane
     uint32_t death_count = 0;    // of kFail
 
@@ -81,23 +78,23 @@ class Dispatch {
   void add_worker(WorkerSlot slot, uint64_t credit_bytes, Instant now);
   void lose_worker(WorkerSlot slot, Loss loss, Instant now);
   // Takes back a death that this was blamed for: the worker lives, and only the connection to it had ended.
-  void forgive(BatchKey key, Instant now);
+  void forgive(wire::BatchKey key, Instant now);
   // Asks it for nothing more, and for what it has not begun elsewhere.
   void drain_worker(WorkerSlot slot, Instant now);
   bool has_worker(WorkerSlot slot) const { return workers_.contains(slot); }
 
   // Requests. `lane` keys are asked for by ascending sequence.
-  void ask(BatchKey key, Lane lane, Instant now);
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now);
   // Takes it back; its answer will be dropped.
-  void forget(BatchKey key, Instant now);
+  void forget(wire::BatchKey key, Instant now);
   // A lane has no more batches: what was asked of it is forgotten.
-  void end_lane(uint32_t epoch, Lane lane, Instant now);
+  void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
   // What workers say.
-  void started(WorkerSlot slot, BatchKey key);
+  void started(WorkerSlot slot, wire::BatchKey key);
   // True if this is the answer to an unanswered request: the one that counts.
-  [[nodiscard]] bool answered(WorkerSlot slot, BatchKey key, uint64_t bytes, Instant now);
-  void handed_back(WorkerSlot slot, BatchKey key, Instant now);
+  [[nodiscard]] bool answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Instant now);
+  void handed_back(WorkerSlot slot, wire::BatchKey key, Instant now);
 
   // Looks for requests that are late.
   void tick(Instant now);
@@ -107,14 +104,14 @@ class Dispatch {
   size_t unanswered_count() const { return requests_.size(); }
   size_t waiting_count() const { return waiting_.size(); }
   size_t worker_count() const { return workers_.size(); }
-  bool is_unanswered(BatchKey key) const { return requests_.contains(key); }
+  bool is_unanswered(wire::BatchKey key) const { return requests_.contains(key); }
   // What was asked of a worker and is unanswered, in the order of asking.
-  std::span<const BatchKey> outstanding(WorkerSlot slot) const;
+  std::span<const wire::BatchKey> outstanding(WorkerSlot slot) const;
   // What a worker has begun and not answered.
-  std::optional<BatchKey> running(WorkerSlot slot) const;
+  std::optional<wire::BatchKey> running(WorkerSlot slot) const;
   // Of an unanswered request.
-  Lane lane_of(BatchKey key) const { return requests_.at(key).lane; }
-  bool is_lane_start(BatchKey key) const { return requests_.at(key).is_lane_start; }
+  wire::Lane lane_of(wire::BatchKey key) const { return requests_.at(key).lane; }
+  bool is_lane_start(wire::BatchKey key) const { return requests_.at(key).is_lane_start; }
   uint64_t hedge_count() const { return hedge_count_; }
   uint64_t reissue_count() const { return reissue_count_; }
 
@@ -123,40 +120,40 @@ class Dispatch {
     uint64_t credit_bytes = 0;
     bool is_draining = false;
     bool is_idle_told = false;
-    std::vector<BatchKey> outstanding;  // in the order of asking
-    std::map<BatchKey, Instant> asked_at;
-    std::optional<BatchKey> running;  // begun, and not answered
-    Instant answered_at{};            // or added
+    std::vector<wire::BatchKey> outstanding;  // in the order of asking
+    std::map<wire::BatchKey, Instant> asked_at;
+    std::optional<wire::BatchKey> running;  // begun, and not answered
+    Instant answered_at{};                  // or added
     MeanTime mean;
-    std::optional<BatchKey> alone;  // nothing else may be asked of it
+    std::optional<wire::BatchKey> alone;  // nothing else may be asked of it
   };
   struct Request {
-    Lane lane = kNoLane;
+    wire::Lane lane = wire::kNoLane;
     bool is_lane_start = false;  // for the worker that was asked
     uint32_t death_count = 0;
     std::vector<WorkerSlot> workers{};  // that were asked and have not answered
   };
-  using LaneId = std::pair<uint32_t, Lane>;  // epoch and lane
+  using LaneId = std::pair<uint32_t, wire::Lane>;  // epoch and lane
 
   void place(Instant now);
-  std::optional<WorkerSlot> choose(BatchKey key, const Request& request, Instant now);
+  std::optional<WorkerSlot> choose(wire::BatchKey key, const Request& request, Instant now);
   bool has_room(const Worker& worker) const;
   Duration answer_time(const Worker& worker, Instant now) const;
-  void ask_of(WorkerSlot slot, BatchKey key, Request& request, Instant now);
-  void take_from(WorkerSlot slot, BatchKey key);
+  void ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now);
+  void take_from(WorkerSlot slot, wire::BatchKey key);
   void tell_if_idle(WorkerSlot slot);
-  void fail(BatchKey key);
-  void cancel_copies(BatchKey key, const Request& request, std::optional<WorkerSlot> but = std::nullopt);
+  void fail(wire::BatchKey key);
+  void cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> but = std::nullopt);
   std::optional<WorkerSlot> idle_worker() const;
   static bool may_be_hedged(const Request& request);
-  void unreserve(BatchKey key);
-  Duration busy_time(const Worker& worker, BatchKey key, Instant now) const;
+  void unreserve(wire::BatchKey key);
+  Duration busy_time(const Worker& worker, wire::BatchKey key, Instant now) const;
   std::optional<Duration> late_after() const;
 
   DispatchOptions options_;
   std::map<WorkerSlot, Worker> workers_;
-  std::map<BatchKey, Request> requests_;
-  std::set<BatchKey> waiting_;
+  std::map<wire::BatchKey, Request> requests_;
+  std::set<wire::BatchKey> waiting_;
   std::map<LaneId, WorkerSlot> lanes_;  // that a worker has
   uint64_t largest_bytes_ = 0;
   RecentTimes times_;

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <optional>
 
-#include "cluster/instant.h"
+#include "base/instant.h"
 #include "cluster/renewal.h"
-#include "cluster/reports.h"
 #include "cluster/work_desk.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
 
@@ -53,7 +53,7 @@ class WorkerEnrolment {
  public:
   WorkerEnrolment(uint64_t worker_id, Instant now) : clock(now), worker_id_(worker_id) {}
 
-  WorkerReport report(const WorkDesk& desk) const {
+  wire::WorkerReport report(const WorkDesk& desk) const {
     return {.worker_id = worker_id_,
             .incarnation = incarnation_,
             .endpoint = {},
@@ -74,7 +74,7 @@ class WorkerEnrolment {
   }
 
   // Carries out what the controller orders.
-  void receive(const WorkerOrders& orders, WorkDesk& desk, Instant now) {
+  void receive(const wire::WorkerOrders& orders, WorkDesk& desk, Instant now) {
     clock.heard(now);
     if (orders.incarnation != incarnation_) return;  // of a report before
     if (orders.is_fenced) {
@@ -102,7 +102,7 @@ class TrainerEnrolment {
   explicit TrainerEnrolment(Instant now) : clock(now) {}
 
   // True if the session is to follow this roster.
-  bool receive(const TrainerRoster& roster, Instant now) {
+  bool receive(const wire::TrainerRoster& roster, Instant now) {
     clock.heard(now);
     if (roster.controller_id == controller_id_ && roster.view < view_) return false;
     controller_id_ = roster.controller_id;

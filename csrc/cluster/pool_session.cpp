@@ -34,18 +34,18 @@ size_t PoolSession::unfit_count() const {
 
 // ---- The roster
 
-void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) {
+void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant now) {
   std::vector<uint64_t> gone;
   for (const auto& known : peers_) {
     const bool is_named = std::any_of(entries.begin(), entries.end(),
-                                      [&](const RosterEntry& entry) { return entry.worker_id == known.first; });
+                                      [&](const wire::RosterEntry& entry) { return entry.worker_id == known.first; });
     if (!is_named) gone.push_back(known.first);
   }
   for (const uint64_t worker_id : gone) {
     lose(peers_.at(worker_id), Loss::kSilent, now, now);
     part_from(worker_id);
   }
-  for (const RosterEntry& entry : entries) {
+  for (const wire::RosterEntry& entry : entries) {
     const auto known = peers_.find(entry.worker_id);
     if (known != peers_.end() && entry.incarnation != known->second.incarnation) {
       // What an incarnation that lost its lease still says is refused.
@@ -69,7 +69,7 @@ void PoolSession::set_roster(std::span<const RosterEntry> entries, Instant now) 
     if (peer.slot) {
       dispatch_.drain_worker(*peer.slot, now);
     } else {
-      send(entry.worker_id, peer, {.kind = ToWorker::Kind::kBye});
+      send(entry.worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
       part_from(entry.worker_id);
     }
   }
@@ -84,21 +84,21 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   peer.hello_at = now + kHelloTimeout;
   if (!peer.slot) peer.heard_at = now;
   peer.ping_at = now + kPingInterval;
-  const auto outstanding = peer.slot ? dispatch_.outstanding(*peer.slot) : std::span<const BatchKey>{};
+  const auto outstanding = peer.slot ? dispatch_.outstanding(*peer.slot) : std::span<const wire::BatchKey>{};
   // What waits for a welcome is outstanding in the dispatch, and was never said on any link.
-  const auto is_delayed = [&](BatchKey key) {
+  const auto is_delayed = [&](wire::BatchKey key) {
     return std::any_of(peer.delayed.begin(), peer.delayed.end(), [&](const Dispatch::Command& command) {
       return command.kind == Dispatch::Command::Kind::kAsk && command.key == key;
     });
   };
-  std::vector<BatchKey> repeated;
+  std::vector<wire::BatchKey> repeated;
   std::copy_if(outstanding.begin(), outstanding.end(), std::back_inserter(repeated),
-               [&](BatchKey key) { return !is_delayed(key); });
+               [&](wire::BatchKey key) { return !is_delayed(key); });
   send(worker_id, peer,
-       {.kind = ToWorker::Kind::kHello,
+       {.kind = wire::ToWorker::Kind::kHello,
         .is_continued = peer.slot.has_value(),
         .count = static_cast<uint32_t>(repeated.size())});
-  for (const BatchKey key : repeated) send_request(worker_id, peer, key);
+  for (const wire::BatchKey key : repeated) send_request(worker_id, peer, key);
 }
 
 void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now) {
@@ -115,12 +115,12 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
     if (command.kind == Dispatch::Command::Kind::kAsk) {
       if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
     } else {
-      send(worker_id, peer, {.kind = ToWorker::Kind::kCancel, .key = command.key});
+      send(worker_id, peer, {.kind = wire::ToWorker::Kind::kCancel, .key = command.key});
     }
   }
   if (peer.slot) return;
   if (peer.is_withdrawn) {
-    send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+    send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
     return part_from(worker_id);
   }
   peer.slot = next_slot_++;
@@ -146,25 +146,25 @@ void PoolSession::part_from(uint64_t worker_id) {
   commands_.push_back({.kind = Command::Kind::kDisconnect, .worker_id = worker_id});
 }
 
-bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t bytes, Instant now) {
+bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   peer.renewal.heard(now);
   if (message.link != peer.link.number() || peer.state == State::kApart) return false;
-  if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kUnfit) {
-    peer.is_unfit = message.kind == ToTrainer::Kind::kUnfit;
+  if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kUnfit) {
+    peer.is_unfit = message.kind == wire::ToTrainer::Kind::kUnfit;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);
     carry_out(now);
     return false;
   }
-  if (message.kind == ToTrainer::Kind::kPiece) {
+  if (message.kind == wire::ToTrainer::Kind::kPiece) {
     // It has no stamp, since its answer has one. A pong waits behind the pieces of a large batch for longer than a
     // lease.
     peer.heard_at = now;
     return false;
   }
-  if (message.kind == ToTrainer::Kind::kBroken) {
+  if (message.kind == wire::ToTrainer::Kind::kBroken) {
     greet(worker_id, peer, now);
     return false;
   }
@@ -176,26 +176,26 @@ bool PoolSession::receive(uint64_t worker_id, const ToTrainer& message, uint64_t
   peer.heard_at = now;
   bool counts = false;
   switch (message.kind) {
-    case ToTrainer::Kind::kWelcome: welcome(worker_id, peer, message.is_fresh, now); break;
-    case ToTrainer::Kind::kStarted:
+    case wire::ToTrainer::Kind::kWelcome: welcome(worker_id, peer, message.is_fresh, now); break;
+    case wire::ToTrainer::Kind::kStarted:
       if (peer.slot) dispatch_.started(*peer.slot, message.key);
       break;
-    case ToTrainer::Kind::kAnswer:
-      send(worker_id, peer, {.kind = ToWorker::Kind::kAck, .key = message.key});
+    case wire::ToTrainer::Kind::kAnswer:
+      send(worker_id, peer, {.kind = wire::ToWorker::Kind::kAck, .key = message.key});
       counts = peer.slot && dispatch_.answered(*peer.slot, message.key, bytes, now);
       break;
-    case ToTrainer::Kind::kHandedBack:
+    case wire::ToTrainer::Kind::kHandedBack:
       if (peer.slot) dispatch_.handed_back(*peer.slot, message.key, now);
       break;
-    case ToTrainer::Kind::kLeaving:
+    case wire::ToTrainer::Kind::kLeaving:
       peer.is_leaving = true;
       if (peer.slot) dispatch_.drain_worker(*peer.slot, now);
       break;
-    case ToTrainer::Kind::kPong:
-    case ToTrainer::Kind::kPiece:
-    case ToTrainer::Kind::kRefused:
-    case ToTrainer::Kind::kUnfit:
-    case ToTrainer::Kind::kBroken: break;
+    case wire::ToTrainer::Kind::kPong:
+    case wire::ToTrainer::Kind::kPiece:
+    case wire::ToTrainer::Kind::kRefused:
+    case wire::ToTrainer::Kind::kUnfit:
+    case wire::ToTrainer::Kind::kBroken: break;
   }
   carry_out(now);
   return counts;
@@ -221,7 +221,7 @@ void PoolSession::leave(Instant now) {
   while (!peers_.empty()) {
     const uint64_t worker_id = peers_.begin()->first;
     Peer& peer = peers_.begin()->second;
-    if (peer.state != State::kApart) send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+    if (peer.state != State::kApart) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
     lose(peer, Loss::kLeft, now, now);
     part_from(worker_id);
   }
@@ -229,17 +229,17 @@ void PoolSession::leave(Instant now) {
 
 // ---- Requests
 
-void PoolSession::ask(BatchKey key, Lane lane, Instant now) {
+void PoolSession::ask(wire::BatchKey key, wire::Lane lane, Instant now) {
   dispatch_.ask(key, lane, now);
   carry_out(now);
 }
 
-void PoolSession::forget(BatchKey key, Instant now) {
+void PoolSession::forget(wire::BatchKey key, Instant now) {
   dispatch_.forget(key, now);
   carry_out(now);
 }
 
-void PoolSession::end_lane(uint32_t epoch, Lane lane, Instant now) {
+void PoolSession::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
   dispatch_.end_lane(epoch, lane, now);
   carry_out(now);
 }
@@ -256,7 +256,7 @@ void PoolSession::carry_out(Instant now) {
       const uint64_t worker_id = owner->second;
       Peer& peer = peers_.at(worker_id);
       if (command.kind == Dispatch::Command::Kind::kIdle) {
-        if (peer.state == State::kOpen) send(worker_id, peer, {.kind = ToWorker::Kind::kBye});
+        if (peer.state == State::kOpen) send(worker_id, peer, {.kind = wire::ToWorker::Kind::kBye});
         lose(peer, Loss::kLeft, now, now);
         part_from(worker_id);
       } else if (peer.state != State::kOpen) {
@@ -264,21 +264,21 @@ void PoolSession::carry_out(Instant now) {
       } else if (command.kind == Dispatch::Command::Kind::kAsk) {
         if (dispatch_.is_unanswered(command.key)) send_request(worker_id, peer, command.key);
       } else {
-        send(worker_id, peer, {.kind = ToWorker::Kind::kCancel, .key = command.key});
+        send(worker_id, peer, {.kind = wire::ToWorker::Kind::kCancel, .key = command.key});
       }
     }
   }
 }
 
-void PoolSession::send_request(uint64_t worker_id, Peer& peer, BatchKey key) {
+void PoolSession::send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key) {
   send(worker_id, peer,
-       {.kind = ToWorker::Kind::kRequest,
+       {.kind = wire::ToWorker::Kind::kRequest,
         .key = key,
         .lane = dispatch_.lane_of(key),
         .is_lane_start = dispatch_.is_lane_start(key)});
 }
 
-void PoolSession::send(uint64_t worker_id, Peer& peer, ToWorker message) {
+void PoolSession::send(uint64_t worker_id, Peer& peer, wire::ToWorker message) {
   message.trainer_id = options_.trainer_id;
   message.link = peer.link.number();
   message.stamp = peer.link.stamp();
@@ -298,7 +298,7 @@ void PoolSession::tick(Instant now) {
     }
     if (peer.state == State::kOpen && now >= peer.ping_at) {
       peer.ping_at = now + kPingInterval;
-      send(worker_id, peer, {.kind = ToWorker::Kind::kPing});
+      send(worker_id, peer, {.kind = wire::ToWorker::Kind::kPing});
     }
   }
   dispatch_.tick(now);

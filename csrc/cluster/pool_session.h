@@ -14,23 +14,15 @@
 #include <span>
 #include <vector>
 
-#include "cluster/batch_key.h"
-#include "cluster/data_message.h"
+#include "base/instant.h"
 #include "cluster/dispatch.h"
-#include "cluster/instant.h"
 #include "cluster/link.h"
 #include "cluster/renewal.h"
+#include "wire/batch_key.h"
+#include "wire/data_message.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
-
-// A worker as the controller tells trainers of it.
-struct RosterEntry {
-  uint64_t worker_id = 0;
-  uint32_t incarnation = 0;
-  bool is_withdrawn = false;  // the trainer is to do without it
-
-  friend bool operator==(const RosterEntry&, const RosterEntry&) = default;
-};
 
 struct PoolSessionOptions {
   uint64_t trainer_id = 0;    // that no session had before: each numbers its links from 1
@@ -53,8 +45,8 @@ class PoolSession {
     };
     Kind kind = Kind::kSend;
     uint64_t worker_id = 0;
-    ToWorker message{};
-    BatchKey key{};            // of kFail
+    wire::ToWorker message{};
+    wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
 
     friend bool operator==(const Command&, const Command&) = default;
@@ -62,11 +54,11 @@ class PoolSession {
   std::vector<Command> take_commands();
 
   // The workers that this trainer may use now. One that is not named is gone, and its answers count no more.
-  void set_roster(std::span<const RosterEntry> entries, Instant now);
+  void set_roster(std::span<const wire::RosterEntry> entries, Instant now);
 
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
-  [[nodiscard]] bool receive(uint64_t worker_id, const ToTrainer& message, uint64_t bytes, Instant now);
+  [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
   // The connection to a worker ended, most likely because its process did. One that says later on that it lives takes
   // the blame from what it was making: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
@@ -75,9 +67,9 @@ class PoolSession {
   // Says goodbye to every worker, and forgets them.
   void leave(Instant now);
 
-  void ask(BatchKey key, Lane lane, Instant now);
-  void forget(BatchKey key, Instant now);
-  void end_lane(uint32_t epoch, Lane lane, Instant now);
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now);
+  void forget(wire::BatchKey key, Instant now);
+  void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
   void tick(Instant now);
   std::optional<Instant> next_tick() const;
@@ -100,7 +92,7 @@ class PoolSession {
     State state = State::kApart;
     Link link;
     std::optional<WorkerSlot> slot;         // while the dispatch counts on it
-    std::optional<BatchKey> blamed;         // for its death, until it is heard again
+    std::optional<wire::BatchKey> blamed;   // for its death, until it is heard again
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
@@ -114,8 +106,8 @@ class PoolSession {
   void greet(uint64_t worker_id, Peer& peer, Instant now);
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
-  void send(uint64_t worker_id, Peer& peer, ToWorker message);
-  void send_request(uint64_t worker_id, Peer& peer, BatchKey key);
+  void send(uint64_t worker_id, Peer& peer, wire::ToWorker message);
+  void send_request(uint64_t worker_id, Peer& peer, wire::BatchKey key);
   void carry_out(Instant now);
   void part_from(uint64_t worker_id);
 

@@ -8,8 +8,8 @@
 #include <deque>
 #include <optional>
 
-#include "cluster/instant.h"
-#include "cluster/reports.h"
+#include "base/instant.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
 
@@ -22,7 +22,7 @@ constexpr Duration kRateSpanMin = std::chrono::seconds(1);
 // Thread-compatible.
 class RecentRates {
  public:
-  void note(const QueueSignal& queue, Instant now) {
+  void note(const wire::QueueSignal& queue, Instant now) {
     const Sample sample{.at = now, .delivered_batches = queue.delivered_batches, .waited_ns = queue.waited_ns};
     if (!samples_.empty() &&
         (sample.delivered_batches < latest_.delivered_batches || sample.waited_ns < latest_.waited_ns))

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "cluster/instant.h"
+#include "base/instant.h"
 
 namespace penstock::cluster {
 

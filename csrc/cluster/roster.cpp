@@ -12,8 +12,8 @@ Roster::Roster(uint64_t controller_id, Instant now) : controller_id_(controller_
 
 // ---- Reports
 
-WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
-  WorkerOrders orders{.incarnation = report.incarnation};
+wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Instant now) {
+  wire::WorkerOrders orders{.incarnation = report.incarnation};
   const auto fenced = fenced_.find(report.worker_id);
   if (fenced != fenced_.end() && report.incarnation <= fenced->second) {
     orders.is_fenced = true;
@@ -32,7 +32,7 @@ WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
   const bool has_moved = worker.report.endpoint != report.endpoint;
   for (const uint64_t trainer_id : report.declined)
     if (!worker.report.has_declined(trainer_id)) note_change(trainer_id);
-  const auto standing = [](const WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
+  const auto standing = [](const wire::WorkerReport& r) { return std::tie(r.is_draining, r.trainer_id, r.declined); };
   if (standing(worker.report) != standing(report)) is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
@@ -49,7 +49,7 @@ WorkerOrders Roster::worker_reported(const WorkerReport& report, Instant now) {
   return orders;
 }
 
-TrainerRoster Roster::trainer_reported(const TrainerReport& report, Instant now) {
+wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, Instant now) {
   const bool is_new = !trainers_.contains(report.trainer_id);
   Trainer& trainer = trainers_[report.trainer_id];
   if (is_new || trainer.report.worker_count_max != report.worker_count_max) is_balanced_ = false;
@@ -213,8 +213,8 @@ std::vector<uint64_t> Roster::changed_trainers() const {
   return changed;
 }
 
-TrainerRoster Roster::roster_of(uint64_t trainer_id) {
-  TrainerRoster roster{.controller_id = controller_id_, .is_settled = was_settled_};
+wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
+  wire::TrainerRoster roster{.controller_id = controller_id_, .is_settled = was_settled_};
   const auto found = trainers_.find(trainer_id);
   if (found == trainers_.end()) return roster;
   found->second.has_changed = false;

@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "cluster/instant.h"
+#include "base/instant.h"
 #include "cluster/recent_rates.h"
-#include "cluster/reports.h"
 #include "cluster/share_out.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
 
@@ -35,8 +35,8 @@ class Roster {
  public:
   Roster(uint64_t controller_id, Instant now);
 
-  WorkerOrders worker_reported(const WorkerReport& report, Instant now);
-  TrainerRoster trainer_reported(const TrainerReport& report, Instant now);
+  wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now);
+  wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now);
   // They leave by their own will, which fences nothing.
   void worker_left(uint64_t worker_id, Instant now);
   void trainer_left(uint64_t trainer_id, Instant now);
@@ -48,16 +48,16 @@ class Roster {
 
   // Trainers whose roster has changed since it was last asked for.
   std::vector<uint64_t> changed_trainers() const;
-  TrainerRoster roster_of(uint64_t trainer_id);
+  wire::TrainerRoster roster_of(uint64_t trainer_id);
 
   struct WorkerStatus {
-    WorkerReport report;
+    wire::WorkerReport report;
     uint64_t assigned_to = 0;  // trainer
     bool is_withdrawn = false;
     Duration since_report{};
   };
   struct TrainerStatus {
-    TrainerReport report;
+    wire::TrainerReport report;
     uint32_t worker_count = 0;
     Duration since_report{};
     Duration idle{};  // for how long it has had no use for workers; 0 while it has
@@ -71,7 +71,7 @@ class Roster {
 
  private:
   struct Worker {
-    WorkerReport report;
+    wire::WorkerReport report;
     Instant reported_at{};
     uint64_t trainer_id = 0;  // that it is assigned to
     uint64_t assigned_order = 0;
@@ -82,7 +82,7 @@ class Roster {
     Hand hand() const;  // valid as long as the report
   };
   struct Trainer {
-    TrainerReport report;
+    wire::TrainerReport report;
     Instant reported_at{};
     Instant wanted_at{};  // when it last had a use for workers
     RecentRates rates{};

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "cluster/instant.h"
+#include "base/instant.h"
 
 namespace penstock::cluster {
 

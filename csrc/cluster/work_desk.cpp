@@ -5,17 +5,17 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "cluster/reports.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
 
 std::vector<WorkDesk::Command> WorkDesk::take_commands() { return std::exchange(commands_, {}); }
 
-void WorkDesk::receive(const ToWorker& message, Instant now) {
-  if (message.kind == ToWorker::Kind::kHello) return greet(message, now);
+void WorkDesk::receive(const wire::ToWorker& message, Instant now) {
+  if (message.kind == wire::ToWorker::Kind::kHello) return greet(message, now);
   if (!tenant_ || tenant_->trainer_id != message.trainer_id) {
     // A goodbye to one who is gone needs no answer.
-    if (message.kind != ToWorker::Kind::kBye) answer_stranger(message, ToTrainer::Kind::kBroken);
+    if (message.kind != wire::ToWorker::Kind::kBye) answer_stranger(message, wire::ToTrainer::Kind::kBroken);
     return;
   }
   switch (tenant_->link.receive(message.link, message.stamp)) {
@@ -23,27 +23,27 @@ void WorkDesk::receive(const ToWorker& message, Instant now) {
     case Link::Receipt::kGap:
       tenant_->is_broken = true;
       tenant_->heard_at = now;
-      return answer_stranger(message, ToTrainer::Kind::kBroken);
+      return answer_stranger(message, wire::ToTrainer::Kind::kBroken);
     case Link::Receipt::kNext: break;
   }
   tenant_->heard_at = now;
   // Behind its hello and what it repeats, a trainer says nothing before it has read the welcome.
   if (tenant_->repeated_count == 0) tenant_->is_fresh = false;
   switch (message.kind) {
-    case ToWorker::Kind::kHello: break;
-    case ToWorker::Kind::kRequest: return take(message);
-    case ToWorker::Kind::kCancel: return cancel(message.key);
-    case ToWorker::Kind::kAck: return drop_held(message.key);
-    case ToWorker::Kind::kPing: return send(ToTrainer::Kind::kPong);
-    case ToWorker::Kind::kBye: return abandon();
+    case wire::ToWorker::Kind::kHello: break;
+    case wire::ToWorker::Kind::kRequest: return take(message);
+    case wire::ToWorker::Kind::kCancel: return cancel(message.key);
+    case wire::ToWorker::Kind::kAck: return drop_held(message.key);
+    case wire::ToWorker::Kind::kPing: return send(wire::ToTrainer::Kind::kPong);
+    case wire::ToWorker::Kind::kBye: return abandon();
   }
 }
 
-void WorkDesk::greet(const ToWorker& hello, Instant now) {
-  if (is_declined(hello.trainer_id)) return answer_stranger(hello, ToTrainer::Kind::kUnfit);
+void WorkDesk::greet(const wire::ToWorker& hello, Instant now) {
+  if (is_declined(hello.trainer_id)) return answer_stranger(hello, wire::ToTrainer::Kind::kUnfit);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
   if (is_past(hello)) return;
-  if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, ToTrainer::Kind::kRefused);
+  if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
   // A hello that continues a link may mean one from before this worker forgot, whose welcome after that was lost.
   const bool is_fresh = !is_known || tenant_->is_fresh || !hello.is_continued;
   if (is_fresh) abandon();
@@ -52,37 +52,37 @@ void WorkDesk::greet(const ToWorker& hello, Instant now) {
   tenant_->is_fresh = is_fresh;
   if (tenant_->link.receive(hello.link, hello.stamp) != Link::Receipt::kNext) {
     tenant_->is_broken = true;
-    return answer_stranger(hello, ToTrainer::Kind::kBroken);
+    return answer_stranger(hello, wire::ToTrainer::Kind::kBroken);
   }
   queue_.clear();
   for (auto& [key, is_claimed] : held_) is_claimed = false;
   if (running_) running_->is_wanted = false;
   if (hello.count == 0) drop_unclaimed();
-  send(ToTrainer::Kind::kWelcome, {}, is_fresh);
-  if (is_draining_) send(ToTrainer::Kind::kLeaving);
+  send(wire::ToTrainer::Kind::kWelcome, {}, is_fresh);
+  if (is_draining_) send(wire::ToTrainer::Kind::kLeaving);
 }
 
 // A link begins once. If its messages come twice, a worker that has forgotten the trainer meanwhile would be on that
 // link again and have nothing of it.
-bool WorkDesk::is_past(const ToWorker& hello) const {
+bool WorkDesk::is_past(const wire::ToWorker& hello) const {
   if (tenant_ && tenant_->trainer_id == hello.trainer_id && hello.link <= tenant_->link.number()) return true;
   return std::any_of(forgotten_.begin(), forgotten_.end(), [&](const auto& forgotten) {
     return forgotten.first == hello.trainer_id && hello.link <= forgotten.second;
   });
 }
 
-void WorkDesk::take(const ToWorker& message) {
+void WorkDesk::take(const wire::ToWorker& message) {
   const bool is_repeated = tenant_->repeated_count > 0;
   if (is_repeated) --tenant_->repeated_count;
   // What is repeated to one who knows nothing of it will be asked for anew.
   if (!(is_repeated && tenant_->is_fresh)) {
     if (const auto held = held_.find(message.key); held != held_.end()) {
       held->second = true;
-      send(ToTrainer::Kind::kAnswer, message.key);
+      send(wire::ToTrainer::Kind::kAnswer, message.key);
     } else if (is_running(message)) {
       running_->is_wanted = true;
     } else if (is_draining_) {
-      send(ToTrainer::Kind::kHandedBack, message.key);
+      send(wire::ToTrainer::Kind::kHandedBack, message.key);
     } else {
       queue_.push_back({.key = message.key, .lane = message.lane, .is_lane_start = message.is_lane_start});
     }
@@ -92,11 +92,11 @@ void WorkDesk::take(const ToWorker& message) {
 
 // Another trainer's batch of the same number is another batch, and what was begun before a trainer was given up is of
 // no use to its lanes.
-bool WorkDesk::is_running(const ToWorker& request) const {
+bool WorkDesk::is_running(const wire::ToWorker& request) const {
   return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
 }
 
-void WorkDesk::cancel(BatchKey key) {
+void WorkDesk::cancel(wire::BatchKey key) {
   std::erase_if(queue_, [&](const Request& request) { return request.key == key; });
   drop_held(key);
   if (running_ && running_->key == key) running_->is_wanted = false;
@@ -109,7 +109,7 @@ std::optional<WorkDesk::Request> WorkDesk::begin() {
   const Request request = queue_.front();
   queue_.pop_front();
   running_ = Running{.trainer_id = tenant_->trainer_id, .key = request.key, .is_wanted = true};
-  send(ToTrainer::Kind::kStarted, request.key);
+  send(wire::ToTrainer::Kind::kStarted, request.key);
   return request;
 }
 
@@ -128,7 +128,7 @@ void WorkDesk::finished() {
     return;
   }
   held_.emplace(done.key, true);
-  send(ToTrainer::Kind::kAnswer, done.key);
+  send(wire::ToTrainer::Kind::kAnswer, done.key);
 }
 
 bool WorkDesk::may_be_wanted() const {
@@ -148,8 +148,8 @@ void WorkDesk::drain() {
   if (is_draining_) return;
   is_draining_ = true;
   if (!tenant_) return;
-  send(ToTrainer::Kind::kLeaving);
-  for (const Request& request : std::exchange(queue_, {})) send(ToTrainer::Kind::kHandedBack, request.key);
+  send(wire::ToTrainer::Kind::kLeaving);
+  for (const Request& request : std::exchange(queue_, {})) send(wire::ToTrainer::Kind::kHandedBack, request.key);
 }
 
 void WorkDesk::abandon() {
@@ -166,9 +166,9 @@ void WorkDesk::decline() {
   if (!tenant_) return;
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = tenant_->trainer_id,
-                       .message = {.kind = ToTrainer::Kind::kUnfit, .link = tenant_->link.number()}});
+                       .message = {.kind = wire::ToTrainer::Kind::kUnfit, .link = tenant_->link.number()}});
   declined_.push_back(tenant_->trainer_id);
-  if (declined_.size() > kDeclinedCountMax) declined_.pop_front();
+  if (declined_.size() > wire::kDeclinedCountMax) declined_.pop_front();
   abandon();
 }
 
@@ -176,7 +176,7 @@ bool WorkDesk::is_declined(uint64_t trainer_id) const {
   return std::find(declined_.begin(), declined_.end(), trainer_id) != declined_.end();
 }
 
-void WorkDesk::send(ToTrainer::Kind kind, BatchKey key, bool is_fresh) {
+void WorkDesk::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fresh) {
   // On a link that is broken nothing counts, and what is held is asked for again on the next.
   if (!tenant_ || tenant_->is_broken) return;
   commands_.push_back({.kind = Command::Kind::kSend,
@@ -188,7 +188,7 @@ void WorkDesk::send(ToTrainer::Kind kind, BatchKey key, bool is_fresh) {
                                    .is_fresh = is_fresh}});
 }
 
-void WorkDesk::answer_stranger(const ToWorker& message, ToTrainer::Kind kind) {
+void WorkDesk::answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind) {
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = message.trainer_id,
                        .message = {.kind = kind, .link = message.link}});
@@ -199,15 +199,15 @@ size_t WorkDesk::claimed_count() const {
   return static_cast<size_t>(std::count_if(held_.begin(), held_.end(), is_claimed));
 }
 
-void WorkDesk::drop_held(BatchKey key) {
+void WorkDesk::drop_held(wire::BatchKey key) {
   if (held_.erase(key) > 0) commands_.push_back({.kind = Command::Kind::kDrop, .key = key});
 }
 
 void WorkDesk::drop_unclaimed() {
-  std::vector<BatchKey> unclaimed;
+  std::vector<wire::BatchKey> unclaimed;
   for (const auto& [key, is_claimed] : held_)
     if (!is_claimed) unclaimed.push_back(key);
-  for (const BatchKey key : unclaimed) drop_held(key);
+  for (const wire::BatchKey key : unclaimed) drop_held(key);
 }
 
 }  // namespace penstock::cluster

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/batch_key.h"
-#include "cluster/data_message.h"
-#include "cluster/instant.h"
+#include "base/instant.h"
 #include "cluster/link.h"
+#include "wire/batch_key.h"
+#include "wire/data_message.h"
 
 namespace penstock::cluster {
 
@@ -37,21 +37,21 @@ class WorkDesk {
     };
     Kind kind = Kind::kSend;
     uint64_t trainer_id = 0;
-    ToTrainer message{};
-    BatchKey key{};  // of kDrop
+    wire::ToTrainer message{};
+    wire::BatchKey key{};  // of kDrop
 
     friend bool operator==(const Command&, const Command&) = default;
   };
   std::vector<Command> take_commands();
 
-  void receive(const ToWorker& message, Instant now);
+  void receive(const wire::ToWorker& message, Instant now);
   // Forgets a trainer that was silent for a lease.
   void tick(Instant now);
   std::optional<Instant> next_tick() const;
 
   struct Request {
-    BatchKey key{};
-    Lane lane = kNoLane;
+    wire::BatchKey key{};
+    wire::Lane lane = wire::kNoLane;
     bool is_lane_start = false;
 
     friend bool operator==(const Request&, const Request&) = default;
@@ -98,24 +98,24 @@ class WorkDesk {
   };
   struct Running {
     uint64_t trainer_id;  // 0 once that was given up
-    BatchKey key{};
+    wire::BatchKey key{};
     bool is_wanted;
   };
 
-  void greet(const ToWorker& hello, Instant now);
-  bool is_past(const ToWorker& hello) const;
-  void take(const ToWorker& message);
-  bool is_running(const ToWorker& request) const;
-  void cancel(BatchKey key);
-  void send(ToTrainer::Kind kind, BatchKey key = {}, bool is_fresh = false);
-  void answer_stranger(const ToWorker& message, ToTrainer::Kind kind);
-  void drop_held(BatchKey key);
+  void greet(const wire::ToWorker& hello, Instant now);
+  bool is_past(const wire::ToWorker& hello) const;
+  void take(const wire::ToWorker& message);
+  bool is_running(const wire::ToWorker& request) const;
+  void cancel(wire::BatchKey key);
+  void send(wire::ToTrainer::Kind kind, wire::BatchKey key = {}, bool is_fresh = false);
+  void answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind);
+  void drop_held(wire::BatchKey key);
   void drop_unclaimed();
 
   std::optional<Tenant> tenant_;
   std::deque<Request> queue_;
   std::optional<Running> running_;
-  std::map<BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
+  std::map<wire::BatchKey, bool> held_;  // made and not acknowledged; whether the trainer asked for it on this link
   bool is_draining_ = false;
   std::deque<uint64_t> declined_;                        // trainers, the latest last
   std::deque<std::pair<uint64_t, uint32_t>> forgotten_;  // trainers and their last links, the latest last

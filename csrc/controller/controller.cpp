@@ -8,47 +8,41 @@
 #include <utility>
 #include <variant>
 
+#include "base/identity.h"
+#include "base/live_clock.h"
 #include "controller/pool_status.h"
-#include "transport/control_limits.h"
-#include "transport/identity.h"
-#include "transport/live_clock.h"
-#include "transport/readiness.h"
+#include "net/control_limits.h"
+#include "net/readiness.h"
 
 namespace penstock::controller {
 
-using cluster::Instant;
-using transport::clock_now;
-using transport::wait_time;
-
-Result<std::unique_ptr<Controller>> Controller::start(const transport::Endpoint& endpoint,
-                                                      const transport::KeyRing& keys) {
+Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys) {
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
-  const auto id = transport::draw_identity();
+  const auto id = draw_identity();
   if (!id) return id.error();
-  auto context = std::make_unique<transport::SocketContext>();
-  auto authenticator = transport::Authenticator::start(*context);
+  auto context = std::make_unique<net::SocketContext>();
+  auto authenticator = net::Authenticator::start(*context);
   if (!authenticator) return authenticator.error();
-  const transport::ServerOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
-                                         .limits = transport::control_limits()};
-  auto server = transport::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
+  const net::ServerOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
+                                   .limits = net::control_limits()};
+  auto server = net::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),
                                       id.value());
 }
 
-Controller::Controller(std::unique_ptr<transport::SocketContext> context,
-                       std::unique_ptr<transport::Authenticator> authenticator,
-                       std::unique_ptr<transport::ServerSocket> server, uint64_t controller_id)
+Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
+                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
       roster_(controller_id, clock_now()) {}
 
 Result<void> Controller::run(int stop_fd) {
-  const std::array<transport::Waitable, 1> sockets{server_->waitable()};
+  const std::array<net::Waitable, 1> sockets{server_->waitable()};
   const std::array<int, 1> fds{stop_fd};
   std::array<bool, 1> is_readable{};
-  transport::ServerReceipt receipt;
+  net::ServerReceipt receipt;
   for (;;) {
     for (;;) {
       auto received = server_->try_receive(receipt);
@@ -59,12 +53,12 @@ Result<void> Controller::run(int stop_fd) {
     roster_.tick(clock_now());
     push_rosters();
     const auto timeout = wait_time(roster_.next_tick(), clock_now());
-    if (auto waited = transport::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited;
+    if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited;
     if (is_readable[0]) return {};
   }
 }
 
-void Controller::receive(const transport::ServerReceipt& receipt, Instant now) {
+void Controller::receive(const net::ServerReceipt& receipt, Instant now) {
   ++counters_.messages;
   if (!receipt.offence.empty()) {
     ++counters_.refused;
@@ -73,37 +67,36 @@ void Controller::receive(const transport::ServerReceipt& receipt, Instant now) {
   if (receipt.parts.size() != 1)
     return refuse(receipt.peer, "a message of " + std::to_string(receipt.parts.size()) + " parts was sent to the " +
                                     "controller, which takes messages of one");
-  const auto message = transport::parse_control(receipt.parts.front().bytes());
+  const auto message = wire::parse_control(receipt.parts.front().bytes());
   if (!message) return refuse(receipt.peer, message.error().message);
   take(receipt.peer, message.value(), now);
 }
 
-void Controller::take(const transport::Peer& peer, const transport::ControlMessage& message, Instant now) {
+void Controller::take(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
   const Role role = peer.identity.role;
-  if (const auto* worker = std::get_if<cluster::WorkerReport>(&message); worker != nullptr && role == Role::kWorker)
+  if (const auto* worker = std::get_if<wire::WorkerReport>(&message); worker != nullptr && role == Role::kWorker)
     return send(peer.routing_id, roster_.worker_reported(*worker, now));
-  if (const auto* trainer = std::get_if<cluster::TrainerReport>(&message);
-      trainer != nullptr && role == Role::kTrainer) {
+  if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
     trainers_[trainer->trainer_id] = peer.routing_id;
     return send(peer.routing_id, roster_.trainer_reported(*trainer, now));
   }
-  if (const auto* farewell = std::get_if<transport::Farewell>(&message)) {
+  if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
     if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);
     if (!farewell->is_worker && role == Role::kTrainer) return roster_.trainer_left(farewell->id, now);
   }
-  if (std::holds_alternative<transport::StatusRequest>(message) && role == Role::kOperator)
-    return send(peer.routing_id, transport::Status{status_json(roster_, endpoint().text(), now)});
-  if (const auto* drain = std::get_if<transport::DrainRequest>(&message); drain != nullptr && role == Role::kOperator) {
+  if (std::holds_alternative<wire::StatusRequest>(message) && role == Role::kOperator)
+    return send(peer.routing_id, wire::Status{status_json(roster_, endpoint().text(), now)});
+  if (const auto* drain = std::get_if<wire::DrainRequest>(&message); drain != nullptr && role == Role::kOperator) {
     const bool is_known = roster_.drain(drain->worker_id, now);
-    return send(peer.routing_id, transport::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});
+    return send(peer.routing_id, wire::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});
   }
-  refuse(peer, "the key that was shown is that of a " + std::string(transport::role_name(role)) +
+  refuse(peer, "the key that was shown is that of a " + std::string(net::role_name(role)) +
                    ", which may not send this to a controller; use the key of the role that may");
 }
 
-void Controller::refuse(const transport::Peer& peer, std::string reason) {
+void Controller::refuse(const net::Peer& peer, std::string reason) {
   ++counters_.refused;
-  send(peer.routing_id, transport::Refusal{std::move(reason)});
+  send(peer.routing_id, wire::Refusal{std::move(reason)});
 }
 
 void Controller::push_rosters() {
@@ -117,8 +110,8 @@ void Controller::push_rosters() {
   std::erase_if(trainers_, [&](const auto& item) { return !alive.contains(item.first); });
 }
 
-void Controller::send(const std::string& routing_id, const transport::ControlMessage& message) {
-  const auto bytes = transport::write_control(message);
+void Controller::send(const std::string& routing_id, const wire::ControlMessage& message) {
+  const auto bytes = wire::write_control(message);
   static_cast<void>(server_->send(routing_id, bytes));
 }
 

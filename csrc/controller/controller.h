@@ -11,10 +11,10 @@
 
 #include "base/result.h"
 #include "cluster/roster.h"
-#include "transport/authenticator.h"
-#include "transport/control_record.h"
-#include "transport/key_ring.h"
-#include "transport/server_socket.h"
+#include "net/authenticator.h"
+#include "net/key_ring.h"
+#include "net/server_socket.h"
+#include "wire/control_record.h"
 
 namespace penstock::controller {
 
@@ -27,15 +27,15 @@ struct ControllerCounters {
 class Controller {
  public:
   // Listens. `keys` are those of the role controller. An address that other machines reach needs keys that were given.
-  static Result<std::unique_ptr<Controller>> start(const transport::Endpoint& endpoint, const transport::KeyRing& keys);
+  static Result<std::unique_ptr<Controller>> start(const net::Endpoint& endpoint, const net::KeyRing& keys);
 
   // For `start`.
-  Controller(std::unique_ptr<transport::SocketContext> context, std::unique_ptr<transport::Authenticator> authenticator,
-             std::unique_ptr<transport::ServerSocket> server, uint64_t controller_id);
+  Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
+             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 
-  const transport::Endpoint& endpoint() const { return server_->endpoint(); }
+  const net::Endpoint& endpoint() const { return server_->endpoint(); }
 
   // Serves until `stop_fd` is readable. Blocks.
   Result<void> run(int stop_fd);
@@ -43,19 +43,19 @@ class Controller {
   const ControllerCounters& counters() const { return counters_; }
 
  private:
-  using Role = transport::Role;
+  using Role = net::Role;
 
-  void receive(const transport::ServerReceipt& receipt, cluster::Instant now);
-  void take(const transport::Peer& peer, const transport::ControlMessage& message, cluster::Instant now);
-  void refuse(const transport::Peer& peer, std::string reason);
+  void receive(const net::ServerReceipt& receipt, Instant now);
+  void take(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
+  void refuse(const net::Peer& peer, std::string reason);
   void push_rosters();
   // To a peer that is gone nothing is said; it will report again.
-  void send(const std::string& routing_id, const transport::ControlMessage& message);
+  void send(const std::string& routing_id, const wire::ControlMessage& message);
 
   // In the order in which they are made; they die the other way round.
-  std::unique_ptr<transport::SocketContext> context_;
-  std::unique_ptr<transport::Authenticator> authenticator_;
-  std::unique_ptr<transport::ServerSocket> server_;
+  std::unique_ptr<net::SocketContext> context_;
+  std::unique_ptr<net::Authenticator> authenticator_;
+  std::unique_ptr<net::ServerSocket> server_;
   cluster::Roster roster_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   ControllerCounters counters_;

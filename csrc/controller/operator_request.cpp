@@ -7,27 +7,26 @@
 #include <utility>
 #include <variant>
 
-#include "transport/client_socket.h"
-#include "transport/control_limits.h"
-#include "transport/readiness.h"
+#include "net/client_socket.h"
+#include "net/control_limits.h"
+#include "net/readiness.h"
 
 namespace penstock::controller {
 
+using net::ConnectionEvent;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using transport::ConnectionEvent;
 
-Result<transport::ControlMessage> ask_controller(const transport::Endpoint& endpoint, const transport::KeyRing& keys,
-                                                 const transport::ControlMessage& question,
-                                                 steady_clock::time_point deadline) {
-  transport::SocketContext context;
-  auto connected = transport::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
-                                                    {.limits = transport::control_limits()});
+Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                            const wire::ControlMessage& question, steady_clock::time_point deadline) {
+  net::SocketContext context;
+  auto connected = net::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
+                                              {.limits = net::control_limits()});
   if (!connected) return connected.error();
-  transport::ClientSocket& client = *connected.value();
-  const auto bytes = transport::write_control(question);
+  net::ClientSocket& client = *connected.value();
+  const auto bytes = wire::write_control(question);
   bool is_asked = false;
-  transport::ClientReceipt receipt;
+  net::ClientReceipt receipt;
   for (;;) {
     while (const auto event = client.try_event()) {
       if (event->kind == ConnectionEvent::Kind::kRefused) return Error{Errc::kClosed, event->reason};
@@ -38,9 +37,9 @@ Result<transport::ControlMessage> ask_controller(const transport::Endpoint& endp
     if (!received) return received.error();
     if (received.value()) {
       if (receipt.parts.size() != 1) return Error{Errc::kMalformed, "the controller's answer is not in one part"};
-      auto answer = transport::parse_control(receipt.parts.front().bytes());
+      auto answer = wire::parse_control(receipt.parts.front().bytes());
       if (!answer) return answer.error();
-      if (auto* refusal = std::get_if<transport::Refusal>(&answer.value()))
+      if (auto* refusal = std::get_if<wire::Refusal>(&answer.value()))
         return Error{Errc::kFailed, "the controller at " + endpoint.text() + " refused: " + refusal->reason};
       return answer;
     }
@@ -50,7 +49,7 @@ Result<transport::ControlMessage> ask_controller(const transport::Endpoint& endp
                                        "; start one there (penstock controller --bind " + endpoint.text() +
                                        "), or name the address of the one that runs"};
     }
-    if (auto waited = transport::wait_readable(client.waitables(), {}, {}, left); !waited) return waited.error();
+    if (auto waited = net::wait_readable(client.waitables(), {}, {}, left); !waited) return waited.error();
   }
 }
 

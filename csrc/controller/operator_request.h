@@ -5,16 +5,16 @@
 #include <chrono>
 
 #include "base/result.h"
-#include "transport/control_record.h"
-#include "transport/endpoint.h"
-#include "transport/key_ring.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
+#include "wire/control_record.h"
 
 namespace penstock::controller {
 
 // `keys` are those of the role operator. kClosed when the controller turns the key away or is another's, kTimeout when
 // nothing answers there, kFailed with the controller's own words when it refuses the question. Blocks.
-Result<transport::ControlMessage> ask_controller(const transport::Endpoint& endpoint, const transport::KeyRing& keys,
-                                                 const transport::ControlMessage& question,
-                                                 std::chrono::steady_clock::time_point deadline);
+Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                            const wire::ControlMessage& question,
+                                            std::chrono::steady_clock::time_point deadline);
 
 }  // namespace penstock::controller

@@ -42,7 +42,7 @@ std::string seconds(std::chrono::nanoseconds time) { return number(std::chrono::
 std::string number_or_null(std::optional<double> value) { return value ? number(*value) : "null"; }
 
 std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
-  const cluster::WorkerReport& report = worker.report;
+  const wire::WorkerReport& report = worker.report;
   std::string json = "{\"id\": " + quoted(spoken_id(report.worker_id));
   json += ", \"incarnation\": " + std::to_string(report.incarnation);
   json += ", \"endpoint\": " + quoted(report.endpoint) + ", \"about\": " + quoted(report.about);
@@ -56,8 +56,8 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
 }
 
 std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
-  const cluster::TrainerReport& report = trainer.report;
-  const cluster::QueueSignal& queue = report.queue;
+  const wire::TrainerReport& report = trainer.report;
+  const wire::QueueSignal& queue = report.queue;
   std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
   json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
   json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
@@ -79,7 +79,7 @@ std::string spoken_id(uint64_t id) {
   return text.data();
 }
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now) {
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now) {
   std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
   json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
   json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count()) + "}, \"workers\": [";

@@ -24,6 +24,6 @@ namespace penstock::controller {
 
 std::string spoken_id(uint64_t id);
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now);
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now);
 
 }  // namespace penstock::controller

@@ -9,16 +9,16 @@
 #include <cstring>
 #include <string>
 
-#include "transport/nest.h"
+#include "wire/nest.h"
 
 namespace penstock::loader {
 namespace {
 
-using transport::dtype_bytes;
-using transport::TensorEntry;
+using wire::dtype_bytes;
+using wire::TensorEntry;
 
 constexpr bool has_size(c10::ScalarType type, uint32_t bytes) {
-  return dtype_bytes(static_cast<transport::DTypeCode>(type)) == bytes;
+  return dtype_bytes(static_cast<wire::DTypeCode>(type)) == bytes;
 }
 static_assert(has_size(c10::ScalarType::Byte, 1) && has_size(c10::ScalarType::Long, 8) &&
               has_size(c10::ScalarType::Float, 4) && has_size(c10::ScalarType::Bool, 1) &&
@@ -46,8 +46,8 @@ at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byt
 
 }  // namespace
 
-Result<std::unique_ptr<Batch>> Batch::from_slab(const transport::Descriptor& descriptor,
-                                                c10::intrusive_ptr<SlabLease> lease, bool allow_pickle) {
+Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::Descriptor& descriptor, c10::intrusive_ptr<SlabLease> lease,
+                                                bool allow_pickle) {
   const uint64_t slab_bytes = lease->view().slab_bytes();
   if (descriptor.record_offset > slab_bytes || descriptor.record_bytes > slab_bytes - descriptor.record_offset) {
     return Error{Errc::kMalformed,
@@ -65,7 +65,7 @@ Result<std::unique_ptr<Batch>> Batch::from_slab(const transport::Descriptor& des
   return batch;
 }
 
-Result<std::unique_ptr<Batch>> Batch::from_parts(const transport::Descriptor& descriptor, std::vector<std::byte> record,
+Result<std::unique_ptr<Batch>> Batch::from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
                                                  std::vector<std::byte> payload, bool allow_pickle) {
   auto batch = std::make_unique<Batch>(descriptor);
   batch->record_ = std::move(record);
@@ -76,14 +76,14 @@ Result<std::unique_ptr<Batch>> Batch::from_parts(const transport::Descriptor& de
   return batch;
 }
 
-std::unique_ptr<Batch> Batch::from_error(const transport::Descriptor& descriptor, RemoteError error) {
+std::unique_ptr<Batch> Batch::from_error(const wire::Descriptor& descriptor, RemoteError error) {
   auto batch = std::make_unique<Batch>(descriptor);
   batch->remote_error_ = std::move(error);
   return batch;
 }
 
 Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle) {
-  auto frame = transport::parse_frame(record);
+  auto frame = wire::parse_frame(record);
   if (!frame) return frame.error();
   frame_ = std::move(frame).value();
   if (frame_.payload_bytes > payload_bytes_max) {
@@ -91,7 +91,7 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
                                        " payload bytes where " + std::to_string(payload_bytes_max) +
                                        " came; trainer and workers must run the same version of penstock"};
   }
-  return transport::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
+  return wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
 }
 
 std::span<const std::byte> Batch::bytes_of(const TensorEntry& entry) const {

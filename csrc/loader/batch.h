@@ -16,8 +16,8 @@
 
 #include "base/result.h"
 #include "loader/slab_lease.h"
-#include "transport/frame.h"
-#include "transport/message.h"
+#include "wire/frame.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -25,13 +25,12 @@ namespace penstock::loader {
 class Batch {
  public:
   // A batch in a slab. `lease` is this process's right to read it.
-  static Result<std::unique_ptr<Batch>> from_slab(const transport::Descriptor& descriptor,
+  static Result<std::unique_ptr<Batch>> from_slab(const wire::Descriptor& descriptor,
                                                   c10::intrusive_ptr<SlabLease> lease, bool allow_pickle);
 
   // A batch that came through the socket.
-  static Result<std::unique_ptr<Batch>> from_parts(const transport::Descriptor& descriptor,
-                                                   std::vector<std::byte> record, std::vector<std::byte> payload,
-                                                   bool allow_pickle);
+  static Result<std::unique_ptr<Batch>> from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
+                                                   std::vector<std::byte> payload, bool allow_pickle);
 
   // What a pool's worker raised in the place of a batch.
   struct RemoteError {
@@ -39,14 +38,14 @@ class Batch {
     std::string text;
     std::string worker;  // which one
   };
-  static std::unique_ptr<Batch> from_error(const transport::Descriptor& descriptor, RemoteError error);
+  static std::unique_ptr<Batch> from_error(const wire::Descriptor& descriptor, RemoteError error);
 
-  explicit Batch(const transport::Descriptor& descriptor) : descriptor_(descriptor) {}
+  explicit Batch(const wire::Descriptor& descriptor) : descriptor_(descriptor) {}
 
-  const transport::Descriptor& descriptor() const { return descriptor_; }
-  const transport::Frame& frame() const { return frame_; }
-  bool raises() const { return (descriptor_.flags & transport::kDescriptorRaises) != 0; }
-  bool has_state() const { return (descriptor_.flags & transport::kDescriptorHasState) != 0; }
+  const wire::Descriptor& descriptor() const { return descriptor_; }
+  const wire::Frame& frame() const { return frame_; }
+  bool raises() const { return (descriptor_.flags & wire::kDescriptorRaises) != 0; }
+  bool has_state() const { return (descriptor_.flags & wire::kDescriptorHasState) != 0; }
 
   const std::optional<RemoteError>& remote_error() const { return remote_error_; }
 
@@ -73,13 +72,13 @@ class Batch {
 
  private:
   Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
-  std::span<const std::byte> bytes_of(const transport::TensorEntry& entry) const;
+  std::span<const std::byte> bytes_of(const wire::TensorEntry& entry) const;
 
-  transport::Descriptor descriptor_;
+  wire::Descriptor descriptor_;
   c10::intrusive_ptr<SlabLease> lease_;
   std::vector<std::byte> record_;  // the frame's views point here
   std::vector<std::byte> payload_;
-  transport::Frame frame_;
+  wire::Frame frame_;
   std::vector<at::Tensor> tensors_;
   std::shared_ptr<void> ready_event_;
   std::optional<RemoteError> remote_error_;

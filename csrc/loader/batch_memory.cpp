@@ -27,7 +27,7 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
   }
   auto region = pool_.acquire_now(bytes);
   if (!region) return region.error();
-  const transport::SlabRegion& slab = region.value();
+  const shm::SlabRegion& slab = region.value();
   auto view = view_of(slab);
   if (!view) {
     slab.arena->cancel(slab.slab_index);
@@ -39,9 +39,9 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
                     .is_transient = slab.is_transient};
 }
 
-Result<std::shared_ptr<transport::ArenaView>> BatchMemory::view_of(const transport::SlabRegion& region) {
+Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegion& region) {
   if (view_ && !region.is_transient && region.arena->id() == arena_id_) return view_;
-  auto view = transport::ArenaView::map(FileDescriptor(::dup(region.arena->fd())));
+  auto view = shm::ArenaView::map(FileDescriptor(::dup(region.arena->fd())));
   if (!view) return view;
   if (!region.is_transient) {
     view_ = view.value();

@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "loader/slab_lease.h"
-#include "transport/slab_pool.h"
+#include "shm/slab_pool.h"
 
 namespace penstock::loader {
 
@@ -41,15 +41,15 @@ class BatchMemory {
   void retire_held();
 
  private:
-  Result<std::shared_ptr<transport::ArenaView>> view_of(const transport::SlabRegion& region);
+  Result<std::shared_ptr<shm::ArenaView>> view_of(const shm::SlabRegion& region);
 
   uint64_t largest_bytes_ = 0;
   std::atomic<bool> is_closing_{false};
-  transport::SlabPool pool_;
+  shm::SlabPool pool_;
   uint32_t arena_id_ = 0;  // that view_ is of
-  std::shared_ptr<transport::ArenaView> view_;
+  std::shared_ptr<shm::ArenaView> view_;
   Mutex views_mutex_;
-  std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+  std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
 };
 
 }  // namespace penstock::loader

@@ -12,7 +12,7 @@
 #include "loader/batch.h"
 #include "loader/device_stage.h"
 #include "loader/inbox.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -28,9 +28,9 @@ class BatchSource {
   virtual void stop() = 0;
 
   // Asks for one batch; `request` is a fetch.
-  virtual void fetch(const transport::Request& request, std::span<const std::byte> body) = 0;
+  virtual void fetch(const wire::Request& request, std::span<const std::byte> body) = 0;
   // Tells every worker something: that an epoch begins, which prefixes to run.
-  virtual void announce(const transport::Request& request, std::span<const std::byte> body) = 0;
+  virtual void announce(const wire::Request& request, std::span<const std::byte> body) = 0;
   // A worker has nothing left to do and is to go.
   virtual void dismiss(uint32_t worker_id) = 0;
 

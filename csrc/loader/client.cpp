@@ -11,14 +11,14 @@
 namespace penstock::loader {
 
 using std::chrono::steady_clock;
-using transport::Request;
-using transport::RequestKind;
+using wire::Request;
+using wire::RequestKind;
 
 // The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
 class Client::Impl {
  public:
   struct Asked {
-    transport::IndexKind kind;
+    wire::IndexKind kind;
     std::vector<std::byte> indices;
   };
   struct Epoch {
@@ -106,7 +106,7 @@ class Client::Impl {
 
   void announce(RequestKind kind, uint32_t number, std::span<const std::byte> seeds) {
     broadcast({.kind = kind,
-               .index_kind = seeds.empty() ? transport::IndexKind::kNone : transport::IndexKind::kPickle,
+               .index_kind = seeds.empty() ? wire::IndexKind::kNone : wire::IndexKind::kPickle,
                .epoch = number},
               seeds);
   }
@@ -116,7 +116,7 @@ class Client::Impl {
     source->announce(request, body);
   }
 
-  bool submit(Epoch& epoch, transport::IndexKind kind, std::span<const std::byte> body) {
+  bool submit(Epoch& epoch, wire::IndexKind kind, std::span<const std::byte> body) {
     // The workers may be fewer than when this was found to have room.
     if (!source->has_bounded_memory())
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
@@ -179,7 +179,7 @@ class Client::Impl {
 
   bool submit_from_stream(Epoch& epoch) {
     const auto indices = epoch.stream->next();
-    return indices && submit(epoch, transport::IndexKind::kIntegers, std::as_bytes(*indices));
+    return indices && submit(epoch, wire::IndexKind::kIntegers, std::as_bytes(*indices));
   }
 
   Event try_next() {
@@ -291,13 +291,13 @@ class Client::Impl {
     auto& counters = inbox.counters();
     counters.batches.add(1);
     counters.batch_bytes.add(batch->frame().payload_bytes);
-    const auto unit_ns = static_cast<uint64_t>(transport::kTimeUnit.count());
+    const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
     counters.fetch_ns.add(batch->descriptor().fetch_time * unit_ns);
     counters.prefix_ns.add(batch->descriptor().prefix_time * unit_ns);
     if (sequence < now.early_count) counters.early_batches.add(1);
     if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
-    if ((batch->descriptor().flags & transport::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
-    if ((batch->descriptor().flags & transport::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
+    if ((batch->descriptor().flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
+    if ((batch->descriptor().flags & wire::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
     return {.kind = Event::Kind::kBatch,
             .worker_id = worker_id,
@@ -311,9 +311,9 @@ class Client::Impl {
   void settle_memory(Batch& batch) {
     if (!batch.lease()) return;
     if (!source->has_bounded_memory()) return batch.lease()->mark_held();
-    if ((batch.descriptor().flags & transport::kDescriptorTransient) != 0) return;
+    if ((batch.descriptor().flags & wire::kDescriptorTransient) != 0) return;
     auto& view = batch.lease()->view();
-    if (view.held_count() >= transport::spare_slab_count(view.alive_count(), options.prefetch_factor)) {
+    if (view.held_count() >= shm::spare_slab_count(view.alive_count(), options.prefetch_factor)) {
       batch.copy_out();
       inbox.counters().copied_batches.add(1);
       return;
@@ -338,7 +338,7 @@ void Client::begin_early(std::span<const std::byte> seeds, IndexStreamOptions op
 }
 void Client::adopt_early(const std::optional<at::Generator>& generator) { impl_->adopt_early(generator); }
 
-bool Client::submit(transport::IndexKind kind, std::span<const std::byte> body) {
+bool Client::submit(wire::IndexKind kind, std::span<const std::byte> body) {
   return impl_->submit(impl_->now, kind, body);
 }
 
@@ -374,7 +374,7 @@ void Client::stop() {
 }
 
 void Client::retire_held() { impl_->source->retire_held(); }
-const telemetry::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
+const loader::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
   const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included
   return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));

@@ -22,10 +22,10 @@
 #include "cluster/request_order.h"
 #include "loader/batch.h"
 #include "loader/batch_source.h"
+#include "loader/counters.h"
 #include "loader/device_stage.h"
 #include "loader/index_stream.h"
-#include "telemetry/counters.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -80,7 +80,7 @@ class Client {
 
   // Sends one request to the worker of the shard whose turn it is. Returns false, sending nothing, when no shard has
   // data left.
-  bool submit(transport::IndexKind kind, std::span<const std::byte> body);
+  bool submit(wire::IndexKind kind, std::span<const std::byte> body);
 
   // Whether one more request keeps within prefetch_bytes, where a batch that is not here yet counts as the largest seen
   // so far. One request is always within it, and before the first batch of all has come, only one.
@@ -126,13 +126,13 @@ class Client {
   struct Awaited {
     uint32_t worker_id = 0;
     uint64_t sequence = 0;
-    transport::IndexKind index_kind = transport::IndexKind::kNone;
+    wire::IndexKind index_kind = wire::IndexKind::kNone;
     std::vector<std::byte> indices;
   };
   std::optional<Awaited> awaited() const;
 
   // Ships a message to every worker, now and in the order of the requests around it.
-  void broadcast(transport::RequestKind kind, std::span<const std::byte> body);
+  void broadcast(wire::RequestKind kind, std::span<const std::byte> body);
 
   // Hangs up on every worker and joins the I/O thread. Batches that were delivered stay valid.
   void stop();
@@ -141,7 +141,7 @@ class Client {
   // them.
   void retire_held();
 
-  const telemetry::LoaderCounters& counters() const;
+  const loader::LoaderCounters& counters() const;
   uint32_t outstanding_count() const;  // asked for and not here yet
   uint32_t ready_count() const;        // here and not delivered yet
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client_io.h"
+#include "base/identity.h"
 
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -14,12 +15,12 @@
 
 namespace penstock::loader {
 
+using net::Socket;
+using shm::FdMessage;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using transport::Descriptor;
-using transport::DescriptorKind;
-using transport::FdMessage;
-using transport::Socket;
+using wire::Descriptor;
+using wire::DescriptorKind;
 
 namespace {
 
@@ -33,11 +34,11 @@ constexpr auto kLossGrace = milliseconds(2000);     // for ZeroMQ to see the end
 ClientIo::ClientIo(const ClientIoOptions& options)
     : BatchSource(options.arrival_count_max),
       options_(options),
-      endpoint_(transport::make_endpoint_name()),
+      endpoint_(make_endpoint_name()),
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       outgoing_(kOutgoingCountMax),
       channels_(options.worker_count) {
-  auto listener = transport::FdListener::bind(endpoint_);
+  auto listener = shm::FdListener::bind(endpoint_);
   if (listener) {
     listener_.emplace(std::move(listener).value());
   } else {
@@ -52,7 +53,7 @@ Result<void> ClientIo::start(std::unique_ptr<BatchStage> stage) {
   if (!listener_) return Error{Errc::kNoMemory, listen_error_};
   if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
   stage_ = std::move(stage);
-  context_ = std::make_unique<transport::SocketContext>();
+  context_ = std::make_unique<net::SocketContext>();
   try {
     thread_ = std::jthread([this](const std::stop_token& token) { run_to_the_end(token); });
   } catch (const std::system_error& error) {
@@ -90,13 +91,13 @@ void ClientIo::stop() {
   listener_.reset();
 }
 
-void ClientIo::fetch(const transport::Request& request, std::span<const std::byte> body) {
-  send(worker_of(request.shard_id), transport::write_message(request, body));
+void ClientIo::fetch(const wire::Request& request, std::span<const std::byte> body) {
+  send(worker_of(request.shard_id), wire::write_message(request, body));
 }
 
-void ClientIo::announce(const transport::Request& request, std::span<const std::byte> body) {
+void ClientIo::announce(const wire::Request& request, std::span<const std::byte> body) {
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
-    send(worker_id, transport::write_message(request, body));
+    send(worker_id, wire::write_message(request, body));
 }
 
 void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
@@ -130,7 +131,7 @@ void ClientIo::run(const std::stop_token& stop) {
   std::vector<Socket*> sockets;
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
     Channel& channel = channels_[worker_id];
-    channel.name = transport::make_endpoint_name();
+    channel.name = make_endpoint_name();
     auto socket = Socket::bind(*context_, channel.name);
     if (!socket) {
       inbox_.fail(worker_id, socket.error());
@@ -182,12 +183,12 @@ void ClientIo::accept_workers() {
       return;
     }
     auto hello = connection.value().receive(steady_clock::now() + kHandshakeTimeout);
-    if (!hello || hello.value().message.kind != transport::kFdHello) continue;  // not one of our workers
+    if (!hello || hello.value().message.kind != shm::kFdHello) continue;  // not one of our workers
     const uint32_t worker_id = hello.value().message.worker_id;
     if (worker_id >= options_.worker_count || channels_[worker_id].connection) continue;
     Channel& channel = channels_[worker_id];
     channel.connection.emplace(std::move(connection).value());
-    FdMessage start{.kind = transport::kFdStart, .worker_id = worker_id};
+    FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
     channel.name.copy(start.text, sizeof start.text - 1);
     if (auto sent = channel.connection->send(start); !sent) inbox_.fail(worker_id, sent.error());
   }
@@ -212,7 +213,7 @@ void ClientIo::send_outgoing() {
 }
 
 void ClientIo::receive_from(uint32_t worker_id) {
-  transport::MessageParts parts;
+  net::MessageParts parts;
   for (;;) {
     auto received = channels_[worker_id].socket->try_receive(parts);
     if (!received) return inbox_.fail(worker_id, received.error());
@@ -221,9 +222,9 @@ void ClientIo::receive_from(uint32_t worker_id) {
   }
 }
 
-void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& parts) {
+void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) {
   Channel& channel = channels_[worker_id];
-  auto parsed = transport::parse_descriptor(parts.front());
+  auto parsed = wire::parse_descriptor(parts.front());
   if (!parsed) return inbox_.fail(worker_id, parsed.error());
   const Descriptor& descriptor = parsed.value();
   const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && inbox_.is_stale(descriptor.epoch);
@@ -267,7 +268,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, transport::MessageParts& p
 }
 
 Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
-                                                    transport::MessageParts& parts) {
+                                                    net::MessageParts& parts) {
   constexpr bool kAllowPickle = true;  // local workers are this process's own children
   if (descriptor.kind == DescriptorKind::kInline) {
     if (parts.size() != 2) return Error{Errc::kMalformed, "an inline batch did not come in two parts"};
@@ -283,11 +284,11 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
   }
   view.value()->populate(descriptor.slab_index, descriptor.slab_bytes);
   auto lease = c10::make_intrusive<SlabLease>(view.value(), descriptor.slab_index, descriptor.slab_generation);
-  if ((descriptor.flags & transport::kDescriptorTransient) != 0) channel.arenas.erase(descriptor.arena_id);
+  if ((descriptor.flags & wire::kDescriptorTransient) != 0) channel.arenas.erase(descriptor.arena_id);
   return Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
 }
 
-Result<std::shared_ptr<transport::ArenaView>> ClientIo::find_arena(Channel& channel, const Descriptor& descriptor) {
+Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, const Descriptor& descriptor) {
   if (const auto found = channel.arenas.find(descriptor.arena_id); found != channel.arenas.end()) {
     return found->second;
   }
@@ -299,7 +300,7 @@ Result<std::shared_ptr<transport::ArenaView>> ClientIo::find_arena(Channel& chan
   }
   auto view = channel.arenas.at(descriptor.arena_id);
   // Lasting arenas are numbered upwards and used one at a time, so an older one is not named again.
-  if ((descriptor.flags & transport::kDescriptorTransient) == 0) {
+  if ((descriptor.flags & wire::kDescriptorTransient) == 0) {
     channel.arenas.erase(channel.arenas.begin(), channel.arenas.find(descriptor.arena_id));
   }
   return view;
@@ -310,10 +311,10 @@ Result<void> ClientIo::receive_arena(Channel& channel, steady_clock::time_point 
   auto received = channel.connection->receive(deadline);
   if (!received) return received.error();
   const FdMessage& message = received.value().message;
-  if (message.kind != transport::kFdArena || !received.value().fd) {
+  if (message.kind != shm::kFdArena || !received.value().fd) {
     return Error{Errc::kMalformed, "a worker sent something other than an arena on its descriptor socket"};
   }
-  auto view = transport::ArenaView::map(received.value().fd);
+  auto view = shm::ArenaView::map(received.value().fd);
   if (!view) return view.error();
   inbox_.counters().arenas.add(1);
   channel.arenas.emplace(message.arena_id, view.value());

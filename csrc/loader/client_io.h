@@ -17,8 +17,8 @@
 #include "base/file_descriptor.h"
 #include "base/result.h"
 #include "loader/batch_source.h"
-#include "transport/fd_channel.h"
-#include "transport/socket.h"
+#include "net/socket.h"
+#include "shm/fd_channel.h"
 
 namespace penstock::loader {
 
@@ -36,8 +36,8 @@ class ClientIo : public BatchSource {
   Result<void> start(std::unique_ptr<BatchStage> stage) override;
   void stop() override;
 
-  void fetch(const transport::Request& request, std::span<const std::byte> body) override;
-  void announce(const transport::Request& request, std::span<const std::byte> body) override;
+  void fetch(const wire::Request& request, std::span<const std::byte> body) override;
+  void announce(const wire::Request& request, std::span<const std::byte> body) override;
   // Hangs up on one worker, whose silence is then no loss.
   void dismiss(uint32_t worker_id) override;
 
@@ -58,14 +58,14 @@ class ClientIo : public BatchSource {
   // A worker as the I/O thread sees it.
   struct Channel {
     std::string name;
-    std::unique_ptr<transport::Socket> socket;
-    std::optional<transport::FdConnection> connection;
+    std::unique_ptr<net::Socket> socket;
+    std::optional<shm::FdConnection> connection;
     bool is_ready = false;      // its ZeroMQ hello has come
     bool is_dismissed = false;  // we hung up
     bool is_lost = false;
-    std::optional<std::chrono::steady_clock::time_point> hung_up_at;   // lost once what it had sent has come
-    std::vector<std::vector<std::byte>> waiting;                       // requests made before it was ready
-    std::map<uint32_t, std::shared_ptr<transport::ArenaView>> arenas;  // shared with the leases on their slabs
+    std::optional<std::chrono::steady_clock::time_point> hung_up_at;  // lost once what it had sent has come
+    std::vector<std::vector<std::byte>> waiting;                      // requests made before it was ready
+    std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;       // shared with the leases on their slabs
   };
 
   void run_to_the_end(const std::stop_token& stop);
@@ -73,10 +73,10 @@ class ClientIo : public BatchSource {
   void accept_workers();
   void send_outgoing();
   void receive_from(uint32_t worker_id);
-  void receive_descriptor(uint32_t worker_id, transport::MessageParts& parts);
-  Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const transport::Descriptor& descriptor,
-                                            transport::MessageParts& parts);
-  Result<std::shared_ptr<transport::ArenaView>> find_arena(Channel& channel, const transport::Descriptor& descriptor);
+  void receive_descriptor(uint32_t worker_id, net::MessageParts& parts);
+  Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
+                                            net::MessageParts& parts);
+  Result<std::shared_ptr<shm::ArenaView>> find_arena(Channel& channel, const wire::Descriptor& descriptor);
   Result<void> receive_arena(Channel& channel, std::chrono::steady_clock::time_point deadline);
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
@@ -86,15 +86,15 @@ class ClientIo : public BatchSource {
 
   ClientIoOptions options_;
   std::string endpoint_;
-  std::optional<transport::FdListener> listener_;
+  std::optional<shm::FdListener> listener_;
   std::string listen_error_;
   FileDescriptor wake_fd_;
   std::atomic<bool> is_awake_{true};
   std::unique_ptr<BatchStage> stage_;
   BoundedQueue<Outgoing> outgoing_;
   Mutex views_mutex_;
-  std::vector<std::weak_ptr<transport::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
-  std::unique_ptr<transport::SocketContext> context_;
+  std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+  std::unique_ptr<net::SocketContext> context_;
   std::vector<Channel> channels_;  // used by the I/O thread alone once it runs
   std::jthread thread_;            // named pk_client_io
 };

@@ -4,24 +4,24 @@
 #include <utility>
 #include <variant>
 
-#include "transport/control_limits.h"
-#include "transport/control_record.h"
+#include "net/control_limits.h"
+#include "wire/control_record.h"
 
 namespace penstock::loader {
 
-using transport::ConnectionEvent;
+using net::ConnectionEvent;
 
-Result<std::unique_ptr<ControllerLink>> ControllerLink::connect(transport::SocketContext& context,
-                                                                const transport::Endpoint& endpoint,
-                                                                const transport::KeyRing& keys, cluster::Instant now) {
-  auto socket = transport::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
-                                                 {.limits = transport::control_limits()});
+Result<std::unique_ptr<ControllerLink>> ControllerLink::connect(net::SocketContext& context,
+                                                                const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                                                Instant now) {
+  auto socket = net::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
+                                           {.limits = net::control_limits()});
   if (!socket) return socket.error();
   return std::make_unique<ControllerLink>(std::move(socket).value(), now);
 }
 
-Result<void> ControllerLink::receive(cluster::Instant now) {
-  transport::ClientReceipt receipt;
+Result<void> ControllerLink::receive(Instant now) {
+  net::ClientReceipt receipt;
   for (;;) {
     auto received = socket_->try_receive(receipt);
     if (!received) return received.error();
@@ -41,30 +41,30 @@ Result<void> ControllerLink::receive(cluster::Instant now) {
   return {};
 }
 
-Result<void> ControllerLink::take(std::span<const std::byte> bytes, cluster::Instant now) {
-  auto message = transport::parse_control(bytes);
+Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now) {
+  auto message = wire::parse_control(bytes);
   if (!message) return message.error();
-  if (const auto* refusal = std::get_if<transport::Refusal>(&message.value())) {
+  if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
     return Error{Errc::kClosed,
                  "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};
   }
-  auto* roster = std::get_if<cluster::TrainerRoster>(&message.value());
+  auto* roster = std::get_if<wire::TrainerRoster>(&message.value());
   if (roster == nullptr) return {};
   has_answered_ = true;
   if (enrolment_.receive(*roster, now)) roster_ = std::move(*roster);
   return {};
 }
 
-void ControllerLink::report(const std::function<cluster::TrainerReport()>& make_report, cluster::Instant now) {
+void ControllerLink::report(const std::function<wire::TrainerReport()>& make_report, Instant now) {
   if (!enrolment_.clock.take(now)) return;
   if (socket_->is_connected() && enrolment_.clock.take_renewal(now)) socket_->renew();
   // One that does not get through is made good by the next.
-  if (socket_->is_connected()) static_cast<void>(socket_->send(transport::write_control(make_report())));
+  if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(make_report())));
 }
 
 void ControllerLink::say_farewell(uint64_t trainer_id) {
-  static_cast<void>(socket_->send(transport::write_control(transport::Farewell{.id = trainer_id, .is_worker = false})));
-  socket_->set_linger(transport::kFarewellTime);
+  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = trainer_id, .is_worker = false})));
+  socket_->set_linger(net::kFarewellTime);
 }
 
 }  // namespace penstock::loader

@@ -7,51 +7,50 @@
 #include <optional>
 #include <string>
 
+#include "base/instant.h"
 #include "base/result.h"
 #include "cluster/enrolment.h"
-#include "cluster/instant.h"
-#include "cluster/reports.h"
-#include "transport/client_socket.h"
-#include "transport/endpoint.h"
-#include "transport/key_ring.h"
+#include "net/client_socket.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
+#include "wire/reports.h"
 
 namespace penstock::loader {
 
 // Confined to the I/O thread.
 class ControllerLink {
  public:
-  static Result<std::unique_ptr<ControllerLink>> connect(transport::SocketContext& context,
-                                                         const transport::Endpoint& endpoint,
-                                                         const transport::KeyRing& keys, cluster::Instant now);
+  static Result<std::unique_ptr<ControllerLink>> connect(net::SocketContext& context, const net::Endpoint& endpoint,
+                                                         const net::KeyRing& keys, Instant now);
   // For `connect`.
-  ControllerLink(std::unique_ptr<transport::ClientSocket> socket, cluster::Instant now)
+  ControllerLink(std::unique_ptr<net::ClientSocket> socket, Instant now)
       : socket_(std::move(socket)), enrolment_(now) {}
 
   // Takes what has come. kClosed with the reason if the controller will have nothing to do with this trainer.
-  Result<void> receive(cluster::Instant now);
+  Result<void> receive(Instant now);
   // The newest roster that is to be followed, once.
-  std::optional<cluster::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
+  std::optional<wire::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
 
   // Sends what `make_report` says, if that is due.
-  void report(const std::function<cluster::TrainerReport()>& make_report, cluster::Instant now);
+  void report(const std::function<wire::TrainerReport()>& make_report, Instant now);
   // Something changed that the controller should know now.
-  void hurry(cluster::Instant now) { enrolment_.clock.hurry(now); }
+  void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Says that this trainer ends. What was sent may still take a moment to leave.
   void say_farewell(uint64_t trainer_id);
 
-  cluster::Instant due_at() const { return enrolment_.clock.due_at(); }
+  Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }
   // Why the last attempt to connect failed, when the controller's side ended it; it is tried again.
   const std::string& trouble() const { return trouble_; }
-  cluster::Duration silence(cluster::Instant now) const { return enrolment_.clock.silence(now); }
-  transport::ClientSocket& socket() { return *socket_; }
+  Duration silence(Instant now) const { return enrolment_.clock.silence(now); }
+  net::ClientSocket& socket() { return *socket_; }
 
  private:
-  Result<void> take(std::span<const std::byte> bytes, cluster::Instant now);
+  Result<void> take(std::span<const std::byte> bytes, Instant now);
 
-  std::unique_ptr<transport::ClientSocket> socket_;
+  std::unique_ptr<net::ClientSocket> socket_;
   cluster::TrainerEnrolment enrolment_;
-  std::optional<cluster::TrainerRoster> roster_;
+  std::optional<wire::TrainerRoster> roster_;
   bool has_answered_ = false;
   std::string trouble_;
 };

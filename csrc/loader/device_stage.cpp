@@ -60,7 +60,7 @@ class Registrations {
     }
   }
 
-  std::map<std::shared_ptr<transport::ArenaView>, Slabs> arenas_;
+  std::map<std::shared_ptr<shm::ArenaView>, Slabs> arenas_;
 };
 
 class CudaStage final : public BatchStage {
@@ -80,7 +80,7 @@ class CudaStage final : public BatchStage {
       const c10::cuda::CUDAStreamGuard guard(stream_);
       const auto lease = batch.lease();
       // An arena that is used once is not worth registering, which takes longer than its copy.
-      const bool is_transient = (batch.descriptor().flags & transport::kDescriptorTransient) != 0;
+      const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;
       if (lease && !is_transient) registrations_.add(lease, batch.descriptor().slab_bytes);
       std::vector<at::Tensor> hosts = batch.tensors();
       std::vector<at::Tensor> devices;

@@ -15,7 +15,7 @@
 #include "base/bounded_queue.h"
 #include "base/result.h"
 #include "loader/batch.h"
-#include "telemetry/counters.h"
+#include "loader/counters.h"
 
 namespace penstock::loader {
 
@@ -61,12 +61,12 @@ class Inbox {
   void close() { arrivals_.close(); }
   void clear();
 
-  telemetry::LoaderCounters& counters() { return counters_; }
+  loader::LoaderCounters& counters() { return counters_; }
 
  private:
   std::atomic<uint32_t> first_epoch_{0};
   std::atomic<uint32_t> last_epoch_{0};
-  telemetry::LoaderCounters counters_;
+  loader::LoaderCounters counters_;
   BoundedQueue<Arrival> arrivals_;
   std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
 };

@@ -34,7 +34,7 @@ bool IncomingBatch::add(uint64_t offset, std::span<const std::byte> piece) {
   return true;
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::finish(transport::Descriptor descriptor, uint32_t record_bytes,
+Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,
                                                      bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
   if (has_no_room_) {
@@ -57,14 +57,14 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(transport::Descriptor descr
   return batch;
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(transport::Descriptor descriptor, bool allow_pickle) {
-  descriptor.kind = transport::DescriptorKind::kSlab;
-  if (slab_.is_transient) descriptor.flags |= transport::kDescriptorTransient;
+Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::Descriptor descriptor, bool allow_pickle) {
+  descriptor.kind = wire::DescriptorKind::kSlab;
+  if (slab_.is_transient) descriptor.flags |= wire::kDescriptorTransient;
   return Batch::from_slab(descriptor, std::move(slab_.lease), allow_pickle);
 }
 
-Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(transport::Descriptor descriptor, bool allow_pickle) {
-  descriptor.kind = transport::DescriptorKind::kInline;
+Result<std::unique_ptr<Batch>> IncomingBatch::take_heap(wire::Descriptor descriptor, bool allow_pickle) {
+  descriptor.kind = wire::DescriptorKind::kInline;
   std::vector<std::byte> record(heap_.end() - descriptor.record_bytes, heap_.end());
   heap_.resize(descriptor.record_offset);
   return Batch::from_parts(descriptor, std::move(record), std::move(heap_), allow_pickle);

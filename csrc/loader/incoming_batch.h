@@ -13,7 +13,7 @@
 #include "base/result.h"
 #include "loader/batch.h"
 #include "loader/batch_memory.h"
-#include "transport/message.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 
@@ -28,11 +28,11 @@ class IncomingBatch {
   bool is_whole() const { return have_bytes_ == payload_bytes_; }
 
   // The batch, whose record is the last `record_bytes` of what came. `descriptor` says whose it is.
-  Result<std::unique_ptr<Batch>> finish(transport::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> finish(wire::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
 
  private:
-  Result<std::unique_ptr<Batch>> take_slab(transport::Descriptor descriptor, bool allow_pickle);
-  Result<std::unique_ptr<Batch>> take_heap(transport::Descriptor descriptor, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take_slab(wire::Descriptor descriptor, bool allow_pickle);
+  Result<std::unique_ptr<Batch>> take_heap(wire::Descriptor descriptor, bool allow_pickle);
 
   LeasedSlab slab_;
   std::vector<std::byte> heap_;  // without a slab

@@ -22,9 +22,9 @@ class LanePlaces {
   };
 
   // Forgets everything; lanes that are not among `places` begin at their beginning.
-  void begin(std::map<cluster::Lane, Place> places) { places_ = std::move(places); }
+  void begin(std::map<wire::Lane, Place> places) { places_ = std::move(places); }
 
-  void answered(cluster::Lane lane, std::span<const std::byte> state) {
+  void answered(wire::Lane lane, std::span<const std::byte> state) {
     Place& place = places_[lane];
     ++place.batch_count;
     place.state.assign(state.begin(), state.end());
@@ -32,7 +32,7 @@ class LanePlaces {
 
   // What a request says of a lane that starts (PROTOCOL.md): the number of batches, and the state. Nothing at the
   // beginning.
-  std::vector<std::byte> start_of(cluster::Lane lane) const {
+  std::vector<std::byte> start_of(wire::Lane lane) const {
     const auto found = places_.find(lane);
     if (found == places_.end()) return {};
     const Place& place = found->second;
@@ -43,7 +43,7 @@ class LanePlaces {
   }
 
  private:
-  std::map<cluster::Lane, Place> places_;
+  std::map<wire::Lane, Place> places_;
 };
 
 }  // namespace penstock::loader

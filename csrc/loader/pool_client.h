@@ -23,9 +23,9 @@ class PoolClient : public Client {
   PoolClient(const ClientOptions& options, PoolIo& io, std::unique_ptr<BatchSource> source)
       : Client(options, std::move(source)), io_(io) {}
 
-  void put_blob(const transport::BlobId& id, std::string bytes) { io_.shelf().put(id, std::move(bytes)); }
-  void use_blobs(std::vector<transport::BlobId> ids) { io_.use_blobs(std::move(ids)); }
-  void set_lanes(std::map<cluster::Lane, LanePlaces::Place> places) { io_.set_lanes(std::move(places)); }
+  void put_blob(const wire::BlobId& id, std::string bytes) { io_.shelf().put(id, std::move(bytes)); }
+  void use_blobs(std::vector<wire::BlobId> ids) { io_.use_blobs(std::move(ids)); }
+  void set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { io_.set_lanes(std::move(places)); }
   void lose_own_worker(uint64_t worker_id) { io_.lose_own_worker(worker_id); }
   uint32_t open_worker_count() const { return io_.worker_count(); }
   std::string describe_pool() const { return io_.describe(); }

@@ -14,18 +14,17 @@
 #include <limits>
 #include <system_error>
 
-#include "transport/live_clock.h"
+#include "base/live_clock.h"
 
 namespace penstock::loader {
 
 using cluster::PoolSession;
-using cluster::ToTrainer;
-using cluster::ToWorker;
+using net::ConnectionEvent;
+using net::Endpoint;
 using std::chrono::milliseconds;
-using transport::AnswerKind;
-using transport::clock_now;
-using transport::ConnectionEvent;
-using transport::Endpoint;
+using wire::AnswerKind;
+using wire::ToTrainer;
+using wire::ToWorker;
 
 namespace {
 
@@ -41,8 +40,8 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string spoken_samples(transport::IndexKind kind, std::span<const std::byte> indices) {
-  if (kind != transport::IndexKind::kInteger && kind != transport::IndexKind::kIntegers) return "";
+std::string spoken_samples(wire::IndexKind kind, std::span<const std::byte> indices) {
+  if (kind != wire::IndexKind::kInteger && kind != wire::IndexKind::kIntegers) return "";
   const size_t count = indices.size() / sizeof(int64_t);
   std::string text = " (samples ";
   for (size_t place = 0; place < std::min(count, kQuotedSampleCountMax); ++place) {
@@ -54,11 +53,11 @@ std::string spoken_samples(transport::IndexKind kind, std::span<const std::byte>
   return text + ")";
 }
 
-transport::Descriptor descriptor_of(cluster::BatchKey key) { return {.sequence = key.sequence, .epoch = key.epoch}; }
+wire::Descriptor descriptor_of(wire::BatchKey key) { return {.sequence = key.sequence, .epoch = key.epoch}; }
 
 }  // namespace
 
-PoolIo::PoolIo(PoolIoOptions options, uint64_t trainer_id, std::optional<transport::KeyRing> own_keys,
+PoolIo::PoolIo(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
                std::vector<OwnWorker> own_workers)
     : BatchSource(kArrivalCountMax),
       options_(std::move(options)),
@@ -79,10 +78,10 @@ PoolIo::~PoolIo() { stop(); }
 Result<void> PoolIo::start(std::unique_ptr<BatchStage> stage) {
   PENSTOCK_ASSERT(!thread_.joinable(), "the I/O thread runs already");
   if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
-  auto ready_set = transport::ReadySet::open();
+  auto ready_set = net::ReadySet::open();
   if (!ready_set) return ready_set.error();
   stage_ = std::move(stage);
-  context_ = std::make_unique<transport::SocketContext>();
+  context_ = std::make_unique<net::SocketContext>();
   ready_set_ = std::move(ready_set).value();
   links_ = std::make_unique<WorkerLinks>(*ready_set_);
   try {
@@ -107,11 +106,11 @@ void PoolIo::stop() {
   context_.reset();
 }
 
-void PoolIo::use_blobs(std::vector<transport::BlobId> ids) {
-  blobs_ = std::make_shared<const std::vector<transport::BlobId>>(std::move(ids));
+void PoolIo::use_blobs(std::vector<wire::BlobId> ids) {
+  blobs_ = std::make_shared<const std::vector<wire::BlobId>>(std::move(ids));
 }
 
-void PoolIo::set_lanes(std::map<cluster::Lane, LanePlaces::Place> places) { next_lanes_ = std::move(places); }
+void PoolIo::set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { next_lanes_ = std::move(places); }
 
 void PoolIo::lose_own_worker(uint64_t worker_id) {
   post([this, worker_id] {
@@ -120,19 +119,19 @@ void PoolIo::lose_own_worker(uint64_t worker_id) {
   });
 }
 
-void PoolIo::fetch(const transport::Request& request, std::span<const std::byte> body) {
+void PoolIo::fetch(const wire::Request& request, std::span<const std::byte> body) {
   PENSTOCK_ASSERT(blobs_ != nullptr, "a batch was asked for before its job was named");
   Asked asked{.index_kind = request.index_kind,
               .indices = {body.begin(), body.end()},
               .epoch_seed = request.epoch_seed,
-              .lane = options_.is_iterable ? request.shard_id + 1 : cluster::kNoLane,
+              .lane = options_.is_iterable ? request.shard_id + 1 : wire::kNoLane,
               .blobs = blobs_};
   const BatchKey key{.epoch = request.epoch, .sequence = request.sequence};
   post([this, key, asked = std::move(asked)]() mutable { ask(key, std::move(asked)); });
 }
 
-void PoolIo::announce(const transport::Request& request, std::span<const std::byte> body) {
-  PENSTOCK_ASSERT(request.kind == transport::RequestKind::kEpoch, "a pool is told nothing else");
+void PoolIo::announce(const wire::Request& request, std::span<const std::byte> body) {
+  PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "a pool is told nothing else");
   post([this, epoch = request.epoch, seeds = std::vector<std::byte>(body.begin(), body.end()),
         lanes = std::exchange(next_lanes_, {})]() mutable {
     lanes_.begin(std::move(lanes));
@@ -213,10 +212,10 @@ void PoolIo::part() {
 }
 
 void PoolIo::wait(const std::stop_token& stop) {
-  std::optional<Instant> due = cluster::earlier(controller_->due_at(), session_.next_tick());
-  due = cluster::earlier(due, links_->due_at());
-  for (const auto& [worker_id, at] : connect_again_at_) due = cluster::earlier(due, at);
-  auto timeout = transport::wait_time(due, clock_now());
+  std::optional<Instant> due = earlier(controller_->due_at(), session_.next_tick());
+  due = earlier(due, links_->due_at());
+  for (const auto& [worker_id, at] : connect_again_at_) due = earlier(due, at);
+  auto timeout = wait_time(due, clock_now());
   if (stage_ && stage_->reclaim() > 0) timeout = std::min(timeout, kReclaimInterval);
   is_awake_.store(false);
   // The set is asked all the same: it tells of links that have more than is taken in a turn.
@@ -250,13 +249,13 @@ Result<void> PoolIo::serve_controller(Instant now) {
 }
 
 void PoolIo::set_roster(Instant now) {
-  std::vector<cluster::RosterEntry> entries;
+  std::vector<wire::RosterEntry> entries;
   for (const OwnWorker& worker : own_workers_) entries.push_back({.worker_id = worker.worker_id, .incarnation = 1});
   for (const auto& entry : pool_workers_) entries.push_back(entry.worker);
   session_.set_roster(entries, now);
 }
 
-cluster::TrainerReport PoolIo::make_report() {
+wire::TrainerReport PoolIo::make_report() {
   const auto& counters = inbox_.counters();
   const auto ready = ready_count_.load() + static_cast<uint32_t>(inbox_.arrival_count());
   return {.trainer_id = trainer_id_,
@@ -282,9 +281,9 @@ void PoolIo::connect(uint64_t worker_id) {
   const bool is_own = own != own_workers_.end();
   auto endpoint = is_own ? Result<Endpoint>(own->endpoint) : Endpoint::parse(named->endpoint);
   if (!endpoint) return tell("worker " + spoken_worker(worker_id) + " cannot be used: " + endpoint.error().message);
-  const transport::KeyRing& keys = is_own ? *own_keys_ : options_.keys;
-  auto socket = transport::ClientSocket::connect(*context_, endpoint.value(), keys.own(),
-                                                 keys.public_key(transport::Role::kWorker));
+  const net::KeyRing& keys = is_own ? *own_keys_ : options_.keys;
+  auto socket =
+      net::ClientSocket::connect(*context_, endpoint.value(), keys.own(), keys.public_key(net::Role::kWorker));
   const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
   if (!opened) {
     // No descriptor was left, most likely. The session asks for a connection once, so it is for us to try again.
@@ -334,7 +333,7 @@ void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEv
 }
 
 void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant now) {
-  transport::ClientReceipt receipt;
+  net::ClientReceipt receipt;
   for (size_t count = 0; count < message_count_max; ++count) {
     WorkerLink* link = links_->find(worker_id);
     if (link == nullptr) return;
@@ -351,7 +350,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
   }
 }
 
-void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<transport::ReceivedPart> parts, Instant now) {
+void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now) {
   const auto head = parts.front().bytes();
   const auto piece = parts.size() == 2 ? parts[1].bytes() : std::span<const std::byte>();
   const auto complain = [&](const std::string& what) {
@@ -359,21 +358,21 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<transp
     tell("worker " + spoken_worker(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
   };
   if (parts.size() > 2) return complain("it sent " + std::to_string(parts.size()) + " parts where two are the most");
-  if (transport::is_blob_message(head)) {
-    const auto message = transport::parse_blob_message(head, piece.size());
+  if (wire::is_blob_message(head)) {
+    const auto message = wire::parse_blob_message(head, piece.size());
     if (!message) return complain(message.error().message);
-    const auto* wish = std::get_if<transport::BlobWish>(&message.value());
+    const auto* wish = std::get_if<wire::BlobWish>(&message.value());
     if (wish == nullptr) return complain("it sent a blob, which only trainers do");
     return link.hand_out(*wish, shelf_.find(wish->id));
   }
-  const auto answer = transport::parse_to_trainer(head, piece.size());
+  const auto answer = wire::parse_to_trainer(head, piece.size());
   if (!answer) return complain(answer.error().message);
   if (answer.value().worker_id != worker_id) return;  // of another worker that listens there now
   if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
   take_answer(worker_id, link, answer.value(), piece, now);
 }
 
-void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::PoolAnswer& answer,
+void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
                          std::span<const std::byte> piece, Instant now) {
   const ToTrainer& message = answer.message;
   if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kUnfit)
@@ -400,16 +399,16 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const transport::
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
   was_served_ = true;
-  const cluster::Lane lane = asked_.at(message.key).lane;
+  const wire::Lane lane = asked_.at(message.key).lane;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
-  if (lane != cluster::kNoLane) lanes_.answered(lane, answer.state);
+  if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (whole) memory_.note_received(answer.payload_bytes);  // not what an error claims
   deliver(message.key, make_batch(worker_id, answer, std::move(whole)));
 }
 
-std::unique_ptr<Batch> PoolIo::make_batch(uint64_t worker_id, const transport::PoolAnswer& answer,
+std::unique_ptr<Batch> PoolIo::make_batch(uint64_t worker_id, const wire::PoolAnswer& answer,
                                           std::optional<IncomingBatch> whole) {
-  transport::Descriptor descriptor = descriptor_of(answer.message.key);
+  wire::Descriptor descriptor = descriptor_of(answer.message.key);
   descriptor.flags = answer.flags;
   descriptor.fetch_time = answer.fetch_time;
   descriptor.prefix_time = answer.prefix_time;
@@ -433,7 +432,7 @@ std::unique_ptr<Batch> PoolIo::make_batch(uint64_t worker_id, const transport::P
   return batch;
 }
 
-void PoolIo::end_lane(BatchKey key, cluster::Lane lane, Instant now) {
+void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
   ended_lanes_.insert(lane);
   session_.end_lane(key.epoch, lane, now);
   std::erase_if(asked_, [&](const auto& item) { return item.second.lane == lane; });
@@ -458,7 +457,7 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
                  .error = {}});
 }
 
-void PoolIo::note_refusal(uint64_t worker_id, const transport::PoolAnswer& answer) {
+void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
   if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
@@ -484,7 +483,7 @@ void PoolIo::begin_epoch(uint32_t epoch, std::vector<std::byte> seeds) {
   const Instant now = clock_now();
   for (const auto& [key, asked] : asked_) session_.forget(key, now);
   asked_.clear();
-  for (const cluster::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
+  for (const wire::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
   ended_lanes_.clear();
   epoch_ = epoch;
   seeds_ = std::move(seeds);
@@ -492,11 +491,11 @@ void PoolIo::begin_epoch(uint32_t epoch, std::vector<std::byte> seeds) {
 
 void PoolIo::ask(BatchKey key, Asked asked) {
   if (key.epoch != epoch_ || ended_lanes_.contains(asked.lane)) return;
-  const uint64_t bytes = asked.indices.size() + seeds_.size() + asked.blobs->size() * sizeof(transport::BlobId);
-  if (bytes > transport::kPoolBodyBytesMax / 2) {
+  const uint64_t bytes = asked.indices.size() + seeds_.size() + asked.blobs->size() * sizeof(wire::BlobId);
+  if (bytes > wire::kPoolBodyBytesMax / 2) {
     return deliver(key, Batch::from_error(descriptor_of(key),
                                           {.type_name = "ValueError",
-                                           .text = "the indices of " + cluster::to_text(key) + " are " +
+                                           .text = "the indices of " + wire::to_text(key) + " are " +
                                                    std::to_string(asked.indices.size()) +
                                                    " bytes, more than a request to a pool may have; use smaller "
                                                    "batches, or indices that are integers",
@@ -504,7 +503,7 @@ void PoolIo::ask(BatchKey key, Asked asked) {
   }
   const Instant now = clock_now();
   if (is_idle(now) && controller_) controller_->hurry(now);
-  const cluster::Lane lane = asked.lane;
+  const wire::Lane lane = asked.lane;
   asked_.insert_or_assign(key, std::move(asked));
   session_.ask(key, lane, now);
 }
@@ -518,8 +517,8 @@ void PoolIo::carry_out() {
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
-            standing_.forget_refusal(command.worker_id);               // that it is silent is of no interest any more
-          links_->close(command.worker_id, transport::kFarewellTime);  // a goodbye may be on its way
+            standing_.forget_refusal(command.worker_id);         // that it is silent is of no interest any more
+          links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;
         case Kind::kSend: send(command); break;
@@ -531,7 +530,7 @@ void PoolIo::carry_out() {
 
 void PoolIo::send(const PoolSession::Command& command) {
   if (links_->find(command.worker_id) == nullptr) return;
-  transport::PoolRequest request{.message = command.message};
+  wire::PoolRequest request{.message = command.message};
   std::vector<std::byte> state;
   if (command.message.kind == ToWorker::Kind::kRequest) {
     const auto found = asked_.find(command.message.key);
@@ -546,7 +545,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.blobs = *asked.blobs;
   }
   // What does not get through leaves a gap in the link's stamps, which the worker notices.
-  links_->send(command.worker_id, transport::write_to_worker(request));
+  links_->send(command.worker_id, wire::write_to_worker(request));
 }
 
 void PoolIo::fail_batch(BatchKey key, uint32_t death_count) {
@@ -557,7 +556,7 @@ void PoolIo::fail_batch(BatchKey key, uint32_t death_count) {
                    descriptor_of(key),
                    {.type_name = "RuntimeError",
                     .text = std::to_string(death_count) + " workers died one after the other while they made " +
-                            cluster::to_text(key) + samples +
+                            wire::to_text(key) + samples +
                             ", the last ones with nothing else to do; look for what ends the process there (memory, "
                             "a crash in native code): run it with num_workers=0 and pool=None",
                     .worker = "none"}));

@@ -7,13 +7,13 @@
 #include <map>
 #include <string>
 
+#include "base/instant.h"
 #include "base/mutex.h"
-#include "cluster/instant.h"
 
 namespace penstock::loader {
 
 // From when on a controller or a worker that says nothing is spoken of.
-inline constexpr cluster::Duration kSilenceTold = std::chrono::seconds(5);
+inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
 
 std::string spoken_worker(uint64_t worker_id);
 
@@ -23,7 +23,7 @@ class PoolStanding {
   struct Controller {
     bool has_answered = false;
     std::string trouble{};  // why it could not be talked to
-    cluster::Duration silence{};
+    Duration silence{};
   };
 
   void note(Controller controller, size_t known_count, size_t open_count);

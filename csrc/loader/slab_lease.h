@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "transport/arena.h"
+#include "shm/arena.h"
 
 namespace penstock::loader {
 
@@ -18,7 +18,7 @@ namespace penstock::loader {
 class SlabLease : public c10::intrusive_ptr_target {
  public:
   // The view is shared by the client, which looks slabs up in it, and by every lease on it.
-  SlabLease(std::shared_ptr<transport::ArenaView> view, uint32_t slab_index, uint32_t generation)
+  SlabLease(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation)
       : view_(std::move(view)), slab_index_(slab_index), generation_(generation), owner_pid_(::getpid()) {}
   SlabLease(const SlabLease&) = delete;
   SlabLease& operator=(const SlabLease&) = delete;
@@ -28,15 +28,15 @@ class SlabLease : public c10::intrusive_ptr_target {
   }
 
   std::byte* data() const { return view_->slab(slab_index_); }
-  transport::ArenaView& view() const { return *view_; }
-  const std::shared_ptr<transport::ArenaView>& shared_view() const { return view_; }
+  shm::ArenaView& view() const { return *view_; }
+  const std::shared_ptr<shm::ArenaView>& shared_view() const { return view_; }
   uint32_t slab_index() const { return slab_index_; }
 
   // From now on the user may hold tensors on this slab.
   void mark_held() { view_->set_held(slab_index_, true); }
 
  private:
-  std::shared_ptr<transport::ArenaView> view_;
+  std::shared_ptr<shm::ArenaView> view_;
   uint32_t slab_index_;
   uint32_t generation_;
   pid_t owner_pid_;

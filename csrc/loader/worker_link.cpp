@@ -7,8 +7,7 @@
 
 namespace penstock::loader {
 
-bool WorkerLink::take_piece(const transport::PoolAnswer& answer, std::span<const std::byte> piece,
-                            BatchMemory& memory) {
+bool WorkerLink::take_piece(const wire::PoolAnswer& answer, std::span<const std::byte> piece, BatchMemory& memory) {
   if (answer.message.link != number_) {
     incoming_.clear();
     number_ = answer.message.link;
@@ -23,25 +22,25 @@ bool WorkerLink::take_piece(const transport::PoolAnswer& answer, std::span<const
   return found->second.add(answer.payload_offset, piece);
 }
 
-std::optional<IncomingBatch> WorkerLink::take_whole(cluster::BatchKey key) {
+std::optional<IncomingBatch> WorkerLink::take_whole(wire::BatchKey key) {
   auto node = incoming_.extract(key);
   if (node.empty() || !node.mapped().is_whole()) return std::nullopt;
   return std::move(node.mapped());
 }
 
-void WorkerLink::hand_out(const transport::BlobWish& wish, const std::shared_ptr<const std::string>& blob) {
+void WorkerLink::hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob) {
   if (blob == nullptr || wish.offset >= blob->size()) {
-    const auto answer = transport::write_blob_message(transport::BlobUnknown{.id = wish.id});
+    const auto answer = wire::write_blob_message(wire::BlobUnknown{.id = wish.id});
     static_cast<void>(socket_->send(answer));
     return;
   }
-  const auto head = transport::write_blob_message(
-      transport::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob->size()});
-  const uint64_t size = std::min<uint64_t>(transport::kBlobPieceBytesMax, blob->size() - wish.offset);
+  const auto head =
+      wire::write_blob_message(wire::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob->size()});
+  const uint64_t size = std::min<uint64_t>(wire::kBlobPieceBytesMax, blob->size() - wish.offset);
   const auto piece = std::as_bytes(std::span(*blob)).subspan(wish.offset, size);
-  std::array<transport::OutgoingPart, 2> parts{
-      transport::OutgoingPart{.bytes = head, .release = nullptr},
-      transport::OutgoingPart{.bytes = piece, .release = [blob] {}},  // which holds it until then
+  std::array<net::OutgoingPart, 2> parts{
+      net::OutgoingPart{.bytes = head, .release = nullptr},
+      net::OutgoingPart{.bytes = piece, .release = [blob] {}},  // which holds it until then
   };
   static_cast<void>(socket_->send(parts));
 }

@@ -9,8 +9,8 @@ WorkerLinks::~WorkerLinks() {
   while (!links_.empty()) drop(links_.begin()->first);
 }
 
-Result<void> WorkerLinks::open(uint64_t worker_id, const transport::Endpoint& endpoint,
-                               std::unique_ptr<transport::ClientSocket> socket) {
+Result<void> WorkerLinks::open(uint64_t worker_id, const net::Endpoint& endpoint,
+                               std::unique_ptr<net::ClientSocket> socket) {
   const auto tag = ready_set_.add(socket->waitables());
   if (!tag) return tag.error();
   drop(worker_id);
@@ -38,7 +38,7 @@ WorkerLink* WorkerLinks::find(uint64_t worker_id) {
   return found == links_.end() ? nullptr : &found->second;
 }
 
-std::vector<uint64_t> WorkerLinks::silent_since(cluster::Instant instant) const {
+std::vector<uint64_t> WorkerLinks::silent_since(Instant instant) const {
   std::vector<uint64_t> silent;
   for (const auto& [worker_id, link] : links_)
     if (!link.has_spoken && !link.is_trouble_told && link.opened_at() <= instant) silent.push_back(worker_id);
@@ -66,7 +66,7 @@ void WorkerLinks::note_ready(uint64_t tag) {
   if (found != worker_of_.end()) ready_.insert(found->second);
 }
 
-std::set<uint64_t> WorkerLinks::take_ready(cluster::Instant now) {
+std::set<uint64_t> WorkerLinks::take_ready(Instant now) {
   for (const auto& [worker_id, at] : due_at_) {
     if (now < at) continue;
     ready_.insert(worker_id);
@@ -85,9 +85,9 @@ void WorkerLinks::note_served(uint64_t worker_id) {
   }
 }
 
-std::optional<cluster::Instant> WorkerLinks::due_at() const {
-  std::optional<cluster::Instant> next;
-  for (const auto& [worker_id, at] : due_at_) next = cluster::earlier(next, at);
+std::optional<Instant> WorkerLinks::due_at() const {
+  std::optional<Instant> next;
+  for (const auto& [worker_id, at] : due_at_) next = earlier(next, at);
   return next;
 }
 

@@ -13,33 +13,32 @@
 #include <span>
 #include <vector>
 
+#include "base/instant.h"
 #include "base/result.h"
-#include "cluster/instant.h"
 #include "loader/worker_link.h"
-#include "transport/client_socket.h"
-#include "transport/endpoint.h"
-#include "transport/ready_set.h"
+#include "net/client_socket.h"
+#include "net/endpoint.h"
+#include "net/ready_set.h"
 
 namespace penstock::loader {
 
 // Confined to the I/O thread.
 class WorkerLinks {
  public:
-  explicit WorkerLinks(transport::ReadySet& ready_set) : ready_set_(ready_set) {}
+  explicit WorkerLinks(net::ReadySet& ready_set) : ready_set_(ready_set) {}
   WorkerLinks(const WorkerLinks&) = delete;
   WorkerLinks& operator=(const WorkerLinks&) = delete;
   ~WorkerLinks();
 
   // Takes the place of the worker's link, if it has one.
-  Result<void> open(uint64_t worker_id, const transport::Endpoint& endpoint,
-                    std::unique_ptr<transport::ClientSocket> socket);
+  Result<void> open(uint64_t worker_id, const net::Endpoint& endpoint, std::unique_ptr<net::ClientSocket> socket);
   // What was sent may take `linger` to leave.
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
   // The workers that have said nothing though their links were opened before `instant`, and of whom nothing worse is
   // known.
-  std::vector<uint64_t> silent_since(cluster::Instant instant) const;
+  std::vector<uint64_t> silent_since(Instant instant) const;
 
   // Has the connection to the worker made anew, if there is one.
   void renew(uint64_t worker_id);
@@ -50,20 +49,20 @@ class WorkerLinks {
   // The set tells of this tag, of a link or not.
   void note_ready(uint64_t tag);
   // The workers whose links are to be served, once.
-  std::set<uint64_t> take_ready(cluster::Instant now);
+  std::set<uint64_t> take_ready(Instant now);
   // The link was served.
   void note_served(uint64_t worker_id);
   // When take_ready() has a link though nothing has come.
-  std::optional<cluster::Instant> due_at() const;
+  std::optional<Instant> due_at() const;
 
  private:
   void drop(uint64_t worker_id);
 
-  transport::ReadySet& ready_set_;
+  net::ReadySet& ready_set_;
   std::map<uint64_t, WorkerLink> links_;
-  std::map<uint64_t, uint64_t> worker_of_;       // by tag
-  std::set<uint64_t> ready_;                     // workers
-  std::map<uint64_t, cluster::Instant> due_at_;  // of the few workers that are in trouble
+  std::map<uint64_t, uint64_t> worker_of_;  // by tag
+  std::set<uint64_t> ready_;                // workers
+  std::map<uint64_t, Instant> due_at_;      // of the few workers that are in trouble
 };
 
 }  // namespace penstock::loader

@@ -4,7 +4,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
-#include "graph/capture_types.h"
+#include "capture/types.h"
 #include "graph/ir_text.h"
 
 namespace penstock::runtime {
@@ -53,13 +53,13 @@ std::optional<c10::IValue> scalar(const Argument& argument, TypeKind kind) {
       if (const auto* text = argument.get<std::string>()) return c10::IValue(*text);
       break;
     case TypeKind::ScalarTypeType:
-      if (const auto* dtype = argument.get<graph::Dtype>()) return c10::IValue(graph::to_torch(*dtype));
+      if (const auto* dtype = argument.get<graph::Dtype>()) return c10::IValue(capture::to_torch(*dtype));
       break;
     case TypeKind::LayoutType:
-      if (const auto* layout = argument.get<graph::Layout>()) return c10::IValue(graph::to_torch(*layout));
+      if (const auto* layout = argument.get<graph::Layout>()) return c10::IValue(capture::to_torch(*layout));
       break;
     case TypeKind::MemoryFormatType:
-      if (const auto* format = argument.get<graph::MemoryFormat>()) return c10::IValue(graph::to_torch(*format));
+      if (const auto* format = argument.get<graph::MemoryFormat>()) return c10::IValue(capture::to_torch(*format));
       break;
     case TypeKind::DeviceObjType:
       // Another device's name would have to be known to torch; prefixes run on the CPU, and so does all else here.

@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "base/assert.h"
-#include "graph/capture.h"
-#include "graph/capture_types.h"
+#include "capture/capture.h"
+#include "capture/types.h"
 #include "graph/effects.h"
 #include "graph/ir_text.h"
 #include "graph/repetitions.h"
@@ -44,14 +44,14 @@ std::string describe_input(const Input& input) {
 Result<void> check_constant(const Input& input, const at::Tensor& tensor) {
   const std::string what = "the constant " + input.source;
   if (!tensor.defined()) return refusal(what, "not there", describe_input(input));
-  bool fits = tensor.scalar_type() == graph::to_torch(input.dtype) &&
+  bool fits = tensor.scalar_type() == capture::to_torch(input.dtype) &&
               static_cast<size_t>(tensor.dim()) == input.sizes.size() && tensor.layout() == c10::Layout::Strided;
   for (size_t dim = 0; fits && dim < input.sizes.size(); ++dim)
     fits = tensor.size(static_cast<int64_t>(dim)) == std::get<int64_t>(input.sizes[dim]);
   if (!fits) return refusal(what, describe_value(tensor), describe_input(input));
   if (input.kind == InputKind::kState) return {};
   if (!tensor.is_cpu()) return refusal(what, "on " + tensor.device().str(), "it on the CPU");
-  if (!input.digest.empty() && graph::content_digest(tensor) != input.digest)
+  if (!input.digest.empty() && capture::content_digest(tensor) != input.digest)
     return refusal(what, "of other content", "the digest " + input.digest);
   return {};
 }
@@ -69,7 +69,7 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
     return Error{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
                                          ", graphs run under float32; leave torch.set_default_dtype alone here"};
-  graph::annotate(graph_);
+  capture::annotate(graph_);
   if (auto checked = check_effects(options); !checked) return checked;
   if (auto bound = bind_inputs(std::move(constants)); !bound) return bound;
   draws_ =
@@ -151,7 +151,8 @@ Result<void> Executor::check_leaf(const LeafShape& leaf, const at::Tensor& tenso
     return refuse("a " + tensor.toString() + " tensor");
   if (tensor.key_set().has(c10::DispatchKey::Python)) return refuse("an object that replaces torch's operators");
   if (tensor.requires_grad()) return refuse("a tensor that requires grad");
-  if (tensor.scalar_type() != graph::to_torch(input.dtype) || static_cast<size_t>(tensor.dim()) != leaf.symbols.size())
+  if (tensor.scalar_type() != capture::to_torch(input.dtype) ||
+      static_cast<size_t>(tensor.dim()) != leaf.symbols.size())
     return refuse(describe_value(tensor));
   for (size_t dim = 0; dim < leaf.symbols.size(); ++dim) {
     const int64_t size = tensor.size(static_cast<int64_t>(dim));

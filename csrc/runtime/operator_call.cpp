@@ -5,8 +5,8 @@
 #include <c10/util/Exception.h>
 
 #include "base/assert.h"
-#include "graph/capture_schema.h"
-#include "graph/capture_types.h"
+#include "capture/schema.h"
+#include "capture/types.h"
 #include "graph/ir_text.h"
 #include "runtime/write_over.h"
 
@@ -43,7 +43,7 @@ std::string describe_value(const c10::IValue& value) {
   if (!value.isTensor()) return value.tagKind();
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.defined()) return "no tensor";
-  const auto dtype = graph::dtype_from_torch(tensor.scalar_type());
+  const auto dtype = capture::dtype_from_torch(tensor.scalar_type());
   std::string text(dtype ? name_of(*dtype) : std::string_view(c10::toString(tensor.scalar_type())));
   text += " [";
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) text += (dim > 0 ? ", " : "") + std::to_string(tensor.size(dim));
@@ -70,7 +70,7 @@ Result<OperatorCall> OperatorCall::prepare(const graph::Node& node) {
     return call;
   }
 
-  const auto matched = graph::match_schema(node);
+  const auto matched = capture::match_schema(node);
   if (!matched) return refuse(matched.error());
   call.operator_ = matched.value().op;
   const auto& parameters = call.operator_->schema().arguments();

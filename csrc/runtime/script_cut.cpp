@@ -14,12 +14,12 @@
 
 namespace penstock::runtime {
 
-using graph::ScriptCall;
-using graph::ScriptPart;
-using graph::ScriptProgram;
+using capture::ScriptCall;
+using capture::ScriptPart;
+using capture::ScriptProgram;
 
 struct ScriptCut::Impl {
-  graph::ModuleHandle module;
+  capture::ModuleHandle module;
   ScriptCall example;
   ScriptProgram program;
   graph::Plan plan;
@@ -48,7 +48,7 @@ std::vector<at::Tensor> constants_of(const graph::Graph& prefix, const ScriptPro
 }
 
 // Holds the prefix against the program it came from, on this very batch.
-Result<void> check_prefix(const graph::ModuleHandle& module, const ScriptCall& call, const ScriptProgram& program,
+Result<void> check_prefix(const capture::ModuleHandle& module, const ScriptCall& call, const ScriptProgram& program,
                           const graph::Plan& plan, const Executor& executor) {
   const auto reference = program.computing(plan.boundary);
   if (!reference) return reference.error();
@@ -87,7 +87,7 @@ Result<ScriptCut> ScriptCut::make(const torch::jit::Module& module, const Script
   if (!executor) return executor.error();
   auto suffix = program.value().suffix(plan.value());
   if (!suffix) return suffix.error();
-  graph::ModuleHandle handle(module);
+  capture::ModuleHandle handle(module);
   if (!options.allow_random && !plan.value().boundary.empty()) {
     const auto checked = check_prefix(handle, call, program.value(), plan.value(), executor.value());
     if (!checked) return checked.error();

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "graph/capture_program.h"
+#include "capture/program.h"
 #include "graph/plan.h"
 #include "graph/price.h"
 #include "runtime/executor.h"
@@ -38,7 +38,7 @@ class ScriptCut {
   // Reads the module's forward in the mode (train or eval) it is in, times what could move on the tensors of `call`,
   // which are the batch, and chooses. kUnsupported with the operation and its line when the program cannot be read or
   // its parts give other bits than the whole. The module is not changed, and no random number is drawn.
-  static Result<ScriptCut> make(const torch::jit::Module& module, const graph::ScriptCall& call,
+  static Result<ScriptCut> make(const torch::jit::Module& module, const capture::ScriptCall& call,
                                 const ScriptCutOptions& options = {});
   ~ScriptCut();
   ScriptCut(ScriptCut&&) noexcept;
@@ -53,14 +53,14 @@ class ScriptCut {
   // Whether the cut means for `call` what it meant for the call it was made with: no attribute of the module was set
   // since (so the mode is the same), and tensors are of the same dtypes and ranks. Sizes may differ. Else call the
   // module.
-  bool fits(const graph::ScriptCall& call) const;
+  bool fits(const capture::ScriptCall& call) const;
 
   // The boundary tensors for a batch, given by its tensors in the order of the call. Runs with the calling thread's
   // number of threads, without autograd.
   Result<std::vector<at::Tensor>> run_prefix(std::span<const at::Tensor> leaves) const;
 
   // What the module returns, with autograd. Throws what the module throws.
-  c10::IValue run_suffix(const graph::ScriptCall& call, std::span<const at::Tensor> boundary) const;
+  c10::IValue run_suffix(const capture::ScriptCall& call, std::span<const at::Tensor> boundary) const;
 
  private:
   struct Impl;

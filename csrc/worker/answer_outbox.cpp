@@ -8,10 +8,10 @@
 
 namespace penstock::worker {
 
-using cluster::ToTrainer;
-using transport::kMessageBytesMax;
-using transport::kPieceBytesMax;
-using transport::kPoolHeadBytes;
+using wire::kMessageBytesMax;
+using wire::kPieceBytesMax;
+using wire::kPoolHeadBytes;
+using wire::ToTrainer;
 
 namespace {
 
@@ -30,22 +30,22 @@ void AnswerOutbox::clear() {
   sent_bytes_ = std::make_shared<Counter>(0);
 }
 
-void AnswerOutbox::pump(transport::ServerSocket& socket) {
+void AnswerOutbox::pump(net::ServerSocket& socket) {
   is_full_ = false;
   while (!messages_.empty() && !is_full_) {
     if (send_piece(socket, messages_.front())) messages_.pop_front();
   }
 }
 
-bool AnswerOutbox::send_piece(transport::ServerSocket& socket, Waiting& waiting) {
+bool AnswerOutbox::send_piece(net::ServerSocket& socket, Waiting& waiting) {
   const OutgoingMessage& outgoing = waiting.outgoing;
-  transport::PoolAnswer head{
+  wire::PoolAnswer head{
       .message = outgoing.message, .worker_id = outgoing.worker_id, .incarnation = outgoing.incarnation};
   const PoolResult* const result = outgoing.result.get();
   const std::string& text = result != nullptr ? result->text : outgoing.text;
   head.body = std::as_bytes(std::span(text));
   if (result == nullptr) {
-    static_cast<void>(socket.send(outgoing.routing_id, transport::write_to_trainer(head)));
+    static_cast<void>(socket.send(outgoing.routing_id, wire::write_to_trainer(head)));
     return true;
   }
   head.kind = result->answer;
@@ -54,7 +54,7 @@ bool AnswerOutbox::send_piece(transport::ServerSocket& socket, Waiting& waiting)
   head.prefix_time = result->prefix_time;
   head.state = result->state;
   if (!result->batch) {
-    static_cast<void>(socket.send(outgoing.routing_id, transport::write_to_trainer(head)));
+    static_cast<void>(socket.send(outgoing.routing_id, wire::write_to_trainer(head)));
     return true;
   }
 
@@ -74,16 +74,16 @@ bool AnswerOutbox::send_piece(transport::ServerSocket& socket, Waiting& waiting)
   }
   head.payload_bytes = payload.size();
   head.payload_offset = waiting.offset;
-  const auto first = transport::write_to_trainer(head);
+  const auto first = wire::write_to_trainer(head);
   sent_bytes_->fetch_add(bytes);
-  std::array<transport::OutgoingPart, 2> parts{
-      transport::OutgoingPart{.bytes = first, .release = nullptr},
-      transport::OutgoingPart{.bytes = payload.subspan(waiting.offset, bytes),
-                              .release = [this, bytes, sent_bytes = sent_bytes_, held = outgoing.result]() mutable {
-                                held.reset();
-                                sent_bytes->fetch_sub(bytes);
-                                exchange_.wake();
-                              }}};
+  std::array<net::OutgoingPart, 2> parts{
+      net::OutgoingPart{.bytes = first, .release = nullptr},
+      net::OutgoingPart{.bytes = payload.subspan(waiting.offset, bytes),
+                        .release = [this, bytes, sent_bytes = sent_bytes_, held = outgoing.result]() mutable {
+                          held.reset();
+                          sent_bytes->fetch_sub(bytes);
+                          exchange_.wake();
+                        }}};
   waiting.offset += bytes;
   return !socket.send(outgoing.routing_id, parts) || is_last;
 }

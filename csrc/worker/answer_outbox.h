@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "cluster/data_message.h"
-#include "transport/server_socket.h"
+#include "net/server_socket.h"
+#include "wire/data_message.h"
 #include "worker/pool_work.h"
 #include "worker/work_exchange.h"
 
@@ -20,7 +20,7 @@ constexpr uint64_t kSentBytesMax = uint64_t{64} << 20;  // of pieces that ZeroMQ
 
 struct OutgoingMessage {
   std::string routing_id;
-  cluster::ToTrainer message;
+  wire::ToTrainer message;
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
   std::shared_ptr<const PoolResult> result =
@@ -42,7 +42,7 @@ class AnswerOutbox {
 
   // Sends as much as may be on its way. What a peer that is gone should have had is dropped: it asks again on its next
   // link.
-  void pump(transport::ServerSocket& socket);
+  void pump(net::ServerSocket& socket);
 
  private:
   struct Waiting {
@@ -50,7 +50,7 @@ class AnswerOutbox {
     uint64_t offset;  // of a batch, what is sent of it
   };
   // Returns whether the whole message has left; one that must wait leaves `is_full_` set.
-  bool send_piece(transport::ServerSocket& socket, Waiting& waiting);
+  bool send_piece(net::ServerSocket& socket, Waiting& waiting);
 
   const WorkExchange& exchange_;
   std::deque<Waiting> messages_;

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "base/result.h"
-#include "transport/slab_pool.h"
+#include "shm/slab_pool.h"
 #include "worker/prefix_stage.h"
 #include "worker/slab_writer.h"
 
@@ -31,10 +31,10 @@ struct MadeBatch {
 class BatchMaker {
  public:
   // `is_closing` ends a wait for a slab.
-  BatchMaker(const transport::SlabPoolOptions& options, const std::atomic<bool>& is_closing)
+  BatchMaker(const shm::SlabPoolOptions& options, const std::atomic<bool>& is_closing)
       : pool_(options, is_closing), writer_(pool_) {}
 
-  transport::SlabPool& pool() { return pool_; }
+  shm::SlabPool& pool() { return pool_; }
   SlabWriter& writer() { return writer_; }
   PrefixStage& prefixes() { return prefixes_; }
 
@@ -44,7 +44,7 @@ class BatchMaker {
   Result<MadeBatch> make_plain(const BatchContent& content);
 
  private:
-  transport::SlabPool pool_;
+  shm::SlabPool pool_;
   SlabWriter writer_;
   PrefixStage prefixes_;
 };

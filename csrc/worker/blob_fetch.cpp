@@ -7,12 +7,11 @@
 
 namespace penstock::worker {
 
-std::vector<transport::BlobWish> BlobFetch::take_wishes(cluster::Instant now) {
+std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
   if (wished_at_ && now - *wished_at_ >= kBlobPatience) wished_offsets_.clear();
-  std::vector<transport::BlobWish> wishes;
+  std::vector<wire::BlobWish> wishes;
   while (wished_offsets_.size() < kBlobWishCountMax) {
-    const uint64_t offset =
-        wished_offsets_.empty() ? bytes_.size() : wished_offsets_.back() + transport::kBlobPieceBytesMax;
+    const uint64_t offset = wished_offsets_.empty() ? bytes_.size() : wished_offsets_.back() + wire::kBlobPieceBytesMax;
     // Before its size is known there may be no second piece.
     if (offset > 0 && offset >= total_bytes_) break;
     wished_offsets_.push_back(offset);
@@ -22,8 +21,7 @@ std::vector<transport::BlobWish> BlobFetch::take_wishes(cluster::Instant now) {
   return wishes;
 }
 
-Result<void> BlobFetch::receive(const transport::BlobPiece& piece, std::span<const std::byte> bytes,
-                                cluster::Instant now) {
+Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now) {
   if (piece.total_bytes > bytes_max_) {
     return Error{Errc::kTooLarge, "what the batches are made with has " + std::to_string(piece.total_bytes) +
                                       " bytes, and this worker takes " + std::to_string(bytes_max_) +

@@ -11,42 +11,42 @@
 #include <string>
 #include <vector>
 
+#include "base/instant.h"
 #include "base/result.h"
-#include "cluster/instant.h"
-#include "transport/blob_record.h"
+#include "wire/blob_record.h"
 
 namespace penstock::worker {
 
 constexpr size_t kBlobWishCountMax = 2;
-constexpr cluster::Duration kBlobPatience = std::chrono::seconds(1);  // for a piece, before it is wished for again
+constexpr Duration kBlobPatience = std::chrono::seconds(1);  // for a piece, before it is wished for again
 
 // Thread-compatible.
 class BlobFetch {
  public:
   // A blob above `bytes_max` is refused.
-  BlobFetch(const transport::BlobId& id, uint64_t bytes_max) : id_(id), bytes_max_(bytes_max) {}
+  BlobFetch(const wire::BlobId& id, uint64_t bytes_max) : id_(id), bytes_max_(bytes_max) {}
 
-  const transport::BlobId& id() const { return id_; }
+  const wire::BlobId& id() const { return id_; }
 
   // The wishes to be sent now.
-  std::vector<transport::BlobWish> take_wishes(cluster::Instant now);
-  std::optional<cluster::Instant> due_at() const {
+  std::vector<wire::BlobWish> take_wishes(Instant now);
+  std::optional<Instant> due_at() const {
     return wished_at_ ? std::optional(*wished_at_ + kBlobPatience) : std::nullopt;
   }
 
   // kTooLarge, kMismatch when the blob is not always of the same size, kNoMemory.
-  Result<void> receive(const transport::BlobPiece& piece, std::span<const std::byte> bytes, cluster::Instant now);
+  Result<void> receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now);
 
   bool is_whole() const { return total_bytes_ > 0 && bytes_.size() == total_bytes_; }
   std::vector<std::byte> take_bytes() { return std::move(bytes_); }
 
  private:
-  transport::BlobId id_;
+  wire::BlobId id_;
   uint64_t bytes_max_;
   uint64_t total_bytes_ = 0;  // 0 while it is not known
   std::vector<std::byte> bytes_;
-  std::deque<uint64_t> wished_offsets_;        // and not answered
-  std::optional<cluster::Instant> wished_at_;  // when the last one was sent, or the last piece came
+  std::deque<uint64_t> wished_offsets_;  // and not answered
+  std::optional<Instant> wished_at_;     // when the last one was sent, or the last piece came
 };
 
 }  // namespace penstock::worker

@@ -6,11 +6,11 @@
 #include <future>
 #include <span>
 
-#include "transport/identity.h"
+#include "base/identity.h"
 
 namespace penstock::worker {
 
-using transport::AnswerKind;
+using wire::AnswerKind;
 
 namespace {
 
@@ -19,17 +19,17 @@ namespace {
 constexpr uint32_t kBatchesAhead = 4;
 
 Result<void> check_state(std::span<const std::byte> state) {
-  if (state.size() <= transport::kPoolBodyBytesMax / 2) return {};
+  if (state.size() <= wire::kPoolBodyBytesMax / 2) return {};
   return Error{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
                                     " bytes, and a pool's worker can send " +
-                                    std::to_string(transport::kPoolBodyBytesMax / 2) +
+                                    std::to_string(wire::kPoolBodyBytesMax / 2) +
                                     "; keep large things out of state_dict()"};
 }
 
 }  // namespace
 
 Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options) {
-  const auto worker_id = transport::draw_identity();
+  const auto worker_id = draw_identity();
   if (!worker_id) return worker_id.error();
   auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
   std::promise<Result<void>> opened;
@@ -61,7 +61,7 @@ void PoolServer::close() {
 }
 
 uint32_t PoolServer::time_since(const PoolWork& work) {
-  return transport::time_units(std::chrono::steady_clock::now() - work.begun_at);
+  return wire::time_units(std::chrono::steady_clock::now() - work.begun_at);
 }
 
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
@@ -71,16 +71,16 @@ Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, Pool
   if (!made) return made.error();
   const bool is_compiled = made.value().is_compiled;
   PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
-  if (is_compiled) result.flags |= transport::kDescriptorCompiled;
+  if (is_compiled) result.flags |= wire::kDescriptorCompiled;
   result.batch = std::make_unique<HeldBatch>(std::move(made.value().sealed));
-  if (result.batch->payload().size() > transport::kPoolPayloadBytesMax) {
+  if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
     return Error{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
                                       " bytes, and a pool's worker can send " +
-                                      std::to_string(transport::kPoolPayloadBytesMax) + "; lower batch_size"};
+                                      std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
   }
   result.state = std::move(marks.state);
   result.fetch_time = time_since(work);
-  result.prefix_time = transport::time_units(made.value().on_prefix);
+  result.prefix_time = wire::time_units(made.value().on_prefix);
   exchange_.finish(std::move(result));
   return {};
 }
@@ -95,7 +95,7 @@ Result<void> PoolServer::answer_error(const PoolWork& work, const Failure& failu
   if (auto checked = check_state(state); !checked) return checked;
   PoolResult result{.answer = AnswerKind::kError};
   result.text = failure.type_name + '\0' + failure.text;
-  result.text.resize(std::min(result.text.size(), transport::kPoolBodyBytesMax / 2));
+  result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
   result.state = std::move(state);
   result.fetch_time = time_since(work);
   exchange_.finish(std::move(result));
@@ -107,7 +107,7 @@ void PoolServer::give_up() { exchange_.finish({.kind = PoolResult::Kind::kGivenU
 void PoolServer::decline(std::string reason) {
   PoolResult result{.kind = PoolResult::Kind::kDeclined};
   result.text = std::move(reason);
-  result.text.resize(std::min(result.text.size(), transport::kPoolBodyBytesMax / 2));
+  result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
   exchange_.finish(std::move(result));
 }
 

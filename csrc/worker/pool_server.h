@@ -25,7 +25,7 @@ namespace penstock::worker {
 
 // What is said of a batch beside its content.
 struct PoolMarks {
-  uint8_t flags = 0;               // of transport::Descriptor
+  uint8_t flags = 0;               // of wire::Descriptor
   std::vector<std::byte> state{};  // the dataset's after the batch
 };
 
@@ -44,7 +44,7 @@ class PoolServer {
   ~PoolServer();
 
   uint64_t worker_id() const { return worker_id_; }
-  const transport::Endpoint& endpoint() const { return io_.endpoint(); }
+  const net::Endpoint& endpoint() const { return io_.endpoint(); }
   const std::string& advertised() const { return io_.advertised(); }
   int signal_fd() const { return io_.signal_fd(); }
 
@@ -52,7 +52,7 @@ class PoolServer {
   // deadline; once this worker has ended, kClosed, or kFailed where somebody has to do something about it. Blocks.
   Result<std::shared_ptr<const PoolWork>> next(Deadline deadline) { return exchange_.next(deadline); }
   // A blob of the work in hand, unchecked. As WorkExchange::blob. Blocks.
-  Result<std::vector<std::byte>> blob(const transport::BlobId& id, Deadline deadline) {
+  Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline) {
     return exchange_.blob(id, deadline);
   }
   bool is_wanted() const { return exchange_.is_wanted(); }

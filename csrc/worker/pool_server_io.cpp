@@ -16,17 +16,16 @@
 #include <variant>
 #include <vector>
 
-#include "transport/live_clock.h"
-#include "transport/readiness.h"
+#include "base/live_clock.h"
+#include "net/readiness.h"
 #include "worker/orphan_grace.h"
 
 namespace penstock::worker {
 
-using cluster::ToTrainer;
-using cluster::ToWorker;
 using cluster::WorkDesk;
 using std::chrono::milliseconds;
-using transport::clock_now;
+using wire::ToTrainer;
+using wire::ToWorker;
 
 namespace {
 
@@ -48,15 +47,15 @@ Result<void> PoolServerIo::open() {
     return Error{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
   signal_read_fd_ = FileDescriptor(ends[0]);
   signal_write_fd_ = FileDescriptor(ends[1]);
-  context_ = std::make_unique<transport::SocketContext>();
-  auto authenticator = transport::Authenticator::start(*context_);
+  context_ = std::make_unique<net::SocketContext>();
+  auto authenticator = net::Authenticator::start(*context_);
   if (!authenticator) return authenticator.error();
   authenticator_ = std::move(authenticator).value();
-  auto server = transport::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
-                                              {.allowed_roles = {transport::Role::kTrainer}});
+  auto server = net::ServerSocket::bind(*context_, *authenticator_, options_.bind, options_.keys,
+                                        {.allowed_roles = {net::Role::kTrainer}});
   if (!server) return server.error();
   server_ = std::move(server).value();
-  transport::Endpoint advertised = options_.advertised.value_or(endpoint());
+  net::Endpoint advertised = options_.advertised.value_or(endpoint());
   if (advertised.port == 0) advertised.port = endpoint().port;
   advertised_ = advertised.text();
   if (!options_.controller) return {};
@@ -104,7 +103,7 @@ Result<void> PoolServerIo::serve(const std::stop_token& stop) {
 }
 
 Result<void> PoolServerIo::receive(Instant now) {
-  transport::ServerReceipt receipt;
+  net::ServerReceipt receipt;
   for (int count = 0; count < kReceiveCountMax; ++count) {
     auto received = server_->try_receive(receipt);
     if (!received) return received.error();
@@ -113,11 +112,11 @@ Result<void> PoolServerIo::receive(Instant now) {
     const auto first = receipt.parts.front().bytes();
     const bool has_piece = receipt.parts.size() == 2;
     const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
-    if (transport::is_blob_message(first)) {
-      if (auto message = transport::parse_blob_message(first, piece.size())) take_blob(message.value(), piece, now);
+    if (wire::is_blob_message(first)) {
+      if (auto message = wire::parse_blob_message(first, piece.size())) take_blob(message.value(), piece, now);
       continue;
     }
-    const auto request = transport::parse_to_worker(first);
+    const auto request = wire::parse_to_worker(first);
     if (request && receipt.parts.size() == 1) {
       take_request(request.value(), receipt.peer.routing_id, now);
     } else if (!request && request.error().code == Errc::kMismatch) {
@@ -131,7 +130,7 @@ Result<void> PoolServerIo::receive(Instant now) {
   return registration_ ? registration_->receive(desk_, now) : Result<void>();
 }
 
-void PoolServerIo::take_request(const transport::PoolRequest& request, const std::string& routing_id, Instant now) {
+void PoolServerIo::take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now) {
   const ToWorker& message = request.message;
   Route& route = routes_[message.trainer_id];
   // A message of a link before this one was on its way over the connection before.
@@ -156,13 +155,13 @@ void PoolServerIo::take_request(const transport::PoolRequest& request, const std
   std::erase_if(routes_, [&](const auto& item) { return item.first != desk_.trainer_id(); });
 }
 
-void PoolServerIo::take_blob(const transport::BlobMessage& message, std::span<const std::byte> bytes, Instant now) {
-  if (const auto* piece = std::get_if<transport::BlobPiece>(&message); piece != nullptr) {
+void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now) {
+  if (const auto* piece = std::get_if<wire::BlobPiece>(&message); piece != nullptr) {
     if (!fetch_ || fetch_->id() != piece->id) return;
     if (auto taken = fetch_->receive(*piece, bytes, now); !taken) exchange_.give_blob(piece->id, taken.error());
     if (fetch_->is_whole()) exchange_.give_blob(piece->id, fetch_->take_bytes());
   }
-  if (const auto* unknown = std::get_if<transport::BlobUnknown>(&message); unknown != nullptr) {
+  if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
     exchange_.give_blob(unknown->id,
                         Error{Errc::kUnsupported, "the trainer does not have what it asks to make batches with"});
   }
@@ -188,7 +187,7 @@ void PoolServerIo::take_result(PoolResult result) {
   }
   if (result.kind == PoolResult::Kind::kDeclined) {
     if (desk_.trainer_id() == running_->trainer_id) {
-      if (declined_.size() >= cluster::kDeclinedCountMax) declined_.erase(declined_.begin());
+      if (declined_.size() >= wire::kDeclinedCountMax) declined_.erase(declined_.begin());
       if (registration_) registration_->set_decline_reason(result.text);
       declined_[running_->trainer_id] = std::move(result.text);
       desk_.decline();
@@ -226,13 +225,13 @@ void PoolServerIo::begin_work() {
   exchange_.offer(running_);
 }
 
-void PoolServerIo::fetch_blob(const std::optional<transport::BlobId>& id, Instant now) {
+void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now) {
   if (!id || !running_) return fetch_.reset();
   if (!fetch_ || fetch_->id() != *id) fetch_.emplace(*id, options_.blob_bytes_max);
   const auto route = routes_.find(running_->trainer_id);
   if (route == routes_.end()) return;
-  for (const transport::BlobWish& wish : fetch_->take_wishes(now))
-    static_cast<void>(server_->send(route->second.routing_id, transport::write_blob_message(wish)));
+  for (const wire::BlobWish& wish : fetch_->take_wishes(now))
+    static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
 }
 
 // ---- What the desk says
@@ -319,15 +318,15 @@ std::optional<Error> PoolServerIo::end_reason(Instant now) {
 }
 
 Result<void> PoolServerIo::wait(Instant now) {
-  std::vector<transport::Waitable> sockets{server_->waitable()};
+  std::vector<net::Waitable> sockets{server_->waitable()};
   if (registration_)
     for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
   const std::array<int, 2> fds{exchange_.wake_fd(), signal_read_fd_.get()};
   std::array<bool, 2> is_readable{};
-  std::optional<Instant> due = cluster::earlier(now + kLookInterval, desk_.next_tick());
-  if (registration_) due = cluster::earlier(due, registration_->due_at());
-  if (fetch_) due = cluster::earlier(due, fetch_->due_at());
-  return transport::wait_readable(sockets, fds, is_readable, transport::wait_time(due, clock_now()));
+  std::optional<Instant> due = earlier(now + kLookInterval, desk_.next_tick());
+  if (registration_) due = earlier(due, registration_->due_at());
+  if (fetch_) due = earlier(due, fetch_->due_at());
+  return net::wait_readable(sockets, fds, is_readable, wait_time(due, clock_now()));
 }
 
 bool PoolServerIo::is_orphan() const { return ::getppid() != parent_pid_; }

@@ -13,15 +13,15 @@
 #include <string>
 
 #include "base/file_descriptor.h"
+#include "base/instant.h"
 #include "base/result.h"
-#include "cluster/instant.h"
 #include "cluster/work_desk.h"
-#include "transport/authenticator.h"
-#include "transport/blob_record.h"
-#include "transport/endpoint.h"
-#include "transport/key_ring.h"
-#include "transport/pool_record.h"
-#include "transport/server_socket.h"
+#include "net/authenticator.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
+#include "net/server_socket.h"
+#include "wire/blob_record.h"
+#include "wire/pool_record.h"
 #include "worker/answer_outbox.h"
 #include "worker/blob_fetch.h"
 #include "worker/pool_work.h"
@@ -31,16 +31,16 @@
 namespace penstock::worker {
 
 struct PoolServerOptions {
-  transport::Endpoint bind;
-  transport::KeyRing keys;
-  std::optional<transport::Endpoint> controller = {};
+  net::Endpoint bind;
+  net::KeyRing keys;
+  std::optional<net::Endpoint> controller = {};
   // Where trainers reach it, if not at what is bound; port 0 is the port that is bound.
-  std::optional<transport::Endpoint> advertised = {};
+  std::optional<net::Endpoint> advertised = {};
   std::string about = {};  // this process, for people
   uint64_t arena_bytes = 0;
-  uint64_t blob_bytes_max = transport::kBlobBytesMax;
+  uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.
-  cluster::Duration patience = std::chrono::seconds(60);
+  Duration patience = std::chrono::seconds(60);
   // Whose child this process must be to live on; 0 is whoever it is the child of when it starts.
   pid_t parent_pid = 0;
 };
@@ -55,7 +55,7 @@ class PoolServerIo {
 
   Result<void> open();
   // Where it listens, and where trainers are told to connect. For any thread, once it is open.
-  const transport::Endpoint& endpoint() const { return server_->endpoint(); }
+  const net::Endpoint& endpoint() const { return server_->endpoint(); }
   const std::string& advertised() const { return advertised_; }
   // Takes a byte with the number of each signal, as Python's wakeup descriptor does: the first SIGTERM or SIGINT
   // drains, the second ends the process. For any thread.
@@ -65,7 +65,6 @@ class PoolServerIo {
   void run(const std::stop_token& stop);
 
  private:
-  using Instant = cluster::Instant;
   struct Route {
     uint32_t link = 0;
     std::string routing_id;
@@ -73,13 +72,13 @@ class PoolServerIo {
 
   Result<void> serve(const std::stop_token& stop);
   Result<void> receive(Instant now);
-  void take_request(const transport::PoolRequest& request, const std::string& routing_id, Instant now);
-  void take_blob(const transport::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
+  void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
+  void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
   void serve_maker(Instant now);
   void take_result(PoolResult result);
   void settle_given_up();
   void begin_work();
-  void fetch_blob(const std::optional<transport::BlobId>& id, Instant now);
+  void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
   std::string reason_of(const cluster::WorkDesk::Command& command) const;
   void take_signals();
@@ -102,12 +101,12 @@ class PoolServerIo {
 
   cluster::WorkDesk desk_;
   uint64_t tenancy_ = 0;
-  std::map<uint64_t, Route> routes_;                                     // by trainer
-  std::multimap<cluster::BatchKey, PoolWork> queued_;                    // what the desk has in its queue
-  std::shared_ptr<const PoolWork> running_;                              // shared with the thread that makes it
-  bool is_given_up_ = false;                                             // by that thread
-  std::map<cluster::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with what is on its way
-  std::map<uint64_t, std::string> declined_;                             // why, by trainer
+  std::map<uint64_t, Route> routes_;                                  // by trainer
+  std::multimap<wire::BatchKey, PoolWork> queued_;                    // what the desk has in its queue
+  std::shared_ptr<const PoolWork> running_;                           // shared with the thread that makes it
+  bool is_given_up_ = false;                                          // by that thread
+  std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with what is on its way
+  std::map<uint64_t, std::string> declined_;                          // why, by trainer
   std::optional<BlobFetch> fetch_;
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
@@ -116,9 +115,9 @@ class PoolServerIo {
   // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
   // does.
   AnswerOutbox outbox_;
-  std::unique_ptr<transport::SocketContext> context_;
-  std::unique_ptr<transport::Authenticator> authenticator_;
-  std::unique_ptr<transport::ServerSocket> server_;
+  std::unique_ptr<net::SocketContext> context_;
+  std::unique_ptr<net::Authenticator> authenticator_;
+  std::unique_ptr<net::ServerSocket> server_;
   std::unique_ptr<Registration> registration_;
 };
 

@@ -11,7 +11,7 @@ HeldBatch::HeldBatch(SealedBatch batch) : batch_(std::move(batch)) {
     return;
   }
   // Without a slab the record follows in the same buffer.
-  batch_.payload.resize(align_up(batch_.payload.size(), transport::kPayloadAlignment));
+  batch_.payload.resize(align_up(batch_.payload.size(), wire::kPayloadAlignment));
   batch_.payload.insert(batch_.payload.end(), batch_.record.begin(), batch_.record.end());
   payload_ = batch_.payload;
 }

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/batch_key.h"
 #include "cluster/dispatch.h"
-#include "transport/blob_record.h"
-#include "transport/message.h"
-#include "transport/pool_record.h"
+#include "wire/batch_key.h"
+#include "wire/blob_record.h"
+#include "wire/message.h"
+#include "wire/pool_record.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
@@ -26,18 +26,18 @@ struct PoolWork {
   // Counts how often this worker began to serve a trainer of which it knew nothing. A lane that began here in another
   // tenancy has gone on elsewhere.
   uint64_t tenancy = 0;
-  cluster::BatchKey key{};
-  cluster::Lane lane = cluster::kNoLane;
+  wire::BatchKey key{};
+  wire::Lane lane = wire::kNoLane;
   bool is_lane_start = false;
-  transport::IndexKind index_kind = transport::IndexKind::kNone;
+  wire::IndexKind index_kind = wire::IndexKind::kNone;
   uint64_t epoch_seed = 0;
   std::vector<std::byte> indices{};
   std::vector<std::byte> seeds{};
   std::vector<std::byte> state{};
-  std::vector<transport::BlobId> blobs{};  // the job, then its prefixes
+  std::vector<wire::BlobId> blobs{};  // the job, then its prefixes
   std::chrono::steady_clock::time_point begun_at{};
 
-  std::span<const transport::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
+  std::span<const wire::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
 };
 
 // A batch that is kept until the trainer has it. Its slab is given back when the last holder lets go of it: the server
@@ -66,7 +66,7 @@ struct PoolResult {
     kDeclined,  // nothing that this trainer asks for can be made here; `text` says why
   };
   Kind kind = Kind::kAnswer;
-  transport::AnswerKind answer = transport::AnswerKind::kNone;
+  wire::AnswerKind answer = wire::AnswerKind::kNone;
   uint8_t flags = 0;
   std::unique_ptr<HeldBatch> batch = {};
   std::string text = {};  // of an error: its type's name, a zero, and the rest

@@ -6,17 +6,17 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/prefix_body.h"
+#include "wire/prefix_body.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
 
 Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& message) {
-  transport::PrefixBody body{
+  wire::PrefixBody body{
       .text = message.text, .seed = message.seed, .library = message.library, .library_leaves = {}, .constants = {}};
   for (const runtime::LeafLayout& leaf : message.library_leaves) {
     body.library_leaves.push_back({.leaf_index = leaf.leaf_index,
-                                   .dtype = static_cast<transport::DTypeCode>(leaf.dtype),
+                                   .dtype = static_cast<wire::DTypeCode>(leaf.dtype),
                                    .sizes = leaf.sizes,
                                    .strides = leaf.strides});
   }
@@ -24,22 +24,22 @@ Result<std::vector<std::byte>> write_prefix_message(const PrefixMessage& message
     if (!is_plain_tensor(constant)) {
       return Error{Errc::kMismatch, "a constant of a prefix is not a plain CPU tensor; only those travel to workers"};
     }
-    transport::TensorEntry entry = describe_tensor(constant);
+    wire::TensorEntry entry = describe_tensor(constant);
     const std::span bytes(static_cast<const std::byte*>(constant.const_data_ptr()), entry.bytes);
     body.constants.push_back({.entry = std::move(entry), .bytes = bytes});
   }
-  return transport::write_prefix_body(body);
+  return wire::write_prefix_body(body);
 }
 
 Result<PrefixMessage> read_prefix_message(std::span<const std::byte> message) {
-  auto body = transport::parse_prefix_body(message);
+  auto body = wire::parse_prefix_body(message);
   if (!body) return body.error();
   PrefixMessage prefix{.text = std::string(body.value().text),
                        .constants = {},
                        .seed = body.value().seed,
                        .library = std::string(body.value().library),
                        .library_leaves = {}};
-  for (transport::PrefixLeaf& leaf : body.value().library_leaves) {
+  for (wire::PrefixLeaf& leaf : body.value().library_leaves) {
     prefix.library_leaves.push_back({.leaf_index = leaf.leaf_index,
                                      .dtype = static_cast<at::ScalarType>(leaf.dtype),
                                      .sizes = std::move(leaf.sizes),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A prefix on its way from the trainer to a worker, with its constants as tensors; transport/prefix_body.h has its
+// A prefix on its way from the trainer to a worker, with its constants as tensors; wire/prefix_body.h has its
 // bytes.
 
 #include <ATen/core/Tensor.h>

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/blob_record.h"
+#include "wire/blob_record.h"
 #include "worker/prefix_stage.h"
 
 namespace penstock::worker {
@@ -16,18 +16,18 @@ namespace penstock::worker {
 // Confined to the thread that serves requests.
 class PrefixShelf {
  public:
-  bool has(const transport::BlobId& id) const { return prefixes_.contains(id); }
+  bool has(const wire::BlobId& id) const { return prefixes_.contains(id); }
   // `message` is the body of a prefix request. One that cannot be run here is remembered as such.
-  void put(const transport::BlobId& id, std::span<const std::byte> message) { prefixes_[id] = load_prefix(message); }
+  void put(const wire::BlobId& id, std::span<const std::byte> message) { prefixes_[id] = load_prefix(message); }
 
   // Has `stage` run those of `ids` that are here, and no others. Those of the last two different lists are kept: while
   // a plan takes another's place, requests of both take turns.
-  void select(std::span<const transport::BlobId> ids, PrefixStage& stage);
+  void select(std::span<const wire::BlobId> ids, PrefixStage& stage);
 
  private:
-  std::map<transport::BlobId, std::shared_ptr<LoadedPrefix>> prefixes_;  // shared with the stage
-  std::vector<transport::BlobId> selected_;
-  std::vector<transport::BlobId> selected_before_;
+  std::map<wire::BlobId, std::shared_ptr<LoadedPrefix>> prefixes_;  // shared with the stage
+  std::vector<wire::BlobId> selected_;
+  std::vector<wire::BlobId> selected_before_;
 };
 
 }  // namespace penstock::worker

@@ -62,7 +62,7 @@ bool PrefixStage::run(BatchContent& content, uint64_t epoch_seed, uint64_t seque
       const std::string& key = prefix.keys[index];
       const bool is_known =
           std::find(content.boundary_keys.begin(), content.boundary_keys.end(), key) != content.boundary_keys.end();
-      if (is_known || key.size() != transport::kBoundaryKeyBytes || !is_plain_tensor(output)) continue;
+      if (is_known || key.size() != wire::kBoundaryKeyBytes || !is_plain_tensor(output)) continue;
       content.boundary_keys.push_back(key);
       content.tensors.push_back(output);
     }

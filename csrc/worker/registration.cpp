@@ -5,35 +5,33 @@
 #include <utility>
 #include <variant>
 
-#include "transport/control_limits.h"
-#include "transport/control_record.h"
+#include "net/control_limits.h"
+#include "wire/control_record.h"
 
 namespace penstock::worker {
 
-using cluster::Instant;
-using transport::ConnectionEvent;
+using net::ConnectionEvent;
 
 namespace {
 
 // A controller that is started together with its workers takes less.
-constexpr cluster::Duration kUnansweredTime = std::chrono::seconds(3);
+constexpr Duration kUnansweredTime = std::chrono::seconds(3);
 
 }  // namespace
 
-Result<std::unique_ptr<Registration>> Registration::open(transport::SocketContext& context,
-                                                         const transport::Endpoint& controller,
-                                                         const transport::KeyRing& keys, Card card, Instant now) {
-  auto socket = transport::ClientSocket::connect(context, controller, keys.own(), keys.controller_key(),
-                                                 {.limits = transport::control_limits()});
+Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& context, const net::Endpoint& controller,
+                                                         const net::KeyRing& keys, Card card, Instant now) {
+  auto socket = net::ClientSocket::connect(context, controller, keys.own(), keys.controller_key(),
+                                           {.limits = net::control_limits()});
   if (!socket) return socket.error();
   return std::make_unique<Registration>(std::move(socket).value(), std::move(card), now);
 }
 
-Registration::Registration(std::unique_ptr<transport::ClientSocket> socket, Card card, Instant now)
+Registration::Registration(std::unique_ptr<net::ClientSocket> socket, Card card, Instant now)
     : socket_(std::move(socket)), card_(std::move(card)), enrolment_(card_.worker_id, now), opened_at_(now) {}
 
 Result<void> Registration::receive(cluster::WorkDesk& desk, Instant now) {
-  transport::ClientReceipt receipt;
+  net::ClientReceipt receipt;
   for (;;) {
     auto received = socket_->try_receive(receipt);
     if (!received) return received.error();
@@ -55,11 +53,11 @@ Result<void> Registration::receive(cluster::WorkDesk& desk, Instant now) {
 }
 
 Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, Instant now) {
-  auto message = transport::parse_control(bytes);
+  auto message = wire::parse_control(bytes);
   if (!message) return Error{Errc::kFailed, where() + " sent what cannot be read: " + message.error().message};
-  if (const auto* refusal = std::get_if<transport::Refusal>(&message.value()))
+  if (const auto* refusal = std::get_if<wire::Refusal>(&message.value()))
     return Error{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
-  const auto* orders = std::get_if<cluster::WorkerOrders>(&message.value());
+  const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());
   if (orders == nullptr) return {};
   has_answered_ = true;
   enrolment_.receive(*orders, desk, now);
@@ -87,21 +85,20 @@ void Registration::report(const cluster::WorkDesk& desk, Instant now) {
   report.about = card_.about;
   report.decline_reason = decline_reason_;
   // One that does not get through is made good by the next.
-  static_cast<void>(socket_->send(transport::write_control(report)));
+  static_cast<void>(socket_->send(wire::write_control(report)));
 }
 
 void Registration::set_decline_reason(std::string_view reason) {
-  decline_reason_ = reason.substr(0, transport::kControlReasonBytesMax);
+  decline_reason_ = reason.substr(0, wire::kControlReasonBytesMax);
 }
 
 void Registration::say_farewell() {
   if (!socket_->is_connected()) return;
-  static_cast<void>(
-      socket_->send(transport::write_control(transport::Farewell{.id = card_.worker_id, .is_worker = true})));
-  socket_->set_linger(transport::kFarewellTime);
+  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = card_.worker_id, .is_worker = true})));
+  socket_->set_linger(net::kFarewellTime);
 }
 
-std::optional<cluster::Duration> Registration::silence(Instant now) const {
+std::optional<Duration> Registration::silence(Instant now) const {
   return has_answered_ ? std::optional(enrolment_.clock.silence(now)) : std::nullopt;
 }
 

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/instant.h"
 #include "base/result.h"
 #include "cluster/enrolment.h"
-#include "cluster/instant.h"
 #include "cluster/work_desk.h"
-#include "transport/client_socket.h"
-#include "transport/endpoint.h"
-#include "transport/key_ring.h"
+#include "net/client_socket.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
 
 namespace penstock::worker {
 
@@ -30,41 +30,40 @@ class Registration {
     std::string endpoint;
     std::string about;
   };
-  static Result<std::unique_ptr<Registration>> open(transport::SocketContext& context,
-                                                    const transport::Endpoint& controller,
-                                                    const transport::KeyRing& keys, Card card, cluster::Instant now);
+  static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, const net::Endpoint& controller,
+                                                    const net::KeyRing& keys, Card card, Instant now);
   // For `open`.
-  Registration(std::unique_ptr<transport::ClientSocket> socket, Card card, cluster::Instant now);
+  Registration(std::unique_ptr<net::ClientSocket> socket, Card card, Instant now);
 
   // Takes what has come, and has `desk` do it. kFailed with the reason if the controller will have nothing to do with
   // this worker.
-  Result<void> receive(cluster::WorkDesk& desk, cluster::Instant now);
+  Result<void> receive(cluster::WorkDesk& desk, Instant now);
   // Sends a report if one is due.
-  void report(const cluster::WorkDesk& desk, cluster::Instant now);
+  void report(const cluster::WorkDesk& desk, Instant now);
   // What reports say of the latest trainer that was declined.
   void set_decline_reason(std::string_view reason);
   // Has one go out now.
-  void hurry(cluster::Instant now) { enrolment_.clock.hurry(now); }
+  void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Says that this worker ends. What was sent may still take a moment to leave.
   void say_farewell();
 
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   uint32_t incarnation() const { return enrolment_.incarnation(); }
-  cluster::Instant due_at() const { return enrolment_.clock.due_at(); }
+  Instant due_at() const { return enrolment_.clock.due_at(); }
   // For how long a controller that had answered has said nothing.
-  std::optional<cluster::Duration> silence(cluster::Instant now) const;
-  transport::ClientSocket& socket() { return *socket_; }
+  std::optional<Duration> silence(Instant now) const;
+  net::ClientSocket& socket() { return *socket_; }
 
  private:
-  Result<void> take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, cluster::Instant now);
-  void take_event(const transport::ConnectionEvent& event, cluster::Instant now);
+  Result<void> take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, Instant now);
+  void take_event(const net::ConnectionEvent& event, Instant now);
   void tell(std::string text);
   std::string where() const { return "the controller at " + socket_->endpoint().text(); }
 
-  std::unique_ptr<transport::ClientSocket> socket_;
+  std::unique_ptr<net::ClientSocket> socket_;
   Card card_;
   cluster::WorkerEnrolment enrolment_;
-  cluster::Instant opened_at_;
+  Instant opened_at_;
   bool has_answered_ = false;
   std::string decline_reason_;
   std::string told_;  // last

@@ -9,14 +9,14 @@
 #include <span>
 #include <vector>
 
-#include "transport/nest.h"
+#include "wire/nest.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
 
 struct RowBatch {
   std::vector<at::Tensor> tensors;
-  transport::NestWriter nest;
+  wire::NestWriter nest;
 
   BatchContent content() const { return {.tensors = tensors, .boundary_keys = {}, .nest = nest.view()}; }
 };

@@ -18,10 +18,10 @@ namespace penstock::worker {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using transport::Descriptor;
-using transport::DescriptorKind;
-using transport::Request;
-using transport::RequestKind;
+using wire::Descriptor;
+using wire::DescriptorKind;
+using wire::Request;
+using wire::RequestKind;
 
 namespace {
 
@@ -59,31 +59,31 @@ void Server::Watchdog::run(int connection_fd, pid_t parent_pid, std::atomic<bool
 }
 
 Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, steady_clock::time_point deadline) {
-  auto connection = transport::FdConnection::connect(options.endpoint);
+  auto connection = shm::FdConnection::connect(options.endpoint);
   if (!connection) return connection.error();
-  if (auto sent = connection.value().send({.kind = transport::kFdHello, .worker_id = options.worker_id}); !sent) {
+  if (auto sent = connection.value().send({.kind = shm::kFdHello, .worker_id = options.worker_id}); !sent) {
     return sent.error();
   }
   auto server = std::make_unique<Server>(options, std::move(connection).value());
   auto start = server->connection_.receive(deadline);
   if (!start) return start.error();
   const auto& message = start.value().message;
-  if (message.kind != transport::kFdStart) return Error{Errc::kMalformed, "the trainer did not answer with a start"};
+  if (message.kind != shm::kFdStart) return Error{Errc::kMalformed, "the trainer did not answer with a start"};
   const std::string name(message.text, strnlen(message.text, sizeof message.text));
   if (auto opened = server->open_socket(name, deadline); !opened) return opened.error();
   return server;
 }
 
-Server::Server(const ServerOptions& options, transport::FdConnection connection)
+Server::Server(const ServerOptions& options, shm::FdConnection connection)
     : options_(options),
       maker_({.arena_bytes = options.arena_bytes, .prefetch_factor = options.prefetch_factor}, is_closing_),
       connection_(std::move(connection)),
-      context_(std::make_unique<transport::SocketContext>()),
+      context_(std::make_unique<net::SocketContext>()),
       watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid(),
                                            is_closing_)) {}
 
 Result<void> Server::open_socket(const std::string& name, steady_clock::time_point deadline) {
-  auto socket = transport::Socket::connect(*context_, name);
+  auto socket = net::Socket::connect(*context_, name);
   if (!socket) return socket.error();
   socket_.emplace(std::move(socket).value());
   // The socket becomes writable when the connection is up; the trainer has bound it already.
@@ -101,7 +101,7 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
     auto received = (*socket_)->try_receive(parts_);
     if (!received) return received.error();
     if (received.value()) {
-      auto request = transport::parse_request(parts_.front());
+      auto request = wire::parse_request(parts_.front());
       if (!request) return request.error();
       if (request.value().kind == RequestKind::kPrefix) {
         maker_.prefixes().install(std::span(parts_.front()).subspan(sizeof(Request)));
@@ -117,40 +117,39 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
     }
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
     if (left.count() <= 0) return Error{Errc::kTimeout, "no request came before the deadline"};
-    transport::Socket* const sockets[] = {&**socket_};
+    net::Socket* const sockets[] = {&**socket_};
     const int fds[] = {connection_.fd()};
     bool is_readable[] = {false};
-    if (auto waited = transport::Socket::wait(sockets, fds, is_readable, left); !waited) return waited.error();
+    if (auto waited = net::Socket::wait(sockets, fds, is_readable, left); !waited) return waited.error();
     if (is_readable[0]) is_closing_.store(true);  // the trainer sends nothing there after the start
   }
 }
 
 Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
   const BatchPlace place{.epoch_seed = request.request.epoch_seed, .sequence = request.request.sequence};
-  const bool is_raised = (flags & transport::kDescriptorRaises) != 0;
+  const bool is_raised = (flags & wire::kDescriptorRaises) != 0;
   auto made = is_raised ? maker_.make_plain(content) : maker_.make(std::move(content), place);
   if (!made) return made.error();
-  if (made.value().is_compiled) flags |= transport::kDescriptorCompiled;
+  if (made.value().is_compiled) flags |= wire::kDescriptorCompiled;
   const SealedBatch& batch = made.value().sealed;
   Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
   descriptor.record_bytes = batch.record_bytes;
-  descriptor.prefix_time = transport::time_units(made.value().on_prefix);
+  descriptor.prefix_time = wire::time_units(made.value().on_prefix);
   if (!batch.region) {
-    const auto head = transport::write_message(descriptor, batch.record);
+    const auto head = wire::write_message(descriptor, batch.record);
     const std::span<const std::byte> parts[] = {head, batch.payload};
     return (*socket_)->send(parts);
   }
-  const transport::SlabRegion& region = *batch.region;
-  if (region.is_transient) descriptor.flags |= transport::kDescriptorTransient;
+  const shm::SlabRegion& region = *batch.region;
+  if (region.is_transient) descriptor.flags |= wire::kDescriptorTransient;
   descriptor.arena_id = region.arena->id();
   descriptor.slab_index = region.slab_index;
   descriptor.slab_generation = region.arena->generation(region.slab_index);
   descriptor.record_offset = batch.record_offset;
   descriptor.slab_bytes = region.arena->backed_bytes(region.slab_index);
   if (maker_.pool().take_unannounced(region)) {
-    const auto passed =
-        connection_.send({.kind = transport::kFdArena, .worker_id = options_.worker_id, .arena_id = region.arena->id()},
-                         region.arena->fd());
+    const auto passed = connection_.send(
+        {.kind = shm::kFdArena, .worker_id = options_.worker_id, .arena_id = region.arena->id()}, region.arena->fd());
     if (!passed) return passed.error();
   }
   return send_descriptor(descriptor);
@@ -166,7 +165,7 @@ Descriptor Server::describe(const Received& request, DescriptorKind kind, uint8_
           .sequence = request.request.sequence,
           .epoch = request.request.epoch,
           .worker_id = options_.worker_id,
-          .fetch_time = transport::time_units(steady_clock::now() - request.arrived_at)};
+          .fetch_time = wire::time_units(steady_clock::now() - request.arrived_at)};
 }
 
 Result<void> Server::send_descriptor(const Descriptor& descriptor) {

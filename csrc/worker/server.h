@@ -18,9 +18,9 @@
 #include "base/file_descriptor.h"
 #include "base/process_bound.h"
 #include "base/result.h"
-#include "transport/fd_channel.h"
-#include "transport/message.h"
-#include "transport/socket.h"
+#include "net/socket.h"
+#include "shm/fd_channel.h"
+#include "wire/message.h"
 #include "worker/batch_maker.h"
 #include "worker/slab_writer.h"
 
@@ -43,12 +43,12 @@ class Server {
   static Result<std::unique_ptr<Server>> connect(const ServerOptions& options,
                                                  std::chrono::steady_clock::time_point deadline);
 
-  Server(const ServerOptions& options, transport::FdConnection connection);
+  Server(const ServerOptions& options, shm::FdConnection connection);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   struct Received {
-    transport::Request request;
+    wire::Request request;
     std::vector<std::byte> body;
     std::chrono::steady_clock::time_point arrived_at;
   };
@@ -58,7 +58,7 @@ class Server {
 
   SlabWriter& writer() { return maker_.writer(); }
 
-  // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of transport::Descriptor.
+  // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of wire::Descriptor.
   Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
   // Tells the trainer that this worker's share of an iterable dataset is exhausted.
   Result<void> answer_end(const Received& request);
@@ -80,16 +80,16 @@ class Server {
   };
 
   Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);
-  Result<void> send_descriptor(const transport::Descriptor& descriptor);
-  transport::Descriptor describe(const Received& request, transport::DescriptorKind kind, uint8_t flags) const;
+  Result<void> send_descriptor(const wire::Descriptor& descriptor);
+  wire::Descriptor describe(const Received& request, wire::DescriptorKind kind, uint8_t flags) const;
 
   ServerOptions options_;
   std::atomic<bool> is_closing_{false};
   BatchMaker maker_;
-  transport::FdConnection connection_;
-  transport::MessageParts parts_;
-  ProcessBound<transport::SocketContext> context_;
-  std::optional<ProcessBound<transport::Socket>> socket_;
+  shm::FdConnection connection_;
+  net::MessageParts parts_;
+  ProcessBound<net::SocketContext> context_;
+  std::optional<ProcessBound<net::Socket>> socket_;
   ProcessBound<Watchdog> watchdog_;
 };
 

@@ -12,14 +12,14 @@
 
 namespace penstock::worker {
 
-using transport::kPayloadAlignment;
-using transport::TensorEntry;
+using wire::kPayloadAlignment;
+using wire::TensorEntry;
 
 namespace {
 
 // What a tensor in a slab holds while it lives.
 struct SlabPin {
-  std::shared_ptr<transport::Arena> arena;  // shared with the pool; the last pin of an old arena unmaps it
+  std::shared_ptr<shm::Arena> arena;  // shared with the pool; the last pin of an old arena unmaps it
   uint32_t slab_index;
 };
 
@@ -28,7 +28,7 @@ void drop_pin(void* context) {
   pin->arena->unpin(pin->slab_index);
 }
 
-uint64_t end_of(const transport::Frame& frame) {
+uint64_t end_of(const wire::Frame& frame) {
   uint64_t end = 0;
   for (const TensorEntry& entry : frame.tensors) end = std::max(end, entry.offset + entry.bytes);
   return align_up(end, kPayloadAlignment);
@@ -43,15 +43,15 @@ bool is_plain_tensor(const at::Tensor& tensor) {
     return false;
   }
   if (!tensor.has_storage() || tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_sparse()) return false;
-  return transport::dtype_bytes(static_cast<transport::DTypeCode>(tensor.scalar_type())) > 0 &&
-         tensor.dim() <= static_cast<int64_t>(transport::kDimCountMax);
+  return wire::dtype_bytes(static_cast<wire::DTypeCode>(tensor.scalar_type())) > 0 &&
+         tensor.dim() <= static_cast<int64_t>(wire::kDimCountMax);
 }
 
 TensorEntry describe_tensor(const at::Tensor& tensor) {
-  TensorEntry entry{.dtype = static_cast<transport::DTypeCode>(tensor.scalar_type()),
+  TensorEntry entry{.dtype = static_cast<wire::DTypeCode>(tensor.scalar_type()),
                     .shape = tensor.sizes().vec(),
                     .strides = tensor.strides().vec()};
-  const auto bytes = transport::span_bytes(entry.dtype, entry.shape, entry.strides);
+  const auto bytes = wire::span_bytes(entry.dtype, entry.shape, entry.strides);
   PENSTOCK_ASSERT(bytes, "a tensor that is not plain was put in the table");
   entry.bytes = bytes.value();
   return entry;
@@ -151,7 +151,7 @@ Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
     entry.offset = static_cast<uint64_t>(target - region_->data());
   }
   placement.frame.payload_bytes = end_of(placement.frame);
-  const std::vector<std::byte> record = transport::write_frame(placement.frame);
+  const std::vector<std::byte> record = wire::write_frame(placement.frame);
   std::byte* target = has_no_memory_ ? nullptr : allocate(record.size());
   if (target == nullptr) return seal_elsewhere(std::move(placement));
   std::memcpy(target, record.data(), record.size());
@@ -173,13 +173,13 @@ Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
     offset = align_up(offset + entry.bytes, kPayloadAlignment);
   }
   placement.frame.payload_bytes = offset;
-  const std::vector<std::byte> record = transport::write_frame(placement.frame);
+  const std::vector<std::byte> record = wire::write_frame(placement.frame);
   auto acquired = pool_.acquire_now(offset + record.size());
   if (!acquired) {
     if (acquired.error().code == Errc::kClosed) return acquired.error();
     return seal_inline(placement);
   }
-  transport::SlabRegion region = std::move(acquired).value();
+  shm::SlabRegion region = std::move(acquired).value();
   for (size_t index = 0; index < placement.sources.size(); ++index) {
     const TensorEntry& entry = placement.frame.tensors[index];
     if (entry.bytes > 0) std::memcpy(region.data() + entry.offset, placement.sources[index], entry.bytes);
@@ -197,7 +197,7 @@ Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
 
 SealedBatch SlabWriter::seal_inline(const Placement& placement) {
   SealedBatch sealed;
-  sealed.record = transport::write_frame(placement.frame);
+  sealed.record = wire::write_frame(placement.frame);
   sealed.payload.resize(placement.frame.payload_bytes);
   for (size_t index = 0; index < placement.sources.size(); ++index) {
     const TensorEntry& entry = placement.frame.tensors[index];

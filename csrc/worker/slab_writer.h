@@ -19,8 +19,8 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
-#include "transport/frame.h"
-#include "transport/slab_pool.h"
+#include "shm/slab_pool.h"
+#include "wire/frame.h"
 
 namespace penstock::worker {
 
@@ -32,7 +32,7 @@ struct BatchContent {
 
 // A batch in its slab, or, when no shared memory could be had, in buffers of its own.
 struct SealedBatch {
-  std::optional<transport::SlabRegion> region;
+  std::optional<shm::SlabRegion> region;
   uint64_t record_offset = 0;
   uint32_t record_bytes = 0;
   std::vector<std::byte> record;  // these two only without a region
@@ -44,12 +44,12 @@ struct SealedBatch {
 bool is_plain_tensor(const at::Tensor& tensor);
 
 // The table entry of a plain tensor, its offset still zero.
-transport::TensorEntry describe_tensor(const at::Tensor& tensor);
+wire::TensorEntry describe_tensor(const at::Tensor& tensor);
 
 // empty() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
 class SlabWriter {
  public:
-  explicit SlabWriter(transport::SlabPool& pool) : pool_(pool) {}
+  explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
 
   // Forgets what an abandoned batch had taken.
   void begin();
@@ -65,7 +65,7 @@ class SlabWriter {
 
  private:
   struct Placement {
-    transport::Frame frame;
+    wire::Frame frame;
     std::vector<const std::byte*> sources;
     std::vector<bool> is_in_place;
   };
@@ -76,9 +76,9 @@ class SlabWriter {
   Result<SealedBatch> seal_elsewhere(Placement placement) PENSTOCK_REQUIRES(mutex_);
   static SealedBatch seal_inline(const Placement& placement);
 
-  transport::SlabPool& pool_;
+  shm::SlabPool& pool_;
   Mutex mutex_;
-  std::optional<transport::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<shm::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t used_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   bool has_no_memory_ PENSTOCK_GUARDED_BY(mutex_) = false;
 };

@@ -45,7 +45,7 @@ void WorkExchange::finish(PoolResult result) {
   wake();
 }
 
-Result<std::vector<std::byte>> WorkExchange::blob(const transport::BlobId& id, Deadline deadline) {
+Result<std::vector<std::byte>> WorkExchange::blob(const wire::BlobId& id, Deadline deadline) {
   MutexLock lock(mutex_);
   if (wished_blob_ != id) {
     wished_blob_ = id;
@@ -108,7 +108,7 @@ void WorkExchange::set_wanted(bool is_wanted) {
   if (std::exchange(is_wanted_, is_wanted) != is_wanted) changed_.notify_all();
 }
 
-void WorkExchange::give_blob(const transport::BlobId& id, Result<std::vector<std::byte>> bytes) {
+void WorkExchange::give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes) {
   MutexLock lock(mutex_);
   if (wished_blob_ != id) return;
   blob_ = std::move(bytes);

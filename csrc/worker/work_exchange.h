@@ -15,7 +15,7 @@
 #include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "transport/blob_record.h"
+#include "wire/blob_record.h"
 #include "worker/pool_work.h"
 
 namespace penstock::worker {
@@ -47,7 +47,7 @@ class WorkExchange {
   void finish(PoolResult result);
   // A blob that the work in hand is made with. kTimeout at the deadline, after which the same is asked for again;
   // kClosed when the work is not wanted any more. Blocks.
-  Result<std::vector<std::byte>> blob(const transport::BlobId& id, Deadline deadline);
+  Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline);
   bool is_wanted() const;
   void drain();
   // What people should know, in the order in which it happened.
@@ -66,13 +66,13 @@ class WorkExchange {
     std::optional<PoolResult> result;
     bool wants_work = false;
     bool is_to_drain = false;
-    std::optional<transport::BlobId> blob;
+    std::optional<wire::BlobId> blob;
   };
   // The result is handed out once; the rest is asked for until it is given.
   Asked take_asked();
   void offer(std::shared_ptr<const PoolWork> work);
   void set_wanted(bool is_wanted);
-  void give_blob(const transport::BlobId& id, Result<std::vector<std::byte>> bytes);
+  void give_blob(const wire::BlobId& id, Result<std::vector<std::byte>> bytes);
   void add_notice(std::string text);
   void set_standing(const Standing& standing);
   // Nothing is offered from now on; the first reason stands.
@@ -91,7 +91,7 @@ class WorkExchange {
   bool is_wanted_ PENSTOCK_GUARDED_BY(mutex_) = false;
   bool is_to_drain_ PENSTOCK_GUARDED_BY(mutex_) = false;
   std::optional<PoolResult> result_ PENSTOCK_GUARDED_BY(mutex_);
-  std::optional<transport::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<wire::BlobId> wished_blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::optional<Result<std::vector<std::byte>>> blob_ PENSTOCK_GUARDED_BY(mutex_);
   std::vector<std::string> notices_ PENSTOCK_GUARDED_BY(mutex_);
   Standing standing_ PENSTOCK_GUARDED_BY(mutex_);

@@ -11,7 +11,7 @@
 
 #include "runtime/script_cut.h"
 
-using penstock::graph::ScriptCall;
+using penstock::capture::ScriptCall;
 using penstock::runtime::ScriptCut;
 
 constexpr int kSteps = 20;

@@ -5,9 +5,9 @@
 #include "fuzz_target.h"
 #include "record_repair.h"
 #include "record_samples.h"
-#include "transport/array_dtype.h"
-#include "transport/frame.h"
-#include "transport/nest.h"
+#include "wire/array_dtype.h"
+#include "wire/frame.h"
+#include "wire/nest.h"
 
 namespace penstock::fuzz {
 
@@ -16,7 +16,7 @@ using namespace penstock::transport;
 namespace {
 
 // Where the last element of a tensor ends, computed in numbers that cannot overflow.
-__int128 extent_bytes(const TensorEntry& entry) {
+__int128 extent_bytes(const wire::TensorEntry& entry) {
   __int128 last = 0;
   for (size_t dim = 0; dim < entry.shape.size(); ++dim) {
     if (entry.shape[dim] == 0) return 0;
@@ -26,66 +26,67 @@ __int128 extent_bytes(const TensorEntry& entry) {
 }
 
 // Reads one value as Python's bindings do, by recursion, and writes it again.
-void copy_value(NestReader& reader, NestWriter& writer, std::span<const TensorEntry> leaves, size_t depth,
-                bool& has_pickle) {
-  expect(depth <= kNestDepthMax, "a checked nest is not deeper than its cap");
+void copy_value(wire::NestReader& reader, wire::NestWriter& writer, std::span<const wire::TensorEntry> leaves,
+                size_t depth, bool& has_pickle) {
+  expect(depth <= wire::kNestDepthMax, "a checked nest is not deeper than its cap");
   const auto token = reader.next();
   expect(static_cast<bool>(token), "a checked nest can be walked");
-  const NestToken& value = token.value();
+  const wire::NestToken& value = token.value();
   touch(std::as_bytes(std::span(value.text)));
   size_t count = value.count;
   switch (value.tag) {
-    case NestTag::kNone: writer.none(); return;
-    case NestTag::kFalse: writer.boolean(false); return;
-    case NestTag::kTrue: writer.boolean(true); return;
-    case NestTag::kInteger: writer.integer(value.integer); return;
-    case NestTag::kFloat: writer.floating(value.floating); return;
-    case NestTag::kText: writer.text(value.text); return;
-    case NestTag::kBytes: writer.bytes(value.text); return;
-    case NestTag::kPickle: writer.pickle(value.text), has_pickle = true; return;
-    case NestTag::kBigInteger: writer.big_integer(value.text); return;
-    case NestTag::kTensor:
+    case wire::NestTag::kNone: writer.none(); return;
+    case wire::NestTag::kFalse: writer.boolean(false); return;
+    case wire::NestTag::kTrue: writer.boolean(true); return;
+    case wire::NestTag::kInteger: writer.integer(value.integer); return;
+    case wire::NestTag::kFloat: writer.floating(value.floating); return;
+    case wire::NestTag::kText: writer.text(value.text); return;
+    case wire::NestTag::kBytes: writer.bytes(value.text); return;
+    case wire::NestTag::kPickle: writer.pickle(value.text), has_pickle = true; return;
+    case wire::NestTag::kBigInteger: writer.big_integer(value.text); return;
+    case wire::NestTag::kTensor:
       touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
       writer.tensor(value.count);
       return;
-    case NestTag::kArray:
+    case wire::NestTag::kArray:
       touch(std::as_bytes(std::span(leaves.data() + value.count, 1)));
-      expect(value.dtype.empty() || array_item_bytes(value.dtype).value_or(0) > 0, "an array's elements have bytes");
+      expect(value.dtype.empty() || wire::array_item_bytes(value.dtype).value_or(0) > 0,
+             "an array's elements have bytes");
       writer.array(value.count, value.dtype);
       return;
-    case NestTag::kScalar:
-      expect(array_item_bytes(value.dtype) == value.text.size(), "a scalar has the bytes of one element");
+    case wire::NestTag::kScalar:
+      expect(wire::array_item_bytes(value.dtype) == value.text.size(), "a scalar has the bytes of one element");
       writer.scalar(value.dtype, value.text);
       return;
-    case NestTag::kList: writer.list(value.count); break;
-    case NestTag::kTuple: writer.tuple(value.count); break;
-    case NestTag::kDict: writer.dict(value.count), count *= 2; break;
-    case NestTag::kNamedTuple: writer.named_tuple(value.text, value.count); break;
+    case wire::NestTag::kList: writer.list(value.count); break;
+    case wire::NestTag::kTuple: writer.tuple(value.count); break;
+    case wire::NestTag::kDict: writer.dict(value.count), count *= 2; break;
+    case wire::NestTag::kNamedTuple: writer.named_tuple(value.text, value.count); break;
   }
   for (; count > 0; --count) copy_value(reader, writer, leaves, depth + 1, has_pickle);
 }
 
-void check_the_nest(const Frame& frame) {
+void check_the_nest(const wire::Frame& frame) {
   const auto leaf_count = static_cast<uint32_t>(frame.leaf_count());
-  if (!check_nest(frame.nest, leaf_count, /*allow_pickle=*/true)) {
-    expect(!check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
+  if (!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/true)) {
+    expect(!wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false), "what is trusted less may hold less");
     return;
   }
   // The leaves alone, in memory of exactly their size.
-  const std::vector<TensorEntry> leaves(frame.tensors.begin(), frame.tensors.begin() + leaf_count);
-  NestReader reader(frame.nest);
-  NestWriter writer;
+  const std::vector<wire::TensorEntry> leaves(frame.tensors.begin(), frame.tensors.begin() + leaf_count);
+  wire::NestReader reader(frame.nest);
+  wire::NestWriter writer;
   bool has_pickle = false;
   copy_value(reader, writer, leaves, 1, has_pickle);
   expect(reader.at_end(), "a checked nest is one value");
   expect(std::ranges::equal(writer.view(), frame.nest), "a nest that is written again is the same bytes");
-  expect(static_cast<bool>(check_nest(frame.nest, leaf_count, /*allow_pickle=*/false)) == !has_pickle,
+  expect(static_cast<bool>(wire::check_nest(frame.nest, leaf_count, /*allow_pickle=*/false)) == !has_pickle,
          "a nest without pickles, and no other, is for those who are not trusted");
 }
 
 }  // namespace
 
-std::vector<Bytes> make_seeds() { return sample_records(); }
+std::vector<Bytes> make_seeds() { return wire::sample_records(); }
 
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
@@ -93,22 +94,23 @@ void mutate(Bytes& bytes, Choices& choices) {
 }
 
 void check(std::span<const std::byte> bytes) {
-  const auto parsed = parse_frame(bytes);
+  const auto parsed = wire::parse_frame(bytes);
   if (!parsed) {
     expect(!parsed.error().message.empty(), "an error says what is wrong");
     return;
   }
-  const Frame& frame = parsed.value();
-  expect(frame.tensors.size() <= kTensorCountMax && frame.payload_bytes <= kPayloadBytesMax, "caps hold");
+  const wire::Frame& frame = parsed.value();
+  expect(frame.tensors.size() <= wire::kTensorCountMax && frame.payload_bytes <= wire::kPayloadBytesMax, "caps hold");
   expect(frame.boundary_keys.size() <= frame.tensors.size(), "no more keys than tensors");
   const Bytes payload(frame.payload_bytes);
-  for (const TensorEntry& entry : frame.tensors) {
-    expect(entry.shape.size() <= kDimCountMax && entry.strides.size() == entry.shape.size(), "dimensions are capped");
+  for (const wire::TensorEntry& entry : frame.tensors) {
+    expect(entry.shape.size() <= wire::kDimCountMax && entry.strides.size() == entry.shape.size(),
+           "dimensions are capped");
     expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
     touch({payload.data() + entry.offset, entry.bytes});
   }
   for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
-  expect(std::ranges::equal(write_frame(frame), bytes), "a record that is written again is the same bytes");
+  expect(std::ranges::equal(wire::write_frame(frame), bytes), "a record that is written again is the same bytes");
   check_the_nest(frame);
 }
 

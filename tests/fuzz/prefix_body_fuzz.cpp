@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The body of a prefix request, as a worker reads it of a trainer.
-#include "transport/prefix_body.h"
+#include "wire/prefix_body.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kTextBytesWanted = 30;
 
-void repair_text(Source& source, NestTag tag, ByteWriter& nest, Choices& choices) {
+void repair_text(Source& source, wire::NestTag tag, ByteWriter& nest, Choices& choices) {
   source.number<uint8_t>();
   const auto most = static_cast<uint32_t>(std::min(source.left(), kTextBytesWanted));
   const auto length = mostly_at_most(source.number<uint32_t>(), most, choices);
@@ -30,12 +30,12 @@ int64_t repair_integer(Source& source, int64_t most, ByteWriter& nest, Choices& 
   source.number<uint8_t>();
   auto value = source.number<int64_t>();
   if ((value < 0 || value > most) && choices.mostly()) value = static_cast<int64_t>(choices.below(12));
-  nest.write(NestTag::kInteger);
+  nest.write(wire::NestTag::kInteger);
   nest.write(value);
   return value;
 }
 
-uint32_t repair_count(Source& source, NestTag tag, ByteWriter& nest, Choices& choices) {
+uint32_t repair_count(Source& source, wire::NestTag tag, ByteWriter& nest, Choices& choices) {
   source.number<uint8_t>();
   const auto count = mostly_at_most<uint32_t>(source.number<uint32_t>(), 3, choices);
   nest.write(tag);
@@ -46,7 +46,7 @@ uint32_t repair_count(Source& source, NestTag tag, ByteWriter& nest, Choices& ch
 void write_tuple_of_four(Source& source, ByteWriter& nest, Choices& choices) {
   source.number<uint8_t>();
   const auto count = source.number<uint32_t>();
-  nest.write(NestTag::kTuple);
+  nest.write(wire::NestTag::kTuple);
   nest.write(choices.mostly() ? 4 : count);
 }
 
@@ -54,15 +54,15 @@ Bytes repair_prefix_nest(Source& source, uint32_t leaf_count, Choices& choices) 
   if (!choices.mostly()) return repair_nest(source, leaf_count, choices);
   ByteWriter nest;
   write_tuple_of_four(source, nest, choices);
-  repair_text(source, NestTag::kText, nest, choices);
+  repair_text(source, wire::NestTag::kText, nest, choices);
   repair_integer(source, INT64_MAX, nest, choices);
-  repair_text(source, NestTag::kBytes, nest, choices);
-  for (uint32_t leaf = repair_count(source, NestTag::kList, nest, choices); leaf > 0; --leaf) {
+  repair_text(source, wire::NestTag::kBytes, nest, choices);
+  for (uint32_t leaf = repair_count(source, wire::NestTag::kList, nest, choices); leaf > 0; --leaf) {
     write_tuple_of_four(source, nest, choices);
-    repair_integer(source, kTensorCountMax - 1, nest, choices);
+    repair_integer(source, wire::kTensorCountMax - 1, nest, choices);
     repair_integer(source, 11, nest, choices);
     for (int list = 0; list < 2; ++list) {
-      for (uint32_t left = repair_count(source, NestTag::kList, nest, choices); left > 0; --left) {
+      for (uint32_t left = repair_count(source, wire::NestTag::kList, nest, choices); left > 0; --left) {
         repair_integer(source, INT64_MAX, nest, choices);
       }
     }
@@ -71,10 +71,10 @@ Bytes repair_prefix_nest(Source& source, uint32_t leaf_count, Choices& choices) 
   return nest.take();
 }
 
-bool is_same(const PrefixBody& a, const PrefixBody& b) {
-  const auto is_same_constant = [](const PrefixConstant& left, const PrefixConstant& right) {
+bool is_same(const wire::PrefixBody& a, const wire::PrefixBody& b) {
+  const auto is_same_constant = [](const wire::PrefixConstant& left, const wire::PrefixConstant& right) {
     // A writer lays the constants out one after the other, whatever lay between them.
-    TensorEntry moved = left.entry;
+    wire::TensorEntry moved = left.entry;
     moved.offset = right.entry.offset;
     return moved == right.entry && std::ranges::equal(left.bytes, right.bytes);
   };
@@ -86,13 +86,15 @@ bool is_same(const PrefixBody& a, const PrefixBody& b) {
 
 std::vector<Bytes> make_seeds() {
   const Bytes numbers(64, std::byte{7});
-  const PrefixConstant row{.entry = make_entry(kDTypeFloat32, {4}), .bytes = std::span(numbers).first(16)};
-  const PrefixConstant nothing{.entry = make_entry(4, {0, 3}), .bytes = {}};
-  const PrefixLeaf leaf{.leaf_index = 1, .dtype = 0, .sizes = {3, 4}, .strides = {4, 1}};
+  const wire::PrefixConstant row{.entry = wire::make_entry(wire::kDTypeFloat32, {4}),
+                                 .bytes = std::span(numbers).first(16)};
+  const wire::PrefixConstant nothing{.entry = wire::make_entry(4, {0, 3}), .bytes = {}};
+  const wire::PrefixLeaf leaf{.leaf_index = 1, .dtype = 0, .sizes = {3, 4}, .strides = {4, 1}};
   return {
-      write_prefix_body({.text = "", .seed = 0, .library = "", .library_leaves = {}, .constants = {}}),
-      write_prefix_body({.text = "text", .seed = 5, .library = "", .library_leaves = {}, .constants = {row, nothing}}),
-      write_prefix_body(
+      wire::write_prefix_body({.text = "", .seed = 0, .library = "", .library_leaves = {}, .constants = {}}),
+      wire::write_prefix_body(
+          {.text = "text", .seed = 5, .library = "", .library_leaves = {}, .constants = {row, nothing}}),
+      wire::write_prefix_body(
           {.text = "t", .seed = ~0ul, .library = "library", .library_leaves = {leaf, leaf}, .constants = {row}}),
   };
 }
@@ -108,31 +110,31 @@ void mutate(Bytes& bytes, Choices& choices) {
   ByteWriter writer;
   writer.write(choices.mostly() ? uint64_t{record.size()} : record_bytes);
   writer.write_bytes(record);
-  while (writer.size() % kPayloadAlignment != 0) writer.write(uint8_t{0});
+  while (writer.size() % wire::kPayloadAlignment != 0) writer.write(uint8_t{0});
   const size_t payload_offset = writer.size();
   writer.write_bytes(source.take(source.left()));
   bytes = writer.take();  // what the source viewed is gone
-  if (choices.mostly()) bytes.resize(payload_offset + std::min(payload_bytes, kPayloadBytesMax));
+  if (choices.mostly()) bytes.resize(payload_offset + std::min(payload_bytes, wire::kPayloadBytesMax));
 }
 
 void check(std::span<const std::byte> bytes) {
-  const auto parsed = parse_prefix_body(bytes);
+  const auto parsed = wire::parse_prefix_body(bytes);
   if (!parsed) {
     expect(!parsed.error().message.empty(), "an error says what is wrong");
     return;
   }
-  const PrefixBody& body = parsed.value();
+  const wire::PrefixBody& body = parsed.value();
   touch(std::as_bytes(std::span(body.text)));
   touch(std::as_bytes(std::span(body.library)));
-  for (const PrefixLeaf& leaf : body.library_leaves) {
-    expect(leaf.leaf_index < kTensorCountMax && dtype_bytes(leaf.dtype) > 0, "a leaf is a tensor of a batch");
+  for (const wire::PrefixLeaf& leaf : body.library_leaves) {
+    expect(leaf.leaf_index < wire::kTensorCountMax && dtype_bytes(leaf.dtype) > 0, "a leaf is a tensor of a batch");
   }
-  for (const PrefixConstant& constant : body.constants) {
+  for (const wire::PrefixConstant& constant : body.constants) {
     expect(constant.bytes.size() == constant.entry.bytes, "a constant has the bytes of its entry");
     for (const std::byte& byte : constant.bytes) touch({&byte, 1});
   }
-  const Bytes written = write_prefix_body(body);
-  const auto again = parse_prefix_body(written);
+  const Bytes written = wire::write_prefix_body(body);
+  const auto again = wire::parse_prefix_body(written);
   expect(again && is_same(body, again.value()), "a prefix that is written again reads the same");
 }
 

@@ -3,10 +3,10 @@
 
 #include <string>
 
-#include "transport/array_dtype.h"
-#include "transport/dtype.h"
-#include "transport/frame.h"
-#include "transport/nest.h"
+#include "wire/array_dtype.h"
+#include "wire/dtype.h"
+#include "wire/frame.h"
+#include "wire/nest.h"
 
 namespace penstock::fuzz {
 
@@ -28,9 +28,9 @@ int64_t repair_number(int64_t number, Choices& choices) {
 }
 
 void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
-  auto dtype = source.number<DTypeCode>();
-  if (dtype_bytes(dtype) == 0 && choices.mostly()) dtype = choices.one_of<DTypeCode>({0, 4, 6, 10, 15});
-  const auto dim_count = mostly_at_most<uint8_t>(source.number<uint8_t>(), kDimCountMax, choices);
+  auto dtype = source.number<wire::DTypeCode>();
+  if (wire::dtype_bytes(dtype) == 0 && choices.mostly()) dtype = choices.one_of<wire::DTypeCode>({0, 4, 6, 10, 15});
+  const auto dim_count = mostly_at_most<uint8_t>(source.number<uint8_t>(), wire::kDimCountMax, choices);
   const auto reserved0 = source.number<uint16_t>();
   const auto reserved1 = source.number<uint32_t>();
   auto offset = source.number<uint64_t>();
@@ -39,13 +39,14 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   std::vector<int64_t> strides(dim_count);
   for (int64_t& size : shape) size = repair_number(source.number<int64_t>(), choices);
   for (int64_t& stride : strides) stride = repair_number(source.number<int64_t>(), choices);
-  if (const auto right = span_bytes(dtype, shape, strides); right && choices.mostly()) entry_bytes = right.value();
+  if (const auto right = wire::span_bytes(dtype, shape, strides); right && choices.mostly())
+    entry_bytes = right.value();
   if (entry_bytes > table.payload_bytes && choices.mostly()) {
-    table.payload_bytes = std::min(align_up(entry_bytes, kPayloadAlignment), kPayloadBytesMax);
+    table.payload_bytes = std::min(align_up(entry_bytes, wire::kPayloadAlignment), wire::kPayloadBytesMax);
   }
-  if (choices.mostly()) offset &= ~(kPayloadAlignment - 1);
+  if (choices.mostly()) offset &= ~(wire::kPayloadAlignment - 1);
   if (offset + entry_bytes > table.payload_bytes && entry_bytes <= table.payload_bytes && choices.mostly()) {
-    offset = (table.payload_bytes - entry_bytes) & ~(kPayloadAlignment - 1);
+    offset = (table.payload_bytes - entry_bytes) & ~(wire::kPayloadAlignment - 1);
   }
   ByteWriter writer;
   writer.write(dtype);
@@ -64,17 +65,17 @@ std::string repair_dtype(Source& source, bool may_be_none, Choices& choices) {
   const auto length = source.number<uint8_t>();
   const auto taken = source.take(mostly_at_most<size_t>(length, 12, choices));
   const std::string text(reinterpret_cast<const char*>(taken.data()), taken.size());
-  if (!choices.mostly() || array_item_bytes(text) || (may_be_none && text.empty())) return text;
+  if (!choices.mostly() || wire::array_item_bytes(text) || (may_be_none && text.empty())) return text;
   return choices.one_of<const char*>({"<U2", "|S3", "<i4", ">f8", "<M8[ns]", "|b1", "<U0"});
 }
 
 void repair_scalar(Source& source, ByteWriter& nest, Choices& choices) {
   const std::string dtype = repair_dtype(source, /*may_be_none=*/false, choices);
   const auto length = source.number<uint32_t>();
-  std::string element(choices.mostly() ? array_item_bytes(dtype).value_or(0) % 64 : length % 64, '\0');
+  std::string element(choices.mostly() ? wire::array_item_bytes(dtype).value_or(0) % 64 : length % 64, '\0');
   const auto taken = source.take(element.size());
   std::ranges::transform(taken, element.begin(), [](std::byte byte) { return static_cast<char>(byte); });
-  nest.write(NestTag::kScalar);
+  nest.write(wire::NestTag::kScalar);
   nest.write(static_cast<uint8_t>(dtype.size()));
   nest.write_text(dtype);
   nest.write(choices.mostly() ? static_cast<uint32_t>(element.size()) : length);
@@ -84,7 +85,7 @@ void repair_scalar(Source& source, ByteWriter& nest, Choices& choices) {
 void repair_array(Source& source, uint32_t leaf_count, ByteWriter& nest, Choices& choices) {
   const auto index = source.number<uint32_t>();
   const std::string dtype = repair_dtype(source, /*may_be_none=*/true, choices);
-  nest.write(NestTag::kArray);
+  nest.write(wire::NestTag::kArray);
   nest.write(leaf_count > 0 && choices.mostly() ? index % leaf_count : index);
   nest.write(static_cast<uint8_t>(dtype.size()));
   nest.write_text(dtype);
@@ -116,35 +117,35 @@ Bytes repair_nest(Source& source, uint32_t leaf_count, Choices& choices) {
     --open.back();
     const bool is_room_left = source.left() > 0 && nest.size() < kNestBytesWanted;
     auto tag = is_room_left ? source.number<uint8_t>() : uint8_t{0};
-    tag = mostly_at_most(tag, static_cast<uint8_t>(NestTag::kNamedTuple), choices);
+    tag = mostly_at_most(tag, static_cast<uint8_t>(wire::NestTag::kNamedTuple), choices);
     const bool is_container =
-        (tag >= static_cast<uint8_t>(NestTag::kList) && tag <= static_cast<uint8_t>(NestTag::kDict)) ||
-        tag == static_cast<uint8_t>(NestTag::kNamedTuple);
-    if (is_container && open.size() >= kNestDepthMax && choices.mostly()) tag = 0;
-    if (static_cast<NestTag>(tag) == NestTag::kScalar) {
+        (tag >= static_cast<uint8_t>(wire::NestTag::kList) && tag <= static_cast<uint8_t>(wire::NestTag::kDict)) ||
+        tag == static_cast<uint8_t>(wire::NestTag::kNamedTuple);
+    if (is_container && open.size() >= wire::kNestDepthMax && choices.mostly()) tag = 0;
+    if (static_cast<wire::NestTag>(tag) == wire::NestTag::kScalar) {
       repair_scalar(source, nest, choices);
       continue;
     }
-    if (static_cast<NestTag>(tag) == NestTag::kArray) {
+    if (static_cast<wire::NestTag>(tag) == wire::NestTag::kArray) {
       repair_array(source, leaf_count, nest, choices);
       continue;
     }
     nest.write(tag);
-    switch (static_cast<NestTag>(tag)) {
-      case NestTag::kInteger:
-      case NestTag::kFloat: nest.write(source.number<uint64_t>()); break;
-      case NestTag::kText:
-      case NestTag::kBytes:
-      case NestTag::kBigInteger:
-      case NestTag::kPickle: repair_text(source, nest, choices); break;
-      case NestTag::kNamedTuple:
+    switch (static_cast<wire::NestTag>(tag)) {
+      case wire::NestTag::kInteger:
+      case wire::NestTag::kFloat: nest.write(source.number<uint64_t>()); break;
+      case wire::NestTag::kText:
+      case wire::NestTag::kBytes:
+      case wire::NestTag::kBigInteger:
+      case wire::NestTag::kPickle: repair_text(source, nest, choices); break;
+      case wire::NestTag::kNamedTuple:
         repair_text(source, nest, choices);
         open.push_back(repair_count(source, nest, choices));
         break;
-      case NestTag::kList:
-      case NestTag::kTuple: open.push_back(repair_count(source, nest, choices)); break;
-      case NestTag::kDict: open.push_back(uint64_t{repair_count(source, nest, choices)} * 2); break;
-      case NestTag::kTensor: {
+      case wire::NestTag::kList:
+      case wire::NestTag::kTuple: open.push_back(repair_count(source, nest, choices)); break;
+      case wire::NestTag::kDict: open.push_back(uint64_t{repair_count(source, nest, choices)} * 2); break;
+      case wire::NestTag::kTensor: {
         const auto index = source.number<uint32_t>();
         nest.write(leaf_count > 0 && choices.mostly() ? index % leaf_count : index);
         break;
@@ -161,23 +162,23 @@ Bytes repair_record(std::span<const std::byte> record, RepairNest repair_nest, C
   const auto magic = source.number<uint32_t>();
   const auto version = source.number<uint16_t>();
   const auto reserved = source.number<uint16_t>();
-  const auto tensor_count = mostly_at_most(source.number<uint32_t>(), kTensorCountMax, choices);
+  const auto tensor_count = mostly_at_most(source.number<uint32_t>(), wire::kTensorCountMax, choices);
   const auto boundary_count = mostly_at_most(source.number<uint32_t>(), tensor_count, choices);
   RepairedTable table{.bytes = {},
-                      .payload_bytes = mostly_at_most(source.number<uint64_t>(), kPayloadBytesMax, choices)};
+                      .payload_bytes = mostly_at_most(source.number<uint64_t>(), wire::kPayloadBytesMax, choices)};
   const auto nest_bytes = source.number<uint32_t>();
   const auto table_bytes = source.number<uint32_t>();
   // A count that was left too large is not followed by as many.
-  for (uint32_t index = 0; index < std::min(tensor_count, kTensorCountMax + 1); ++index) {
+  for (uint32_t index = 0; index < std::min(tensor_count, wire::kTensorCountMax + 1); ++index) {
     repair_entry(source, table, choices);
   }
-  Bytes keys(size_t{std::min(boundary_count, kTensorCountMax + 1)} * kBoundaryKeyBytes, std::byte{'0'});
+  Bytes keys(size_t{std::min(boundary_count, wire::kTensorCountMax + 1)} * wire::kBoundaryKeyBytes, std::byte{'0'});
   const auto key_bytes = source.take(keys.size());
   std::ranges::copy(key_bytes, keys.begin());
   const Bytes nest = repair_nest(source, tensor_count - std::min(boundary_count, tensor_count), choices);
   ByteWriter writer;
-  writer.write(choices.mostly() ? kFrameMagic : magic);
-  writer.write(choices.mostly() ? kFrameVersion : version);
+  writer.write(choices.mostly() ? wire::kFrameMagic : magic);
+  writer.write(choices.mostly() ? wire::kFrameVersion : version);
   writer.write(choices.mostly() ? uint16_t{0} : reserved);
   writer.write(tensor_count);
   writer.write(boundary_count);

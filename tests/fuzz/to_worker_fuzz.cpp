@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "fuzz_target.h"
-#include "transport/pool_record.h"
+#include "wire/pool_record.h"
 
 namespace penstock::fuzz {
 
@@ -22,47 +22,48 @@ struct Sizes {
   size_t blob_count = 0;
 };
 
-Bytes make(cluster::ToWorker::Kind kind, IndexKind index_kind = IndexKind::kNone, const Sizes& sizes = {}) {
+Bytes make(wire::ToWorker::Kind kind, wire::IndexKind index_kind = wire::IndexKind::kNone, const Sizes& sizes = {}) {
   const Bytes indices(sizes.index_bytes, std::byte{1});
   const Bytes seeds(sizes.seeds_bytes, std::byte{2});
   const Bytes state(sizes.state_bytes, std::byte{3});
-  const std::vector<BlobId> blobs(sizes.blob_count, BlobId{std::byte{4}});
-  return write_to_worker({.message = {.kind = kind, .trainer_id = 5, .link = 1, .stamp = 2, .key = {1, 3}, .lane = 1},
-                          .index_kind = index_kind,
-                          .epoch_seed = 4,
-                          .indices = indices,
-                          .seeds = seeds,
-                          .state = state,
-                          .blobs = blobs});
+  const std::vector<wire::BlobId> blobs(sizes.blob_count, wire::BlobId{std::byte{4}});
+  return wire::write_to_worker(
+      {.message = {.kind = kind, .trainer_id = 5, .link = 1, .stamp = 2, .key = {1, 3}, .lane = 1},
+       .index_kind = index_kind,
+       .epoch_seed = 4,
+       .indices = indices,
+       .seeds = seeds,
+       .state = state,
+       .blobs = blobs});
 }
 
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
-  using Kind = cluster::ToWorker::Kind;
+  using Kind = wire::ToWorker::Kind;
   return {make(Kind::kHello),
-          make(Kind::kRequest, IndexKind::kInteger, {.index_bytes = 8, .blob_count = 1}),
-          make(Kind::kRequest, IndexKind::kIntegers, {.index_bytes = 24, .seeds_bytes = 4, .blob_count = 2}),
-          make(Kind::kRequest, IndexKind::kPickle, {.index_bytes = 7, .state_bytes = 9, .blob_count = 1}),
-          make(Kind::kRequest, IndexKind::kNone, {.seeds_bytes = 3, .state_bytes = 2}),
+          make(Kind::kRequest, wire::IndexKind::kInteger, {.index_bytes = 8, .blob_count = 1}),
+          make(Kind::kRequest, wire::IndexKind::kIntegers, {.index_bytes = 24, .seeds_bytes = 4, .blob_count = 2}),
+          make(Kind::kRequest, wire::IndexKind::kPickle, {.index_bytes = 7, .state_bytes = 9, .blob_count = 1}),
+          make(Kind::kRequest, wire::IndexKind::kNone, {.seeds_bytes = 3, .state_bytes = 2}),
           make(Kind::kAck),
           make(Kind::kBye)};
 }
 
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
-  if (bytes.size() < kPoolHeadBytes) bytes.resize(kPoolHeadBytes);
-  if (choices.mostly()) std::memcpy(bytes.data(), &kToWorkerMagic, sizeof kToWorkerMagic);
-  if (choices.mostly()) std::memcpy(bytes.data() + 4, &kPoolVersion, sizeof kPoolVersion);
+  if (bytes.size() < wire::kPoolHeadBytes) bytes.resize(wire::kPoolHeadBytes);
+  if (choices.mostly()) std::memcpy(bytes.data(), &wire::kToWorkerMagic, sizeof wire::kToWorkerMagic);
+  if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kPoolVersion, sizeof wire::kPoolVersion);
   if (choices.mostly()) bytes[kKindAt] = std::byte(choices.below(8) == 0 ? 1 + choices.below(6) : 2);
   if (choices.mostly()) bytes[kKindAt + 1] &= std::byte{3};
   if (choices.mostly()) bytes[8] |= std::byte{1};
   if (choices.mostly()) bytes[kIndexKindAt] = std::byte(choices.below(4));
   if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 2, std::byte{0});
   // The body is shared out among what may stand in it, the blobs first.
-  uint64_t left = bytes.size() - kPoolHeadBytes;
-  const uint64_t blob_count = choices.below(std::min<uint64_t>(left / sizeof(BlobId), 255) + 1);
-  left -= blob_count * sizeof(BlobId);
+  uint64_t left = bytes.size() - wire::kPoolHeadBytes;
+  const uint64_t blob_count = choices.below(std::min<uint64_t>(left / sizeof(wire::BlobId), 255) + 1);
+  left -= blob_count * sizeof(wire::BlobId);
   uint64_t index_bytes = choices.below(left + 1);
   if (choices.mostly()) index_bytes -= index_bytes % 8;
   left -= index_bytes;
@@ -75,25 +76,27 @@ void mutate(Bytes& bytes, Choices& choices) {
 }
 
 void check(std::span<const std::byte> bytes) {
-  const auto parsed = parse_to_worker(bytes);
+  const auto parsed = wire::parse_to_worker(bytes);
   if (!parsed) {
     expect(!parsed.error().message.empty(), "an error says what is wrong");
     return;
   }
-  const PoolRequest& request = parsed.value();
+  const wire::PoolRequest& request = parsed.value();
   const auto blobs = std::as_bytes(request.blobs);
   size_t body_bytes = 0;
   for (const auto part : {request.indices, request.seeds, request.state, blobs}) {
     touch(part);
     body_bytes += part.size();
   }
-  expect(body_bytes + kPoolHeadBytes == bytes.size(), "nothing is left over");
-  expect(request.blobs.size() <= kRequestBlobCountMax, "blobs are capped");
-  if (request.message.kind != cluster::ToWorker::Kind::kRequest)
-    expect(request.index_kind == IndexKind::kNone && body_bytes == 0, "only requests have a body");
-  if (request.index_kind == IndexKind::kInteger) expect(request.indices.size() == 8, "one index is 8 bytes");
-  if (request.index_kind == IndexKind::kIntegers) expect(request.indices.size() % 8 == 0, "each index is 8 bytes");
-  expect(std::ranges::equal(write_to_worker(request), bytes), "a message that is written again is the same bytes");
+  expect(body_bytes + wire::kPoolHeadBytes == bytes.size(), "nothing is left over");
+  expect(request.blobs.size() <= wire::kRequestBlobCountMax, "blobs are capped");
+  if (request.message.kind != wire::ToWorker::Kind::kRequest)
+    expect(request.index_kind == wire::IndexKind::kNone && body_bytes == 0, "only requests have a body");
+  if (request.index_kind == wire::IndexKind::kInteger) expect(request.indices.size() == 8, "one index is 8 bytes");
+  if (request.index_kind == wire::IndexKind::kIntegers)
+    expect(request.indices.size() % 8 == 0, "each index is 8 bytes");
+  expect(std::ranges::equal(wire::write_to_worker(request), bytes),
+         "a message that is written again is the same bytes");
 }
 
 }  // namespace penstock::fuzz

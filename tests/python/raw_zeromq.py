@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets of libzmq's own, with nothing of ours around them: what a program of somebody else's
-could do at a pool's ports. The records are those of csrc/transport/PROTOCOL.md, made by hand."""
+could do at a pool's ports. The records are those of csrc/wire/PROTOCOL.md, made by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live pool with keys of ``penstock keys`` under attack: who is not let in, what its processes
-show of themselves, and that a good client is served all the while. csrc/transport/SECURITY.md has
+show of themselves, and that a good client is served all the while. csrc/net/SECURITY.md has
 the table of it."""
 
 from __future__ import annotations

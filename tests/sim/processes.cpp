@@ -6,9 +6,8 @@
 
 namespace penstock::sim {
 
-using cluster::earlier;
-using cluster::ToTrainer;
-using cluster::ToWorker;
+using wire::ToTrainer;
+using wire::ToWorker;
 
 // ---- Controller
 
@@ -16,9 +15,9 @@ SimController::SimController(World& world, ProcessId id)
     : Process(world, id), roster_(world.new_identity(), world.now()) {}
 
 void SimController::receive(ProcessId from, const Message& message) {
-  if (const auto* report = std::get_if<cluster::WorkerReport>(&message)) {
+  if (const auto* report = std::get_if<wire::WorkerReport>(&message)) {
     world_.send(id(), from, OrdersMessage{roster_.worker_reported(*report, world_.now())});
-  } else if (const auto* trainer = std::get_if<cluster::TrainerReport>(&message)) {
+  } else if (const auto* trainer = std::get_if<wire::TrainerReport>(&message)) {
     world_.send(id(), from, roster_.trainer_reported(*trainer, world_.now()));
   }
   push();
@@ -141,7 +140,7 @@ void SimWorker::begin() {
 
 Content SimWorker::make(const cluster::WorkDesk::Request& request) {
   Content content{.job = job_, .epoch = request.key.epoch};
-  if (request.lane == cluster::kNoLane) {
+  if (request.lane == wire::kNoLane) {
     content.position = request.key.sequence;
     return content;
   }
@@ -212,15 +211,15 @@ void SimTrainer::fill() {
     const auto assignment = order_->assign();
     if (!assignment) return;
     ++asked_count_;
-    const cluster::Lane lane = scenario.shard_count == 0 ? cluster::kNoLane : assignment->shard_id + 1;
+    const wire::Lane lane = scenario.shard_count == 0 ? wire::kNoLane : assignment->shard_id + 1;
     session_.ask({progress_.epoch, assignment->sequence}, lane, world_.now());
   }
 }
 
 void SimTrainer::receive(ProcessId, const Message& message) {
-  if (const auto* roster = std::get_if<cluster::TrainerRoster>(&message)) {
+  if (const auto* roster = std::get_if<wire::TrainerRoster>(&message)) {
     if (enrolment_.receive(*roster, world_.now())) {
-      std::vector<cluster::RosterEntry> entries;
+      std::vector<wire::RosterEntry> entries;
       for (const auto& entry : roster->entries) entries.push_back(entry.worker);
       session_.set_roster(entries, world_.now());
     }
@@ -339,9 +338,8 @@ void SimTrainer::renew(uint64_t worker_id) {
 void SimTrainer::tick() {
   session_.tick(world_.now());
   if (enrolment_.clock.take(world_.now())) {
-    world_.send(
-        id(), kController,
-        cluster::TrainerReport{.trainer_id = trainer_id_, .job = name(), .worker_count_max = is_done_ ? 0u : 64u});
+    world_.send(id(), kController,
+                wire::TrainerReport{.trainer_id = trainer_id_, .job = name(), .worker_count_max = is_done_ ? 0u : 64u});
   }
   carry_out();
   consume();

@@ -64,8 +64,8 @@ class SimWorker : public Process {
   cluster::WorkerEnrolment enrolment_;
   uint64_t trainer_id_ = 0;  // whose dataset is loaded
   uint32_t job_ = 0;
-  std::map<BatchKey, uint64_t> lane_starts_;                      // that came with requests
-  std::map<std::pair<uint32_t, cluster::Lane>, uint64_t> lanes_;  // the next position
+  std::map<BatchKey, uint64_t> lane_starts_;                   // that came with requests
+  std::map<std::pair<uint32_t, wire::Lane>, uint64_t> lanes_;  // the next position
   std::map<BatchKey, Content> made_;
   std::optional<Work> work_;
   uint64_t work_number_ = 0;
@@ -100,7 +100,7 @@ class SimTrainer : public Process {
   void fill();
   void renew(uint64_t worker_id);
   void carry_out();
-  void take(const cluster::ToTrainer& head, const Content& content);
+  void take(const wire::ToTrainer& head, const Content& content);
   void consume();
   void deliver(const Content& content);
   std::optional<Content> expected() const;

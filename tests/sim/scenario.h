@@ -7,11 +7,10 @@
 #include <random>
 #include <string>
 
-#include "cluster/instant.h"
+#include "base/instant.h"
 
 namespace penstock::sim {
 
-using cluster::Duration;
 using Random = std::mt19937_64;
 
 struct Scenario {

@@ -54,7 +54,8 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
     if cluster.exists():
         shutil.rmtree(cluster)
     shutil.copytree(CSRC / "cluster", cluster)
-    shutil.copytree(CSRC / "base", folder / "csrc" / "base", dirs_exist_ok=True)
+    for room in ("base", "wire"):
+        shutil.copytree(CSRC / room, folder / "csrc" / room, dirs_exist_ok=True)
     for mutation in mutations:
         path = cluster / mutation.file
         text = path.read_text()

@@ -34,14 +34,14 @@ std::string spoken(const Message& message) {
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
            to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");
   }
-  if (const auto* m = std::get_if<cluster::TrainerRoster>(&message)) {
+  if (const auto* m = std::get_if<wire::TrainerRoster>(&message)) {
     std::string text = "roster " + std::to_string(m->view) + (m->is_settled ? ":" : " unsettled:");
     for (const auto& entry : m->entries)
       text += " " + std::to_string(entry.worker.worker_id) + "." + std::to_string(entry.worker.incarnation) +
               (entry.worker.is_withdrawn ? " withdrawn" : "");
     return text;
   }
-  if (const auto* m = std::get_if<cluster::WorkerReport>(&message))
+  if (const auto* m = std::get_if<wire::WorkerReport>(&message))
     return "report of worker " + std::to_string(m->worker_id) + "." + std::to_string(m->incarnation) + " for trainer " +
            std::to_string(m->trainer_id) + (m->is_draining ? ", draining" : "") +
            (m->declined.empty() ? "" : ", which declined " + std::to_string(m->declined.size()));

@@ -42,8 +42,7 @@
 
 namespace penstock::sim {
 
-using cluster::BatchKey;
-using cluster::Instant;
+using wire::BatchKey;
 
 constexpr uint64_t kBatchBytes = 100;
 constexpr uint64_t kNowhere = std::numeric_limits<uint64_t>::max();  // a position that no batch has
@@ -60,20 +59,20 @@ struct Content {
 };
 
 struct WorkerMessage {  // to a worker
-  cluster::ToWorker head;
+  wire::ToWorker head;
   uint32_t job = 0;
   uint64_t lane_position = 0;  // with a lane that starts: the dataset's state
 };
 struct TrainerMessage {  // to a trainer
   uint64_t worker_id = 0;
-  cluster::ToTrainer head;
+  wire::ToTrainer head;
   std::optional<Content> content;
 };
 struct OrdersMessage {
-  cluster::WorkerOrders orders;
+  wire::WorkerOrders orders;
 };
-using Message = std::variant<WorkerMessage, TrainerMessage, cluster::WorkerReport, OrdersMessage,
-                             cluster::TrainerReport, cluster::TrainerRoster>;
+using Message = std::variant<WorkerMessage, TrainerMessage, wire::WorkerReport, OrdersMessage, wire::TrainerReport,
+                             wire::TrainerRoster>;
 
 using ProcessId = uint32_t;  // never used twice
 constexpr ProcessId kController = 0;

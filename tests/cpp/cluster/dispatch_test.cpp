@@ -13,13 +13,13 @@ using Kind = Dispatch::Command::Kind;
 
 class DispatchTest : public testing::Test {
  protected:
-  static BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+  static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
   void join(WorkerSlot worker, uint64_t credit_bytes = 1'000'000) {
     dispatch_.add_worker(worker, credit_bytes, now_);
     collect();
   }
-  void ask(uint64_t sequence, Lane lane = kNoLane) {
+  void ask(uint64_t sequence, wire::Lane lane = wire::kNoLane) {
     dispatch_.ask(batch(sequence), lane, now_);
     collect();
   }

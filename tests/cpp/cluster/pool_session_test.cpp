@@ -13,19 +13,19 @@ namespace penstock::cluster {
 namespace {
 
 using std::chrono::milliseconds;
-using In = ToWorker::Kind;
+using In = wire::ToWorker::Kind;
 using Kind = PoolSession::Command::Kind;
 
 class PoolSessionTest : public testing::Test {
  protected:
-  static BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+  static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
-  void roster(const std::vector<RosterEntry>& entries) {
+  void roster(const std::vector<wire::RosterEntry>& entries) {
     session_.set_roster(entries, now_);
     exchange();
   }
   void ask(uint64_t sequence) {
-    session_.ask(batch(sequence), kNoLane, now_);
+    session_.ask(batch(sequence), wire::kNoLane, now_);
     exchange();
   }
   // Has every desk answer what it has, in turns, until nothing moves any more.
@@ -59,7 +59,7 @@ class PoolSessionTest : public testing::Test {
       }
     }
   }
-  void deliver(uint64_t worker_id, const ToTrainer& message) {
+  void deliver(uint64_t worker_id, const wire::ToTrainer& message) {
     if (session_.receive(worker_id, message, 100, now_)) taken_.push_back(message.key.sequence);
   }
   void pass(Duration time) {
@@ -127,7 +127,7 @@ TEST_F(PoolSessionTest, SilentWorkerIsGivenUpAfterALeaseAndItsAnswersAreRefused)
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
   EXPECT_EQ(session_.dispatch().reissue_count(), 1u);
   // The first worker made it all the same, on a link that has ended.
-  deliver(1, {.kind = ToTrainer::Kind::kAnswer, .link = 1, .stamp = 3, .key = batch(0)});
+  deliver(1, {.kind = wire::ToTrainer::Kind::kAnswer, .link = 1, .stamp = 3, .key = batch(0)});
   EXPECT_TRUE(taken().empty());
 }
 
@@ -219,7 +219,7 @@ TEST_F(PoolSessionTest, FencedIncarnationIsNoLongerListenedTo) {
   ASSERT_TRUE(desks_[1].begin());
   desks_[1].finished();
   const auto late = desks_[1].take_commands();
-  session_.set_roster(std::vector<RosterEntry>{{.worker_id = 1, .incarnation = 2}}, now_);
+  session_.set_roster(std::vector<wire::RosterEntry>{{.worker_id = 1, .incarnation = 2}}, now_);
   for (const auto& command : late)
     if (command.kind == WorkDesk::Command::Kind::kSend) deliver(1, command.message);
   EXPECT_TRUE(taken().empty());
@@ -265,7 +265,7 @@ TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   is_cut_[1] = true;
   for (int i = 0; i < 10; ++i) {
     pass(kPingInterval);
-    deliver(1, {.kind = ToTrainer::Kind::kPiece, .link = 1, .key = batch(0)});
+    deliver(1, {.kind = wire::ToTrainer::Kind::kPiece, .link = 1, .key = batch(0)});
   }
   EXPECT_EQ(session_.open_count(), 1u);
   for (const auto& command : late) deliver(1, command.message);
@@ -274,14 +274,14 @@ TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   // Those of a link that has ended say nothing.
   for (int i = 0; i < 3; ++i) {
     pass(kPingInterval);
-    deliver(1, {.kind = ToTrainer::Kind::kPiece, .link = 0, .key = batch(0)});
+    deliver(1, {.kind = wire::ToTrainer::Kind::kPiece, .link = 0, .key = batch(0)});
   }
   EXPECT_EQ(session_.open_count(), 0u);
 }
 
 TEST_F(PoolSessionTest, UnfitWorkersRequestsGoElsewhereAndNoBatchIsBlamed) {
   const uint64_t unfit_count = 2 * DispatchOptions{}.deaths_max;
-  std::vector<RosterEntry> workers;
+  std::vector<wire::RosterEntry> workers;
   for (uint64_t id = 1; id <= unfit_count; ++id) {
     workers.push_back({.worker_id = id, .incarnation = 1});
     roster(workers);
@@ -331,9 +331,9 @@ TEST_F(PoolSessionTest, WorkerThatSaidItIsUnfitWhileItWasCutOffSaysItAgain) {
 
 TEST_F(PoolSessionTest, UnfitOfALinkThatHasEndedIsNotHeard) {
   roster({{.worker_id = 1, .incarnation = 1}});
-  deliver(1, {.kind = ToTrainer::Kind::kBroken, .link = 1});
+  deliver(1, {.kind = wire::ToTrainer::Kind::kBroken, .link = 1});
   exchange();
-  deliver(1, {.kind = ToTrainer::Kind::kUnfit, .link = 1});
+  deliver(1, {.kind = wire::ToTrainer::Kind::kUnfit, .link = 1});
   EXPECT_EQ(session_.unfit_count(), 0u);
   EXPECT_EQ(session_.open_count(), 1u);
 }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../transport/seeded_test.h"
+#include "../base/seeded_test.h"
 #include "base/assert.h"
 
 namespace penstock::cluster {

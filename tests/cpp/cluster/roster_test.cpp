@@ -17,7 +17,7 @@ using std::chrono::seconds;
 
 class RosterTest : public testing::Test {
  protected:
-  WorkerOrders worker(uint64_t id, uint64_t serves = 0, uint32_t incarnation = 1, bool is_draining = false) {
+  wire::WorkerOrders worker(uint64_t id, uint64_t serves = 0, uint32_t incarnation = 1, bool is_draining = false) {
     return roster_.worker_reported({.worker_id = id,
                                     .incarnation = incarnation,
                                     .endpoint = "tcp://10.0.0.1:" + std::to_string(id),
@@ -47,7 +47,7 @@ class RosterTest : public testing::Test {
 
   Instant now_{};
   Roster roster_{5, now_};
-  TrainerRoster last_;
+  wire::TrainerRoster last_;
 };
 
 TEST_F(RosterTest, TrainerThatWantsNoWorkersIsIdleSinceItWantedSome) {

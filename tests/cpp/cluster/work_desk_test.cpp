@@ -6,21 +6,21 @@
 #include <optional>
 #include <vector>
 
-#include "cluster/reports.h"
+#include "wire/reports.h"
 
 namespace penstock::cluster {
 namespace {
 
 using std::chrono::milliseconds;
-using In = ToWorker::Kind;
-using Out = ToTrainer::Kind;
+using In = wire::ToWorker::Kind;
+using Out = wire::ToTrainer::Kind;
 
 class WorkDeskTest : public testing::Test {
  protected:
-  static BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+  static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
   // Sends a message of trainer 7 on the link of the last hello, with the next stamp.
-  void send(ToWorker message) {
+  void send(wire::ToWorker message) {
     message.trainer_id = trainer_id_;
     message.link = link_;
     message.stamp = ++stamp_;
@@ -359,12 +359,12 @@ TEST_F(DecliningDesk, WithoutATrainerItDeclinesNobody) {
 }
 
 TEST_F(DecliningDesk, RemembersTheLatestAlone) {
-  for (trainer_id_ = 1; trainer_id_ <= kDeclinedCountMax + 1; ++trainer_id_) {
+  for (trainer_id_ = 1; trainer_id_ <= wire::kDeclinedCountMax + 1; ++trainer_id_) {
     hello(1);
     decline();
   }
   EXPECT_FALSE(desk_.is_declined(1));
-  for (uint64_t trainer_id = 2; trainer_id <= kDeclinedCountMax + 1; ++trainer_id)
+  for (uint64_t trainer_id = 2; trainer_id <= wire::kDeclinedCountMax + 1; ++trainer_id)
     EXPECT_TRUE(desk_.is_declined(trainer_id)) << trainer_id;
 }
 

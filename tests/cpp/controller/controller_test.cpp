@@ -8,26 +8,26 @@
 
 #include <thread>
 
-#include "../transport/pool_sockets.h"
+#include "../net/pool_sockets.h"
 #include "cluster/work_desk.h"
 #include "controller/pool_status.h"
-#include "transport/control_limits.h"
-#include "transport/control_record.h"
+#include "net/control_limits.h"
+#include "wire/control_record.h"
 
 namespace penstock::controller {
 namespace {
 
-using cluster::TrainerRoster;
-using cluster::WorkerOrders;
-using transport::ControlMessage;
-using transport::Role;
+using net::Role;
+using wire::ControlMessage;
+using wire::TrainerRoster;
+using wire::WorkerOrders;
 
-class ControllerTest : public transport::PoolSocketsTest {
+class ControllerTest : public net::PoolSocketsTest {
  protected:
   ControllerTest() { start({.host = "127.0.0.1", .port = 0}); }
   ~ControllerTest() override { stop(); }
 
-  void start(const transport::Endpoint& endpoint) {
+  void start(const net::Endpoint& endpoint) {
     const auto deadline = Clock::now() + kPatience;
     auto started = Controller::start(endpoint, keys_.ring(Role::kController));
     while (!started && Clock::now() < deadline) started = Controller::start(endpoint, keys_.ring(Role::kController));
@@ -46,33 +46,33 @@ class ControllerTest : public transport::PoolSocketsTest {
     controller_.reset();
   }
 
-  std::unique_ptr<transport::ClientSocket> join(Role role) {
-    auto client = connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController),
-                          {.limits = transport::control_limits()});
+  std::unique_ptr<net::ClientSocket> join(Role role) {
+    auto client =
+        connect(endpoint_, keys_.pair(role), keys_.public_key(Role::kController), {.limits = net::control_limits()});
     expect_connected(*client);
     return client;
   }
-  static ControlMessage exchange(transport::ClientSocket& client, const ControlMessage& message) {
-    EXPECT_TRUE(client.send(transport::write_control(message)));
+  static ControlMessage exchange(net::ClientSocket& client, const ControlMessage& message) {
+    EXPECT_TRUE(client.send(wire::write_control(message)));
     return next(client);
   }
-  static ControlMessage next(transport::ClientSocket& client) {
+  static ControlMessage next(net::ClientSocket& client) {
     const auto receipt = next_message(client);
     EXPECT_TRUE(receipt);
     if (!receipt) return {};
-    const auto parsed = transport::parse_control(receipt->parts.at(0).bytes());
+    const auto parsed = wire::parse_control(receipt->parts.at(0).bytes());
     EXPECT_TRUE(parsed) << parsed.error().message;
     return parsed ? parsed.value() : ControlMessage{};
   }
 
-  static cluster::WorkerReport worker(uint64_t id) {
+  static wire::WorkerReport worker(uint64_t id) {
     return {.worker_id = id, .incarnation = 1, .endpoint = "tcp://127.0.0.1:5", .about = "a \"worker\"\n\xff"};
   }
-  static cluster::TrainerReport trainer(uint64_t id) {
+  static wire::TrainerReport trainer(uint64_t id) {
     return {.trainer_id = id, .job = "train.py", .worker_count_max = 8, .queue = {.ready_batches = 3}};
   }
   // Reports until the controller has settled.
-  static TrainerRoster settled(transport::ClientSocket& worker_client, transport::ClientSocket& trainer_client) {
+  static TrainerRoster settled(net::ClientSocket& worker_client, net::ClientSocket& trainer_client) {
     const auto deadline = Clock::now() + kPatience;
     while (Clock::now() < deadline) {
       EXPECT_TRUE(std::holds_alternative<WorkerOrders>(exchange(worker_client, worker(7))));
@@ -81,8 +81,8 @@ class ControllerTest : public transport::PoolSocketsTest {
       EXPECT_NE(roster, nullptr);
       if (roster == nullptr || !roster->entries.empty()) return roster == nullptr ? TrainerRoster{} : *roster;
       // A roster that is pushed comes before the next interval is over.
-      const transport::Waitable waitables[] = {trainer_client.waitables()[0]};
-      EXPECT_TRUE(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
+      const net::Waitable waitables[] = {trainer_client.waitables()[0]};
+      EXPECT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
     }
     ADD_FAILURE() << "the controller never assigned the worker";
     return {};
@@ -90,7 +90,7 @@ class ControllerTest : public transport::PoolSocketsTest {
 
   FileDescriptor stop_fd_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::unique_ptr<Controller> controller_;
-  transport::Endpoint endpoint_;
+  net::Endpoint endpoint_;
   std::jthread thread_;
 };
 
@@ -104,17 +104,17 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   EXPECT_EQ(roster.entries[0].endpoint, "tcp://127.0.0.1:5");
 
   const auto operator_client = join(Role::kOperator);
-  const auto status = std::get<transport::Status>(exchange(*operator_client, transport::StatusRequest{}));
+  const auto status = std::get<wire::Status>(exchange(*operator_client, wire::StatusRequest{}));
   EXPECT_NE(status.json.find("\"id\": \"0000000000000007\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"about\": \"a \\\"worker\\\"\\u000a\\u00ff\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"assigned_to\": \"0000000000000009\""), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"ready_batches\": 3"), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"unfit_for\": [], \"unfit_reason\": null"), std::string::npos) << status.json;
   EXPECT_NE(status.json.find("\"idle_s\": 0.000, \"batches_per_s\": "), std::string::npos) << status.json;
-  EXPECT_EQ(std::get<transport::DrainAnswer>(exchange(*operator_client, transport::DrainRequest{.worker_id = 8})),
-            (transport::DrainAnswer{.worker_id = 8, .is_known = false}));
-  EXPECT_EQ(std::get<transport::DrainAnswer>(exchange(*operator_client, transport::DrainRequest{.worker_id = 7})),
-            (transport::DrainAnswer{.worker_id = 7, .is_known = true}));
+  EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 8})),
+            (wire::DrainAnswer{.worker_id = 8, .is_known = false}));
+  EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 7})),
+            (wire::DrainAnswer{.worker_id = 7, .is_known = true}));
   EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_to_drain);
   // It is told so without asking, behind what it was told before.
   TrainerRoster pushed = roster;
@@ -133,8 +133,8 @@ TEST_F(ControllerTest, SilentWorkerIsTakenOffTheRosterAndFenced) {
   do {
     const auto answer = exchange(*trainer_client, trainer(9));
     roster = std::get<TrainerRoster>(answer);
-    const transport::Waitable waitables[] = {trainer_client->waitables()[0]};
-    ASSERT_TRUE(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
+    const net::Waitable waitables[] = {trainer_client->waitables()[0]};
+    ASSERT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(200)));
   } while (!roster.entries.empty() && Clock::now() < deadline);
   EXPECT_TRUE(roster.entries.empty());
   EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_fenced);
@@ -144,11 +144,11 @@ TEST_F(ControllerTest, ControllerThatStartsAgainAdoptsWhoWorksForWhom) {
   const auto worker_client = join(Role::kWorker);
   const auto trainer_client = join(Role::kTrainer);
   const auto before = settled(*worker_client, *trainer_client);
-  const transport::Endpoint endpoint = endpoint_;
+  const net::Endpoint endpoint = endpoint_;
   stop();
   start(endpoint);
   for (const auto* client : {worker_client.get(), trainer_client.get()}) {
-    auto& socket = const_cast<transport::ClientSocket&>(*client);
+    auto& socket = const_cast<net::ClientSocket&>(*client);
     const auto deadline = Clock::now() + kPatience;
     do {
       next_event(socket);
@@ -171,15 +171,15 @@ TEST_F(ControllerTest, RolesMayDoNoMoreThanTheirs) {
   const auto trainer_client = join(Role::kTrainer);
   const auto operator_client = join(Role::kOperator);
   const auto expect_refusal = [](const ControlMessage& answer, const std::string& word) {
-    const auto* refusal = std::get_if<transport::Refusal>(&answer);
+    const auto* refusal = std::get_if<wire::Refusal>(&answer);
     ASSERT_NE(refusal, nullptr);
     EXPECT_NE(refusal->reason.find(word), std::string::npos) << refusal->reason;
   };
   expect_refusal(exchange(*worker_client, trainer(1)), "worker");
-  expect_refusal(exchange(*worker_client, transport::StatusRequest{}), "worker");
+  expect_refusal(exchange(*worker_client, wire::StatusRequest{}), "worker");
   expect_refusal(exchange(*trainer_client, worker(1)), "trainer");
-  expect_refusal(exchange(*trainer_client, transport::DrainRequest{.worker_id = 1}), "trainer");
-  expect_refusal(exchange(*trainer_client, transport::Farewell{.id = 1, .is_worker = true}), "trainer");
+  expect_refusal(exchange(*trainer_client, wire::DrainRequest{.worker_id = 1}), "trainer");
+  expect_refusal(exchange(*trainer_client, wire::Farewell{.id = 1, .is_worker = true}), "trainer");
   expect_refusal(exchange(*operator_client, worker(1)), "operator");
   stop();
 }
@@ -187,11 +187,11 @@ TEST_F(ControllerTest, RolesMayDoNoMoreThanTheirs) {
 TEST_F(ControllerTest, GarbageAndOtherVersionsAreAnsweredWithASentence) {
   const auto client = join(Role::kTrainer);
   ASSERT_TRUE(client->send(filled(100, 7)));
-  EXPECT_NE(std::get<transport::Refusal>(next(*client)).reason.find("PNC1"), std::string::npos);
-  auto newer = transport::write_control(trainer(1));
+  EXPECT_NE(std::get<wire::Refusal>(next(*client)).reason.find("PNC1"), std::string::npos);
+  auto newer = wire::write_control(trainer(1));
   newer[4] = std::byte{2};
   ASSERT_TRUE(client->send(newer));
-  EXPECT_NE(std::get<transport::Refusal>(next(*client)).reason.find("version 2"), std::string::npos);
+  EXPECT_NE(std::get<wire::Refusal>(next(*client)).reason.find("version 2"), std::string::npos);
   EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*client, trainer(1))));
 }
 

@@ -9,23 +9,23 @@
 #include <utility>
 #include <vector>
 
-#include "../transport/record_samples.h"
-#include "../transport/seeded_test.h"
-#include "transport/arena.h"
-#include "transport/nest.h"
+#include "../base/seeded_test.h"
+#include "../wire/record_samples.h"
+#include "shm/arena.h"
+#include "wire/nest.h"
 
 namespace penstock::loader {
 namespace {
 
-using transport::Descriptor;
-using transport::DescriptorKind;
-using transport::make_entry;
-using transport::TensorEntry;
+using wire::Descriptor;
+using wire::DescriptorKind;
+using wire::make_entry;
+using wire::TensorEntry;
 
 class BatchTest : public test::SeededTest {
  protected:
-  BatchTest() : arena_(transport::Arena::create({.slab_bytes = 1 << 16, .slab_count = 1}, 0).value()) {
-    view_ = transport::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
+  BatchTest() : arena_(shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 1}, 0).value()) {
+    view_ = shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
     EXPECT_EQ(arena_->try_acquire(), 0u);
     EXPECT_TRUE(arena_->reserve(0, arena_->slab_bytes()));
   }
@@ -52,9 +52,7 @@ class BatchTest : public test::SeededTest {
     return {make_entry(0, {3, 5}), make_entry(6, {4, 2}, {1, 4}), make_entry(4, {}), make_entry(7, {0, 3}),
             make_entry(2, {2, 3}, {0, 7})};
   }
-  static std::vector<std::byte> some_record() {
-    return transport::make_record(some_entries(), transport::nest_of_tensors(5));
-  }
+  static std::vector<std::byte> some_record() { return wire::make_record(some_entries(), wire::nest_of_tensors(5)); }
 
   static void expect_content(Batch& batch) {
     const auto& tensors = batch.tensors();
@@ -77,8 +75,8 @@ class BatchTest : public test::SeededTest {
     return is_free;
   }
 
-  std::shared_ptr<transport::Arena> arena_;
-  std::shared_ptr<transport::ArenaView> view_;
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::ArenaView> view_;
 };
 
 TEST_F(BatchTest, TensorsOfASlabViewItWithoutACopy) {
@@ -133,7 +131,7 @@ TEST_F(BatchTest, WritingToOneTensorLeavesTheOthersAsTheyAre) {
 }
 
 TEST_F(BatchTest, ABatchWithoutTensorsHasNone) {
-  const auto batch = read_from_slab(transport::sample_records().front(), 0).value();
+  const auto batch = read_from_slab(wire::sample_records().front(), 0).value();
   EXPECT_TRUE(batch->tensors().empty());
   batch->copy_out();
   EXPECT_TRUE(is_slab_free());
@@ -141,16 +139,16 @@ TEST_F(BatchTest, ABatchWithoutTensorsHasNone) {
 
 TEST_F(BatchTest, BoundaryTensorsAreTheLastAndTheNestCannotReachThem) {
   const std::vector<TensorEntry> entries = {make_entry(6, {2}), make_entry(6, {3})};
-  const auto good = transport::make_record(entries, transport::nest_of_tensors(1), {transport::kSomeKey});
+  const auto good = wire::make_record(entries, wire::nest_of_tensors(1), {wire::kSomeKey});
   EXPECT_EQ(read_from_parts(good).value()->frame().leaf_count(), 1u);
-  const auto bad = transport::make_record(entries, transport::nest_of_tensors(2), {transport::kSomeKey});
+  const auto bad = wire::make_record(entries, wire::nest_of_tensors(2), {wire::kSomeKey});
   EXPECT_EQ(read_from_parts(bad).error().code, Errc::kMalformed);
 }
 
 TEST_F(BatchTest, APickleIsRefusedUnlessItIsAllowed) {
-  transport::NestWriter nest;
+  wire::NestWriter nest;
   nest.pickle("\x80\x05N.");
-  const auto record = transport::make_record({}, nest.view());
+  const auto record = wire::make_record({}, nest.view());
   EXPECT_TRUE(read_from_parts(record, 0, /*allow_pickle=*/true));
   EXPECT_EQ(read_from_parts(record, 0, /*allow_pickle=*/false).error().code, Errc::kUnsupported);
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../transport/child_process.h"
+#include "../base/child_process.h"
 #include "loader/client.h"
 #include "stream_fixture.h"
 
@@ -216,7 +216,7 @@ TEST_F(ClientFailureTest, WhenOpenFilesRunOutTheClientFailsWithAReasonAndStops) 
               Client client({.worker_count = 8});
               if (!client.start()) return "the client did not start";
               client.begin_epoch();
-              if (!client.submit(transport::IndexKind::kNone, {})) return "no request";
+              if (!client.submit(wire::IndexKind::kNone, {})) return "no request";
               client.wait_until(steady_clock::now() + seconds(30));
               const Event event = client.try_next();
               client.stop();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "stream_fixture.h"
-#include "transport/nest.h"
+#include "wire/nest.h"
 
 namespace penstock::loader {
 namespace {
@@ -177,9 +177,9 @@ TEST_F(ClientTest, TheNestSaysWhereTheTensorsSit) {
   start({.worker_count = 1});
   begin_epoch({{1, 2}});
   const auto batch = next_batch();
-  transport::NestReader nest(batch->frame().nest);
+  wire::NestReader nest(batch->frame().nest);
   const auto tuple = nest.next().value();
-  EXPECT_EQ(tuple.tag, transport::NestTag::kTuple);
+  EXPECT_EQ(tuple.tag, wire::NestTag::kTuple);
   ASSERT_EQ(tuple.count, 4u);
   for (uint32_t index = 0; index < 3; ++index) EXPECT_EQ(nest.next().value().count, index);
   EXPECT_EQ(nest.next().value().text, "batch");
@@ -316,7 +316,7 @@ TEST_F(ClientTest, AResumedEpochIsNumberedFromWhereItWas) {
   client_->begin_epoch({}, {.sequence = 5, .shard_id = 1});
   const Indices indices = {1, 2};
   for (int request = 0; request < 3; ++request) {
-    ASSERT_TRUE(client_->submit(transport::IndexKind::kIntegers, std::as_bytes(std::span(indices))));
+    ASSERT_TRUE(client_->submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices))));
   }
   for (uint64_t sequence = 5; sequence < 8; ++sequence) {
     const Event event = next();

@@ -20,9 +20,9 @@
 #include <memory>
 #include <vector>
 
-#include "../transport/record_samples.h"
+#include "../wire/record_samples.h"
+#include "shm/arena.h"
 #include "stream_fixture.h"
-#include "transport/arena.h"
 #endif
 
 namespace penstock::loader {
@@ -111,8 +111,8 @@ class CudaStageTest : public testing::Test {
 
   void open(uint32_t slab_count, uint8_t flags = 0) {
     flags_ = flags;
-    arena_ = transport::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
-    view_ = transport::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
+    arena_ = shm::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
+    view_ = shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
     if (!stage_) stage_ = make_cuda_stage(0).value();
   }
 
@@ -122,11 +122,10 @@ class CudaStageTest : public testing::Test {
     EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
     auto* numbers = reinterpret_cast<int64_t*>(arena_->slab(slab_index));
     std::fill_n(numbers, kElementCount, value);
-    const auto record =
-        transport::make_record({transport::make_entry(4, {kElementCount})}, transport::nest_of_tensors(1));
+    const auto record = wire::make_record({wire::make_entry(4, {kElementCount})}, wire::nest_of_tensors(1));
     constexpr uint64_t kRecordOffset = kElementCount * 8;
     std::memcpy(arena_->slab(slab_index) + kRecordOffset, record.data(), record.size());
-    return Batch::from_slab({.kind = transport::DescriptorKind::kSlab,
+    return Batch::from_slab({.kind = wire::DescriptorKind::kSlab,
                              .flags = flags_,
                              .record_bytes = static_cast<uint32_t>(record.size()),
                              .record_offset = kRecordOffset,
@@ -137,8 +136,8 @@ class CudaStageTest : public testing::Test {
   }
 
   uint8_t flags_ = 0;
-  std::shared_ptr<transport::Arena> arena_;
-  std::shared_ptr<transport::ArenaView> view_;
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::ArenaView> view_;
   std::unique_ptr<BatchStage> stage_;
 };
 
@@ -187,14 +186,14 @@ TEST_F(CudaStageTest, AStageThatGoesAwayWaitsForItsCopies) {
 TEST_F(CudaStageTest, ArenasThatAreUsedOnceAreNotKeptByTheStage) {
   PENSTOCK_NEEDS_CUDA();
   // Batches above half the arena's cap stayed mapped and pinned for the life of the loader.
-  open(1, transport::kDescriptorTransient);
+  open(1, wire::kDescriptorTransient);
   auto batch = make_batch(1);
   ASSERT_TRUE(stage_->begin(*batch));
   stage_->finish(*batch);
   c10::cuda::getCurrentCUDAStream(0).synchronize();
   stage_->reclaim();
   batch.reset();
-  const std::weak_ptr<transport::ArenaView> view = view_;
+  const std::weak_ptr<shm::ArenaView> view = view_;
   view_.reset();
   EXPECT_TRUE(view.expired());
 }
@@ -202,7 +201,7 @@ TEST_F(CudaStageTest, ArenasThatAreUsedOnceAreNotKeptByTheStage) {
 TEST_F(CudaStageTest, AnArenaThatWasReplacedIsGivenUpWithTheNextBatch) {
   PENSTOCK_NEEDS_CUDA();
   open(1);
-  const std::weak_ptr<transport::ArenaView> replaced = view_;
+  const std::weak_ptr<shm::ArenaView> replaced = view_;
   for (int64_t round = 1; round <= 2; ++round) {
     auto batch = make_batch(round);
     ASSERT_TRUE(stage_->begin(*batch));

@@ -13,17 +13,17 @@
 #include <utility>
 #include <vector>
 
+#include "base/live_clock.h"
 #include "cluster/work_desk.h"
-#include "transport/frame.h"
-#include "transport/live_clock.h"
-#include "transport/nest.h"
-#include "transport/pool_record.h"
-#include "transport/server_socket.h"
+#include "net/server_socket.h"
+#include "wire/frame.h"
+#include "wire/nest.h"
+#include "wire/pool_record.h"
 
 namespace penstock::loader {
 
-using cluster::BatchKey;
-using cluster::ToTrainer;
+using wire::BatchKey;
+using wire::ToTrainer;
 
 // One tensor of bytes that count up from the sequence, and its record behind it.
 struct MadeBatch {
@@ -32,20 +32,20 @@ struct MadeBatch {
 };
 
 inline MadeBatch count_up(uint64_t bytes, uint64_t first) {
-  transport::NestWriter nest;
+  wire::NestWriter nest;
   nest.tensor(0);
   const int64_t size = static_cast<int64_t>(bytes);
-  transport::Frame frame;
+  wire::Frame frame;
   frame.tensors.push_back({.dtype = 0, .offset = 0, .bytes = bytes, .shape = {size}, .strides = {1}});
   frame.nest = nest.view();
-  frame.payload_bytes = align_up(bytes, transport::kPayloadAlignment);
+  frame.payload_bytes = align_up(bytes, wire::kPayloadAlignment);
   MadeBatch made;
   made.payload.resize(frame.payload_bytes);
   const uint64_t period = std::min<uint64_t>(bytes, 256);
   for (uint64_t place = 0; place < period; ++place) made.payload[place] = static_cast<std::byte>(first + place);
   for (uint64_t done = period; done < bytes; done *= 2)
     std::memcpy(&made.payload[done], made.payload.data(), std::min(done, bytes - done));
-  const auto record = transport::write_frame(frame);
+  const auto record = wire::write_frame(frame);
   made.record_bytes = static_cast<uint32_t>(record.size());
   made.payload.insert(made.payload.end(), record.begin(), record.end());
   return made;
@@ -62,10 +62,10 @@ class HandWorker {
     uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
     bool declines = false;
-    std::optional<transport::BlobId> wishes{};  // asks for it before the first batch
+    std::optional<wire::BlobId> wishes{};  // asks for it before the first batch
   };
 
-  HandWorker(std::unique_ptr<transport::ServerSocket> server, Options options)
+  HandWorker(std::unique_ptr<net::ServerSocket> server, Options options)
       : options_(options), server_(std::move(server)), thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
   std::string blob() const { return blob_; }  // once the worker is gone
@@ -78,38 +78,37 @@ class HandWorker {
  private:
   void run(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
-      transport::ServerReceipt receipt;
+      net::ServerReceipt receipt;
       while (server_->try_receive(receipt).value()) take(receipt);
-      desk_.tick(transport::clock_now());
+      desk_.tick(clock_now());
       work();
       send_all();
-      const transport::Waitable waitables[] = {server_->waitable()};
-      static_cast<void>(transport::wait_readable(waitables, {}, {}, std::chrono::milliseconds(10)));
+      const net::Waitable waitables[] = {server_->waitable()};
+      static_cast<void>(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(10)));
     }
     server_.reset();  // on the thread that used it
   }
 
-  void take(const transport::ServerReceipt& receipt) {
+  void take(const net::ServerReceipt& receipt) {
     peer_ = receipt.peer.routing_id;
     const auto part = receipt.parts.front().bytes();
-    if (transport::is_blob_message(part)) {
+    if (wire::is_blob_message(part)) {
       const auto bytes = receipt.parts[1].bytes();
       blob_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      const auto piece = std::get<transport::BlobPiece>(transport::parse_blob_message(part, bytes.size()).value());
+      const auto piece = std::get<wire::BlobPiece>(wire::parse_blob_message(part, bytes.size()).value());
       if (blob_.size() < piece.total_bytes) wish();
       return;
     }
-    const auto request = transport::parse_to_worker(part).value();
-    desk_.receive(request.message, transport::clock_now());
+    const auto request = wire::parse_to_worker(part).value();
+    desk_.receive(request.message, clock_now());
     if (request.message.is_lane_start)
       starts_.emplace_back(reinterpret_cast<const char*>(request.state.data()), request.state.size());
-    if (request.message.kind == cluster::ToWorker::Kind::kRequest && options_.declines) desk_.decline();
-    if (request.message.kind == cluster::ToWorker::Kind::kRequest && options_.wishes && blob_.empty()) wish();
+    if (request.message.kind == wire::ToWorker::Kind::kRequest && options_.declines) desk_.decline();
+    if (request.message.kind == wire::ToWorker::Kind::kRequest && options_.wishes && blob_.empty()) wish();
   }
 
   void wish() {
-    const auto bytes =
-        transport::write_blob_message(transport::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
+    const auto bytes = wire::write_blob_message(wire::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
     static_cast<void>(server_->send(peer_, bytes));
   }
 
@@ -121,7 +120,7 @@ class HandWorker {
   void send_all() {
     for (const auto& command : desk_.take_commands()) {
       if (command.kind != cluster::WorkDesk::Command::Kind::kSend) continue;
-      transport::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
+      wire::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
       if (answer.message.kind == ToTrainer::Kind::kAnswer) {
         send_answer(answer);
       } else {
@@ -132,10 +131,10 @@ class HandWorker {
     }
   }
 
-  void send_answer(transport::PoolAnswer answer) {
+  void send_answer(wire::PoolAnswer answer) {
     const uint64_t sequence = answer.message.key.sequence;
     if (options_.ends_at && sequence >= *options_.ends_at) {
-      answer.kind = transport::AnswerKind::kEnd;
+      answer.kind = wire::AnswerKind::kEnd;
       return send({}, answer);
     }
     const MadeBatch made = count_up(options_.batch_bytes, sequence);
@@ -154,7 +153,7 @@ class HandWorker {
       piece.payload_offset = offset;
       const auto bytes = payload.subspan(offset, std::min<uint64_t>(options_.piece_bytes, payload.size() - offset));
       if (offset + bytes.size() == payload.size()) {
-        piece.kind = transport::AnswerKind::kBatch;
+        piece.kind = wire::AnswerKind::kBatch;
         piece.record_bytes = made.record_bytes;
         piece.state = std::as_bytes(std::span(kState));
       } else {
@@ -169,15 +168,15 @@ class HandWorker {
     }
   }
 
-  void send(std::span<const std::byte> piece, const transport::PoolAnswer& answer) {
-    const auto head = transport::write_to_trainer(answer);
-    std::vector<transport::OutgoingPart> parts{{.bytes = head, .release = nullptr}};
+  void send(std::span<const std::byte> piece, const wire::PoolAnswer& answer) {
+    const auto head = wire::write_to_trainer(answer);
+    std::vector<net::OutgoingPart> parts{{.bytes = head, .release = nullptr}};
     if (!piece.empty()) parts.push_back({.bytes = piece, .release = nullptr});
     static_cast<void>(server_->send(peer_, parts));
   }
 
   Options options_;
-  std::unique_ptr<transport::ServerSocket> server_;
+  std::unique_ptr<net::ServerSocket> server_;
   cluster::WorkDesk desk_;
   std::string peer_;
   std::string blob_;

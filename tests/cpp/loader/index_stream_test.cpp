@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "../transport/seeded_test.h"
+#include "../base/seeded_test.h"
 
 namespace penstock::loader {
 namespace {

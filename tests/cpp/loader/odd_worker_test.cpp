@@ -12,55 +12,55 @@
 #include <string>
 #include <vector>
 
-#include "../transport/record_samples.h"
+#include "../wire/record_samples.h"
 #include "loader/client.h"
-#include "transport/arena.h"
-#include "transport/fd_channel.h"
-#include "transport/message.h"
-#include "transport/socket.h"
+#include "net/socket.h"
+#include "shm/arena.h"
+#include "shm/fd_channel.h"
+#include "wire/message.h"
 
 namespace penstock::loader {
 namespace {
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-using transport::Descriptor;
-using transport::DescriptorKind;
+using wire::Descriptor;
+using wire::DescriptorKind;
 using Event = Client::Event;
 
 // A worker that says whatever it is told to.
 class OddWorker {
  public:
   explicit OddWorker(const std::string& endpoint, uint32_t worker_id = 0)
-      : worker_id_(worker_id), connection_(transport::FdConnection::connect(endpoint).value()) {
-    EXPECT_TRUE(connection_.send({.kind = transport::kFdHello, .worker_id = worker_id}));
+      : worker_id_(worker_id), connection_(shm::FdConnection::connect(endpoint).value()) {
+    EXPECT_TRUE(connection_.send({.kind = shm::kFdHello, .worker_id = worker_id}));
   }
 
   // Takes the trainer's answer and opens the ZeroMQ side. False when the trainer hung up instead.
   bool open() {
     const auto start = connection_.receive(steady_clock::now() + seconds(30));
     if (!start) return false;
-    socket_ = transport::Socket::connect(context_, start.value().message.text).value();
+    socket_ = net::Socket::connect(context_, start.value().message.text).value();
     EXPECT_TRUE(socket_->wait_writable(seconds(30)));
     send({.kind = DescriptorKind::kHello, .worker_id = worker_id_});
     return true;
   }
 
-  void send(const Descriptor& descriptor) { send_bytes(transport::write_message(descriptor)); }
+  void send(const Descriptor& descriptor) { send_bytes(wire::write_message(descriptor)); }
   void send_bytes(std::span<const std::byte> bytes) { EXPECT_TRUE(socket_->send(bytes)); }
   void send_parts(std::span<const std::span<const std::byte>> parts) { EXPECT_TRUE(socket_->send(parts)); }
 
   // Makes an arena of two slabs and passes it.
   void pass_arena(uint32_t arena_id = 0) {
-    arena_ = transport::Arena::create({.slab_bytes = 1 << 16, .slab_count = 2}, arena_id).value();
-    EXPECT_TRUE(connection_.send({.kind = transport::kFdArena, .arena_id = arena_id}, arena_->fd()));
+    arena_ = shm::Arena::create({.slab_bytes = 1 << 16, .slab_count = 2}, arena_id).value();
+    EXPECT_TRUE(connection_.send({.kind = shm::kFdArena, .arena_id = arena_id}, arena_->fd()));
   }
 
   // Writes a batch of one tensor of eight bytes into a free slab and returns the descriptor that names it.
   Descriptor write_batch(uint64_t sequence, uint32_t epoch = 1) {
     const uint32_t slab_index = arena_->try_acquire().value();
     EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
-    const auto record = transport::make_record({transport::make_entry(4, {1})}, transport::nest_of_tensors(1));
+    const auto record = wire::make_record({wire::make_entry(4, {1})}, wire::nest_of_tensors(1));
     std::memcpy(arena_->slab(slab_index), &sequence, sizeof sequence);
     std::memcpy(arena_->slab(slab_index) + 64, record.data(), record.size());
     return {.kind = DescriptorKind::kSlab,
@@ -75,15 +75,15 @@ class OddWorker {
             .slab_bytes = arena_->slab_bytes()};
   }
 
-  transport::Arena& arena() { return *arena_; }
-  transport::FdConnection& connection() { return connection_; }
+  shm::Arena& arena() { return *arena_; }
+  shm::FdConnection& connection() { return connection_; }
 
  private:
   uint32_t worker_id_;
-  transport::FdConnection connection_;
-  transport::SocketContext context_;
-  std::unique_ptr<transport::Socket> socket_;
-  std::shared_ptr<transport::Arena> arena_;
+  shm::FdConnection connection_;
+  net::SocketContext context_;
+  std::unique_ptr<net::Socket> socket_;
+  std::shared_ptr<shm::Arena> arena_;
 };
 
 class OddWorkerTest : public testing::Test {
@@ -93,7 +93,7 @@ class OddWorkerTest : public testing::Test {
     client_.begin_epoch();
     worker_ = std::make_unique<OddWorker>(client_.endpoint());
     EXPECT_TRUE(worker_->open());
-    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit(transport::IndexKind::kNone, {}));
+    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit(wire::IndexKind::kNone, {}));
   }
 
   Event next() {
@@ -183,10 +183,10 @@ TEST_F(OddWorkerTest, ARecordThatIsDamagedIsAFailureAndTheSlabGoesBack) {
 }
 
 TEST_F(OddWorkerTest, AnInlineBatchInOnePartIsAFailure) {
-  const auto record = transport::sample_records().front();
+  const auto record = wire::sample_records().front();
   const Descriptor descriptor{
       .kind = DescriptorKind::kInline, .epoch = 1, .record_bytes = static_cast<uint32_t>(record.size())};
-  const auto head = transport::write_message(descriptor, record);
+  const auto head = wire::write_message(descriptor, record);
   worker_->send_bytes(head);
   expect_failure("two parts");
   const std::vector<std::byte> payload;
@@ -197,19 +197,19 @@ TEST_F(OddWorkerTest, AnInlineBatchInOnePartIsAFailure) {
 
 TEST_F(OddWorkerTest, AnArenaThatIsNotSealedIsAFailure) {
   const FileDescriptor file(::dup(STDOUT_FILENO));
-  EXPECT_TRUE(worker_->connection().send({.kind = transport::kFdArena}, file.get()));
+  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdArena}, file.get()));
   expect_failure("not sealed");
 }
 
 TEST_F(OddWorkerTest, SomethingElseThanAnArenaOnItsSocketIsAFailure) {
-  EXPECT_TRUE(worker_->connection().send({.kind = transport::kFdHello}));
+  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdHello}));
   expect_failure("other than an arena");
 }
 
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
   worker_->pass_arena();
   client_.begin_epoch();
-  EXPECT_TRUE(client_.submit(transport::IndexKind::kNone, {}));
+  EXPECT_TRUE(client_.submit(wire::IndexKind::kNone, {}));
   const auto stale = worker_->write_batch(0, /*epoch=*/1);
   const auto fresh = worker_->write_batch(0, /*epoch=*/2);
   worker_->send(stale);

@@ -12,16 +12,16 @@
 #include <optional>
 #include <string>
 
-#include "../transport/pool_sockets.h"
+#include "../net/pool_sockets.h"
 #include "hand_worker.h"
 
 namespace penstock::loader {
 namespace {
 
 using Event = Client::Event;
-using transport::Role;
+using net::Role;
 
-class PoolClientTest : public transport::PoolSocketsTest {
+class PoolClientTest : public net::PoolSocketsTest {
  protected:
   ~PoolClientTest() override {
     if (client_) client_->stop();
@@ -45,14 +45,12 @@ class PoolClientTest : public transport::PoolSocketsTest {
     PoolIo& io = *source;
     client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true}, io,
                                            std::move(source));
-    client_->use_blobs({transport::BlobId{}});
+    client_->use_blobs({wire::BlobId{}});
     ASSERT_TRUE(client_->start());
     client_->begin_epoch(std::as_bytes(std::span(std::string_view("seeds"))));
   }
 
-  bool submit(int64_t index) {
-    return client_->submit(transport::IndexKind::kInteger, std::as_bytes(std::span(&index, 1)));
-  }
+  bool submit(int64_t index) { return client_->submit(wire::IndexKind::kInteger, std::as_bytes(std::span(&index, 1))); }
 
   // What comes next that is not about how many workers there are.
   Event next() {
@@ -180,10 +178,10 @@ TEST_F(PoolClientTest, LaneThatStartsInTheMiddleSaysWhere) {
 }
 
 TEST_F(PoolClientTest, BlobIsHandedOutPieceByPiece) {
-  transport::BlobId id{};
+  wire::BlobId id{};
   id[0] = std::byte{9};
   start({.wishes = id});
-  std::string blob(3 * transport::kBlobPieceBytesMax + 5, 'x');
+  std::string blob(3 * wire::kBlobPieceBytesMax + 5, 'x');
   blob.back() = 'y';
   client_->put_blob(id, blob);
   submit(0);

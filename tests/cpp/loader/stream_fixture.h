@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "../transport/seeded_test.h"
+#include "../base/seeded_test.h"
 #include "loader/client.h"
 #include "stream_batches.h"
 #include "worker_processes.h"
@@ -81,7 +81,7 @@ class StreamTest : public test::SeededTest {
   void submit() {
     if (submitted_count_ == batches_.size()) return;
     const Indices& indices = batches_[submitted_count_];
-    if (client_->submit(transport::IndexKind::kIntegers, std::as_bytes(std::span(indices)))) ++submitted_count_;
+    if (client_->submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices)))) ++submitted_count_;
   }
 
   // What comes next; kNothing only after half a minute of silence.

@@ -16,16 +16,16 @@
 #include <string>
 #include <vector>
 
-#include "../transport/child_process.h"
+#include "../base/child_process.h"
 #include "stream_batches.h"
-#include "transport/nest.h"
+#include "wire/nest.h"
 #include "worker/malloc_tuning.h"
 #include "worker/server.h"
 
 namespace penstock::test {
 namespace {
 
-using transport::RequestKind;
+using wire::RequestKind;
 using worker::Server;
 
 std::vector<int64_t> indices_of(const Server::Received& received) {
@@ -48,14 +48,14 @@ std::vector<at::Tensor> make_batch_at(Server& server, const Server::Received& re
 
 Result<void> answer(Server& server, const Server::Received& received, const std::vector<int64_t>& indices) {
   server.writer().begin();
-  transport::NestWriter nest;
+  wire::NestWriter nest;
   nest.tuple(4), nest.tensor(0), nest.tensor(1), nest.tensor(2), nest.text("batch");
   const bool raises = !indices.empty() && indices.front() == kRaise;
   return server.answer(received,
                        {.tensors = make_batch_at(server, received, raises ? std::vector<int64_t>{} : indices),
                         .boundary_keys = {},
                         .nest = nest.view()},
-                       raises ? transport::kDescriptorRaises : uint8_t{0});
+                       raises ? wire::kDescriptorRaises : uint8_t{0});
 }
 
 // Returns the process's exit status.

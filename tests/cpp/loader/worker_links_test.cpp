@@ -7,22 +7,21 @@
 #include <memory>
 #include <set>
 
-#include "../transport/pool_sockets.h"
-#include "transport/live_clock.h"
+#include "../net/pool_sockets.h"
+#include "base/live_clock.h"
 
 namespace penstock::loader {
 namespace {
 
+using net::ConnectionEvent;
+using net::Role;
 using std::chrono::milliseconds;
-using transport::clock_now;
-using transport::ConnectionEvent;
-using transport::Role;
 
 using Workers = std::set<uint64_t>;
 
-class WorkerLinksTest : public transport::PoolSocketsTest {
+class WorkerLinksTest : public net::PoolSocketsTest {
  protected:
-  void open(uint64_t worker_id, const transport::ServerSocket& server) {
+  void open(uint64_t worker_id, const net::ServerSocket& server) {
     ASSERT_TRUE(links_.open(worker_id, server.endpoint(), connect(server, Role::kTrainer)));
   }
 
@@ -49,7 +48,7 @@ class WorkerLinksTest : public transport::PoolSocketsTest {
     while (!await(milliseconds(20)).empty()) ASSERT_LT(Clock::now(), deadline);
   }
 
-  std::unique_ptr<transport::ReadySet> ready_set_ = transport::ReadySet::open().value();
+  std::unique_ptr<net::ReadySet> ready_set_ = net::ReadySet::open().value();
   WorkerLinks links_{*ready_set_};
 };
 
@@ -81,7 +80,7 @@ TEST_F(WorkerLinksTest, MessageThatCameBeforeOneWasSentIsNotForgotten) {
   expect_calm();
   ASSERT_TRUE(server->send(question->peer.routing_id, filled(1, 2)));
   // To see that it waits, and to send, takes up what its descriptor had to tell.
-  ASSERT_TRUE(transport::wait_readable(links_.find(5)->socket().waitables(), {}, {}, kPatience));
+  ASSERT_TRUE(net::wait_readable(links_.find(5)->socket().waitables(), {}, {}, kPatience));
   links_.send(5, filled(1, 3));
   EXPECT_EQ(await(milliseconds(0)), Workers{5});
 }
@@ -122,7 +121,7 @@ TEST_F(WorkerLinksTest, LinkThatWasServedAtItsTimeIsAskedForWhatThatTookUp) {
   links_.find(5)->reconnect_at = due;
   links_.note_served(5);
   ASSERT_TRUE(server->send(question->peer.routing_id, filled(1, 2)));
-  ASSERT_TRUE(transport::wait_readable(links_.find(5)->socket().waitables(), {}, {}, kPatience));
+  ASSERT_TRUE(net::wait_readable(links_.find(5)->socket().waitables(), {}, {}, kPatience));
   ASSERT_EQ(links_.take_ready(due), Workers{5});
   links_.find(5)->reconnect_at.reset();
   links_.note_served(5);

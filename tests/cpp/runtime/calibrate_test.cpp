@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <array>
 
-#include "graph/capture.h"
+#include "capture/capture.h"
 #include "graph/ir_text.h"
 
 namespace penstock::runtime {
@@ -21,7 +21,7 @@ class Calibrated : public testing::Test {
     auto parsed = graph::parse_graph("penstock-ir 1\n" + std::string(statements));
     ASSERT_TRUE(parsed) << parsed.error().message;
     graph_ = std::move(parsed).value();
-    graph::annotate(graph_);
+    capture::annotate(graph_);
     verdicts_ = graph::analyse_effects(graph_, {allow_random});
   }
 

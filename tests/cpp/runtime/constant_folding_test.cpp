@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "graph/capture.h"
+#include "capture/capture.h"
 #include "graph/ir_text.h"
 #include "runtime/executor.h"
 
@@ -95,7 +95,7 @@ TEST(ConstantFolding, MemoryThatIsKeptIsBounded) {
                                   "%d = aten::neg(%b)\n%s = aten::sum(%v)\n%t = aten::sum(%d)\n"
                                   "%u = aten::add.Tensor(%s, %t)\n%y = aten::add.Tensor(%x, %u)\noutput %y\n");
   ASSERT_TRUE(graph) << graph.error().message;
-  graph::annotate(graph.value());
+  capture::annotate(graph.value());
   std::vector<OperatorCall> calls;
   for (const graph::Node& node : graph.value().nodes) calls.push_back(OperatorCall::prepare(node).value());
   Frame constants(graph.value().value_names.size());
@@ -109,7 +109,7 @@ TEST(ConstantFolding, MemoryThatIsKeptIsBounded) {
 TEST(ConstantFolding, WhatOnlyFoldedNodesReadIsDropped) {
   auto graph = graph::parse_graph(
       std::string(kInputs) + "%a = aten::zeros([4])\n%b = aten::neg(%a)\n%y = aten::add.Tensor(%x, %b)\noutput %y\n");
-  graph::annotate(graph.value());
+  capture::annotate(graph.value());
   std::vector<OperatorCall> calls;
   for (const graph::Node& node : graph.value().nodes) calls.push_back(OperatorCall::prepare(node).value());
   Frame constants(graph.value().value_names.size());

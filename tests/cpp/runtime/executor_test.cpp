@@ -15,8 +15,8 @@
 #include <new>
 #include <thread>
 
+#include "capture/capture.h"
 #include "expect_same.h"
-#include "graph/capture.h"
 #include "graph/ir_text.h"
 
 namespace penstock::runtime {
@@ -319,7 +319,7 @@ TEST(Executor, ASeedIsForOneRunAlone) {
 TEST(Executor, ConstantsThatAreNotTheGraphsAreRefused) {
   const at::Tensor constant = at::arange(3).to(at::kFloat);
   const std::string head = "input %c const \"self.mean\" float32 [3]";
-  const std::string digest = " digest \"" + graph::content_digest(constant) + "\"";
+  const std::string digest = " digest \"" + capture::content_digest(constant) + "\"";
   EXPECT_TRUE(Executor::create(load(head + digest), {constant}));
   EXPECT_EQ(refusal(head + digest, {constant + 1}).code, Errc::kMismatch);
   EXPECT_EQ(refusal(head, {}).code, Errc::kMismatch);
@@ -331,11 +331,11 @@ TEST(Executor, ConstantsThatAreNotTheGraphsAreRefused) {
 
 TEST(Executor, DigestsTellContentsAndNotLayouts) {
   const at::Tensor x = at::arange(6).to(at::kFloat).view({2, 3});
-  EXPECT_EQ(graph::content_digest(x), graph::content_digest(x.t().contiguous().t()));
-  EXPECT_NE(graph::content_digest(x), graph::content_digest(x.view({3, 2})));
-  EXPECT_NE(graph::content_digest(x), graph::content_digest(x.view(at::kInt)));
-  EXPECT_NE(graph::content_digest(x), graph::content_digest(x + 1));
-  EXPECT_NE(graph::content_digest(at::zeros({0, 2})), graph::content_digest(at::zeros({2, 0})));
+  EXPECT_EQ(capture::content_digest(x), capture::content_digest(x.t().contiguous().t()));
+  EXPECT_NE(capture::content_digest(x), capture::content_digest(x.view({3, 2})));
+  EXPECT_NE(capture::content_digest(x), capture::content_digest(x.view(at::kInt)));
+  EXPECT_NE(capture::content_digest(x), capture::content_digest(x + 1));
+  EXPECT_NE(capture::content_digest(at::zeros({0, 2})), capture::content_digest(at::zeros({2, 0})));
 }
 
 TEST(Executor, OutputsThatAreNoTensorsAreAnError) {

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <random>
 
+#include "capture/capture.h"
+#include "capture/types.h"
 #include "expect_same.h"
-#include "graph/capture.h"
-#include "graph/capture_types.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
@@ -35,7 +35,7 @@ class Program {
     text_ =
         "penstock-ir 1\ninput %x leaf 0 float32 [n, 4]\ninput %y leaf 1 uint8 [n, 4]\n"
         "input %c const \"mean\" float32 [4] digest \"" +
-        graph::content_digest(mean) +
+        capture::content_digest(mean) +
         "\"\n"
         "input %p state \"weight\" float32 [4, 4]\ninput %n int \"n\" = %x.size(0)\n";
     tensors_ = {"x"};
@@ -190,7 +190,7 @@ void check_cut(const Program& program, const graph::Graph& whole, std::span<cons
     // What crosses arrives in memory of its own.
     suffix_leaves.push_back(boundary.value()[i].clone());
     graph::Input& input = suffix.inputs[suffix.inputs.size() - boundary.value().size() + i];
-    input.dtype = *graph::dtype_from_torch(boundary.value()[i].scalar_type());
+    input.dtype = *capture::dtype_from_torch(boundary.value()[i].scalar_type());
     for (const int64_t size : boundary.value()[i].sizes()) input.sizes.emplace_back(size);
   }
   // A raw leaf that the plan does not list must not be read for its contents.
@@ -216,7 +216,7 @@ TEST(PrefixSuffix, TogetherGiveTheBitsOfTheWhole) {
     auto parsed = graph::parse_graph(program.text());
     ASSERT_TRUE(parsed) << parsed.error().message << program.text();
     graph::Graph whole = std::move(parsed).value();
-    graph::annotate(whole);
+    capture::annotate(whole);
     const std::vector<at::Tensor> leaves = make_leaves();
     const auto executor =
         Executor::create(whole, copies(program.constants()), {.allow_random = false, .allow_state = true});

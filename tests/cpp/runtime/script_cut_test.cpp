@@ -18,8 +18,8 @@
 namespace penstock::runtime {
 namespace {
 
+using capture::ScriptCall;
 using graph::CutMode;
-using graph::ScriptCall;
 using torch::jit::Module;
 
 // What is run is not optimized, so that two modules are not told apart by how often they ran.

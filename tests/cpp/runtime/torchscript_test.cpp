@@ -10,8 +10,8 @@
 #include <array>
 #include <set>
 
+#include "capture/capture.h"
 #include "expect_same.h"
-#include "graph/capture.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
@@ -32,14 +32,14 @@ void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
     for (const c10::IValue& item : value.toListRef()) flatten(item, tensors);
 }
 
-graph::Captured capture(const Module& module, const std::vector<at::Tensor>& leaves) {
-  auto captured = graph::capture_torchscript(module, leaves);
+capture::Captured capture(const Module& module, const std::vector<at::Tensor>& leaves) {
+  auto captured = capture::capture_torchscript(module, leaves);
   EXPECT_TRUE(captured) << captured.error().message;
-  return captured ? std::move(captured).value() : graph::Captured{};
+  return captured ? std::move(captured).value() : capture::Captured{};
 }
 
 std::string capture_refusal(const Module& module, const std::vector<at::Tensor>& leaves) {
-  const auto captured = graph::capture_torchscript(module, leaves);
+  const auto captured = capture::capture_torchscript(module, leaves);
   EXPECT_FALSE(captured) << graph::print_graph(captured.value().graph);
   return captured ? "captured" : captured.error().message;
 }
@@ -47,7 +47,7 @@ std::string capture_refusal(const Module& module, const std::vector<at::Tensor>&
 // Captures with `example`, sends the text round, and runs graph and module on `leaves`.
 void expect_graph_is_module(Module module, const std::vector<at::Tensor>& example,
                             const std::vector<at::Tensor>& leaves) {
-  const graph::Captured captured = capture(module, example);
+  const capture::Captured captured = capture(module, example);
   auto again = graph::parse_graph(graph::print_graph(captured.graph));
   ASSERT_TRUE(again) << again.error().message;
   const auto executor =
@@ -70,7 +70,7 @@ std::set<std::string> operators(const graph::Graph& graph) {
 TEST(TorchScript, AnOperatorThatFailsIsNamedWithItsLine) {
   Module module("Product");
   module.define("def forward(self, x):\n    y = x.abs()\n    return y.mm(y)\n");
-  const graph::Captured captured = capture(module, {at::zeros({2, 2})});
+  const capture::Captured captured = capture(module, {at::zeros({2, 2})});
   graph::Graph graph = captured.graph;
   graph.inputs[0].sizes = {std::string("rows"), std::string("columns")};
   const auto executor = Executor::create(std::move(graph), captured.constants);
@@ -105,7 +105,7 @@ TEST(TorchScript, GraphOfAModuleGivesItsBits) {
 
 TEST(TorchScript, InputsAreNamedAsTheModuleNamesThem) {
   const Module module = normaliser();
-  const graph::Captured captured = capture(module, {at::zeros({4, 3}, at::kByte)});
+  const capture::Captured captured = capture(module, {at::zeros({4, 3}, at::kByte)});
   std::vector<std::pair<std::string, graph::InputKind>> inputs;
   for (const graph::Input& input : captured.graph.inputs) inputs.emplace_back(input.source, input.kind);
   EXPECT_EQ(inputs, (std::vector<std::pair<std::string, graph::InputKind>>{{"", graph::InputKind::kLeaf},
@@ -117,7 +117,7 @@ TEST(TorchScript, InputsAreNamedAsTheModuleNamesThem) {
 
 TEST(TorchScript, PrefixOfACaptureEndsAtTheParameter) {
   const std::vector<at::Tensor> leaves{at::randint(0, 256, {4, 3}, at::kByte)};
-  const graph::Captured captured = capture(normaliser(), leaves);
+  const capture::Captured captured = capture(normaliser(), leaves);
   const auto verdicts = graph::analyse_effects(captured.graph, {});
   const auto calibration =
       calibrate(captured.graph, verdicts, leaves,
@@ -191,7 +191,7 @@ TEST(TorchScript, BuffersThatForwardWritesAreState) {
       self.count.add_(1)
       return (x - self.mean) * self.count
   )");
-  const graph::Captured captured = capture(module, {at::rand({2})});
+  const capture::Captured captured = capture(module, {at::rand({2})});
   for (const graph::Input& input : captured.graph.inputs) {
     if (input.source == "self.count") {
       EXPECT_EQ(input.kind, graph::InputKind::kState);
@@ -224,7 +224,7 @@ TEST(TorchScript, ListsTuplesAndSizesAreFollowed) {
   const at::Tensor x = at::rand({3, 4});
   const at::Tensor a = at::rand({1, 2});
   const at::Tensor b = at::rand({2, 2});
-  const graph::Captured captured = capture(module, {x, a, b});
+  const capture::Captured captured = capture(module, {x, a, b});
   const auto executor = Executor::create(captured.graph, captured.constants);
   ASSERT_TRUE(executor) << executor.error().message;
   const auto outputs = executor.value().run(std::array{x, a, b});
@@ -241,7 +241,7 @@ TEST(TorchScript, FunctionsAreCapturedToo) {
       return torch.where(x > 0.5, x, y).clamp(min=0.2)
   )");
   const std::vector<at::Tensor> leaves{at::rand({5}), at::rand({5})};
-  const auto captured = graph::capture_torchscript(unit->get_function("program"), leaves);
+  const auto captured = capture::capture_torchscript(unit->get_function("program"), leaves);
   ASSERT_TRUE(captured) << captured.error().message;
   const auto executor = Executor::create(captured.value().graph, {});
   ASSERT_TRUE(executor) << executor.error().message;
@@ -266,7 +266,7 @@ TEST(TorchScript, ConvolutionalModelIsCapturedWhole) {
   module.eval();
   expect_graph_is_module(module, leaves, leaves);
   module.train();
-  const graph::Captured captured = capture(module, leaves);
+  const capture::Captured captured = capture(module, leaves);
   for (const graph::Input& input : captured.graph.inputs) {
     if (input.source.starts_with("self.running")) {
       EXPECT_EQ(input.kind, graph::InputKind::kState) << input.source;
@@ -314,7 +314,7 @@ TEST(TorchScript, ReadingATensorOnTheHostStays) {
   const Module module = defined("def forward(self, x):\n  return x * int(x.sum())\n");
   const std::vector<at::Tensor> leaves{at::rand({2, 2}) * 10};
   expect_graph_is_module(module, leaves, leaves);
-  const graph::Captured captured = capture(module, leaves);
+  const capture::Captured captured = capture(module, leaves);
   const auto verdicts = graph::analyse_effects(captured.graph, {});
   EXPECT_TRUE(verdicts.front().movable);
   EXPECT_FALSE(verdicts.back().movable);

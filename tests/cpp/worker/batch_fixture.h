@@ -21,11 +21,11 @@
 #include <utility>
 #include <vector>
 
-#include "../transport/seeded_test.h"
-#include "transport/arena.h"
-#include "transport/frame.h"
-#include "transport/nest.h"
-#include "transport/slab_pool.h"
+#include "../base/seeded_test.h"
+#include "shm/arena.h"
+#include "shm/slab_pool.h"
+#include "wire/frame.h"
+#include "wire/nest.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
@@ -73,13 +73,13 @@ class BatchTest : public test::SeededTest {
   // One thread, as in a worker: torch's pool of threads does not survive the forks of these tests.
   BatchTest() { at::set_num_threads(1); }
 
-  void open(const transport::SlabPoolOptions& options) {
+  void open(const shm::SlabPoolOptions& options) {
     pool_.emplace(options, is_closing_);
     writer_.emplace(*pool_);
   }
 
   SealedBatch seal(std::vector<at::Tensor> tensors, std::vector<std::string> boundary_keys = {}) {
-    transport::NestWriter nest;
+    wire::NestWriter nest;
     nest.none();
     auto sealed =
         writer_->seal({.tensors = std::move(tensors), .boundary_keys = std::move(boundary_keys), .nest = nest.view()});
@@ -91,8 +91,8 @@ class BatchTest : public test::SeededTest {
     if (!batch.region) return batch.record;
     return {batch.region->data() + batch.record_offset, batch.record_bytes};
   }
-  static transport::Frame frame_of(const SealedBatch& batch) {
-    auto frame = transport::parse_frame(record_of(batch));
+  static wire::Frame frame_of(const SealedBatch& batch) {
+    auto frame = wire::parse_frame(record_of(batch));
     EXPECT_TRUE(frame) << frame.error().message;
     return std::move(frame).value();
   }
@@ -117,9 +117,9 @@ class BatchTest : public test::SeededTest {
     const auto& arena = batch.region->arena;
     view_of(arena)->release(batch.region->slab_index, arena->generation(batch.region->slab_index));
   }
-  std::shared_ptr<transport::ArenaView> view_of(const std::shared_ptr<transport::Arena>& arena) {
+  std::shared_ptr<shm::ArenaView> view_of(const std::shared_ptr<shm::Arena>& arena) {
     auto& view = views_[arena->id()];
-    if (!view) view = transport::ArenaView::map(FileDescriptor(::dup(arena->fd()))).value();
+    if (!view) view = shm::ArenaView::map(FileDescriptor(::dup(arena->fd()))).value();
     return view;
   }
 
@@ -151,8 +151,8 @@ class BatchTest : public test::SeededTest {
   }
 
   std::atomic<bool> is_closing_{false};
-  std::map<uint32_t, std::shared_ptr<transport::ArenaView>> views_;
-  std::optional<transport::SlabPool> pool_;
+  std::map<uint32_t, std::shared_ptr<shm::ArenaView>> views_;
+  std::optional<shm::SlabPool> pool_;
   std::optional<SlabWriter> writer_;
 };
 

@@ -8,8 +8,8 @@
 namespace penstock::worker {
 namespace {
 
-using transport::BlobPiece;
-using transport::kBlobPieceBytesMax;
+using wire::BlobPiece;
+using wire::kBlobPieceBytesMax;
 
 class BlobFetchTest : public testing::Test {
  protected:
@@ -24,7 +24,7 @@ class BlobFetchTest : public testing::Test {
   }
 
   BlobFetch fetch_{{}, uint64_t{1} << 30};
-  cluster::Instant now_{};
+  Instant now_{};
 };
 
 using Offsets = std::vector<uint64_t>;

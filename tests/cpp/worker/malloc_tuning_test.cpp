@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "../transport/child_process.h"
+#include "../base/child_process.h"
 
 // The sanitizers bring allocators of their own.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)

@@ -17,25 +17,25 @@
 #include <utility>
 #include <vector>
 
-#include "../transport/pool_sockets.h"
+#include "../net/pool_sockets.h"
 #include "megabyte.h"
+#include "net/control_limits.h"
 #include "pool_trainer.h"
-#include "transport/control_limits.h"
-#include "transport/control_record.h"
-#include "transport/frame.h"
-#include "transport/nest.h"
+#include "wire/control_record.h"
+#include "wire/frame.h"
+#include "wire/nest.h"
 
 namespace penstock::worker {
 namespace {
 
-using cluster::ToTrainer;
-using cluster::ToWorker;
-using transport::AnswerKind;
-using transport::BlobId;
-using transport::Role;
+using net::Role;
+using wire::AnswerKind;
+using wire::BlobId;
+using wire::ToTrainer;
+using wire::ToWorker;
 
 // A batch of one tensor of `bytes` bytes, which count up from `first`.
-BatchContent counting_batch(SlabWriter& writer, const transport::NestWriter& nest, int64_t bytes, int first) {
+BatchContent counting_batch(SlabWriter& writer, const wire::NestWriter& nest, int64_t bytes, int first) {
   writer.begin();
   at::Tensor tensor = writer.empty({bytes}, at::kByte);
   auto* data = tensor.mutable_data_ptr<uint8_t>();
@@ -43,7 +43,7 @@ BatchContent counting_batch(SlabWriter& writer, const transport::NestWriter& nes
   return {.tensors = {tensor}, .boundary_keys = {}, .nest = nest.view()};
 }
 
-class PoolServerTest : public transport::PoolSocketsTest {
+class PoolServerTest : public net::PoolSocketsTest {
  protected:
   using Maker = std::function<void(PoolServer&, const PoolWork&)>;
 
@@ -92,7 +92,7 @@ class PoolServerTest : public transport::PoolSocketsTest {
     return ended_.valid() ? ended_.get() : Error{Errc::kClosed, ""};
   }
 
-  std::unique_ptr<transport::ClientSocket> join() {
+  std::unique_ptr<net::ClientSocket> join() {
     auto client = connect(server_->endpoint(), keys_.pair(Role::kTrainer), keys_.public_key(Role::kWorker));
     expect_connected(*client);
     return client;
@@ -106,7 +106,7 @@ class PoolServerTest : public transport::PoolSocketsTest {
   static void expect_counting(const PoolTrainer::Answer& answer, size_t bytes, int first) {
     ASSERT_EQ(answer.kind, AnswerKind::kBatch);
     const auto record = std::span(answer.payload).last(answer.record_bytes);
-    const auto frame = transport::parse_frame(record);
+    const auto frame = wire::parse_frame(record);
     ASSERT_TRUE(frame) << frame.error().message;
     ASSERT_EQ(frame.value().tensors.size(), 1u);
     const auto& entry = frame.value().tensors[0];
@@ -118,7 +118,7 @@ class PoolServerTest : public transport::PoolSocketsTest {
     EXPECT_EQ(wrong_count, 0u);
   }
 
-  transport::NestWriter nest_;
+  wire::NestWriter nest_;
   std::atomic<int> made_count_{0};
   std::atomic<uint64_t> tenancy_{0};  // of the last batch
   std::unique_ptr<PoolServer> server_;
@@ -135,7 +135,7 @@ TEST_F(PoolServerTest, BatchesComeInPiecesAndAreWhatWasMade) {
     SCOPED_TRACE(sequence);
     const auto& answer = trainer->answer(sequence);
     expect_counting(answer, static_cast<size_t>(sizes[sequence]), static_cast<int>(sequence));
-    EXPECT_EQ(answer.piece_count, (answer.payload.size() + transport::kPieceBytesMax - 1) / transport::kPieceBytesMax);
+    EXPECT_EQ(answer.piece_count, (answer.payload.size() + wire::kPieceBytesMax - 1) / wire::kPieceBytesMax);
   }
 }
 
@@ -144,7 +144,7 @@ TEST_F(PoolServerTest, AStateTravelsBesideTheLastPiece) {
   serve_batches();
   const auto trainer = train();
   const auto state = filled(3 * kMegabyte, 9);
-  constexpr auto kPieceBytes = static_cast<int64_t>(transport::kPieceBytesMax);
+  constexpr auto kPieceBytes = static_cast<int64_t>(wire::kPieceBytesMax);
   for (const int64_t bytes : {kPieceBytes - 2000, kPieceBytes, 7 * kPieceBytes / 2}) {
     const auto sequence = static_cast<uint64_t>(bytes);
     trainer->ask(sequence, {.indices = {bytes}, .state = state}, /*lane=*/1);
@@ -201,10 +201,10 @@ TEST_F(PoolServerTest, ARequestHasWhatTheTrainerSaid) {
       /*lane=*/2);
   trainer->answer(3);
   EXPECT_EQ(seen.trainer_id, 7u);
-  EXPECT_EQ(seen.key, (cluster::BatchKey{.epoch = 1, .sequence = 3}));
+  EXPECT_EQ(seen.key, (wire::BatchKey{.epoch = 1, .sequence = 3}));
   EXPECT_EQ(seen.lane, 2u);
   EXPECT_TRUE(seen.is_lane_start);
-  EXPECT_EQ(seen.index_kind, transport::IndexKind::kIntegers);
+  EXPECT_EQ(seen.index_kind, wire::IndexKind::kIntegers);
   EXPECT_EQ(seen.indices.size(), 16u);
   EXPECT_EQ(seen.seeds, filled(3, 1));
   EXPECT_EQ(seen.state, filled(4, 2));
@@ -265,7 +265,7 @@ TEST_F(PoolServerTest, PingsAreAnsweredWhileABatchIsMade) {
 // Messages as they are, without a session, which acknowledges at once.
 class RawLink {
  public:
-  explicit RawLink(std::unique_ptr<transport::ClientSocket> socket) : socket_(std::move(socket)) {
+  explicit RawLink(std::unique_ptr<net::ClientSocket> socket) : socket_(std::move(socket)) {
     send({.kind = ToWorker::Kind::kHello});
   }
   void send(ToWorker message, int64_t bytes = 0) {
@@ -273,17 +273,17 @@ class RawLink {
     message.link = 1;
     message.stamp = ++stamp_;
     const auto indices = std::as_bytes(std::span(&bytes, 1));
-    transport::PoolRequest request{.message = message};
+    wire::PoolRequest request{.message = message};
     if (message.kind == ToWorker::Kind::kRequest) {
-      request.index_kind = transport::IndexKind::kInteger;
+      request.index_kind = wire::IndexKind::kInteger;
       request.indices = indices;
     }
-    ASSERT_TRUE(socket_->send(transport::write_to_worker(request)));
+    ASSERT_TRUE(socket_->send(wire::write_to_worker(request)));
   }
-  transport::ClientSocket& socket() { return *socket_; }
+  net::ClientSocket& socket() { return *socket_; }
 
  private:
-  std::unique_ptr<transport::ClientSocket> socket_;
+  std::unique_ptr<net::ClientSocket> socket_;
   uint64_t stamp_ = 0;
 };
 
@@ -291,7 +291,7 @@ TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
   start(options(6 * kMegabyte));  // six slabs
   serve_batches();
   RawLink link(join());
-  const auto key = [](uint64_t sequence) { return cluster::BatchKey{.epoch = 1, .sequence = sequence}; };
+  const auto key = [](uint64_t sequence) { return wire::BatchKey{.epoch = 1, .sequence = sequence}; };
   for (uint64_t sequence = 0; sequence < 8; ++sequence)
     link.send({.kind = ToWorker::Kind::kRequest, .key = key(sequence)}, kMegabyte / 2);
   uint64_t answered_count = 0;
@@ -300,7 +300,7 @@ TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
       const auto receipt = next_message(link.socket());
       ASSERT_TRUE(receipt);
       const auto piece_bytes = receipt->parts.size() > 1 ? receipt->parts[1].bytes().size() : 0;
-      const auto parsed = transport::parse_to_trainer(receipt->parts[0].bytes(), piece_bytes);
+      const auto parsed = wire::parse_to_trainer(receipt->parts[0].bytes(), piece_bytes);
       ASSERT_TRUE(parsed);
       if (parsed.value().message.kind == ToTrainer::Kind::kAnswer) ++answered_count;
     }
@@ -378,12 +378,12 @@ TEST_F(PoolServerTest, ATrainerOfAnotherVersionIsAnswered) {
   start(options());
   serve_batches();
   const auto client = join();
-  auto bytes = transport::write_to_worker({.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 7, .link = 1}});
+  auto bytes = wire::write_to_worker({.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 7, .link = 1}});
   bytes[4] = std::byte{99};
   ASSERT_TRUE(client->send(bytes));
   const auto receipt = next_message(*client);
   ASSERT_TRUE(receipt);
-  const auto parsed = transport::parse_to_trainer(receipt->parts.at(0).bytes(), 0);
+  const auto parsed = wire::parse_to_trainer(receipt->parts.at(0).bytes(), 0);
   ASSERT_TRUE(parsed);
   EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kUnfit);
 }
@@ -475,7 +475,7 @@ TEST_F(BlobTransfer, NobodyWaitsForTheBlobOfABatchThatIsNotWanted) {
 
 class RegisteredWorker : public PoolServerTest {
  protected:
-  RegisteredWorker() : controller_(serve({.allowed_roles = {Role::kWorker}, .limits = transport::control_limits()})) {}
+  RegisteredWorker() : controller_(serve({.allowed_roles = {Role::kWorker}, .limits = net::control_limits()})) {}
 
   PoolServerOptions registered() const {
     auto registered = options();
@@ -483,25 +483,25 @@ class RegisteredWorker : public PoolServerTest {
     registered.about = "a worker";
     return registered;
   }
-  transport::ControlMessage next_report() {
+  wire::ControlMessage next_report() {
     auto receipt = next_message(*controller_);
     EXPECT_TRUE(receipt);
-    if (!receipt) return transport::Farewell{};
+    if (!receipt) return wire::Farewell{};
     routing_id_ = receipt->peer.routing_id;
-    return transport::parse_control(receipt->parts.at(0).bytes()).value();
+    return wire::parse_control(receipt->parts.at(0).bytes()).value();
   }
-  void say(const transport::ControlMessage& message) {
-    ASSERT_TRUE(controller_->send(routing_id_, transport::write_control(message)));
+  void say(const wire::ControlMessage& message) {
+    ASSERT_TRUE(controller_->send(routing_id_, wire::write_control(message)));
   }
 
-  std::unique_ptr<transport::ServerSocket> controller_;
+  std::unique_ptr<net::ServerSocket> controller_;
   std::string routing_id_;
 };
 
 TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   start(registered());
   serve_batches();
-  const auto first = std::get<cluster::WorkerReport>(next_report());
+  const auto first = std::get<wire::WorkerReport>(next_report());
   EXPECT_EQ(first.worker_id, server_->worker_id());
   EXPECT_EQ(first.incarnation, 1u);
   EXPECT_EQ(first.endpoint, server_->endpoint().text());
@@ -510,7 +510,7 @@ TEST_F(RegisteredWorker, ReportsWhereItIsAndForWhomItWorks) {
   const auto trainer = train();
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
   auto report = first;
-  while (report.trainer_id == 0) report = std::get<cluster::WorkerReport>(next_report());
+  while (report.trainer_id == 0) report = std::get<wire::WorkerReport>(next_report());
   EXPECT_EQ(report.trainer_id, 7u);
 }
 
@@ -520,8 +520,8 @@ TEST_F(RegisteredWorker, ReportsWhyItDeclinedTheLastTrainer) {
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kUnfit); }));
-  cluster::WorkerReport report;
-  while (report.declined.empty()) report = std::get<cluster::WorkerReport>(next_report());
+  wire::WorkerReport report;
+  while (report.declined.empty()) report = std::get<wire::WorkerReport>(next_report());
   EXPECT_EQ(report.declined, (std::vector<uint64_t>{7}));
   EXPECT_EQ(report.decline_reason, "no module named 'that'");
 }
@@ -531,9 +531,9 @@ TEST_F(RegisteredWorker, OneThatLostItsLeaseForgetsItsTrainerAndGoesOnAsAnother)
   serve_batches();
   const auto trainer = train();
   ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().open_count() == 1; }));
-  auto report = std::get<cluster::WorkerReport>(next_report());
-  say(cluster::WorkerOrders{.incarnation = 1, .is_fenced = true});
-  while (report.incarnation == 1) report = std::get<cluster::WorkerReport>(next_report());
+  auto report = std::get<wire::WorkerReport>(next_report());
+  say(wire::WorkerOrders{.incarnation = 1, .is_fenced = true});
+  while (report.incarnation == 1) report = std::get<wire::WorkerReport>(next_report());
   EXPECT_EQ(report.incarnation, 2u);
   EXPECT_EQ(report.trainer_id, 0u);
 }
@@ -542,13 +542,12 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
   start(registered());
   serve_batches();
   next_report();
-  say(cluster::WorkerOrders{.incarnation = 1, .is_to_drain = true});
-  transport::ControlMessage message;
+  say(wire::WorkerOrders{.incarnation = 1, .is_to_drain = true});
+  wire::ControlMessage message;
   do {
     message = next_report();
-  } while (std::holds_alternative<cluster::WorkerReport>(message));
-  EXPECT_EQ(std::get<transport::Farewell>(message),
-            (transport::Farewell{.id = server_->worker_id(), .is_worker = true}));
+  } while (std::holds_alternative<wire::WorkerReport>(message));
+  EXPECT_EQ(std::get<wire::Farewell>(message), (wire::Farewell{.id = server_->worker_id(), .is_worker = true}));
   EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
   EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }
@@ -557,7 +556,7 @@ TEST_F(RegisteredWorker, OneThatIsRefusedSaysWhy) {
   start(registered());
   serve_batches();
   next_report();
-  say(transport::Refusal{"another version"});
+  say(wire::Refusal{"another version"});
   const Error error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("another version"), std::string::npos);
@@ -569,7 +568,7 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   start(std::move(impatient));
   serve_batches();
   next_report();
-  say(cluster::WorkerOrders{.incarnation = 1});
+  say(wire::WorkerOrders{.incarnation = 1});
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
   const auto begun_at = Clock::now();
@@ -577,7 +576,7 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   expect_counting(trainer->answer(0), 100, 0);
   trainer->ask(1, {.indices = {100}});
   expect_counting(trainer->answer(1), 100, 1);
-  trainer->session().set_roster({}, transport::clock_now());
+  trainer->session().set_roster({}, clock_now());
   const Error error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;

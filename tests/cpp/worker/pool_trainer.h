@@ -19,12 +19,12 @@
 #include <variant>
 #include <vector>
 
+#include "base/live_clock.h"
 #include "cluster/pool_session.h"
-#include "transport/blob_record.h"
-#include "transport/client_socket.h"
-#include "transport/live_clock.h"
-#include "transport/pool_record.h"
-#include "transport/readiness.h"
+#include "net/client_socket.h"
+#include "net/readiness.h"
+#include "wire/blob_record.h"
+#include "wire/pool_record.h"
 
 namespace penstock::worker {
 
@@ -32,7 +32,7 @@ class PoolTrainer {
  public:
   using Bytes = std::vector<std::byte>;
   struct Answer {
-    transport::AnswerKind kind = transport::AnswerKind::kNone;
+    wire::AnswerKind kind = wire::AnswerKind::kNone;
     uint8_t flags = 0;
     uint32_t record_bytes = 0;
     Bytes payload;
@@ -45,28 +45,28 @@ class PoolTrainer {
     std::vector<int64_t> indices = {};
     Bytes seeds = {};
     Bytes state = {};
-    std::vector<transport::BlobId> blobs = {};
+    std::vector<wire::BlobId> blobs = {};
     uint64_t epoch_seed = 0;
   };
 
-  PoolTrainer(std::unique_ptr<transport::ClientSocket> socket, uint64_t trainer_id)
+  PoolTrainer(std::unique_ptr<net::ClientSocket> socket, uint64_t trainer_id)
       : session_({.trainer_id = trainer_id, .credit_bytes = uint64_t{1} << 30, .dispatch = {}}),
         socket_(std::move(socket)) {}
 
   void begin(uint64_t worker_id) {
     worker_id_ = worker_id;
-    const cluster::RosterEntry entry{.worker_id = worker_id, .incarnation = 1};
-    session_.set_roster({&entry, 1}, transport::clock_now());
+    const wire::RosterEntry entry{.worker_id = worker_id, .incarnation = 1};
+    session_.set_roster({&entry, 1}, clock_now());
     carry_out();
   }
 
-  void ask(uint64_t sequence, Content content, cluster::Lane lane = cluster::kNoLane) {
+  void ask(uint64_t sequence, Content content, wire::Lane lane = wire::kNoLane) {
     contents_[key(sequence)] = std::move(content);
-    session_.ask(key(sequence), lane, transport::clock_now());
+    session_.ask(key(sequence), lane, clock_now());
     carry_out();
   }
   void forget(uint64_t sequence) {
-    session_.forget(key(sequence), transport::clock_now());
+    session_.forget(key(sequence), clock_now());
     carry_out();
   }
 
@@ -77,16 +77,16 @@ class PoolTrainer {
       if (std::chrono::steady_clock::now() > deadline) return false;
       while (socket_->try_event()) {
       }
-      transport::ClientReceipt receipt;
+      net::ClientReceipt receipt;
       bool has_received = false;
       while (!is_done() && socket_->try_receive(receipt).value()) {
         take(receipt);
         has_received = true;
       }
-      session_.tick(transport::clock_now());
+      session_.tick(clock_now());
       carry_out();
       if (has_received || is_done()) continue;
-      EXPECT_TRUE(transport::wait_readable(socket_->waitables(), {}, {}, std::chrono::milliseconds(20)));
+      EXPECT_TRUE(net::wait_readable(socket_->waitables(), {}, {}, std::chrono::milliseconds(20)));
     }
     return true;
   }
@@ -97,27 +97,27 @@ class PoolTrainer {
   bool has(uint64_t sequence) const { return answers_.contains(sequence); }
 
   cluster::PoolSession& session() { return session_; }
-  std::map<transport::BlobId, Bytes> blobs;
-  uint64_t blob_piece_bytes = transport::kBlobPieceBytesMax;
+  std::map<wire::BlobId, Bytes> blobs;
+  uint64_t blob_piece_bytes = wire::kBlobPieceBytesMax;
   int wishes_to_ignore = 0;
   int answers_to_lose = 0;
   std::string refusal;  // what the worker last said
-  std::set<cluster::ToTrainer::Kind> said;
+  std::set<wire::ToTrainer::Kind> said;
 
  private:
-  using ToTrainer = cluster::ToTrainer;
-  using ToWorker = cluster::ToWorker;
+  using ToTrainer = wire::ToTrainer;
+  using ToWorker = wire::ToWorker;
 
-  static cluster::BatchKey key(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
+  static wire::BatchKey key(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
-  void take(const transport::ClientReceipt& receipt) {
+  void take(const net::ClientReceipt& receipt) {
     ASSERT_FALSE(receipt.parts.empty()) << receipt.offence;
     const auto first = receipt.parts[0].bytes();
     const auto piece = receipt.parts.size() > 1 ? receipt.parts[1].bytes() : std::span<const std::byte>();
-    if (transport::is_blob_message(first)) return hand_out(transport::parse_blob_message(first, piece.size()).value());
-    const auto parsed = transport::parse_to_trainer(first, piece.size());
+    if (wire::is_blob_message(first)) return hand_out(wire::parse_blob_message(first, piece.size()).value());
+    const auto parsed = wire::parse_to_trainer(first, piece.size());
     ASSERT_TRUE(parsed) << parsed.error().message;
-    const transport::PoolAnswer& answer = parsed.value();
+    const wire::PoolAnswer& answer = parsed.value();
     EXPECT_EQ(answer.worker_id, worker_id_);
     said.insert(answer.message.kind);
     Answer& pending = pending_[answer.message.key.sequence];
@@ -134,7 +134,7 @@ class PoolTrainer {
       return;
     }
     const uint64_t bytes = pending.payload.size();
-    if (session_.receive(worker_id_, answer.message, bytes, transport::clock_now())) {
+    if (session_.receive(worker_id_, answer.message, bytes, clock_now())) {
       EXPECT_EQ(answer.payload_bytes, bytes);
       pending.kind = answer.kind;
       pending.flags = answer.flags;
@@ -146,48 +146,48 @@ class PoolTrainer {
     carry_out();
   }
 
-  void hand_out(const transport::BlobMessage& message) {
-    const auto wish = std::get<transport::BlobWish>(message);
+  void hand_out(const wire::BlobMessage& message) {
+    const auto wish = std::get<wire::BlobWish>(message);
     if (wishes_to_ignore > 0) {
       --wishes_to_ignore;
       return;
     }
     const auto found = blobs.find(wish.id);
     if (found == blobs.end()) {
-      EXPECT_TRUE(socket_->send(transport::write_blob_message(transport::BlobUnknown{.id = wish.id})));
+      EXPECT_TRUE(socket_->send(wire::write_blob_message(wire::BlobUnknown{.id = wish.id})));
       return;
     }
     const Bytes& blob = found->second;
     ASSERT_LT(wish.offset, blob.size());
-    const auto head = transport::write_blob_message(
-        transport::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob.size()});
+    const auto head =
+        wire::write_blob_message(wire::BlobPiece{.id = wish.id, .offset = wish.offset, .total_bytes = blob.size()});
     const auto bytes =
         std::span(blob).subspan(wish.offset, std::min<uint64_t>(blob_piece_bytes, blob.size() - wish.offset));
-    transport::OutgoingPart parts[] = {{.bytes = head, .release = nullptr}, {.bytes = bytes, .release = nullptr}};
+    net::OutgoingPart parts[] = {{.bytes = head, .release = nullptr}, {.bytes = bytes, .release = nullptr}};
     EXPECT_TRUE(socket_->send(parts));
   }
 
   void carry_out() {
     for (const auto& command : session_.take_commands()) {
       if (command.kind != cluster::PoolSession::Command::Kind::kSend) continue;
-      transport::PoolRequest request{.message = command.message};
+      wire::PoolRequest request{.message = command.message};
       if (command.message.kind == ToWorker::Kind::kRequest) {
         const Content& content = contents_.at(command.message.key);
-        request.index_kind = transport::IndexKind::kIntegers;
+        request.index_kind = wire::IndexKind::kIntegers;
         request.epoch_seed = content.epoch_seed;
         request.indices = std::as_bytes(std::span(content.indices));
         request.seeds = content.seeds;
         if (command.message.is_lane_start) request.state = content.state;
         request.blobs = content.blobs;
       }
-      EXPECT_TRUE(socket_->send(transport::write_to_worker(request)));
+      EXPECT_TRUE(socket_->send(wire::write_to_worker(request)));
     }
   }
 
   uint64_t worker_id_ = 0;
   cluster::PoolSession session_;
-  std::unique_ptr<transport::ClientSocket> socket_;
-  std::map<cluster::BatchKey, Content> contents_;
+  std::unique_ptr<net::ClientSocket> socket_;
+  std::map<wire::BatchKey, Content> contents_;
   std::map<uint64_t, Answer> pending_;
   std::map<uint64_t, Answer> answers_;
 };

@@ -12,7 +12,7 @@
 namespace penstock::worker {
 namespace {
 
-using transport::BlobId;
+using wire::BlobId;
 
 BlobId id_of(int number) {
   BlobId id{};

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "../transport/child_process.h"
+#include "../base/child_process.h"
 #include "batch_fixture.h"
 #include "megabyte.h"
 
@@ -180,7 +180,7 @@ TEST_F(SlabWriterTest, TensorsInTheSlabHaveStoragesOfTheirBytesThatCannotGrow) {
   const auto tensor = in_slab({3, 5}, at::kShort);
   EXPECT_EQ(tensor.storage().nbytes(), 30u);
   EXPECT_FALSE(tensor.storage().resizable());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % transport::kPayloadAlignment, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % wire::kPayloadAlignment, 0u);
 }
 
 TEST_F(SlabWriterTest, ThreadsThatMakeTensorsAtOnceGetPlacesApart) {

@@ -14,7 +14,7 @@
 #include <limits>
 #include <vector>
 
-#include "../transport/child_process.h"
+#include "../base/child_process.h"
 #include "batch_fixture.h"
 
 namespace penstock::worker {

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The clock that live processes run the state machines of cluster/ by.
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "base/instant.h"
+
+namespace penstock {
+
+inline Instant clock_now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
+
+// How long to wait for what is due then; negative, for ever, if nothing is. Rounded up, so that something is due when
+// the wait is over.
+inline std::chrono::milliseconds wait_time(const std::optional<Instant>& due, Instant now) {
+  if (!due) return std::chrono::milliseconds(-1);
+  return std::chrono::ceil<std::chrono::milliseconds>(std::max(*due - now, Duration(0)));
+}
+
+}  // namespace penstock

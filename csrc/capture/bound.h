@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a TorchScript value is while its program is read: something of the graph, or something known now.
+
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph/ir.h"
+#include "graph/size_ops.h"
+
+namespace penstock::capture {
+
+struct Bound {
+  enum class Kind : uint8_t {
+    kArgument,  // a literal, a value of the graph, or a list of them
+    kTuple,     // tuples, and lists and dicts of what is no argument
+    kObject,    // a module, or what the graph has no form for and nobody may use
+  };
+  Kind kind = Kind::kArgument;
+  graph::Argument argument;
+  bool is_number_tensor = false;  // a number that traced programs hold as a 0-dim tensor
+  std::vector<Bound> items;
+  c10::IValue object;
+  std::string path;  // of the object: what the program calls it
+
+  static Bound of_argument(graph::Argument argument);
+  static Bound of_number(const graph::Number& number);
+  static Bound of_object(c10::IValue object, std::string path);
+  static Bound of_tuple(std::vector<Bound> items);
+  static Bound of_list(std::vector<Bound> items);  // an argument when all of them are, else a tuple
+
+  bool is_none() const { return kind == Kind::kArgument && argument.get<graph::None>() != nullptr; }
+
+  // The value of the graph that it is, or null.
+  const graph::ValueRef* value() const { return kind == Kind::kArgument ? argument.get<graph::ValueRef>() : nullptr; }
+
+  // The number that it is, if it is known now.
+  std::optional<graph::Number> number() const;
+
+  // The elements of a tuple, or of a list whose elements are known one by one.
+  std::optional<std::vector<Bound>> elements() const;
+};
+
+// Thrown to leave nested blocks of a program that cannot be captured; capture_torchscript() turns it into an Error. No
+// other function lets it out.
+struct Refusal {
+  std::string message;
+};
+
+}  // namespace penstock::capture

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Builds the graph of a TorchScript program: its inputs as they are met, its nodes as they are read.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "capture/bound.h"
+#include "capture/capture.h"
+
+namespace penstock::capture {
+
+// Thread-compatible. Throws Refusal.
+class CaptureBuilder {
+ public:
+  // `tensors` are what forward is given, and `leaf_indices` which tensors of the batch these are; none for another.
+  CaptureBuilder(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices)
+      : tensors_given_(tensors), leaf_indices_(leaf_indices) {}
+
+  // The next tensor, or a tuple of the next tensors, for an argument of forward.
+  Bound leaf(const c10::TypePtr& type, const std::string& name);
+
+  // A value that is known now: an attribute or a constant of the program. Tensors become inputs, each once.
+  Bound known(const c10::IValue& value, const std::string& path);
+
+  // The leaf that a value is, or null.
+  const graph::Input* find_leaf(const Bound& bound) const;
+
+  // Whether a value is made by control flow that is kept whole, so that it may be None.
+  bool may_be_none(const Bound& bound) const;
+
+  // Appends a node that is a group of its own, and returns its results. `place`, "aten::add at model.py:12", is its
+  // label.
+  std::vector<Bound> append(graph::Node node, size_t result_count, const std::string& place);
+
+  // The same for a call with positional arguments and one result.
+  Bound emit(std::string op, std::vector<graph::Argument> arguments, const std::string& place);
+
+  // Every value in it becomes an output. What is known now is left out.
+  void add_output(const Bound& bound);
+
+  // The graph, annotated; tensors that it writes are state. All leaves must have been taken.
+  Captured finish();
+
+ private:
+  graph::ValueId new_value();
+  graph::Input tensor_input(const at::Tensor& tensor, const std::string& source);
+  Bound constant(const at::Tensor& tensor, const std::string& source);
+  void turn_written_into_state();
+
+  std::span<const at::Tensor> tensors_given_;
+  std::span<const std::optional<uint32_t>> leaf_indices_;
+  size_t taken_count_ = 0;
+  Captured captured_;
+  std::unordered_map<const c10::TensorImpl*, graph::ValueId> tensors_;
+};
+
+}  // namespace penstock::capture

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a branch or a loop of TorchScript reads and does, when it is to be kept whole.
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <string>
+#include <vector>
+
+namespace penstock::capture {
+
+struct ControlFlow {
+  std::vector<const torch::jit::Value*> reads;      // everything that is read inside, made inside or not
+  std::vector<const torch::jit::Node*> attributes;  // reads of attributes inside, in order
+  bool writes = false;                              // a tensor is written to, or something is done that is not known
+  const torch::jit::Node* refused = nullptr;
+  std::string refusal;  // why it cannot be kept whole, or empty
+};
+
+ControlFlow read_control_flow(const torch::jit::Node* node);
+
+}  // namespace penstock::capture

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A TorchScript program that was read with an example call, so that a plan for its graph can be carried out on it.
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "capture/capture.h"
+#include "graph/ir.h"
+#include "graph/plan.h"
+
+namespace penstock::capture {
+
+// What forward is called with, but for the module itself: one value for each of its parameters, defaults included.
+struct ScriptCall {
+  std::vector<c10::IValue> arguments;
+
+  // The tensors in the arguments, those in tuples too, in their order.
+  std::vector<at::Tensor> tensors() const;
+
+  // The same call with other tensors in their places.
+  ScriptCall with_tensors(std::span<const at::Tensor> tensors) const;
+
+  // Whether a program that was read with `other` means the same for this call: tensors of the same dtypes, ranks,
+  // devices and layouts, and the same of everything else. Sizes may differ.
+  bool is_like(const ScriptCall& other) const;
+};
+
+// A module that is kept alive, for those who may not know what a module is. Shares the module's parameters.
+class ModuleHandle {
+ public:
+  explicit ModuleHandle(const torch::jit::Module& module);
+  const torch::jit::Module* get() const { return module_.get(); }
+
+ private:
+  std::shared_ptr<const torch::jit::Module> module_;  // shared by copies of this handle
+};
+
+// A program of its own that runs as TorchScript runs any: with autograd and its optimizer. Thread-compatible.
+class ScriptPart {
+ public:
+  // Takes the module (none for a function), the call, and what else the program takes. Throws what the program throws.
+  c10::IValue run(const torch::jit::Module* module, const ScriptCall& call, std::span<const at::Tensor> more) const;
+
+  // The operators that TorchScript's optimizer has put together to differentiate or to fuse, each with its place in the
+  // source, sorted. Empty before it has optimized. Where these differ, so may the rounding.
+  std::vector<std::string> optimized_operators() const;
+
+  explicit ScriptPart(std::shared_ptr<torch::jit::Function> function) : function_(std::move(function)) {}
+
+ private:
+  std::shared_ptr<torch::jit::Function> function_;  // shared by copies of this part: it compiles itself once
+};
+
+// Thread-compatible. Holds the module's attributes that were read.
+class ScriptProgram {
+ public:
+  // Reads the forward of `module` in the mode (train or eval) that it is in. `leaf_indices` says for each tensor of the
+  // call which tensor of the batch it is; none for what is not of the batch, which stays. Control flow that depends on
+  // contents is kept as it is. kUnsupported with the operation and its line when the program cannot be read.
+  static Result<ScriptProgram> read(const torch::jit::Module& module, const ScriptCall& call,
+                                    std::span<const std::optional<uint32_t>> leaf_indices);
+  static Result<ScriptProgram> read(torch::jit::Function& function, const ScriptCall& call,
+                                    std::span<const std::optional<uint32_t>> leaf_indices);
+  ~ScriptProgram();
+  ScriptProgram(ScriptProgram&&) noexcept;
+  ScriptProgram& operator=(ScriptProgram&&) noexcept;
+
+  const graph::Graph& graph() const;                 // annotated
+  const std::vector<at::Tensor>& constants() const;  // of its const and state inputs, in their order
+
+  // Whether every attribute that was read is still what it was. Contents of tensors are not looked at.
+  bool holds() const;
+
+  // The program without what `plan` moves; it takes the boundary tensors of `plan` after its own arguments.
+  // Optimized by TorchScript, or run operator by operator.
+  Result<ScriptPart> suffix(const graph::Plan& plan, bool is_optimized = true) const;
+
+  // Whether the optimizer has done with `part`, a suffix by `plan`, what it has done with `whole`: that what stays is
+  // differentiated and fused in both or in neither. To be asked once both have run often enough to be optimized.
+  bool is_optimized_alike(const graph::Plan& plan, const ScriptPart& whole, const ScriptPart& part) const;
+
+  // The program that computes values of the graph, as one tuple, and does nothing else.
+  Result<ScriptPart> computing(const std::vector<graph::ValueId>& values) const;
+
+ private:
+  std::vector<graph::ValueId> made_by_workers(const graph::Plan& plan) const;
+
+  struct Impl;
+  explicit ScriptProgram(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The forward of a module, or a function, as it is.
+ScriptPart whole_program(const torch::jit::Module& module);
+ScriptPart whole_program(torch::jit::Function& function);
+
+}  // namespace penstock::capture

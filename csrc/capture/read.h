@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What reading a TorchScript program gives: its graph, and the program beside it.
+
+#include <optional>
+#include <span>
+
+#include "capture/attributes.h"
+#include "capture/capture.h"
+#include "capture/program.h"
+#include "capture/written.h"
+
+namespace penstock::capture {
+
+struct ReadProgram {
+  Captured captured;
+  WrittenProgram written;
+  ReadAttributes attributes;
+};
+
+// As ScriptProgram::read. `self` is null for a function.
+Result<ReadProgram> read_program(torch::jit::Graph& original, const torch::jit::Module* self, const ScriptCall& call,
+                                 std::span<const std::optional<uint32_t>> leaf_indices);
+
+// Whether there is a tensor in a value, in tuples too.
+bool holds_tensors(const c10::IValue& value);
+
+}  // namespace penstock::capture

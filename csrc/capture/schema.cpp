@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capture/schema.h"
+
+#include <ATen/core/function_schema.h>
+
+#include <string>
+
+namespace penstock::capture {
+
+std::optional<c10::OperatorHandle> find_operator(std::string_view name) {
+  const size_t dot = name.find('.');
+  const std::string base(name.substr(0, dot));
+  const std::string overload(dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1));
+  return c10::Dispatcher::singleton().findSchema(c10::OperatorName(base, overload));
+}
+
+Result<MatchedCall> match_schema(const graph::Node& node) {
+  // Other namespaces are other libraries: what they do is theirs to change, unless the user vouches for it.
+  std::string_view name = node.op;
+  if (name.starts_with(kDeclared)) {
+    name.remove_prefix(kDeclared.size());
+  } else if (!name.starts_with("aten::")) {
+    return Error{Errc::kUnsupported, "is not an operator of torch itself (penstock.stateless declares one)"};
+  }
+  const auto op = find_operator(name);
+  if (!op) return Error{Errc::kUnsupported, "is not an operator that this torch has"};
+  const c10::FunctionSchema& schema = op->schema();
+  const auto& parameters = schema.arguments();
+  MatchedCall call{*op, std::vector<const graph::Argument*>(parameters.size(), nullptr)};
+  const auto refuse = [&](const std::string& why) {
+    return Error{Errc::kMalformed, "does not fit its schema: " + why};
+  };
+  if (node.args.size() > parameters.size())
+    return refuse(std::to_string(node.args.size()) + " arguments, it takes " + std::to_string(parameters.size()));
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    if (parameters[i].kwarg_only()) return refuse(parameters[i].name() + " must be given by name");
+    call.arguments[i] = &node.args[i];
+  }
+  for (const graph::Keyword& keyword : node.kwargs) {
+    const auto index = schema.argumentIndexWithName(keyword.name);
+    if (!index) return refuse("it has no argument " + keyword.name);
+    if (call.arguments[*index] != nullptr) return refuse(keyword.name + " is given twice");
+    call.arguments[*index] = &keyword.value;
+  }
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (call.arguments[i] == nullptr && !parameters[i].default_value())
+      return refuse("the argument " + parameters[i].name() + " is missing");
+  if (schema.is_vararg() || schema.is_varret()) return refuse("it takes any number of arguments");
+  if (node.results.size() != schema.returns().size())
+    return refuse(std::to_string(node.results.size()) + " results, it has " + std::to_string(schema.returns().size()));
+  return call;
+}
+
+const graph::Argument* argument_named(const MatchedCall& call, std::string_view name) {
+  const auto index = call.op.schema().argumentIndexWithName(name);
+  return index ? call.arguments[*index] : nullptr;
+}
+
+}  // namespace penstock::capture

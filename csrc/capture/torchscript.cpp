@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// TorchScript to the IR. The program is inlined and freed of the mutations that torch can prove harmless; what is left
+// is read top to bottom, computing what is known now (attributes, flags, branches on them) and emitting nodes for the
+// rest. Branches and loops that only the running program can decide become one node each, which stays.
+
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+
+#include "capture/attributes.h"
+#include "capture/bound.h"
+#include "capture/calls.h"
+#include "capture/capture.h"
+#include "capture/control_flow.h"
+#include "capture/numbers.h"
+#include "capture/read.h"
+#include "capture/values.h"
+#include "capture/written.h"
+#include "graph/size_ops.h"
+
+namespace penstock::capture {
+namespace {
+
+namespace jit = torch::jit;
+
+constexpr int64_t kUnrollMax = 256;
+constexpr int kCallDepthMax = 64;
+
+class Reader {
+ public:
+  Reader(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices,
+         const jit::Graph& program)
+      : values_(tensors, leaf_indices), program_(program), written_(program) {}
+
+  // `arguments` are those of forward; without them, all are tensors of the batch.
+  Captured read(const jit::Module* self, const std::vector<c10::IValue>* arguments) {
+    const size_t first = self == nullptr ? 0 : 1;
+    for (size_t i = 0; i < program_.inputs().size(); ++i) {
+      const jit::Value* input = program_.inputs()[i];
+      if (i < first)
+        values_.bind(input, Bound::of_object(self->_ivalue(), "self"));
+      else if (arguments != nullptr && !holds_tensors(arguments->at(i - first)))
+        values_.bind(input, values_.builder().known(arguments->at(i - first), input->debugName()));
+      else
+        values_.bind(input, values_.builder().leaf(input->type(), input->debugName()));
+      name(input);
+    }
+    read_block(program_.block());
+    for (const jit::Value* output : program_.outputs()) values_.builder().add_output(values_.lookup(output));
+    written_.finish(program_);
+    return values_.builder().finish();
+  }
+
+  WrittenProgram& written() { return written_; }
+  ReadAttributes& attributes() { return attributes_; }
+
+ private:
+  void name(const jit::Value* value) {
+    if (const graph::ValueRef* ref = values_.lookup(value).value()) written_.name(ref->id, value);
+  }
+
+  void read_block(const jit::Block* block) {
+    for (const jit::Node* node : block->nodes()) {
+      const std::string_view kind = node->kind().toQualString();
+      if (kind == "prim::If" && has_known_branch(node)) {
+        read_if(node);
+        continue;
+      }
+      if (kind == "prim::Loop" && has_known_count(node)) {
+        read_loop(node);
+        continue;
+      }
+      read_node(node);
+      written_.append(node);
+      for (const jit::Value* output : node->outputs()) name(output);
+    }
+  }
+
+  void read_node(const jit::Node* node) {
+    const std::string_view kind = node->kind().toQualString();
+    if (kind == "prim::If" || kind == "prim::Loop") return keep_whole(node);
+    if (kind == "prim::Constant") return bind_constant(node);
+    if (kind == "prim::GetAttr") return bind_attribute(node);
+    if (kind == "prim::TupleUnpack" || kind == "prim::ListUnpack") return unpack(node);
+    if (kind == "prim::TupleConstruct" || kind == "prim::DictConstruct")
+      return values_.bind(node->output(), Bound::of_tuple(values_.inputs_of(node)));
+    if (kind == "prim::ListConstruct") return values_.bind(node->output(), Bound::of_list(values_.inputs_of(node)));
+    if (kind == "prim::TupleIndex" || kind == "aten::__getitem__") return index(node);
+    if (kind == "prim::Uninitialized")  // stands for what a branch that was not taken would give
+      return values_.bind(node->output(), Bound::of_object(c10::IValue(), where(node)));
+    if (kind == "prim::unchecked_cast") return values_.bind(node->output(), values_.lookup(node->input()));
+    if (kind == "prim::device" && values_.builder().find_leaf(values_.lookup(node->input())) != nullptr)
+      return values_.bind(node->output(), Bound::of_argument({graph::Device{"cpu", {}}}));
+    if (!read_number(values_, node)) read_call(values_, node);
+  }
+
+  void bind_constant(const jit::Node* node) {
+    const auto value = jit::toIValue(node->output());
+    if (!value)  // a function; calls were inlined
+      return values_.bind(node->output(), Bound::of_object(c10::IValue(), where(node)));
+    values_.bind(node->output(), values_.builder().known(*value, "the constant of " + where(node)));
+  }
+
+  void bind_attribute(const jit::Node* node) {
+    const Bound& owner = values_.lookup(node->input());
+    const std::string& name = node->s(c10::Symbol::attr("name"));
+    if (owner.kind != Bound::Kind::kObject || !owner.object.isObject()) refuse(node, "reads " + name + " of no module");
+    const std::string path = owner.path + "." + name;
+    values_.bind(node->output(), values_.builder().known(attributes_.read(owner.object, name), path));
+  }
+
+  bool has_known_branch(const jit::Node* node) const {
+    return values_.lookup(node->input()).argument.get<bool>() != nullptr;
+  }
+
+  bool has_known_count(const jit::Node* node) const {
+    const auto* trip_count = values_.lookup(node->inputs()[0]).argument.get<int64_t>();
+    const auto* goes_on = values_.lookup(node->inputs()[1]).argument.get<bool>();
+    return trip_count != nullptr && goes_on != nullptr && (!*goes_on || *trip_count <= kUnrollMax);
+  }
+
+  void read_if(const jit::Node* node) {
+    const jit::Block* block = node->blocks()[*values_.lookup(node->input()).argument.get<bool>() ? 0 : 1];
+    read_block(block);
+    for (size_t i = 0; i < node->outputs().size(); ++i) pass(node->outputs()[i], block->outputs()[i]);
+  }
+
+  void pass(const jit::Value* value, const jit::Value* from) {
+    values_.bind(value, Bound(values_.lookup(from)));
+    written_.stand_in(value, from);
+  }
+
+  // A loop whose count is known is written out. TorchScript keeps the condition to go on as a value of the body.
+  void read_loop(const jit::Node* node) {
+    const int64_t trip_count = *values_.lookup(node->inputs()[0]).argument.get<int64_t>();
+    const jit::Block* body = node->blocks()[0];
+    std::vector<const jit::Value*> carried(node->inputs().begin() + 2, node->inputs().end());
+    const jit::Value* go_on = node->inputs()[1];
+    for (int64_t trip = 0;; ++trip) {
+      const auto* goes_on = values_.lookup(go_on).argument.get<bool>();
+      if (goes_on == nullptr)
+        refuse(node, "goes on as long as the running program says, after a first time that is known");
+      if (trip >= trip_count || !*goes_on) break;
+      values_.bind(body->inputs()[0], Bound::of_argument({trip}));
+      written_.stand_in(body->inputs()[0], trip);
+      // All are read before any is written: a body may swap them.
+      std::vector<Bound> bounds;
+      for (const jit::Value* value : carried) bounds.push_back(values_.lookup(value));
+      written_.stand_in_all({body->inputs().begin() + 1, body->inputs().end()}, carried);
+      for (size_t i = 0; i < carried.size(); ++i) values_.bind(body->inputs()[i + 1], bounds[i]);
+      read_block(body);
+      go_on = body->outputs()[0];
+      carried.assign(body->outputs().begin() + 1, body->outputs().end());
+    }
+    for (size_t i = 0; i < carried.size(); ++i) pass(node->outputs()[i], carried[i]);
+  }
+
+  // Control flow that only the running program can decide: one node that takes all that is read inside of it.
+  void keep_whole(const jit::Node* node) {
+    const ControlFlow flow = read_control_flow(node);
+    if (!flow.refusal.empty()) refuse(flow.refused, flow.refusal);
+    for (const jit::Node* attribute : flow.attributes) {
+      if (values_.find(attribute->input()) == nullptr)
+        refuse(attribute, "reads an attribute of what is known only later");
+      bind_attribute(attribute);
+    }
+    graph::Node call;
+    call.op = std::string(flow.writes ? "torchscript::" : "opaque_view::") +
+              (node->kind() == c10::prim::If ? "branch" : "loop");
+    call.args = values_.of_graph(flow.reads);
+    values_.bind_call(node, std::move(call));
+  }
+
+  void unpack(const jit::Node* node) {
+    const Bound from = values_.lookup(node->input());
+    if (const auto items = from.elements()) {
+      if (items->size() != node->outputs().size()) refuse(node, "unpacks another number of values than there are");
+      for (size_t i = 0; i < items->size(); ++i) values_.bind(node->outputs()[i], (*items)[i]);
+      return;
+    }
+    for (size_t i = 0; i < node->outputs().size(); ++i)
+      values_.bind(node->outputs()[i],
+                   values_.emit(node, "list::get", {from.argument, graph::Argument{static_cast<int64_t>(i)}}));
+  }
+
+  void index(const jit::Node* node) {
+    const Bound from = values_.lookup(node->inputs()[0]);
+    const Bound at = values_.lookup(node->inputs()[1]);
+    const auto items = from.elements();
+    const auto* position = at.argument.get<int64_t>();
+    if (items && position != nullptr) {
+      const auto place = graph::list_position(*position, items->size());
+      if (!place) refuse(node, "reads past the end of a list");
+      return values_.bind(node->output(), (*items)[*place]);
+    }
+    if (from.kind != Bound::Kind::kArgument || at.kind != Bound::Kind::kArgument ||
+        node->inputs()[0]->type()->kind() != c10::TypeKind::ListType)
+      refuse(node, "indexes what is neither a tuple nor a list");
+    values_.bind(node->output(), values_.emit(node, "list::get", {from.argument, at.argument}));
+  }
+
+  ProgramValues values_;
+  const jit::Graph& program_;
+  WrittenProgram written_;
+  ReadAttributes attributes_;
+};
+
+bool has_calls(const jit::Block* block) {
+  for (const jit::Node* node : block->nodes()) {
+    if (node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction) return true;
+    for (const jit::Block* nested : node->blocks())
+      if (has_calls(nested)) return true;
+  }
+  return false;
+}
+
+// What is read has all calls inlined, and none of the writes that torch can prove harmless.
+std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
+  std::shared_ptr<jit::Graph> program = original.copy();
+  // While the user has the optimizer turned off, torch inlines one level of calls at a time.
+  for (int level = 0; level < kCallDepthMax && has_calls(program->block()); ++level) jit::Inline(*program);
+  jit::RemoveListMutation(program);
+  jit::RemoveTensorMutation(program);
+  jit::ConstantPropagation(program);
+  jit::EliminateDeadCode(program);
+  return program;
+}
+
+// Runs `read` and turns what it throws into an Error.
+template <typename Read>
+auto refusing(const Read& read) -> Result<decltype(read())> {
+  try {
+    return read();
+  } catch (const Refusal& refusal) {
+    return Error{Errc::kUnsupported, refusal.message};
+  } catch (const c10::Error& error) {
+    return Error{Errc::kUnsupported,
+                 std::string("the TorchScript program cannot be captured: ") + error.what_without_backtrace()};
+  }
+}
+
+Result<Captured> capture(jit::Graph& original, const jit::Module* self, std::span<const at::Tensor> leaves) {
+  return refusing([&] {
+    const auto program = prepared(original);
+    std::vector<std::optional<uint32_t>> leaf_indices(leaves.size());
+    for (uint32_t i = 0; i < leaves.size(); ++i) leaf_indices[i] = i;
+    return Reader(leaves, leaf_indices, *program).read(self, nullptr);
+  });
+}
+
+}  // namespace
+
+Result<ReadProgram> read_program(jit::Graph& original, const jit::Module* self, const ScriptCall& call,
+                                 std::span<const std::optional<uint32_t>> leaf_indices) {
+  return refusing([&] {
+    const auto program = prepared(original);
+    const std::vector<at::Tensor> tensors = call.tensors();
+    Reader reader(tensors, leaf_indices, *program);
+    Captured captured = reader.read(self, &call.arguments);
+    return ReadProgram{std::move(captured), std::move(reader.written()), std::move(reader.attributes())};
+  });
+}
+
+Result<Captured> capture_torchscript(const torch::jit::Module& module, std::span<const at::Tensor> leaves) {
+  const auto method = module.find_method("forward");
+  if (!method) return Error{Errc::kUnsupported, "the TorchScript module has no forward"};
+  return capture(*method->graph(), &module, leaves);
+}
+
+Result<Captured> capture_torchscript(torch::jit::Function& function, std::span<const at::Tensor> leaves) {
+  if (!function.isGraphFunction()) return Error{Errc::kUnsupported, "the TorchScript function has no program"};
+  return capture(*jit::toGraphFunction(function).graph(), nullptr, leaves);
+}
+
+}  // namespace penstock::capture

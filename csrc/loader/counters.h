@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a loader counts while it runs. Each counter is written by one thread and may be read by any at any time; they
+// say what happened and never decide anything.
+
+#include <atomic>
+#include <cstdint>
+
+namespace penstock::loader {
+
+// A count that only its writer raises. Thread-safe.
+class Counter {
+ public:
+  void add(uint64_t amount) { value_.fetch_add(amount, std::memory_order_relaxed); }
+  uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+// Thread-safe.
+struct LoaderCounters {
+  Counter batches;               // delivered to the trainer
+  Counter batch_bytes;           // their payloads
+  Counter copied_batches;        // copied to memory of their own because the user holds many slabs
+  Counter inline_batches;        // came through the socket because no shared memory could be had
+  Counter stale_batches;         // answers to requests of an earlier epoch, dropped
+  Counter early_batches;         // delivered, and asked for before their epoch began
+  Counter wait_ns;               // the trainer waited for a batch this long
+  Counter waits;                 // and this often
+  Counter fetch_ns;              // workers spent this long on the batches delivered
+  Counter prefix_ns;             // of that, on boundary tensors
+  Counter arenas;                // arenas mapped
+  Counter boundary_batches;      // batches that carried boundary tensors
+  Counter compiled_batches;      // batches of which compiled code made boundary tensors
+  Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The connecting side of a pool's connections. One client has one server, whose key it knows. It connects again by
+// itself when the connection is lost; what was on its way then is lost too, and the protocol above asks again.
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/instant.h"
+#include "base/result.h"
+#include "net/connection_monitor.h"
+#include "net/curve_socket.h"
+#include "net/endpoint.h"
+#include "net/keys.h"
+
+namespace penstock::net {
+
+struct ClientOptions {
+  wire::MessageLimits limits = {};
+  std::chrono::milliseconds handshake_interval{5000};
+};
+
+struct ClientReceipt {
+  std::vector<ReceivedPart> parts;
+  std::string offence;  // of a server that sent what it may not: what it was. Then there are no parts
+};
+
+// What a goodbye may take to leave.
+inline constexpr std::chrono::milliseconds kFarewellTime{100};
+
+// Confined to the thread that made it.
+class ClientSocket {
+ public:
+  // Begins to connect to the server at `endpoint` whose key is `server_key`. The server need not be there yet. Can
+  // block while a name is looked up.
+  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, const Endpoint& endpoint,
+                                                       const KeyPair& own, const PublicKey& server_key,
+                                                       const ClientOptions& options = {});
+
+  // For `connect`.
+  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
+      : socket_(std::move(socket)), monitor_(std::move(monitor)), endpoint_(std::move(endpoint)) {}
+  ClientSocket(const ClientSocket&) = delete;
+  ClientSocket& operator=(const ClientSocket&) = delete;
+
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  // What became of the connection since the last call, in order; none if nothing did. The reason of a refusal names the
+  // server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
+  std::optional<ConnectionEvent> try_event();
+
+  // When `try_event` is to be called though nothing is readable: to connect again after a connection that libzmq may
+  // have given up.
+  std::optional<Instant> due_at() const;
+
+  // Of the last event: whether it said that the server is connected.
+  bool is_connected() const { return is_connected_; }
+
+  // Drops the connection and what is queued on it, and begins to connect anew. Can block while a name is looked up.
+  Result<void> reconnect();
+  // The same if there is a connection. Where it cannot begin it is tried again later on.
+  void renew();
+
+  // As CurveSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
+  Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }
+  Result<void> send(std::span<const std::byte> only_part);
+
+  // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
+  Result<bool> try_receive(ClientReceipt& receipt);
+
+  // As CurveSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is
+  // destroyed.
+  void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
+
+  // Readable when a message is waiting, or an event.
+  std::array<Waitable, 2> waitables() const { return {socket_->waitable(), monitor_->waitable()}; }
+
+ private:
+  Result<void> begin();
+
+  std::unique_ptr<CurveSocket> socket_;
+  std::unique_ptr<ConnectionMonitor> monitor_;
+  const Endpoint endpoint_;
+  bool is_connected_ = false;
+  std::optional<Instant> lost_at_;  // while nothing was heard since
+  ReceivedMessage message_;
+};
+
+}  // namespace penstock::net

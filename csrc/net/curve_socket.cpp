@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/curve_socket.h"
+
+#include <zmq.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+namespace penstock::net {
+namespace {
+
+// zmq.h names it among the drafts only, and every libzmq since 4.3.0 has it. With it a server refuses everyone when
+// there is no authenticator; without it everyone would be let in.
+constexpr int kZapEnforceDomain = 93;
+
+constexpr int64_t kCurveBytes = 33;  // what CURVE adds to a part: a name, a nonce, a code and the flags
+constexpr int kBacklog = 1024;
+constexpr int kReconnectMs = 50;  // doubling
+constexpr int kReconnectMsMax = 1000;
+constexpr int kConnectTimeoutMs = 2000;  // the system's own is minutes, during which a host that came back is not tried
+// A host that vanished is noticed after 10 + 3 * 5 seconds, or 15 of unanswered data, and its queue is dropped then.
+// The protocol above notices much sooner by its own pings. ZeroMQ's heartbeats would not help it, and would drop a
+// connection in the middle of a long part (libzmq issue 2709).
+constexpr int kKeepaliveIdleS = 10;
+constexpr int kKeepaliveIntervalS = 5;
+constexpr int kKeepaliveCount = 3;
+constexpr int kUnansweredMsMax = 15'000;
+
+// Routing ids that libzmq makes up begin with this byte, which it reserves for itself.
+constexpr char kMadeUp = '\0';
+
+Error zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
+
+// Sets options one after the other, and remembers whether all could be set.
+class Options {
+ public:
+  explicit Options(void* socket) : socket_(socket) {}
+
+  Options& set(int option, const void* value, size_t size) {
+    is_set_ = is_set_ && zmq_setsockopt(socket_, option, value, size) == 0;
+    return *this;
+  }
+  Options& set(int option, int value) { return set(option, &value, sizeof value); }
+  Options& set(int option, std::span<const std::byte> bytes) { return set(option, bytes.data(), bytes.size()); }
+
+  bool is_set() const { return is_set_; }
+
+ private:
+  void* socket_;
+  bool is_set_ = true;
+};
+
+Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, const wire::MessageLimits& limits) {
+  PENSTOCK_ASSERT(limits.part_bytes_max >= wire::kPartBytesMaxLeast && limits.part_bytes_max <= wire::kPartBytesMax);
+  if (auto checked = check_zmq(ZmqFacts::of_this_process()); !checked) return checked.error();
+  void* raw = zmq_socket(context.handle(), type);
+  if (raw == nullptr) return zmq_failure("opening a ZeroMQ socket");
+  auto socket = std::make_unique<CurveSocket>(raw, type == ZMQ_ROUTER, limits);
+  const int64_t frame_bytes_max = static_cast<int64_t>(limits.part_bytes_max) + kCurveBytes;
+  Options options(raw);
+  options.set(ZMQ_LINGER, 0)
+      .set(ZMQ_SNDHWM, limits.sent_messages_max)
+      .set(ZMQ_RCVHWM, limits.received_messages_max)
+      .set(ZMQ_MAXMSGSIZE, &frame_bytes_max, sizeof frame_bytes_max)
+      .set(ZMQ_TCP_KEEPALIVE, 1)
+      .set(ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleS)
+      .set(ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalS)
+      .set(ZMQ_TCP_KEEPALIVE_CNT, kKeepaliveCount)
+      .set(ZMQ_TCP_MAXRT, kUnansweredMsMax);
+  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ socket");
+  return socket;
+}
+
+// The parts of one message on their way into libzmq. What was not sent is closed, which releases it.
+class OutgoingMessage {
+ public:
+  OutgoingMessage() = default;
+  OutgoingMessage(const OutgoingMessage&) = delete;
+  OutgoingMessage& operator=(const OutgoingMessage&) = delete;
+  ~OutgoingMessage() {
+    for (size_t index = 0; index < count_; ++index) zmq_msg_close(&frames_[index]);
+  }
+
+  [[nodiscard]] bool try_add_copy(std::span<const std::byte> bytes) {
+    zmq_msg_t& frame = frames_[count_];
+    if (zmq_msg_init_size(&frame, bytes.size()) != 0) return false;
+    ++count_;
+    if (!bytes.empty()) std::memcpy(zmq_msg_data(&frame), bytes.data(), bytes.size());
+    return true;
+  }
+
+  // Takes `release`, and calls it also when it returns false.
+  [[nodiscard]] bool try_add(std::span<const std::byte> bytes, std::function<void()> release) {
+    auto holder = std::make_unique<Release>();
+    holder->call = std::move(release);
+    // release: pairs with the acquire in call_release(). libzmq orders the two as well, but tells no sanitizer.
+    holder->is_set.store(true, std::memory_order_release);
+    void* data = const_cast<std::byte*>(bytes.data());  // libzmq only reads what it sends
+    if (zmq_msg_init_data(&frames_[count_], data, bytes.size(), &call_release, holder.get()) != 0) {
+      holder->call();
+      return false;
+    }
+    static_cast<void>(holder.release());  // call_release owns it from here on
+    ++count_;
+    return true;
+  }
+
+  Result<void> send(void* socket) {
+    bool is_sent = true;
+    for (size_t index = 0; index < count_; ++index) {
+      const int more = index + 1 < count_ ? ZMQ_SNDMORE : 0;
+      int sent = 0;
+      do {
+        sent = zmq_msg_send(&frames_[index], socket, ZMQ_DONTWAIT | more);
+      } while (sent < 0 && zmq_errno() == EINTR);
+      if (sent >= 0) continue;
+      if (zmq_errno() != EAGAIN && zmq_errno() != EHOSTUNREACH) return zmq_failure("sending to a peer");
+      is_sent = false;
+      // When the peer vanishes between two parts, libzmq drops what is offered up to the last part. All has to be
+      // offered then, or the next message would lose its first parts.
+      if (index == 0) break;
+    }
+    if (is_sent) return {};
+    return Error{Errc::kClosed, "sending to a peer failed: it is gone, or does not read what it was sent"};
+  }
+
+ private:
+  struct Release {
+    std::function<void()> call;
+    std::atomic<bool> is_set = false;
+  };
+
+  static void call_release(void* /*data*/, void* holder) {
+    const std::unique_ptr<Release> release(static_cast<Release*>(holder));
+    // acquire: pairs with the release in try_add().
+    if (release->is_set.load(std::memory_order_acquire)) release->call();
+  }
+
+  std::array<zmq_msg_t, wire::kPartCountMax + 1> frames_;
+  size_t count_ = 0;
+};
+
+// One part of a message that is being received.
+Result<bool> try_receive_part(void* socket, ReceivedPart& part, bool is_first) {
+  auto* frame = static_cast<zmq_msg_t*>(part.handle());
+  int received = 0;
+  do {
+    received = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
+  } while (received < 0 && zmq_errno() == EINTR);
+  if (received >= 0) return true;
+  if (is_first && zmq_errno() == EAGAIN) return false;
+  return zmq_failure("receiving from a peer");
+}
+
+bool has_more(ReceivedPart& part) { return zmq_msg_more(static_cast<zmq_msg_t*>(part.handle())) != 0; }
+
+std::string text_of(const ReceivedPart& part) {
+  return {reinterpret_cast<const char*>(part.bytes().data()), part.bytes().size()};
+}
+
+std::string user_id_of(ReceivedPart& part) {
+  const char* user_id = zmq_msg_gets(static_cast<zmq_msg_t*>(part.handle()), "User-Id");
+  return user_id == nullptr ? "" : user_id;
+}
+
+}  // namespace
+
+ZmqFacts ZmqFacts::of_this_process() {
+  ZmqFacts facts;
+  ::zmq_version(&facts.major, &facts.minor, &facts.patch);
+  facts.has_curve = zmq_has("curve") != 0;
+  return facts;
+}
+
+Result<void> check_zmq(const ZmqFacts& facts) {
+  const std::string version =
+      std::to_string(facts.major) + "." + std::to_string(facts.minor) + "." + std::to_string(facts.patch);
+  if (std::tie(facts.major, facts.minor, facts.patch) < std::make_tuple(4, 3, 3)) {
+    return Error{Errc::kUnsupported, "a pool cannot be used: libzmq is of version " + version +
+                                         ", and before 4.3.3 anyone who reaches the port can stop or corrupt a "
+                                         "server; install libzmq 4.3.3 or later"};
+  }
+  if (!facts.has_curve) {
+    return Error{Errc::kUnsupported, "a pool cannot be used: libzmq " + version +
+                                         " was built without CURVE, which keeps strangers out; install a libzmq with "
+                                         "libsodium, such as Debian's libzmq5"};
+  }
+  return {};
+}
+
+Result<std::unique_ptr<CurveSocket>> CurveSocket::open_server(SocketContext& context, const ServerSetup& setup,
+                                                              const wire::MessageLimits& limits) {
+  auto socket = open(context, ZMQ_ROUTER, limits);
+  if (!socket) return socket;
+  PENSTOCK_ASSERT(!setup.zap_domain.empty(), "without a domain, nobody is asked whom to let in");
+  Options options(socket.value()->handle());
+  // HANDOVER stays off: with it, a peer that claims the routing id of another would be sent what is meant for that one.
+  // Nobody needs it, since our clients claim no id and get a new one with every connection.
+  options.set(ZMQ_CURVE_SERVER, 1)
+      .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes())
+      .set(ZMQ_ZAP_DOMAIN, setup.zap_domain.data(), setup.zap_domain.size())
+      .set(kZapEnforceDomain, 1)
+      .set(ZMQ_ROUTER_MANDATORY, 1)
+      .set(ZMQ_ROUTER_HANDOVER, 0)
+      .set(ZMQ_BACKLOG, kBacklog)
+      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(setup.handshake_interval.count()));
+  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ server");
+  return socket;
+}
+
+Result<std::unique_ptr<CurveSocket>> CurveSocket::open_client(SocketContext& context, const ClientSetup& setup,
+                                                              const wire::MessageLimits& limits) {
+  auto socket = open(context, ZMQ_DEALER, limits);
+  if (!socket) return socket;
+  Options options(socket.value()->handle());
+  // IMMEDIATE: nothing is queued for a server that is not connected, and sending says so.
+  options.set(ZMQ_CURVE_SERVERKEY, setup.server_key.bytes())
+      .set(ZMQ_CURVE_PUBLICKEY, setup.own.public_key().bytes())
+      .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes())
+      .set(ZMQ_IMMEDIATE, 1)
+      .set(ZMQ_RECONNECT_IVL, kReconnectMs)
+      .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
+      .set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs)
+      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(setup.handshake_interval.count()));
+  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ client");
+  return socket;
+}
+
+CurveSocket::~CurveSocket() { zmq_close(socket_); }
+
+Result<std::string> CurveSocket::bind(const std::string& address, bool is_ipv6) {
+  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6 ? 1 : 0).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
+    return Error{Errc::kFailed, "listening at " + address + " failed: " + zmq_strerror(zmq_errno()) +
+                                    "; choose an address of this machine and a free port, or port 0"};
+  }
+  std::array<char, 256> bound{};
+  size_t length = bound.size();
+  if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, bound.data(), &length) != 0) {
+    return zmq_failure("asking for the address of a server");
+  }
+  return std::string(bound.data());
+}
+
+Result<void> CurveSocket::connect(const std::string& address, bool is_ipv6) {
+  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6 ? 1 : 0).is_set() || zmq_connect(socket_, address.c_str()) != 0) {
+    return zmq_failure("connecting to " + address);
+  }
+  return {};
+}
+
+// An address that libzmq has given up on is no longer connected, and that is what was wanted.
+void CurveSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
+
+void CurveSocket::settle() {
+  int events = 0;
+  size_t length = sizeof events;
+  zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &length);
+}
+
+void CurveSocket::set_linger(std::chrono::milliseconds time) {
+  const int linger_ms = static_cast<int>(time.count());
+  zmq_setsockopt(socket_, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
+}
+
+Result<void> CurveSocket::check_sizes(std::span<const OutgoingPart> parts) const {
+  PENSTOCK_ASSERT(!parts.empty(), "a message has at least one part");
+  uint64_t message_bytes = 0;
+  for (const OutgoingPart& part : parts) {
+    message_bytes += part.bytes.size();
+    if (part.bytes.size() <= limits_.part_bytes_max) continue;
+    return Error{Errc::kTooLarge, "sending to a peer failed: a part is " + std::to_string(part.bytes.size()) +
+                                      " bytes and may be " + std::to_string(limits_.part_bytes_max) +
+                                      "; send it in several messages"};
+  }
+  if (parts.size() <= wire::kPartCountMax && message_bytes <= limits_.message_bytes_max) return {};
+  return Error{Errc::kTooLarge, "sending to a peer failed: the message is " + std::to_string(parts.size()) +
+                                    " parts with " + std::to_string(message_bytes) + " bytes and may be " +
+                                    std::to_string(wire::kPartCountMax) + " with " +
+                                    std::to_string(limits_.message_bytes_max) + "; send several messages"};
+}
+
+Result<void> CurveSocket::send(std::string_view routing_id, std::span<OutgoingPart> parts) {
+  PENSTOCK_ASSERT(is_router_ == !routing_id.empty(), "a server names the peer, and a client has only one");
+  if (auto checked = check_sizes(parts); !checked) {
+    for (OutgoingPart& part : parts) {
+      if (part.release) std::exchange(part.release, nullptr)();
+    }
+    return checked;
+  }
+  OutgoingMessage message;
+  bool is_added = !is_router_ || message.try_add_copy(std::as_bytes(std::span(routing_id)));
+  for (OutgoingPart& part : parts) {
+    if (!part.release) {
+      is_added = is_added && message.try_add_copy(part.bytes);
+    } else if (is_added) {
+      is_added = message.try_add(part.bytes, std::exchange(part.release, nullptr));
+    } else {
+      std::exchange(part.release, nullptr)();
+    }
+  }
+  if (!is_added) return Error{Errc::kNoMemory, "sending to a peer failed: there is no memory for the message"};
+  return message.send(socket_);
+}
+
+Result<Receipt> CurveSocket::try_receive(ReceivedMessage& message) {
+  message.parts.clear();
+  message.offence.clear();
+  ReceivedPart part;
+  if (is_router_) {
+    auto received = try_receive_part(socket_, part, /*is_first=*/true);
+    if (!received) return received.error();
+    if (!received.value()) return Receipt::kNothing;
+    message.routing_id = text_of(part);
+    if (!message.routing_id.starts_with(kMadeUp)) message.offence = "it claimed a routing id";
+  }
+  uint64_t message_bytes = 0;
+  size_t part_count = 0;
+  bool is_more = true;
+  while (is_more) {
+    auto received = try_receive_part(socket_, part, /*is_first=*/!is_router_ && part_count == 0);
+    if (!received) return received.error();
+    if (!received.value()) return Receipt::kNothing;
+    is_more = has_more(part);
+    if (part_count == 0 && is_router_) message.user_id = user_id_of(part);
+    ++part_count;
+    message_bytes += part.bytes().size();
+    if (message.offence.empty()) message.offence = offence_of(part_count, message_bytes);
+    // What is left of an offending message is read, so that it is out of the way, and not kept.
+    if (message.offence.empty()) {
+      message.parts.push_back(std::move(part));
+    } else {
+      message.parts.clear();
+    }
+  }
+  return message.offence.empty() ? Receipt::kMessage : Receipt::kOffence;
+}
+
+std::string CurveSocket::offence_of(size_t part_count, uint64_t message_bytes) const {
+  if (part_count > wire::kPartCountMax)
+    return "it sent a message of more than " + std::to_string(wire::kPartCountMax) + " parts";
+  if (message_bytes > limits_.message_bytes_max) {
+    return "it sent a message of more than " + std::to_string(limits_.message_bytes_max) + " bytes";
+  }
+  return {};
+}
+
+}  // namespace penstock::net

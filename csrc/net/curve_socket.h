@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A ZeroMQ socket over TCP with CURVE, as both sides of a connection between hosts have it: its options, and sending
+// and receiving under caps. ServerSocket and ClientSocket are what the rest of penstock uses.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "net/keys.h"
+#include "net/message_part.h"
+#include "net/readiness.h"
+#include "net/socket.h"
+#include "wire/message_limits.h"
+
+namespace penstock::net {
+
+// An error unless this libzmq has CURVE, and the repairs of 4.3.3: before, anyone who could reach the port could stop a
+// server from serving (CVE-2020-15166), or write past a buffer (CVE-2021-20235).
+struct ZmqFacts {
+  int major = 0;
+  int minor = 0;
+  int patch = 0;
+  bool has_curve = false;
+
+  static ZmqFacts of_this_process();
+};
+Result<void> check_zmq(const ZmqFacts& facts);
+
+enum class Receipt : uint8_t {
+  kNothing,  // no message was waiting
+  kMessage,
+  kOffence,  // a message above a cap, or with a claim that no peer of ours makes; its parts were not kept
+};
+
+struct ReceivedMessage {
+  std::string routing_id;  // of a router: the peer's, made up by this side's libzmq
+  std::string user_id;     // of a router: ZAP's User-Id, as the authenticator gave it
+  std::vector<ReceivedPart> parts;
+  std::string offence;  // what was wrong
+};
+
+// Confined to the thread that made it.
+class CurveSocket {
+ public:
+  struct ServerSetup {
+    const KeyPair& own;
+    const std::string& zap_domain;
+    std::chrono::milliseconds handshake_interval;
+  };
+  struct ClientSetup {
+    const KeyPair& own;
+    const PublicKey& server_key;
+    std::chrono::milliseconds handshake_interval;
+  };
+  static Result<std::unique_ptr<CurveSocket>> open_server(SocketContext& context, const ServerSetup& setup,
+                                                          const wire::MessageLimits& limits);
+  static Result<std::unique_ptr<CurveSocket>> open_client(SocketContext& context, const ClientSetup& setup,
+                                                          const wire::MessageLimits& limits);
+
+  // For `open_server` and `open_client`.
+  CurveSocket(void* socket, bool is_router, const wire::MessageLimits& limits)
+      : socket_(socket), is_router_(is_router), limits_(limits) {}
+  CurveSocket(const CurveSocket&) = delete;
+  CurveSocket& operator=(const CurveSocket&) = delete;
+  ~CurveSocket();
+
+  // Addresses are ZeroMQ's. `bind` returns the one that is really bound.
+  Result<std::string> bind(const std::string& address, bool is_ipv6);
+  Result<void> connect(const std::string& address, bool is_ipv6);
+  void disconnect(const std::string& address);
+
+  // Has libzmq notice which connections began and ended. It looks by itself only now and then, so that a message which
+  // is sent just after may otherwise go to a connection that is gone, and be lost.
+  void settle();
+
+  // Sends one message without blocking. `routing_id` is the peer's of a router, and empty for a client. kClosed when
+  // the peer is gone or has no room; kTooLarge, sending nothing, above a cap. The parts' `release` is moved out of
+  // them.
+  Result<void> send(std::string_view routing_id, std::span<OutgoingPart> parts);
+
+  // Fills `message` unless nothing is waiting. Its parts of before are dropped.
+  Result<Receipt> try_receive(ReceivedMessage& message);
+
+  // How long what was sent may still take to leave once this is destroyed: not at all unless this is called.
+  void set_linger(std::chrono::milliseconds time);
+
+  Waitable waitable() const { return Waitable(socket_); }
+
+  // For the files of this room that speak to ZeroMQ.
+  void* handle() const { return socket_; }
+
+ private:
+  Result<void> check_sizes(std::span<const OutgoingPart> parts) const;
+  // What is wrong with a message of which this much has come; empty if nothing is.
+  std::string offence_of(size_t part_count, uint64_t message_bytes) const;
+
+  void* socket_;
+  const bool is_router_;
+  const wire::MessageLimits limits_;
+};
+
+}  // namespace penstock::net

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/endpoint.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+namespace penstock::net {
+namespace {
+
+constexpr std::string_view kScheme = "tcp://";
+constexpr size_t kHostLengthMax = 253;  // of a name in DNS
+constexpr std::string_view kEveryInterface = "*";
+
+Error bad_endpoint(std::string_view text, const std::string& seen) {
+  return {Errc::kMalformed, "the address '" + std::string(text.substr(0, 300)) + "' cannot be used: " + seen +
+                                "; write it as tcp://HOST:PORT, such as tcp://127.0.0.1:5555 or tcp://[::1]:5555"};
+}
+
+bool is_ipv6_number(const std::string& host) {
+  in6_addr address{};
+  return ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+bool is_name_character(char character) {
+  return (character >= 'a' && character <= 'z') || (character >= 'A' && character <= 'Z') ||
+         (character >= '0' && character <= '9') || character == '-' || character == '.' || character == '_';
+}
+
+std::optional<uint16_t> parse_port(std::string_view text) {
+  uint16_t port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return port;
+}
+
+// What a host is called, first IPv4, then IPv6. Empty when it is not known.
+struct Addresses {
+  using List = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+  List list{nullptr, &::freeaddrinfo};
+  int error = 0;
+
+  explicit Addresses(const std::string& host) {
+    addrinfo wanted{};
+    wanted.ai_family = AF_UNSPEC;
+    wanted.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    error = ::getaddrinfo(host.c_str(), nullptr, &wanted, &found);
+    if (error == 0) list.reset(found);
+  }
+
+  const sockaddr* first(int family) const {
+    for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+      if (each->ai_family == family) return each->ai_addr;
+    }
+    return nullptr;
+  }
+};
+
+BindAddress ipv4_address(const sockaddr* address) {
+  sockaddr_in value{};
+  std::memcpy(&value, address, sizeof value);
+  std::array<char, INET_ADDRSTRLEN> text{};
+  ::inet_ntop(AF_INET, &value.sin_addr, text.data(), text.size());
+  return {.address = text.data(), .is_loopback = ntohl(value.sin_addr.s_addr) >> 24 == 127};
+}
+
+BindAddress ipv6_address(const sockaddr* address) {
+  sockaddr_in6 value{};
+  std::memcpy(&value, address, sizeof value);
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  ::inet_ntop(AF_INET6, &value.sin6_addr, text.data(), text.size());
+  const bool is_mapped_loopback = IN6_IS_ADDR_V4MAPPED(&value.sin6_addr) && value.sin6_addr.s6_addr[12] == 127;
+  return {.address = text.data(),
+          .is_ipv6 = true,
+          .is_loopback = IN6_IS_ADDR_LOOPBACK(&value.sin6_addr) || is_mapped_loopback};
+}
+
+}  // namespace
+
+Result<Endpoint> Endpoint::parse(std::string_view text) {
+  if (!text.starts_with(kScheme)) return bad_endpoint(text, "it does not begin with tcp://");
+  const std::string_view rest = text.substr(kScheme.size());
+  const size_t colon = rest.rfind(':');
+  if (colon == std::string_view::npos) return bad_endpoint(text, "it has no port");
+  const auto port = parse_port(rest.substr(colon + 1));
+  if (!port) return bad_endpoint(text, "its port is no number from 0 to 65535");
+  std::string_view host = rest.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+    if (!is_ipv6_number(std::string(host))) return bad_endpoint(text, "there is no IPv6 address in its brackets");
+  } else if (host.find(':') != std::string_view::npos) {
+    return bad_endpoint(text, "an IPv6 address stands in brackets");
+  } else if (host.empty() || host.size() > kHostLengthMax) {
+    return bad_endpoint(text, "its host has " + std::to_string(host.size()) + " characters, and has 1 to 253");
+  } else if (host != kEveryInterface && !std::all_of(host.begin(), host.end(), is_name_character)) {
+    return bad_endpoint(text, "its host has characters that no name or address has");
+  }
+  return Endpoint{.host = std::string(host), .port = *port};
+}
+
+std::string Endpoint::text() const {
+  const bool has_brackets = host.find(':') != std::string::npos;
+  return std::string(kScheme) + (has_brackets ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+Result<BindAddress> resolve_bind_address(const Endpoint& endpoint) {
+  if (endpoint.host == kEveryInterface) return BindAddress{.address = endpoint.host};
+  const Addresses addresses(endpoint.host);
+  if (const sockaddr* address = addresses.first(AF_INET); address != nullptr) return ipv4_address(address);
+  if (const sockaddr* address = addresses.first(AF_INET6); address != nullptr) return ipv6_address(address);
+  return Error{Errc::kFailed, "looking up " + endpoint.host + " failed: " + ::gai_strerror(addresses.error) +
+                                  "; name an address or host of this machine, or * for every interface"};
+}
+
+bool is_ipv6_host(const std::string& host) {
+  const Addresses addresses(host);
+  return addresses.first(AF_INET) == nullptr && addresses.first(AF_INET6) != nullptr;
+}
+
+}  // namespace penstock::net

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/key_folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "base/file_descriptor.h"
+
+namespace penstock::net {
+namespace {
+
+constexpr mode_t kFolderMode = 0700;
+constexpr mode_t kFileMode = 0600;
+constexpr mode_t kOthersMode = S_IRWXG | S_IRWXO;
+constexpr size_t kFileBytes = kKeyTextLength + 1;  // a key and a newline
+
+using FileText = Wiped<kFileBytes>;
+
+std::string file_name(Role role, std::string_view kind) { return std::string(role_name(role)).append(kind); }
+
+std::string octal_mode(mode_t mode) {
+  char text[8];
+  std::snprintf(text, sizeof text, "%04o", mode & 07777);
+  return text;
+}
+
+// What failed, what was seen, and what to do; what was expected is part of `seen`.
+Error key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy) {
+  return {code, "the keys in " + path + " cannot be used: " + seen + "; " + remedy};
+}
+
+Error system_error(const std::string& what, const std::string& path, int error_number) {
+  const std::string remedy = error_number == ENOENT ? "; make keys with penstock keys, or correct the path" : "";
+  return {Errc::kFailed, what + " " + path + " failed: " + std::strerror(error_number) + remedy};
+}
+
+Result<void> check_owner_and_mode(const struct stat& status, const std::string& path) {
+  if (status.st_uid != ::geteuid()) {
+    return key_error(Errc::kMismatch, path,
+                     "it belongs to the user with id " + std::to_string(status.st_uid) +
+                         " and this process runs as the one with id " + std::to_string(::geteuid()),
+                     "use keys of your own, and trust no keys that others can change");
+  }
+  if ((status.st_mode & kOthersMode) != 0) {
+    return key_error(Errc::kMismatch, path, "its mode is " + octal_mode(status.st_mode) + ", which lets others at it",
+                     "make new keys if others may have read them, else run chmod go= " + path);
+  }
+  return {};
+}
+
+// The folder, checked. What is below it is then opened by way of the descriptor, so it stays the folder that was
+// checked.
+Result<FileDescriptor> open_folder(const std::string& folder) {
+  FileDescriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return system_error("opening the key folder", folder, errno);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return system_error("looking at the key folder", folder, errno);
+  if (auto checked = check_owner_and_mode(status, folder); !checked) return checked.error();
+  return fd;
+}
+
+// The text of a key file without its newline, in `text`. A public key gets the same checks as a secret: who can write
+// it can let himself in.
+Result<std::string_view> read_key_file(int folder_fd, const std::string& folder, const std::string& name,
+                                       FileText& text) {
+  const std::string path = folder + "/" + name;
+  // Without O_NONBLOCK a FIFO in the place of the file would be waited on.
+  const FileDescriptor fd(::openat(folder_fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!fd && errno == ELOOP) {
+    return key_error(Errc::kMismatch, path, "it is a symbolic link, and a key must be a file of its own",
+                     "put the file itself there");
+  }
+  if (!fd) return system_error("opening the key", path, errno);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return system_error("looking at the key", path, errno);
+  if (!S_ISREG(status.st_mode)) {
+    return key_error(Errc::kMismatch, path, "it is not a regular file", "make keys with penstock keys");
+  }
+  if (auto checked = check_owner_and_mode(status, path); !checked) return checked.error();
+  size_t length = 0;
+  while (length < kFileBytes) {
+    const ssize_t count = ::read(fd.get(), text.bytes().data() + length, kFileBytes - length);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return system_error("reading the key", path, errno);
+    if (count == 0) break;
+    length += static_cast<size_t>(count);
+  }
+  const bool has_newline = length == kFileBytes && text.characters()[kKeyTextLength] == '\n';
+  if (status.st_size > static_cast<off_t>(kFileBytes) || length < kKeyTextLength ||
+      (length == kFileBytes && !has_newline)) {
+    return key_error(Errc::kMalformed, path,
+                     "it is " + std::to_string(status.st_size) + " bytes long and a key is " +
+                         std::to_string(kKeyTextLength) + " characters and a newline",
+                     "copy the file again, or make new keys with penstock keys");
+  }
+  return text.text().substr(0, kKeyTextLength);
+}
+
+Error not_z85(const std::string& path) {
+  return key_error(Errc::kMalformed, path, "its text is no Z85, which is how keys are written",
+                   "copy the file again, or make new keys with penstock keys");
+}
+
+Result<PublicKey> load_public(int folder_fd, const std::string& folder, Role role) {
+  const std::string name = file_name(role, ".public");
+  FileText text;
+  auto read = read_key_file(folder_fd, folder, name, text);
+  if (!read) return read.error();
+  auto key = PublicKey::parse(read.value());
+  if (!key) return not_z85(folder + "/" + name);
+  return key;
+}
+
+Result<KeyPair> load_secret(int folder_fd, const std::string& folder, Role role) {
+  const std::string name = file_name(role, ".secret");
+  FileText text;
+  auto read = read_key_file(folder_fd, folder, name, text);
+  if (!read) return read.error();
+  auto pair = KeyPair::parse_secret(read.value());
+  if (!pair) return not_z85(folder + "/" + name);
+  return pair;
+}
+
+Result<void> write_whole(int fd, std::string_view text, const std::string& path) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return system_error("writing the key", path, errno);
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return {};
+}
+
+// The files of one run of make_key_folder: all of them come to stay, or none.
+class NewFiles {
+ public:
+  NewFiles(int folder_fd, const std::string& folder) : folder_fd_(folder_fd), folder_(folder) {}
+  NewFiles(const NewFiles&) = delete;
+  NewFiles& operator=(const NewFiles&) = delete;
+  ~NewFiles() {
+    for (const auto& name : names_) ::unlinkat(folder_fd_, name.c_str(), 0);
+  }
+
+  // Appears under its name complete and on disk, or not at all.
+  Result<void> add(const std::string& name, std::string_view text) {
+    const std::string path = folder_ + "/" + name;
+    const std::string aside = "." + name + "." + std::to_string(::getpid());
+    {
+      const FileDescriptor fd(
+          ::openat(folder_fd_, aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode));
+      if (!fd) return system_error("making the key", path, errno);
+      names_.push_back(aside);
+      if (auto written = write_whole(fd.get(), text, path); !written) return written.error();
+      if (::fsync(fd.get()) != 0) return system_error("writing the key", path, errno);
+    }
+    if (!try_rename(aside, name)) {
+      if (errno == EEXIST) return already_there(path);
+      return system_error("making the key", path, errno);
+    }
+    names_.back() = name;
+    return {};
+  }
+
+  Result<void> keep() {
+    if (::fsync(folder_fd_) != 0) return system_error("writing the folder", folder_, errno);
+    names_.clear();
+    return {};
+  }
+
+  static Error already_there(const std::string& path) {
+    return {Errc::kMismatch, "making keys failed: " + path +
+                                 " is there already, and a key that is lost cannot be had again; name another folder, "
+                                 "or move the old keys away"};
+  }
+
+ private:
+  bool try_rename(const std::string& aside, const std::string& name) const {
+    if (::renameat2(folder_fd_, aside.c_str(), folder_fd_, name.c_str(), RENAME_NOREPLACE) == 0) return true;
+    if (errno != EINVAL && errno != ENOSYS) return false;
+    // A file system that cannot refuse to replace: the names were looked at before.
+    return ::renameat(folder_fd_, aside.c_str(), folder_fd_, name.c_str()) == 0;
+  }
+
+  int folder_fd_;
+  std::string folder_;
+  std::vector<std::string> names_;
+};
+
+Result<void> fill_key_folder(const std::string& folder) {
+  auto fd = open_folder(folder);
+  if (!fd) return fd.error();
+  const int folder_fd = fd.value().get();
+  for (const Role role : kRoles) {
+    for (const auto* kind : {".public", ".secret"}) {
+      const std::string name = file_name(role, kind);
+      struct stat status {};
+      if (::fstatat(folder_fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
+        std::string path = folder;
+        return NewFiles::already_there(path.append("/").append(name));
+      }
+    }
+  }
+  NewFiles files(folder_fd, folder);
+  for (const Role role : kRoles) {
+    const KeyPair pair = KeyPair::generate();
+    FileText secret;
+    const SecretText text = pair.secret_text();
+    text.text().copy(secret.characters().data(), kKeyTextLength);
+    secret.characters()[kKeyTextLength] = '\n';
+    if (auto made = files.add(file_name(role, ".secret"), secret.text()); !made) return made.error();
+    std::string public_text = pair.public_key().text();
+    public_text += '\n';
+    if (auto made = files.add(file_name(role, ".public"), public_text); !made) return made.error();
+  }
+  return files.keep();
+}
+
+}  // namespace
+
+Result<void> make_key_folder(const std::string& folder) {
+  const bool is_new = ::mkdir(folder.c_str(), kFolderMode) == 0;
+  if (!is_new && errno != EEXIST) return system_error("making the key folder", folder, errno);
+  auto filled = fill_key_folder(folder);
+  if (!filled && is_new) ::rmdir(folder.c_str());
+  return filled;
+}
+
+Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin) {
+  auto fd = open_folder(folder);
+  if (!fd) return fd.error();
+  const int folder_fd = fd.value().get();
+  std::vector<PublicKey> keys;
+  for (const Role role : kRoles) {
+    auto key = load_public(folder_fd, folder, role);
+    if (!key) return key.error();
+    for (size_t index = 0; index < keys.size(); ++index) {
+      if (keys[index] != key.value()) continue;
+      return key_error(Errc::kMismatch, folder,
+                       "the roles " + std::string(role_name(kRoles[index])) + " and " + std::string(role_name(role)) +
+                           " have the same key, and a key must stand for one role",
+                       "make new keys with penstock keys");
+    }
+    keys.push_back(key.value());
+  }
+  auto own = load_secret(folder_fd, folder, own_role);
+  if (!own) return own.error();
+  if (own.value().public_key() != keys[static_cast<size_t>(own_role)]) {
+    return key_error(Errc::kMismatch, folder,
+                     file_name(own_role, ".secret") + " does not belong to " + file_name(own_role, ".public"),
+                     "copy both from the folder that penstock keys made");
+  }
+  return KeyRing(own_role, std::move(own).value(), {keys[0], keys[1], keys[2], keys[3]}, origin);
+}
+
+}  // namespace penstock::net

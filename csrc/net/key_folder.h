@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A folder of keys: ROLE.public and ROLE.secret for each role, each file one key in Z85 and a newline. The folder is
+// 0700 and its files are 0600. A host holds the secret of its own role and all the public keys; which secrets lie where
+// is what decides who can be what. A folder that others could have read or written is refused as a whole.
+
+#include <string>
+
+#include "base/result.h"
+#include "net/key_ring.h"
+
+namespace penstock::net {
+
+// Makes a key pair for each role. The folder is made if it is not there. An existing key is never overwritten: then,
+// and on any other failure, nothing is changed.
+Result<void> make_key_folder(const std::string& folder);
+
+// The keys for a process of `own_role`. The secrets of other roles are not read and need not be there.
+Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin = KeyOrigin::kGiven);
+
+}  // namespace penstock::net

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Waiting for many ZeroMQ sockets of which few have something at a time. Each is added once, so that a wait costs what
+// has happened and not what there is.
+//
+// A socket's descriptor (ZMQ_FD) tells that something happened, and not that a message waits. Whatever is done with the
+// socket takes that up: one receives the first of several messages, or sends one, and the descriptor is silent while
+// messages wait. It can be relied on after ZMQ_EVENTS was asked for and said that nothing waits, until the socket is
+// used again: what comes from then on makes it readable.
+//
+// Invariant: `wait` sleeps only when every socket was asked for its events after its last use, and none had a message.
+// Used are the sockets that were just added, those that the last `wait` has told of, as that is what it told of them
+// for, and those that are stirred. Only these are asked.
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "base/result.h"
+#include "net/readiness.h"
+
+namespace penstock::net {
+
+// Confined to the thread that uses the sockets.
+class ReadySet {
+ public:
+  static Result<std::unique_ptr<ReadySet>> open();
+
+  // For `open`.
+  explicit ReadySet(FileDescriptor epoll) : epoll_(std::move(epoll)) {}
+  ReadySet(const ReadySet&) = delete;
+  ReadySet& operator=(const ReadySet&) = delete;
+
+  // Adds sockets that are served together, or a descriptor of another kind. Returns the tag by which `wait` tells of
+  // them; none is given out twice.
+  Result<uint64_t> add(std::span<const Waitable> sockets);
+  Result<uint64_t> add(int fd);
+
+  // Before the first of them is closed: the number of a descriptor that was closed is soon another's. Closing does not
+  // take it out, as libzmq closes it later, and a forked child may have a copy.
+  void remove(uint64_t tag);
+
+  // The sockets of this tag were used although the last `wait` did not tell of them: something was sent, most likely.
+  void stir(uint64_t tag);
+
+  // Waits until something may be readable, or `timeout` passes (negative: for ever). Blocks. Returns tags, each once,
+  // valid until the next call. What is not read to its end is told again by the next call, and beside it what else has
+  // become readable. A signal ends the wait early.
+  Result<std::span<const uint64_t>> wait(std::chrono::milliseconds timeout);
+
+ private:
+  struct Member {
+    std::vector<void*> sockets;  // none if it is another descriptor
+    std::vector<int> fds;
+    bool is_used = false;
+  };
+
+  Result<uint64_t> add(Member member);
+  Result<bool> has_input(const Member& member) const;
+
+  const FileDescriptor epoll_;
+  std::map<uint64_t, Member> members_;
+  std::vector<uint64_t> used_;  // each once
+  std::vector<uint64_t> told_;
+  uint64_t next_tag_ = 1;
+};
+
+}  // namespace penstock::net

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The listening side of a pool's connections: a controller's, for everybody, and a worker's, for trainers. Only keys of
+// the allowed roles get through the handshake, and every message comes with who sent it, as the key says.
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "net/authenticator.h"
+#include "net/curve_socket.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
+
+namespace penstock::net {
+
+constexpr std::chrono::milliseconds kHandshakeInterval{5000};
+
+struct ServerOptions {
+  std::vector<Role> allowed_roles;
+  wire::MessageLimits limits = {};
+  // A connection that has not shown an allowed key by then is closed.
+  std::chrono::milliseconds handshake_interval = kHandshakeInterval;
+};
+
+// A connected client. The routing id is of this one connection: a client that connects again gets another.
+struct Peer {
+  std::string routing_id;
+  PeerIdentity identity;
+};
+
+struct ServerReceipt {
+  Peer peer;
+  std::vector<ReceivedPart> parts;
+  std::string offence;  // of a peer that sent what it may not: what it was. Then there are no parts
+};
+
+// Confined to the thread that made it.
+class ServerSocket {
+ public:
+  // Listens at `endpoint` with the keys of `keys`. An address that other machines can reach is refused unless the keys
+  // were given, before any socket is opened. Can block while a name is looked up.
+  static Result<std::unique_ptr<ServerSocket>> bind(SocketContext& context, Authenticator& authenticator,
+                                                    const Endpoint& endpoint, const KeyRing& keys,
+                                                    const ServerOptions& options);
+
+  // For `bind`.
+  ServerSocket(std::unique_ptr<Authenticator::Domain> domain, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
+      : domain_(std::move(domain)), socket_(std::move(socket)), endpoint_(std::move(endpoint)) {}
+  ServerSocket(const ServerSocket&) = delete;
+  ServerSocket& operator=(const ServerSocket&) = delete;
+
+  // The address and port that are really bound.
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  // As CurveSocket::send. kClosed: the peer is gone, or reads so slowly that there is no room.
+  Result<void> send(std::string_view routing_id, std::span<OutgoingPart> parts) {
+    return socket_->send(routing_id, parts);
+  }
+  Result<void> send(std::string_view routing_id, std::span<const std::byte> only_part);
+
+  // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
+  Result<bool> try_receive(ServerReceipt& receipt);
+
+  Waitable waitable() const { return socket_->waitable(); }
+
+ private:
+  std::unique_ptr<Authenticator::Domain> domain_;
+  std::unique_ptr<CurveSocket> socket_;
+  const Endpoint endpoint_;
+  ReceivedMessage message_;
+};
+
+}  // namespace penstock::net

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/shared_key_folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "net/key_folder.h"
+
+namespace penstock::net {
+namespace {
+
+std::string environment_text(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+Error unusable(const std::string& folder, const std::string& seen) {
+  return {Errc::kMismatch, "the shared keys in " + folder + " cannot be used: " + seen +
+                               ", and it must be a 0700 folder of this user; remove it if you do not know where it "
+                               "comes from, or make keys with penstock keys and name their folder"};
+}
+
+// Whether the folder is there. An error if it is, and not as it should be.
+Result<bool> is_made(const std::string& folder) {
+  struct stat status {};
+  if (::lstat(folder.c_str(), &status) != 0) {
+    if (errno == ENOENT) return false;
+    return unusable(folder, std::string("looking at it failed: ") + std::strerror(errno));
+  }
+  if (!S_ISDIR(status.st_mode)) return unusable(folder, "it is not a folder");
+  if (status.st_uid != ::geteuid()) return unusable(folder, "it belongs to another user");
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) return unusable(folder, "others are let into it");
+  return true;
+}
+
+// A folder that is removed, with all that is in it, unless it has been given another name.
+class FolderAside {
+ public:
+  explicit FolderAside(const std::string& folder) : path_(folder + ".XXXXXX") {
+    if (::mkdtemp(path_.data()) == nullptr) path_.clear();
+  }
+  FolderAside(const FolderAside&) = delete;
+  FolderAside& operator=(const FolderAside&) = delete;
+  ~FolderAside() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+
+  const std::string& path() const { return path_; }
+
+  // Returns false when somebody else's folder is there already.
+  bool try_rename(const std::string& folder) {
+    if (::rename(path_.c_str(), folder.c_str()) != 0) return false;
+    path_.clear();
+    return true;
+  }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace
+
+SharedKeyPlaces SharedKeyPlaces::from_environment() {
+  SharedKeyPlaces places{.runtime_folder = environment_text("XDG_RUNTIME_DIR"),
+                         .temp_folder = environment_text("TMPDIR")};
+  // The specification of XDG_RUNTIME_DIR says that a path that is not absolute is to be ignored.
+  if (!places.runtime_folder.starts_with('/')) places.runtime_folder.clear();
+  if (!places.temp_folder.starts_with('/')) places.temp_folder = "/tmp";
+  return places;
+}
+
+Result<std::string> shared_key_folder(const SharedKeyPlaces& places) {
+  const std::string folder = places.runtime_folder.empty()
+                                 ? places.temp_folder + "/penstock-" + std::to_string(::geteuid())
+                                 : places.runtime_folder + "/penstock";
+  auto made = is_made(folder);
+  if (!made) return made.error();
+  if (made.value()) return folder;
+  FolderAside aside(folder);
+  if (aside.path().empty()) {
+    return Error{Errc::kFailed, "making a folder for shared keys beside " + folder + " failed: " +
+                                    std::strerror(errno) + "; make keys with penstock keys and name their folder"};
+  }
+  if (auto keys = make_key_folder(aside.path()); !keys) return keys.error();
+  if (aside.try_rename(folder)) return folder;
+  const int error_number = errno;
+  made = is_made(folder);
+  if (!made) return made.error();
+  if (made.value()) return folder;
+  return unusable(folder, std::string("putting it in its place failed: ") + std::strerror(error_number));
+}
+
+Result<KeyRing> load_shared_keys(Role own_role, const SharedKeyPlaces& places) {
+  auto folder = shared_key_folder(places);
+  if (!folder) return folder.error();
+  return load_key_folder(folder.value(), own_role, KeyOrigin::kShared);
+}
+
+}  // namespace penstock::net

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shm/slab_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace penstock::shm {
+
+namespace {
+
+constexpr auto kReleaseWait = std::chrono::milliseconds(100);  // then look whether the trainer is still there
+constexpr uint64_t kTransientRoomBytes = 1 << 20;
+constexpr uint64_t kTransientBytesMax = kArenaBytesMax / 2;
+constexpr uint32_t kSpareSlabCount = 2;  // beyond prefetch_factor: one being filled, one that the user holds
+
+}  // namespace
+
+uint32_t SlabPool::wanted_slab_count() const {
+  return std::min(options_.prefetch_factor + kSpareSlabCount, kSlabCountMax);
+}
+
+Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes) {
+  const auto slab_index = arena_->try_acquire();
+  if (!slab_index) return std::optional<SlabRegion>();
+  if (auto reserved = arena_->reserve(*slab_index, bytes); !reserved) {
+    arena_->cancel(*slab_index);
+    return reserved.error();
+  }
+  return std::optional(SlabRegion{.arena = arena_, .slab_index = *slab_index});
+}
+
+Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
+  if (!arena_ || bytes > arena_->slab_bytes()) {
+    if (bytes > options_.arena_bytes / 2) return make_transient(bytes);
+    if (auto made = make_arena(bytes); !made) return made.error();
+  }
+  for (;;) {
+    auto region = try_acquire(bytes);
+    if (!region) return region.error();
+    if (region.value()) return *std::move(region).value();
+    if (is_closing_.load()) return Error{Errc::kClosed, "the trainer is gone"};
+    if (is_worn_out()) {
+      if (auto made = make_arena(bytes); !made) return made.error();
+      continue;
+    }
+    arena_->wait_for_release(kReleaseWait);
+  }
+}
+
+// Slabs that the trainer's user holds across a fork are lost for good; with half of them gone a fresh arena is due. The
+// same holds when the dataset itself keeps so many that the user may hold all others: nothing would ever come back.
+bool SlabPool::is_worn_out() const {
+  const uint32_t alive_count = arena_->alive_count();
+  const uint32_t pinned_count = arena_->pinned_count();
+  if (alive_count * 2 <= arena_->slab_count()) return true;
+  return alive_count - std::min(pinned_count, alive_count) <= spare_slab_count(alive_count, options_.prefetch_factor);
+}
+
+Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
+  if (bytes <= options_.arena_bytes / 2) {
+    if (!arena_ || bytes > arena_->slab_bytes()) {
+      if (auto made = make_arena(bytes); !made) return made.error();
+    }
+    auto region = try_acquire(bytes);
+    if (!region) return region.error();
+    if (region.value()) return *std::move(region).value();
+  }
+  return make_transient(bytes);
+}
+
+bool SlabPool::take_unannounced(const SlabRegion& region) {
+  if (region.is_transient) return true;
+  return std::exchange(announced_arena_id_, region.arena->id()) != region.arena->id();
+}
+
+Result<void> SlabPool::make_arena(uint64_t bytes) {
+  uint64_t slab_count = wanted_slab_count();
+  if (bytes > 0) slab_count = std::clamp<uint64_t>(options_.arena_bytes / bytes, 1, slab_count);
+  auto made =
+      Arena::create({.slab_bytes = options_.arena_bytes / slab_count, .slab_count = static_cast<uint32_t>(slab_count)},
+                    next_arena_id_);
+  if (!made) return made.error();
+  ++next_arena_id_;
+  arena_ = std::move(made).value();
+  return {};
+}
+
+Result<SlabRegion> SlabPool::make_transient(uint64_t bytes) {
+  // Twice the address space, which costs nothing, so that the rest of the batch and its record fit behind what was
+  // asked for; without it every large batch would be copied to another arena as it is sealed.
+  const uint64_t slab_bytes = std::max(bytes, std::min(2 * bytes + kTransientRoomBytes, kTransientBytesMax));
+  auto made = Arena::create({.slab_bytes = slab_bytes, .slab_count = 1}, next_arena_id_);
+  if (!made) return made.error();
+  SlabRegion region{.arena = std::move(made).value(), .slab_index = 0, .is_transient = true};
+  region.slab_index = *region.arena->try_acquire();
+  if (auto reserved = region.arena->reserve(region.slab_index, bytes); !reserved) return reserved.error();
+  ++next_arena_id_;
+  return region;
+}
+
+}  // namespace penstock::shm

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where a worker gets memory for its next batch. One lasting arena, bounded by a cap, serves every batch that fits its
+// slabs; when a batch does not fit, the arena is made again with fewer, larger slabs, and a batch for which not even
+// two slabs fit under the cap gets an arena of its own that is used once.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/result.h"
+#include "shm/arena.h"
+
+namespace penstock::shm {
+
+// A slab in use. Copyable; whoever acquired it sends or cancels it once.
+struct SlabRegion {
+  std::shared_ptr<Arena> arena;  // shared by the pool and by every tensor that the worker has on it
+  uint32_t slab_index = 0;
+  bool is_transient = false;
+
+  std::byte* data() const { return arena->slab(slab_index); }
+  uint64_t capacity() const { return arena->slab_bytes(); }
+};
+
+struct SlabPoolOptions {
+  uint64_t arena_bytes = 0;  // cap of the lasting arena
+  uint32_t prefetch_factor = 2;
+};
+
+// Confined to the thread that serves requests.
+class SlabPool {
+ public:
+  // `is_closing` ends a wait for the trainer.
+  SlabPool(const SlabPoolOptions& options, const std::atomic<bool>& is_closing)
+      : options_(options), is_closing_(is_closing) {}
+
+  // A slab for at least `bytes`; waits until one is free. Blocks. kClosed when the trainer is gone, kNoMemory when the
+  // system has no memory for it.
+  Result<SlabRegion> acquire(uint64_t bytes);
+
+  // The same without waiting: where no slab is free the batch gets an arena of its own. For a caller that has a slab in
+  // hand already, who must not wait for a second one that the trainer's user may hold.
+  Result<SlabRegion> acquire_now(uint64_t bytes);
+
+  // Whether the arena of `region` is new to the trainer; true once for each arena.
+  bool take_unannounced(const SlabRegion& region);
+
+ private:
+  Result<std::optional<SlabRegion>> try_acquire(uint64_t bytes);
+  Result<void> make_arena(uint64_t bytes);
+  Result<SlabRegion> make_transient(uint64_t bytes);
+  uint32_t wanted_slab_count() const;
+  bool is_worn_out() const;
+
+  SlabPoolOptions options_;
+  const std::atomic<bool>& is_closing_;
+  std::shared_ptr<Arena> arena_;
+  uint32_t next_arena_id_ = 0;
+  std::optional<uint32_t> announced_arena_id_;  // the lasting arena that the trainer knows
+};
+
+}  // namespace penstock::shm

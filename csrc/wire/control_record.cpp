@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/control_record.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "base/bytes.h"
+
+namespace penstock::wire {
+namespace {
+
+// Of the order of the alternatives of ControlMessage, from 1.
+constexpr uint8_t kKindMax = std::variant_size_v<ControlMessage>;
+
+Error malformed(const std::string& what) {
+  return {Errc::kMalformed, "a control message is malformed: " + what +
+                                "; controller, workers and trainers must run the same version of penstock"};
+}
+
+// One description of each message serves both ways. A visitor sees the fields in the order of the wire.
+template <typename Visitor>
+void fields(Visitor& visit, uint64_t& entry) {
+  visit(entry);
+}
+template <typename Visitor>
+void fields(Visitor& visit, WorkerReport& m) {
+  visit(m.worker_id);
+  visit(m.incarnation);
+  visit(m.is_draining);
+  visit(m.trainer_id);
+  visit(m.endpoint, kControlNameBytesMax);
+  visit(m.about, kControlAboutBytesMax);
+  visit(m.declined, kDeclinedCountMax);
+  visit(m.decline_reason, kControlReasonBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, WorkerOrders& m) {
+  visit(m.incarnation);
+  visit(m.is_fenced);
+  visit(m.is_to_drain);
+}
+template <typename Visitor>
+void fields(Visitor& visit, TrainerReport& m) {
+  visit(m.trainer_id);
+  visit(m.worker_count_max);
+  visit(m.queue.ready_batches);
+  visit(m.queue.asked_batches);
+  visit(m.queue.bytes_in_flight);
+  visit(m.queue.waited_ns);
+  visit(m.queue.delivered_batches);
+  visit(m.job, kControlNameBytesMax);
+  visit(m.about, kControlAboutBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, TrainerRoster::Entry& m) {
+  visit(m.worker.worker_id);
+  visit(m.worker.incarnation);
+  visit(m.worker.is_withdrawn);
+  visit(m.endpoint, kControlNameBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, TrainerRoster& m) {
+  visit(m.controller_id);
+  visit(m.view);
+  visit(m.is_settled);
+  visit(m.pool_count);
+  visit(m.unfit_count);
+  visit(m.entries, kRosterCountMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, Farewell& m) {
+  visit(m.id);
+  visit(m.is_worker);
+}
+template <typename Visitor>
+void fields(Visitor&, StatusRequest&) {}
+template <typename Visitor>
+void fields(Visitor& visit, Status& m) {
+  visit(m.json, kControlTextBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, DrainRequest& m) {
+  visit(m.worker_id);
+}
+template <typename Visitor>
+void fields(Visitor& visit, DrainAnswer& m) {
+  visit(m.worker_id);
+  visit(m.is_known);
+}
+template <typename Visitor>
+void fields(Visitor& visit, Refusal& m) {
+  visit(m.reason, kControlAboutBytesMax);
+}
+
+class Writer {
+ public:
+  template <PlainNumber T>
+  void operator()(const T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      bytes.write<uint8_t>(value ? 1 : 0);
+    } else {
+      bytes.write(value);
+    }
+  }
+  void operator()(const std::string& text, size_t bytes_max) {
+    const auto kept = std::string_view(text).substr(0, bytes_max);
+    bytes.write(static_cast<uint32_t>(kept.size()));
+    bytes.write_text(kept);
+  }
+  template <typename Entry>
+  void operator()(std::vector<Entry>& entries, size_t count_max) {
+    const size_t count = std::min(entries.size(), count_max);
+    bytes.write(static_cast<uint32_t>(count));
+    for (size_t index = 0; index < count; ++index) fields(*this, entries[index]);
+  }
+
+  ByteWriter bytes;
+};
+
+// The first fault stays; what is read after it means nothing.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <PlainNumber T>
+  void operator()(T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      const auto byte = bytes_.read<uint8_t>();
+      if (byte > 1) fail(malformed("a yes or no is " + std::to_string(byte)));
+      value = byte == 1;
+    } else {
+      value = bytes_.read<T>();
+    }
+  }
+  void operator()(std::string& text, size_t bytes_max) {
+    const auto size = bytes_.read<uint32_t>();
+    if (size > bytes_max) return fail(too_large("a text", size, bytes_max));
+    text = bytes_.take_text(size);
+  }
+  template <typename Entry>
+  void operator()(std::vector<Entry>& entries, size_t count_max) {
+    const auto count = bytes_.read<uint32_t>();
+    if (count > count_max) return fail(too_large("a list", count, count_max));
+    for (uint32_t index = 0; index < count && bytes_.ok() && !error_; ++index) fields(*this, entries.emplace_back());
+  }
+
+  template <typename Message>
+  Result<ControlMessage> read() {
+    Message message;
+    fields(*this, message);
+    if (error_) return *error_;
+    if (!bytes_.ok()) return malformed("it ends before its last field");
+    if (bytes_.remaining() != 0) return malformed(std::to_string(bytes_.remaining()) + " bytes follow its last field");
+    return ControlMessage(std::move(message));
+  }
+
+ private:
+  static Error too_large(const char* what, size_t seen, size_t expected) {
+    return {Errc::kTooLarge, std::string(what) + " of a control message is of " + std::to_string(seen) +
+                                 ", above the cap of " + std::to_string(expected)};
+  }
+  void fail(Error error) {
+    if (!error_) error_ = std::move(error);
+  }
+
+  ByteReader bytes_;
+  std::optional<Error> error_;
+};
+
+template <size_t Index = 0>
+Result<ControlMessage> read_kind(uint8_t kind, std::span<const std::byte> body) {
+  if constexpr (Index == kKindMax) {
+    return malformed("unknown kind " + std::to_string(kind));
+  } else {
+    if (kind == Index + 1) return Reader(body).read<std::variant_alternative_t<Index, ControlMessage>>();
+    return read_kind<Index + 1>(kind, body);
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> write_control(const ControlMessage& message) {
+  Writer writer;
+  writer(kControlMagic);
+  writer(kControlVersion);
+  writer(static_cast<uint8_t>(message.index() + 1));
+  writer(uint8_t{0});
+  ControlMessage copy = message;
+  std::visit([&](auto& alternative) { fields(writer, alternative); }, copy);
+  return writer.bytes.take();
+}
+
+Result<ControlMessage> parse_control(std::span<const std::byte> bytes) {
+  if (bytes.size() > kControlBytesMax) {
+    return Error{Errc::kTooLarge, "a control message of " + std::to_string(bytes.size()) +
+                                      " bytes is above the cap of " + std::to_string(kControlBytesMax)};
+  }
+  ByteReader head(bytes);
+  const auto magic = head.read<uint32_t>();
+  const auto version = head.read<uint16_t>();
+  const auto kind = head.read<uint8_t>();
+  const auto reserved = head.read<uint8_t>();
+  if (!head.ok() || magic != kControlMagic) return malformed("it does not begin with PNC1");
+  if (version != kControlVersion) {
+    return Error{Errc::kMismatch, "a control message has version " + std::to_string(version) +
+                                      ", and this process speaks version " + std::to_string(kControlVersion) +
+                                      "; run the same version of penstock on both sides"};
+  }
+  if (reserved != 0) return malformed("a reserved byte is not zero");
+  return read_kind(kind, bytes.subspan(head.position()));
+}
+
+}  // namespace penstock::wire

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a controller exchanges with workers, trainers and operators, as bytes: one part each, below kControlBytesMax.
+// Who sent it is told by the connection's key and not by what it says. PROTOCOL.md is the specification.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+#include "wire/reports.h"
+
+namespace penstock::wire {
+
+constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
+constexpr uint16_t kControlVersion = 1;
+
+// Caps, checked before anything is allocated.
+constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
+constexpr size_t kControlAboutBytesMax = 4096;
+constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer
+constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
+constexpr size_t kRosterCountMax = 4096;
+constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;
+static_assert(kRosterCountMax * (kControlNameBytesMax + 32) < kControlBytesMax);
+
+// A worker or a trainer ends by its own will.
+struct Farewell {
+  uint64_t id = 0;
+  bool is_worker = false;
+
+  friend bool operator==(const Farewell&, const Farewell&) = default;
+};
+struct StatusRequest {
+  friend bool operator==(const StatusRequest&, const StatusRequest&) = default;
+};
+struct Status {
+  std::string json;
+
+  friend bool operator==(const Status&, const Status&) = default;
+};
+struct DrainRequest {
+  uint64_t worker_id = 0;
+
+  friend bool operator==(const DrainRequest&, const DrainRequest&) = default;
+};
+struct DrainAnswer {
+  uint64_t worker_id = 0;
+  bool is_known = false;
+
+  friend bool operator==(const DrainAnswer&, const DrainAnswer&) = default;
+};
+// The controller will have nothing to do with the sender, and why: another version, a name that is taken.
+struct Refusal {
+  std::string reason;
+
+  friend bool operator==(const Refusal&, const Refusal&) = default;
+};
+
+using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest,
+                                    Status, DrainRequest, DrainAnswer, Refusal>;
+
+// Texts above their caps are cut off, rosters above theirs too.
+std::vector<std::byte> write_control(const ControlMessage& message);
+
+// kMalformed, kTooLarge, or kMismatch for another version.
+Result<ControlMessage> parse_control(std::span<const std::byte> bytes);
+
+}  // namespace penstock::wire

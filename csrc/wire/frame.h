@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The record that describes one batch: a header, a table of its tensors, the nest they sit in, and the keys of the
+// boundary tensors. The bytes of the tensors lie elsewhere (in the slab, or in payload frames); PROTOCOL.md has the
+// grammar. Everything read is checked against the caps below before anything is allocated for it.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "wire/dtype.h"
+
+namespace penstock::wire {
+
+constexpr uint32_t kFrameMagic = 0x31464e50;  // "PNF1"
+constexpr uint16_t kFrameVersion = 1;
+constexpr uint64_t kPayloadAlignment = 64;
+
+constexpr uint32_t kTensorCountMax = 65'536;
+constexpr uint32_t kDimCountMax = 64;
+constexpr uint64_t kPayloadBytesMax = uint64_t{1} << 40;
+constexpr uint32_t kNestBytesMax = 1u << 30;
+constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
+
+// One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
+// to the last element, holes of the strides included.
+struct TensorEntry {
+  DTypeCode dtype = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+
+  friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
+};
+
+// Boundary tensors are the last `boundary_keys.size()` entries of `tensors`; the nest refers only to the others.
+struct Frame {
+  std::vector<TensorEntry> tensors;
+  std::vector<std::string_view> boundary_keys;
+  std::span<const std::byte> nest;
+  uint64_t payload_bytes = 0;
+
+  size_t leaf_count() const { return tensors.size() - boundary_keys.size(); }
+};
+
+// Bytes from the first to the last element of a strided tensor; nothing when a stride is negative, a size is negative,
+// or the extent or the number of elements overflows.
+Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std::span<const int64_t> strides);
+
+// The record of `frame`. Its entries must already carry their offsets.
+std::vector<std::byte> write_frame(const Frame& frame);
+
+// Reads a record. The views in the result (nest, keys) point into `bytes`.
+Result<Frame> parse_frame(std::span<const std::byte> bytes);
+
+}  // namespace penstock::wire

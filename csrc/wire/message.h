@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The two fixed records that a trainer and its workers exchange: a request goes to a worker, a descriptor comes back.
+// Both are 64 bytes, little-endian, and are followed in the same ZeroMQ part by their variable bytes, if any.
+// PROTOCOL.md is the specification.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace penstock::wire {
+
+constexpr uint32_t kRequestMagic = 0x31524e50;     // "PNR1"
+constexpr uint32_t kDescriptorMagic = 0x31444e50;  // "PND1"
+constexpr uint16_t kMessageVersion = 1;
+constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
+
+enum class RequestKind : uint8_t {
+  kFetch = 1,           // make one batch; the body holds its indices
+  kEpoch = 2,           // a new epoch begins: make the fetcher again; the body says what the epoch is seeded with
+  kPrefix = 3,          // run this prefix on every later batch; the body is an encoded batch record and payload
+  kRemovePrefixes = 4,  // forget all prefixes
+  kEarlyEpoch = 5,      // fetches of the next epoch follow although it may never begin; the body is as for kEpoch
+};
+
+// How the indices of a fetch are written in its body.
+enum class IndexKind : uint8_t {
+  kNone = 0,
+  kInteger = 1,   // one int64: a single sample, batch_size=None
+  kIntegers = 2,  // int64 each: a list of integers
+  kPickle = 3,    // anything else, pickled by the trainer
+};
+
+struct Request {
+  uint32_t magic = kRequestMagic;
+  uint16_t version = kMessageVersion;
+  RequestKind kind = RequestKind::kFetch;
+  IndexKind index_kind = IndexKind::kNone;
+  uint64_t sequence = 0;
+  uint64_t body_bytes = 0;
+  uint32_t epoch = 0;
+  uint32_t shard_id = 0;
+  uint64_t epoch_seed = 0;  // of a fetch: what prefixes draw for its batch follows from it and the sequence
+  uint64_t reserved[3] = {};
+};
+static_assert(sizeof(Request) == 64);
+
+enum class DescriptorKind : uint8_t {
+  kHello = 1,   // the first message of a worker
+  kSlab = 2,    // a batch in a slab
+  kInline = 3,  // a batch whose record follows this descriptor and whose payload is the message's second part
+  kEnd = 4,     // this worker's share of an iterable dataset is exhausted
+};
+
+constexpr uint8_t kDescriptorRaises = 1;       // flag: the batch is an ExceptionWrapper to be raised in its place
+constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for this batch alone and is not used again
+constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
+constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of the batch and of its dataset's state
+constexpr uint8_t kDescriptorCompiled = 16;    // flag: compiled code made boundary tensors of it
+constexpr uint8_t kDescriptorFlags =
+    kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState | kDescriptorCompiled;
+
+// Of the times in a descriptor, which stop at its 32 bits: at 429 s.
+constexpr std::chrono::nanoseconds kTimeUnit{100};
+uint32_t time_units(std::chrono::nanoseconds time);
+
+struct Descriptor {
+  uint32_t magic = kDescriptorMagic;
+  uint16_t version = kMessageVersion;
+  DescriptorKind kind = DescriptorKind::kHello;
+  uint8_t flags = 0;
+  uint64_t sequence = 0;
+  uint32_t epoch = 0;
+  uint32_t worker_id = 0;
+  uint32_t arena_id = 0;
+  uint32_t slab_index = 0;
+  uint32_t slab_generation = 0;
+  uint32_t record_bytes = 0;   // the batch record
+  uint64_t record_offset = 0;  // where it lies in the slab
+  uint64_t slab_bytes = 0;     // bytes of the slab that are backed by memory
+  uint32_t fetch_time = 0;     // from the request's arrival at the worker to this message, in units of kTimeUnit
+  uint32_t prefix_time = 0;    // of it, on boundary tensors: computing them and writing the batch they travel in
+};
+static_assert(sizeof(Descriptor) == 64);
+
+// Reads the 64-byte record at the head of `bytes`, checking magic, version, kind and reserved bytes.
+Result<Request> parse_request(std::span<const std::byte> bytes);
+Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes);
+
+// A record followed by its body.
+template <typename Record>
+std::vector<std::byte> write_message(const Record& record, std::span<const std::byte> body = {}) {
+  std::vector<std::byte> bytes(sizeof(Record) + body.size());
+  std::memcpy(bytes.data(), &record, sizeof(Record));
+  if (!body.empty()) std::memcpy(bytes.data() + sizeof(Record), body.data(), body.size());
+  return bytes;
+}
+
+}  // namespace penstock::wire

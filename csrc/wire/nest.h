@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The shape of a batch without its tensors: dicts, lists and tuples around text, numbers, None and references to the
+// tensor table, as a stream of tokens in depth-first order. Whatever is not in this list travels as one pickle, which
+// only a local worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle are for
+// batches of such peers: what a local worker would pickle, and a reader can make without following any instruction.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "base/result.h"
+
+namespace penstock::wire {
+
+enum class NestTag : uint8_t {
+  kNone = 0,
+  kFalse = 1,
+  kTrue = 2,
+  kInteger = 3,  // 64-bit signed
+  kFloat = 4,    // 64-bit
+  kText = 5,     // UTF-8, surrogates passed through
+  kBytes = 6,
+  kList = 7,         // followed by `count` values
+  kTuple = 8,        // followed by `count` values
+  kDict = 9,         // followed by `count` pairs of key and value
+  kTensor = 10,      // an index into the tensor table
+  kPickle = 11,      // pickle protocol 5 whose persistent ids are indices into the tensor table
+  kBigInteger = 12,  // an integer of any size: two's complement, least significant byte first
+  kArray = 13,   // an index into the tensor table, and a dtype (array_dtype.h) if the tensor's own is not the array's
+  kScalar = 14,  // a numpy scalar: a dtype, and the bytes of one element of it
+  kNamedTuple = 15,  // "module:qualified name" of its class, followed by `count` values
+};
+
+constexpr uint32_t kNestDepthMax = 64;
+constexpr uint32_t kBigIntegerBytesMax = 4096;
+constexpr uint32_t kNamedTupleNameBytesMax = 1024;
+
+// Thread-compatible.
+class NestWriter {
+ public:
+  void none() { tag(NestTag::kNone); }
+  void boolean(bool value) { tag(value ? NestTag::kTrue : NestTag::kFalse); }
+  void integer(int64_t value) { tag(NestTag::kInteger), writer_.write(value); }
+  void floating(double value) { tag(NestTag::kFloat), writer_.write(value); }
+  void text(std::string_view value) { sized(NestTag::kText, value); }
+  void bytes(std::string_view value) { sized(NestTag::kBytes, value); }
+  void pickle(std::string_view value) { sized(NestTag::kPickle, value); }
+  void list(uint32_t count) { tag(NestTag::kList), writer_.write(count); }
+  void tuple(uint32_t count) { tag(NestTag::kTuple), writer_.write(count); }
+  void dict(uint32_t count) { tag(NestTag::kDict), writer_.write(count); }
+  void tensor(uint32_t index) { tag(NestTag::kTensor), writer_.write(index); }
+  void big_integer(std::string_view value) { sized(NestTag::kBigInteger, value); }
+  // With a dtype, the tensor is of bytes, and its last dimension is one element of the array.
+  void array(uint32_t index, std::string_view dtype) { tag(NestTag::kArray), writer_.write(index), short_text(dtype); }
+  void scalar(std::string_view dtype, std::string_view element) {
+    tag(NestTag::kScalar), short_text(dtype);
+    writer_.write(static_cast<uint32_t>(element.size()));
+    writer_.write_text(element);
+  }
+  void named_tuple(std::string_view name, uint32_t count) {
+    sized(NestTag::kNamedTuple, name);
+    writer_.write(count);
+  }
+
+  std::span<const std::byte> view() const { return writer_.bytes(); }
+  void clear() { writer_ = {}; }
+
+ private:
+  void tag(NestTag value) { writer_.write(value); }
+  void sized(NestTag kind, std::string_view value) {
+    tag(kind);
+    writer_.write(static_cast<uint32_t>(value.size()));
+    writer_.write_text(value);
+  }
+  void short_text(std::string_view value) {
+    writer_.write(static_cast<uint8_t>(value.size()));
+    writer_.write_text(value);
+  }
+
+  ByteWriter writer_;
+};
+
+// One token. Only the members that the tag names have a meaning; the views are of the input.
+struct NestToken {
+  NestTag tag;
+  uint32_t count = 0;  // elements, pairs, or the tensor's index
+  int64_t integer = 0;
+  double floating = 0;
+  std::string_view text;   // or bytes, a pickle, a big integer, a scalar's element, the name of a named tuple
+  std::string_view dtype;  // of a scalar, and of an array that has one of its own
+};
+
+// Reads token by token. Counts are checked against what is left, so that a reader may reserve room for them; a dtype is
+// one that array_dtype.h knows, and a scalar has the bytes of one element.
+// Thread-compatible.
+class NestReader {
+ public:
+  explicit NestReader(std::span<const std::byte> bytes) : reader_(bytes) {}
+
+  Result<NestToken> next();
+  bool at_end() const { return reader_.remaining() == 0; }
+
+ private:
+  Result<void> check(const NestToken& token) const;
+
+  ByteReader reader_;
+};
+
+// Checks a whole nest: grammar, depth, that every tensor index is below `tensor_count` and that nothing follows it.
+// `allow_pickle` says whether the peer is one of our own children.
+Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count, bool allow_pickle);
+
+}  // namespace penstock::wire

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/pool_record.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace penstock::wire {
+namespace {
+
+constexpr uint8_t kFlagLaneStart = 1;
+constexpr uint8_t kFlagContinued = 2;
+constexpr uint8_t kFlagFresh = 1;
+
+struct ToWorkerHead {
+  uint32_t magic = kToWorkerMagic;
+  uint16_t version = kPoolVersion;
+  uint8_t kind = 0;
+  uint8_t flags = 0;
+  uint64_t trainer_id = 0;
+  uint32_t link = 0;
+  uint32_t lane = 0;
+  uint64_t stamp = 0;
+  uint64_t sequence = 0;
+  uint32_t epoch = 0;
+  uint32_t count = 0;
+  uint64_t epoch_seed = 0;
+  uint64_t index_bytes = 0;
+  uint64_t state_bytes = 0;
+  uint8_t index_kind = 0;
+  uint8_t blob_count = 0;
+  uint8_t reserved[2] = {};
+  uint32_t seeds_bytes = 0;
+};
+static_assert(sizeof(ToWorkerHead) == kPoolHeadBytes);
+
+struct ToTrainerHead {
+  uint32_t magic = kToTrainerMagic;
+  uint16_t version = kPoolVersion;
+  uint8_t kind = 0;
+  uint8_t flags = 0;
+  uint64_t worker_id = 0;
+  uint32_t link = 0;
+  uint32_t incarnation = 0;
+  uint64_t stamp = 0;
+  uint64_t sequence = 0;
+  uint32_t epoch = 0;
+  uint32_t record_bytes = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t payload_offset = 0;
+  uint32_t fetch_time = 0;
+  uint32_t prefix_time = 0;
+  uint8_t answer_kind = 0;
+  uint8_t answer_flags = 0;
+  uint8_t reserved[2] = {};
+  uint32_t state_bytes = 0;
+};
+static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
+
+Error malformed(const char* from, const std::string& what) {
+  return {Errc::kMalformed, std::string("a message of a ") + from + " of the pool is malformed: " + what +
+                                "; trainer and workers must run the same version of penstock"};
+}
+
+template <typename Head>
+Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
+                       const char* from) {
+  Head head;
+  if (part.size() < sizeof head) return malformed(from, std::to_string(part.size()) + " bytes long");
+  std::memcpy(&head, part.data(), sizeof head);
+  if (head.magic != magic) return malformed(from, "it has another magic number");
+  if (head.version != kPoolVersion) {
+    return Error{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
+                                      std::to_string(head.version) + ", and this process speaks version " +
+                                      std::to_string(kPoolVersion) +
+                                      "; run the same version of penstock on both sides"};
+  }
+  if (head.kind == 0 || head.kind > kind_max) return malformed(from, "unknown kind " + std::to_string(head.kind));
+  if ((head.flags & ~flags_max) != 0) return malformed(from, "unknown flags");
+  if (std::any_of(std::begin(head.reserved), std::end(head.reserved), [](uint8_t byte) { return byte != 0; }))
+    return malformed(from, "reserved bytes are not zero");
+  if (part.size() - sizeof head > kPoolBodyBytesMax) {
+    return Error{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
+                                      std::to_string(part.size() - sizeof head) +
+                                      " bytes behind its head, above the cap of " + std::to_string(kPoolBodyBytesMax)};
+  }
+  return head;
+}
+
+std::vector<std::byte> joined(const void* head, std::initializer_list<std::span<const std::byte>> bodies) {
+  const auto* bytes = static_cast<const std::byte*>(head);
+  std::vector<std::byte> part(bytes, bytes + kPoolHeadBytes);
+  for (const auto body : bodies) part.insert(part.end(), body.begin(), body.end());
+  PENSTOCK_ASSERT(part.size() <= kPartBytesMax, "a message of ", part.size(), " bytes");
+  return part;
+}
+
+}  // namespace
+
+std::vector<std::byte> write_to_worker(const PoolRequest& request) {
+  const ToWorker& m = request.message;
+  const ToWorkerHead head{
+      .kind = static_cast<uint8_t>(m.kind),
+      .flags = static_cast<uint8_t>((m.is_lane_start ? kFlagLaneStart : 0) | (m.is_continued ? kFlagContinued : 0)),
+      .trainer_id = m.trainer_id,
+      .link = m.link,
+      .lane = m.lane,
+      .stamp = m.stamp,
+      .sequence = m.key.sequence,
+      .epoch = m.key.epoch,
+      .count = m.count,
+      .epoch_seed = request.epoch_seed,
+      .index_bytes = request.indices.size(),
+      .state_bytes = request.state.size(),
+      .index_kind = static_cast<uint8_t>(request.index_kind),
+      .blob_count = static_cast<uint8_t>(request.blobs.size()),
+      .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
+  PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
+  return joined(&head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
+}
+
+Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
+  constexpr auto kKindMax = static_cast<uint8_t>(ToWorker::Kind::kBye);
+  const auto read = read_head<ToWorkerHead>(part, kToWorkerMagic, kKindMax, kFlagLaneStart | kFlagContinued, "trainer");
+  if (!read) return read.error();
+  const ToWorkerHead& head = read.value();
+  const auto body = part.subspan(sizeof head);
+  if (head.trainer_id == 0) return malformed("trainer", "it is of nobody");
+  if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
+    return malformed("trainer", "unknown kind of indices");
+  if (head.blob_count > kRequestBlobCountMax) return malformed("trainer", "it names too many blobs");
+  const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
+  uint64_t left = body.size();
+  for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
+    if (bytes > left) return malformed("trainer", "its body does not have the length it claims");
+    left -= bytes;
+  }
+  if (left != 0) return malformed("trainer", "its body does not have the length it claims");
+  if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) && (!body.empty() || head.index_kind != 0))
+    return malformed("trainer", "it has indices and is no request");
+  const auto index_kind = static_cast<IndexKind>(head.index_kind);
+  if (index_kind == IndexKind::kInteger && head.index_bytes != 8)
+    return malformed("trainer", "a single index is not 8 bytes long");
+  if (index_kind == IndexKind::kIntegers && head.index_bytes % 8 != 0)
+    return malformed("trainer", "its indices are not 8 bytes each");
+  return PoolRequest{.message = {.kind = static_cast<ToWorker::Kind>(head.kind),
+                                 .trainer_id = head.trainer_id,
+                                 .link = head.link,
+                                 .stamp = head.stamp,
+                                 .key = {.epoch = head.epoch, .sequence = head.sequence},
+                                 .lane = head.lane,
+                                 .is_lane_start = (head.flags & kFlagLaneStart) != 0,
+                                 .is_continued = (head.flags & kFlagContinued) != 0,
+                                 .count = head.count},
+                     .index_kind = index_kind,
+                     .epoch_seed = head.epoch_seed,
+                     .indices = body.first(head.index_bytes),
+                     .seeds = body.subspan(head.index_bytes, head.seeds_bytes),
+                     .state = body.subspan(head.index_bytes + head.seeds_bytes, head.state_bytes),
+                     .blobs = blob_ids(body.last(blob_bytes))};
+}
+
+std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
+  const ToTrainer& m = answer.message;
+  const ToTrainerHead head{.kind = static_cast<uint8_t>(m.kind),
+                           .flags = m.is_fresh ? kFlagFresh : uint8_t{0},
+                           .worker_id = answer.worker_id,
+                           .link = m.link,
+                           .incarnation = answer.incarnation,
+                           .stamp = m.stamp,
+                           .sequence = m.key.sequence,
+                           .epoch = m.key.epoch,
+                           .record_bytes = answer.record_bytes,
+                           .payload_bytes = answer.payload_bytes,
+                           .payload_offset = answer.payload_offset,
+                           .fetch_time = answer.fetch_time,
+                           .prefix_time = answer.prefix_time,
+                           .answer_kind = static_cast<uint8_t>(answer.kind),
+                           .answer_flags = answer.flags,
+                           .state_bytes = static_cast<uint32_t>(answer.state.size())};
+  return joined(&head, {answer.body, answer.state});
+}
+
+Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes) {
+  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kUnfit);
+  const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
+  if (!read) return read.error();
+  const ToTrainerHead& head = read.value();
+  const auto body = part.subspan(sizeof head);
+  const auto kind = static_cast<ToTrainer::Kind>(head.kind);
+  if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
+  const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
+  const bool has_text = is_error || kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kUnfit;
+  if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
+  if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError)) return malformed("worker", "unknown kind of answer");
+  const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);
+  if (!is_batch && !is_error && head.state_bytes != 0)
+    return malformed("worker", "it has a state and is neither a batch nor an error");
+  if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
+    return malformed("worker", "its kind and its kind of answer do not belong together");
+  if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed("worker", "unknown flags of an answer");
+  if (head.payload_bytes > kPoolPayloadBytesMax) {
+    return Error{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
+                                      std::to_string(kPoolPayloadBytesMax)};
+  }
+  if (piece_bytes > kPieceBytesMax) {
+    return Error{Errc::kTooLarge, "a piece of " + std::to_string(piece_bytes) + " bytes is above the cap of " +
+                                      std::to_string(kPieceBytesMax)};
+  }
+  const bool has_piece = kind == ToTrainer::Kind::kPiece || is_batch;
+  if (has_piece != (piece_bytes > 0)) return malformed("worker", "a piece and its bytes do not come together");
+  if (!has_piece && head.payload_bytes != 0) return malformed("worker", "it has a payload and no piece of it");
+  if (head.payload_offset > head.payload_bytes || piece_bytes > head.payload_bytes - head.payload_offset)
+    return malformed("worker", "a piece lies outside of its batch");
+  if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
+  if (is_batch && (head.record_bytes == 0 || head.payload_offset + piece_bytes != head.payload_bytes))
+    return malformed("worker", "a batch does not end with its record");
+  return PoolAnswer{.message = {.kind = kind,
+                                .link = head.link,
+                                .stamp = head.stamp,
+                                .key = {.epoch = head.epoch, .sequence = head.sequence},
+                                .is_fresh = (head.flags & kFlagFresh) != 0},
+                    .worker_id = head.worker_id,
+                    .incarnation = head.incarnation,
+                    .kind = static_cast<AnswerKind>(head.answer_kind),
+                    .flags = head.answer_flags,
+                    .record_bytes = head.record_bytes,
+                    .payload_bytes = head.payload_bytes,
+                    .payload_offset = head.payload_offset,
+                    .fetch_time = head.fetch_time,
+                    .prefix_time = head.prefix_time,
+                    .body = body.first(body.size() - head.state_bytes),
+                    .state = body.last(head.state_bytes)};
+}
+
+}  // namespace penstock::wire

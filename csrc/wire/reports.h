@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What workers and trainers tell a controller every kPingInterval, and what it answers. All of it is state and not
+// news: a report that is lost is made good by the next, and a controller that starts again knows all within one
+// interval.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace penstock::wire {
+
+constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
+
+struct WorkerReport {
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  std::string endpoint{};  // where trainers reach it
+  bool is_draining = false;
+  uint64_t trainer_id = 0;           // that it works for; 0 for none
+  std::string about{};               // its host, process and versions, for people
+  std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
+  std::string decline_reason{};      // why it cannot run that of the latest, for people
+
+  bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
+
+  friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
+};
+
+struct WorkerOrders {
+  uint32_t incarnation = 0;  // the one that they are for
+  bool is_fenced = false;    // its lease ran out: what it still answers is refused
+  bool is_to_drain = false;
+
+  friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
+};
+
+// How a trainer fares: the one signal that scaling follows.
+struct QueueSignal {
+  uint32_t ready_batches = 0;
+  uint32_t asked_batches = 0;    // and not here yet
+  uint64_t bytes_in_flight = 0;  // of batches here and not delivered, and of those asked for as far as they are known
+  uint64_t waited_ns = 0;        // since the trainer began
+  uint64_t delivered_batches = 0;
+
+  friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
+};
+
+struct TrainerReport {
+  uint64_t trainer_id = 0;
+  std::string job;  // its name, for people
+  uint32_t worker_count_max = 0;
+  QueueSignal queue{};
+  std::string about{};  // as for a worker
+
+  friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
+};
+
+// A worker as the controller tells trainers of it.
+struct RosterEntry {
+  uint64_t worker_id = 0;
+  uint32_t incarnation = 0;
+  bool is_withdrawn = false;  // the trainer is to do without it
+
+  friend bool operator==(const RosterEntry&, const RosterEntry&) = default;
+};
+
+// The workers of a trainer. Without `is_settled` the controller has just started and knows too little to say.
+struct TrainerRoster {
+  struct Entry {
+    RosterEntry worker{};
+    std::string endpoint{};
+
+    friend bool operator==(const Entry&, const Entry&) = default;
+  };
+  uint64_t controller_id = 0;  // of this run of the controller
+  uint64_t view = 0;           // counts up as it changes
+  bool is_settled = false;
+  uint32_t pool_count = 0;   // workers that are not leaving, whosever they are
+  uint32_t unfit_count = 0;  // of them, those that have declined this trainer
+  std::vector<Entry> entries{};
+
+  friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;
+};
+
+}  // namespace penstock::wire

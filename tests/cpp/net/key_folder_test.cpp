@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/key_folder.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <initializer_list>
+#include <set>
+#include <string>
+
+#include "../base/child_process.h"
+#include "../base/temp_folder.h"
+
+namespace penstock::net {
+namespace {
+
+using test::file_mode;
+using test::file_text;
+using test::names_in;
+using test::write_file;
+
+class KeyFolder : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(make_key_folder(folder_));
+    secret_ = file_text(file("trainer.secret")).substr(0, kKeyTextLength);
+  }
+
+  std::string file(const std::string& name) const { return folder_ + "/" + name; }
+
+  // The error of loading the folder for a trainer: its code, and that each of `words` is in its sentence.
+  void expect_refused(Errc code, std::initializer_list<std::string> words) const {
+    const auto loaded = load_key_folder(folder_, Role::kTrainer);
+    ASSERT_FALSE(loaded);
+    EXPECT_EQ(loaded.error().code, code) << loaded.error().message;
+    for (const auto& word : words) {
+      EXPECT_NE(loaded.error().message.find(word), std::string::npos) << word << ": " << loaded.error().message;
+    }
+    EXPECT_EQ(loaded.error().message.find(secret_), std::string::npos) << "the secret is in the message";
+  }
+
+  const test::TempFolder temp_;
+  const std::string folder_ = temp_ / "keys";
+  std::string secret_;
+};
+
+TEST_F(KeyFolder, EveryRoleHasAPairThatOnlyItsOwnerCanRead) {
+  EXPECT_EQ(file_mode(folder_), 0700u);
+  EXPECT_EQ(names_in(folder_).size(), 2 * kRoles.size());
+  for (const Role role : kRoles) {
+    for (const auto* kind : {".public", ".secret"}) {
+      const std::string path = file(std::string(role_name(role)) + kind);
+      EXPECT_EQ(file_mode(path), 0600u) << path;
+      EXPECT_EQ(file_text(path).size(), kKeyTextLength + 1) << path;
+    }
+  }
+}
+
+TEST_F(KeyFolder, EveryRoleFindsItsOwnPairAndTheOthersPublicKeys) {
+  for (const Role role : kRoles) {
+    const auto keys = load_key_folder(folder_, role);
+    ASSERT_TRUE(keys) << keys.error().message;
+    EXPECT_EQ(keys.value().own_role(), role);
+    EXPECT_EQ(keys.value().origin(), KeyOrigin::kGiven);
+    EXPECT_EQ(keys.value().own().public_key(), keys.value().public_key(role));
+    EXPECT_EQ(keys.value().controller_key().text() + "\n", file_text(file("controller.public")));
+    for (const Role other : kRoles) EXPECT_EQ(keys.value().role_of(keys.value().public_key(other)), other);
+    EXPECT_EQ(keys.value().role_of(KeyPair::generate().public_key()), std::nullopt);
+  }
+}
+
+TEST_F(KeyFolder, AHostNeedsNoSecretButItsOwn) {
+  for (const auto* name : {"controller.secret", "worker.secret", "operator.secret"}) ::unlink(file(name).c_str());
+  EXPECT_TRUE(load_key_folder(folder_, Role::kTrainer));
+  const auto worker = load_key_folder(folder_, Role::kWorker);
+  ASSERT_FALSE(worker);
+  EXPECT_NE(worker.error().message.find("worker.secret"), std::string::npos) << worker.error().message;
+}
+
+TEST_F(KeyFolder, AKeyWithoutItsNewlineIsRead) {
+  const std::string text = file_text(file("trainer.secret"));
+  write_file(file("trainer.secret"), text.substr(0, kKeyTextLength));
+  EXPECT_TRUE(load_key_folder(folder_, Role::kTrainer));
+}
+
+TEST_F(KeyFolder, KeysThatAreThereAreNeverOverwritten) {
+  const std::string before = file_text(file("worker.secret"));
+  const auto again = make_key_folder(folder_);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Errc::kMismatch);
+  EXPECT_EQ(file_text(file("worker.secret")), before);
+
+  const std::string other = temp_ / "other";
+  ASSERT_EQ(::mkdir(other.c_str(), 0700), 0);
+  ASSERT_EQ(::symlink("/nowhere", (other + "/operator.public").c_str()), 0);
+  EXPECT_FALSE(make_key_folder(other));
+  EXPECT_EQ(names_in(other), std::set<std::string>{"operator.public"});
+}
+
+TEST_F(KeyFolder, WhatFailedLeavesNothingBehind) {
+  const std::string other = temp_ / "other";
+  EXPECT_EQ(test::in_child([&]() -> std::string {
+              test::limit_file_size(0);
+              return make_key_folder(other) ? "keys were made without room for them" : "";
+            }),
+            "");
+  EXPECT_FALSE(std::filesystem::exists(other));
+  EXPECT_FALSE(make_key_folder(temp_ / "no/such/folder"));
+}
+
+TEST_F(KeyFolder, AFolderThatIsNotThereIsSaidToBeMissing) {
+  const auto loaded = load_key_folder(temp_ / "none", Role::kTrainer);
+  ASSERT_FALSE(loaded);
+  EXPECT_NE(loaded.error().message.find("penstock keys"), std::string::npos) << loaded.error().message;
+}
+
+TEST_F(KeyFolder, AFileInThePlaceOfTheFolderIsRefused) {
+  EXPECT_FALSE(load_key_folder(file("trainer.public"), Role::kTrainer));
+}
+
+// The bits of the mode that let others in, each alone.
+class LooseMode : public KeyFolder, public testing::WithParamInterface<mode_t> {};
+
+TEST_P(LooseMode, OfTheFolderIsRefused) {
+  ASSERT_EQ(::chmod(folder_.c_str(), 0700 | GetParam()), 0);
+  expect_refused(Errc::kMismatch, {"mode", "chmod"});
+}
+
+TEST_P(LooseMode, OfASecretIsRefused) {
+  ASSERT_EQ(::chmod(file("trainer.secret").c_str(), 0600 | GetParam()), 0);
+  expect_refused(Errc::kMismatch, {"trainer.secret", "mode", "chmod"});
+}
+
+TEST_P(LooseMode, OfAPublicKeyIsRefused) {
+  ASSERT_EQ(::chmod(file("worker.public").c_str(), 0600 | GetParam()), 0);
+  expect_refused(Errc::kMismatch, {"worker.public", "mode"});
+}
+
+TEST_P(LooseMode, OfAFolderThatKeysAreToBeMadeInIsRefused) {
+  const std::string other = temp_ / "other";
+  ASSERT_EQ(::mkdir(other.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(other.c_str(), 0700 | GetParam()), 0);
+  EXPECT_EQ(make_key_folder(other).error().code, Errc::kMismatch);
+  EXPECT_TRUE(names_in(other).empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(KeyFolder, LooseMode, testing::Values(0040, 0020, 0010, 0004, 0002, 0001));
+
+TEST_F(KeyFolder, OfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  ASSERT_EQ(::chown(file("trainer.secret").c_str(), 65534, 65534), 0);
+  expect_refused(Errc::kMismatch, {"trainer.secret", "65534"});
+  ASSERT_EQ(::chown(file("trainer.secret").c_str(), 0, 0), 0);
+  ASSERT_EQ(::chown(folder_.c_str(), 65534, 65534), 0);
+  expect_refused(Errc::kMismatch, {"65534"});
+}
+
+TEST_F(KeyFolder, ASymbolicLinkToAKeyIsRefused) {
+  for (const auto* name : {"trainer.secret", "worker.public"}) {
+    ASSERT_EQ(::rename(file(name).c_str(), file("elsewhere").c_str()), 0);
+    ASSERT_EQ(::symlink("elsewhere", file(name).c_str()), 0);
+    expect_refused(Errc::kMismatch, {name, "symbolic link"});
+    ASSERT_EQ(::rename(file("elsewhere").c_str(), file(name).c_str()), 0);
+  }
+  EXPECT_TRUE(load_key_folder(folder_, Role::kTrainer));
+}
+
+TEST_F(KeyFolder, WhatIsNoFileIsRefusedWithoutWaiting) {
+  ::unlink(file("trainer.secret").c_str());
+  ASSERT_EQ(::mkfifo(file("trainer.secret").c_str(), 0600), 0);
+  expect_refused(Errc::kMismatch, {"trainer.secret", "regular file"});
+}
+
+TEST_F(KeyFolder, EveryOtherLengthIsRefused) {
+  const std::string text = file_text(file("trainer.secret"));
+  for (size_t length = 0; length < kKeyTextLength; ++length) {
+    write_file(file("trainer.secret"), text.substr(0, length));
+    expect_refused(Errc::kMalformed, {"trainer.secret", std::to_string(length) + " bytes"});
+  }
+  write_file(file("trainer.secret"), text + "\n");
+  expect_refused(Errc::kMalformed, {"trainer.secret"});
+  write_file(file("trainer.secret"), text.substr(0, kKeyTextLength) + "x");
+  expect_refused(Errc::kMalformed, {"trainer.secret"});
+  write_file(file("trainer.secret"), text + std::string(1'000'000, '0'));
+  expect_refused(Errc::kMalformed, {"trainer.secret"});
+}
+
+TEST_F(KeyFolder, TextThatIsNoZ85IsRefused) {
+  for (const auto* name : {"trainer.secret", "operator.public"}) {
+    const std::string before = file_text(file(name));
+    std::string text = before;
+    text[17] = '~';
+    write_file(file(name), text);
+    expect_refused(Errc::kMalformed, {name, "Z85"});
+    write_file(file(name), std::string(kKeyTextLength, '#') + "\n");  // digits that are too large
+    expect_refused(Errc::kMalformed, {name, "Z85"});
+    write_file(file(name), before);
+  }
+}
+
+TEST_F(KeyFolder, ASecretThatBelongsToAnotherPublicKeyIsRefused) {
+  write_file(file("trainer.secret"), file_text(file("worker.secret")));
+  expect_refused(Errc::kMismatch, {"trainer.secret", "does not belong"});
+}
+
+TEST_F(KeyFolder, TwoRolesWithOneKeyAreRefused) {
+  write_file(file("operator.public"), file_text(file("worker.public")));
+  expect_refused(Errc::kMismatch, {"worker", "operator", "same key"});
+}
+
+TEST_F(KeyFolder, AMissingPublicKeyIsNamed) {
+  ::unlink(file("controller.public").c_str());
+  expect_refused(Errc::kFailed, {"controller.public"});
+}
+
+}  // namespace
+}  // namespace penstock::net

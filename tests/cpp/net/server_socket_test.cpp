@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/server_socket.h"
+
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "pool_sockets.h"
+
+namespace penstock::net {
+namespace {
+
+class ServerSocketTest : public PoolSocketsTest {
+ protected:
+  // The inodes of the sockets that this process has open.
+  static std::set<std::string> own_sockets() {
+    std::set<std::string> inodes;
+    DIR* folder = ::opendir("/proc/self/fd");
+    while (const dirent* entry = ::readdir(folder)) {
+      char target[64] = {};
+      if (::readlinkat(::dirfd(folder), entry->d_name, target, sizeof target - 1) < 0) continue;
+      const std::string text = target;
+      if (text.starts_with("socket:[")) inodes.insert(text.substr(8, text.size() - 9));
+    }
+    ::closedir(folder);
+    return inodes;
+  }
+
+  // The addresses at which this process listens, as the kernel writes them: hexadecimal, with the port after a colon.
+  static std::set<std::string> listening_addresses() {
+    const auto inodes = own_sockets();
+    std::set<std::string> addresses;
+    for (const auto* path : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+      std::ifstream file(path);
+      std::string line;
+      std::getline(file, line);
+      while (std::getline(file, line)) {
+        std::istringstream words(line);
+        std::vector<std::string> columns{std::istream_iterator<std::string>(words), {}};
+        if (columns.size() > 9 && columns[3] == "0A" && inodes.contains(columns[9])) addresses.insert(columns[1]);
+      }
+    }
+    return addresses;
+  }
+
+  static std::string port_text(const ServerSocket& server) {
+    std::ostringstream text;
+    text << std::uppercase << std::hex << std::setw(4) << std::setfill('0') << server.endpoint().port;
+    return text.str();
+  }
+
+  Result<std::unique_ptr<ServerSocket>> try_serve(const std::string& endpoint, KeyOrigin origin) {
+    return ServerSocket::bind(context_, *authenticator_, Endpoint::parse(endpoint).value(),
+                              keys_.ring(Role::kController, origin), {.allowed_roles = {Role::kTrainer}});
+  }
+};
+
+TEST_F(ServerSocketTest, EveryAllowedRoleIsServedAndKnownByItsKey) {
+  const auto server = serve({.allowed_roles = {kRoles.begin(), kRoles.end()}});
+  for (const Role role : kRoles) expect_served(*server, role);
+}
+
+TEST_F(ServerSocketTest, AnswersGoToTheClientThatAsked) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer, Role::kWorker}});
+  const auto trainer = connect(*server, Role::kTrainer);
+  const auto worker = connect(*server, Role::kWorker);
+  expect_connected(*trainer);
+  expect_connected(*worker);
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_TRUE(trainer->send(filled(1, 1)));
+    ASSERT_TRUE(worker->send(filled(1, 2)));
+    for (int message = 0; message < 2; ++message) {
+      const auto received = next_message(*server);
+      ASSERT_TRUE(received);
+      const bool is_worker = received->peer.identity.role == Role::kWorker;
+      EXPECT_EQ(copy_of(received->parts[0]), filled(1, is_worker ? 2 : 1));
+      ASSERT_TRUE(server->send(received->peer.routing_id, copy_of(received->parts[0])));
+    }
+    EXPECT_EQ(copy_of(next_message(*trainer)->parts[0]), filled(1, 1));
+    EXPECT_EQ(copy_of(next_message(*worker)->parts[0]), filled(1, 2));
+  }
+}
+
+TEST_F(ServerSocketTest, MessagesOfSeveralPartsKeepTheirPartsUpToTheCaps) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const auto client = connect(*server, Role::kTrainer);
+  expect_connected(*client);
+  const auto payload = filled(wire::kPartBytesMax, 7);
+  std::vector<std::vector<std::byte>> contents = {filled(64, 1), {}, payload};
+  while (contents.size() < wire::kPartCountMax) contents.push_back(filled(100, static_cast<int>(contents.size())));
+  std::vector<OutgoingPart> parts;
+  for (const auto& content : contents) parts.push_back({.bytes = content, .release = nullptr});
+  ASSERT_TRUE(client->send(parts));
+  const auto received = next_message(*server);
+  ASSERT_TRUE(received);
+  ASSERT_EQ(received->parts.size(), wire::kPartCountMax);
+  for (size_t index = 0; index < wire::kPartCountMax; ++index)
+    EXPECT_EQ(copy_of(received->parts[index]), contents[index]);
+  ASSERT_TRUE(server->send(received->peer.routing_id, parts));
+  const auto answer = next_message(*client);
+  ASSERT_TRUE(answer);
+  ASSERT_EQ(answer->parts.size(), wire::kPartCountMax);
+  EXPECT_EQ(copy_of(answer->parts[2]), payload);
+}
+
+TEST_F(ServerSocketTest, WhatIsAboveACapIsRefusedBeforeItIsSent) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const auto client = connect(*server, Role::kTrainer);
+  expect_connected(*client);
+  const auto too_large = filled(wire::kPartBytesMax + 1, 7);
+  EXPECT_EQ(client->send(too_large).error().code, Errc::kTooLarge);
+  const std::span<const std::byte> whole_part = std::span(too_large).first(wire::kPartBytesMax);
+  std::vector<OutgoingPart> parts = {{.bytes = whole_part, .release = nullptr},
+                                     {.bytes = whole_part, .release = nullptr}};
+  EXPECT_EQ(client->send(parts).error().code, Errc::kTooLarge);
+  parts.assign(wire::kPartCountMax + 1, {});
+  EXPECT_EQ(client->send(parts).error().code, Errc::kTooLarge);
+  ASSERT_TRUE(client->send(filled(1, 1)));
+  EXPECT_EQ(copy_of(next_message(*server)->parts[0]), filled(1, 1));
+}
+
+TEST_F(ServerSocketTest, ServersOfOneProcessHaveAllowListsOfTheirOwn) {
+  const auto for_trainers = serve({.allowed_roles = {Role::kTrainer}});
+  const auto for_workers = serve({.allowed_roles = {Role::kWorker}});
+  expect_refused(*connect(*for_trainers, Role::kWorker), "does not let this key in");
+  expect_refused(*connect(*for_workers, Role::kTrainer), "does not let this key in");
+  expect_served(*for_trainers, Role::kTrainer);
+  expect_served(*for_workers, Role::kWorker);
+  EXPECT_EQ(authenticator_->refused_count(), 2u);
+}
+
+TEST_F(ServerSocketTest, ManyMessagesAreNeitherLostNorReordered) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const auto client = connect(*server, Role::kTrainer);
+  expect_connected(*client);
+  constexpr int kMessageCount = 5000;
+  int sent_count = 0;
+  int received_count = 0;
+  while (received_count < kMessageCount) {
+    while (sent_count < kMessageCount && client->send(std::as_bytes(std::span(&sent_count, 1)))) ++sent_count;
+    const auto received = next_message(*server);
+    ASSERT_TRUE(received);
+    int number = -1;
+    std::memcpy(&number, received->parts[0].bytes().data(), sizeof number);
+    ASSERT_EQ(number, received_count++);
+  }
+  EXPECT_FALSE(has_message(*server));
+}
+
+TEST_F(ServerSocketTest, AClientThatIsGoneIsClosedAndOneThatComesBackIsAnotherPeer) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  auto client = connect(*server, Role::kTrainer);
+  ASSERT_TRUE(wait_and_send(*client, filled(1, 1)));
+  const auto first = next_message(*server);
+  ASSERT_TRUE(first);
+  client.reset();
+  const auto deadline = Clock::now() + kPatience;
+  Errc code = Errc::kFailed;
+  while (Clock::now() < deadline) {
+    if (const auto sent = server->send(first->peer.routing_id, filled(1, 2)); !sent) {
+      code = sent.error().code;
+      break;
+    }
+  }
+  EXPECT_EQ(code, Errc::kClosed);
+  client = connect(*server, Role::kTrainer);
+  ASSERT_TRUE(wait_and_send(*client, filled(1, 3)));
+  const auto second = next_message(*server);
+  ASSERT_TRUE(second);
+  EXPECT_NE(second->peer.routing_id, first->peer.routing_id);
+  EXPECT_EQ(second->peer.identity, first->peer.identity);
+}
+
+TEST_F(ServerSocketTest, TheEndpointIsTheOneThatIsReallyBound) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  EXPECT_EQ(server->endpoint().host, "127.0.0.1");
+  EXPECT_NE(server->endpoint().port, 0);
+  EXPECT_EQ(listening_addresses(), std::set<std::string>{"0100007F:" + port_text(*server)});
+  const auto by_name = serve({.allowed_roles = {Role::kTrainer}}, Role::kController, "tcp://localhost:0");
+  EXPECT_EQ(by_name->endpoint().host, "127.0.0.1");
+  EXPECT_TRUE(listening_addresses().contains("0100007F:" + port_text(*by_name)));
+  EXPECT_EQ(listening_addresses().size(), 2u);
+}
+
+TEST_F(ServerSocketTest, IPv6LoopbackIsServed) {
+  auto bound = try_serve("tcp://[::1]:0", KeyOrigin::kShared);
+  if (!bound) GTEST_SKIP() << "no IPv6 here: " << bound.error().message;
+  const auto server = std::move(bound).value();
+  EXPECT_EQ(listening_addresses(), std::set<std::string>{"00000000000000000000000001000000:" + port_text(*server)});
+  expect_served(*server);
+}
+
+TEST_F(ServerSocketTest, AddressesThatOthersCanReachNeedKeysThatWereGiven) {
+  const auto sockets = own_sockets();
+  for (const auto* endpoint : {"tcp://*:0", "tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://0:0", "tcp://10.1.2.3:0"}) {
+    const auto refused = try_serve(endpoint, KeyOrigin::kShared);
+    ASSERT_FALSE(refused) << endpoint;
+    EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+    EXPECT_NE(refused.error().message.find("penstock keys"), std::string::npos) << refused.error().message;
+    EXPECT_EQ(own_sockets(), sockets) << endpoint;
+  }
+  const auto server = try_serve("tcp://*:0", KeyOrigin::kGiven);
+  ASSERT_TRUE(server) << server.error().message;
+  EXPECT_EQ(listening_addresses(), std::set<std::string>{"00000000:" + port_text(*server.value())});
+}
+
+TEST_F(ServerSocketTest, ListeningWhereSomebodyListensIsAnError) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  const auto second = try_serve(server->endpoint().text(), KeyOrigin::kShared);
+  ASSERT_FALSE(second);
+  EXPECT_NE(second.error().message.find(server->endpoint().text()), std::string::npos) << second.error().message;
+}
+
+TEST_F(ServerSocketTest, AnUnknownRoutingIdIsClosed) {
+  const auto server = serve({.allowed_roles = {Role::kTrainer}});
+  EXPECT_EQ(server->send("nobody", filled(1, 1)).error().code, Errc::kClosed);
+}
+
+}  // namespace
+}  // namespace penstock::net

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/blob_record.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/pool_record.h"
+
+namespace penstock::wire {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// The SHA-256 of "abc".
+constexpr std::array<uint8_t, 32> kDigest{0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40,
+                                          0xde, 0x5d, 0xae, 0x22, 0x23, 0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17,
+                                          0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad};
+
+BlobId digest() {
+  BlobId id;
+  std::memcpy(id.data(), kDigest.data(), sizeof id);
+  return id;
+}
+
+struct Sample {
+  BlobMessage message;
+  uint64_t piece_bytes;
+};
+
+std::vector<Sample> samples() {
+  return {{BlobWish{.id = digest(), .offset = 4 * kMiB}, 0},
+          {BlobPiece{.id = digest(), .offset = 4 * kMiB, .total_bytes = 5 * kMiB}, kBlobPieceBytesMax},
+          {BlobUnknown{.id = digest()}, 0}};
+}
+
+template <typename T>
+std::vector<std::byte> with(std::vector<std::byte> bytes, size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+  return bytes;
+}
+
+bool is_taken(const BlobPiece& piece, uint64_t piece_bytes) {
+  return bool(parse_blob_message(write_blob_message(piece), piece_bytes));
+}
+
+TEST(BlobRecord, EveryMessageComesBack) {
+  ASSERT_EQ(samples().size(), std::variant_size_v<BlobMessage>);
+  for (const auto& [message, piece_bytes] : samples()) {
+    const auto part = write_blob_message(message);
+    EXPECT_EQ(part.size(), kBlobRecordBytes);
+    const auto parsed = parse_blob_message(part, piece_bytes);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value(), message);
+  }
+}
+
+TEST(BlobRecord, HasTheBytesOfTheSpecification) {
+  std::vector<uint8_t> expected{0x50, 0x4e, 0x42, 0x31, 1, 0, 1, 0};  // PNB1, version 1, a wish
+  expected.insert(expected.end(), kDigest.begin(), kDigest.end());
+  expected.insert(expected.end(), {2, 0, 0, 0, 0, 0, 0, 0});  // what begins at byte 2
+  expected.resize(kBlobRecordBytes);
+  const auto part = write_blob_message(BlobWish{.id = digest(), .offset = 2});
+  ASSERT_EQ(part.size(), expected.size());
+  EXPECT_EQ(std::memcmp(part.data(), expected.data(), expected.size()), 0);
+}
+
+TEST(BlobRecord, IsToldFromTheOtherMessagesOfAPool) {
+  for (const auto& [message, piece_bytes] : samples()) EXPECT_TRUE(is_blob_message(write_blob_message(message)));
+  EXPECT_FALSE(is_blob_message(write_to_worker({.message = {.trainer_id = 1}})));
+  EXPECT_FALSE(is_blob_message(write_to_trainer({})));
+  const auto wish = write_blob_message(BlobWish{});
+  EXPECT_FALSE(is_blob_message(std::span(wish).first(3)));
+  EXPECT_FALSE(is_blob_message({}));
+}
+
+TEST(BlobRecord, EveryTruncationAndEveryAppendedByteIsRefused) {
+  for (const auto& [message, piece_bytes] : samples()) {
+    auto part = write_blob_message(message);
+    for (size_t size = 0; size < part.size(); ++size) {
+      const auto parsed = parse_blob_message(std::span(part).first(size), piece_bytes);
+      ASSERT_FALSE(parsed) << size;
+      EXPECT_EQ(parsed.error().code, Errc::kMalformed);
+    }
+    part.push_back(std::byte{0});
+    EXPECT_FALSE(parse_blob_message(part, piece_bytes));
+  }
+}
+
+TEST(BlobRecord, FlippedBitIsRefusedOrSeen) {
+  for (const auto& [message, piece_bytes] : samples()) {
+    const auto part = write_blob_message(message);
+    for (size_t bit = 0; bit < 8 * part.size(); ++bit) {
+      auto flipped = part;
+      flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+      const auto parsed = parse_blob_message(flipped, piece_bytes);
+      if (!parsed) continue;
+      EXPECT_NE(parsed.value(), message) << bit;
+      EXPECT_EQ(write_blob_message(parsed.value()), flipped) << bit;
+    }
+  }
+}
+
+TEST(BlobRecord, PieceOutsideOfItsBlobIsRefused) {
+  const BlobPiece piece{.id = digest(), .offset = 90, .total_bytes = 100};
+  EXPECT_TRUE(is_taken(piece, 9));
+  EXPECT_TRUE(is_taken(piece, 10));
+  EXPECT_FALSE(is_taken(piece, 11));
+  EXPECT_FALSE(is_taken(piece, ~uint64_t{0} - 80));  // offset and size wrap around to 9
+  EXPECT_FALSE(is_taken({.id = digest(), .offset = 100, .total_bytes = 100}, 1));
+  EXPECT_FALSE(is_taken({.id = digest(), .offset = 101, .total_bytes = 100}, 1));
+  EXPECT_FALSE(is_taken({.id = digest()}, 1));
+}
+
+TEST(BlobRecord, PieceAndItsBytesComeTogether) {
+  for (const auto& [message, piece_bytes] : samples())
+    EXPECT_FALSE(parse_blob_message(write_blob_message(message), piece_bytes == 0 ? 1 : 0));
+}
+
+TEST(BlobRecord, WhatIsAboveACapIsRefused) {
+  const BlobPiece last{.id = digest(), .offset = kBlobBytesMax - kBlobPieceBytesMax, .total_bytes = kBlobBytesMax};
+  EXPECT_TRUE(is_taken(last, kBlobPieceBytesMax));
+  EXPECT_FALSE(is_taken({.id = digest(), .total_bytes = kBlobBytesMax}, kBlobPieceBytesMax + 1));
+  EXPECT_FALSE(is_taken({.id = digest(), .total_bytes = kBlobBytesMax + 1}, 1));
+  EXPECT_TRUE(parse_blob_message(write_blob_message(BlobWish{.id = digest(), .offset = kBlobBytesMax - 1}), 0));
+  EXPECT_FALSE(parse_blob_message(write_blob_message(BlobWish{.id = digest(), .offset = kBlobBytesMax}), 0));
+}
+
+TEST(BlobRecord, AnotherVersionIsAMismatchThatNamesBoth) {
+  const auto parsed = parse_blob_message(with<uint16_t>(write_blob_message(BlobWish{}), 4, 7), 0);
+  ASSERT_FALSE(parsed);
+  EXPECT_EQ(parsed.error().code, Errc::kMismatch);
+  EXPECT_NE(parsed.error().message.find("version 7"), std::string::npos);
+  EXPECT_NE(parsed.error().message.find("version 1"), std::string::npos);
+}
+
+TEST(BlobRecord, UnknownKindIsRefused) {
+  for (const uint8_t kind : {uint8_t{0}, uint8_t{4}, uint8_t{255}})
+    EXPECT_FALSE(parse_blob_message(with(write_blob_message(BlobWish{}), 6, kind), 0));
+}
+
+TEST(BlobRecord, IdsAreReadWhereTheyLie) {
+  const std::vector<BlobId> ids{digest(), BlobId{std::byte{1}}};
+  const auto read = blob_ids(std::as_bytes(std::span(ids)));
+  EXPECT_TRUE(std::ranges::equal(read, ids));
+  EXPECT_EQ(static_cast<const void*>(read.data()), ids.data());
+  EXPECT_TRUE(blob_ids({}).empty());
+}
+
+}  // namespace
+}  // namespace penstock::wire

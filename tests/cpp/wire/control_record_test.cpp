@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/control_record.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace penstock::wire {
+namespace {
+
+std::vector<ControlMessage> samples() {
+  return {WorkerReport{.worker_id = 0x1122334455667788,
+                       .incarnation = 3,
+                       .endpoint = "tcp://10.0.0.7:41999",
+                       .is_draining = true,
+                       .trainer_id = 9,
+                       .about = "host a, process 17",
+                       .declined = {5, 0x1122334455667788},
+                       .decline_reason = "no module named 'images'"},
+          WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
+          TrainerReport{.trainer_id = 5,
+                        .job = "train.py",
+                        .worker_count_max = 64,
+                        .queue = {.ready_batches = 1,
+                                  .asked_batches = 2,
+                                  .bytes_in_flight = 3,
+                                  .waited_ns = 4,
+                                  .delivered_batches = 5},
+                        .about = ""},
+          TrainerRoster{.controller_id = 1,
+                        .view = 2,
+                        .is_settled = true,
+                        .pool_count = 3,
+                        .unfit_count = 1,
+                        .entries = {{{.worker_id = 7, .incarnation = 1, .is_withdrawn = false}, "tcp://[::1]:1"},
+                                    {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}}},
+          Farewell{.id = 6, .is_worker = true},
+          StatusRequest{},
+          Status{.json = R"({"workers": []})"},
+          DrainRequest{.worker_id = 7},
+          DrainAnswer{.worker_id = 7, .is_known = true},
+          Refusal{.reason = "another version"}};
+}
+
+template <typename T>
+std::vector<std::byte> with(std::vector<std::byte> bytes, size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+  return bytes;
+}
+
+TEST(ControlRecord, EveryMessageComesBack) {
+  const auto messages = samples();
+  ASSERT_EQ(messages.size(), std::variant_size_v<ControlMessage>);
+  for (const auto& message : messages) {
+    const auto parsed = parse_control(write_control(message));
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value(), message);
+  }
+}
+
+TEST(ControlRecord, HasTheBytesOfTheSpecification) {
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 1, 0, 9, 0,  // PNC1, version 1, drain answer
+                                      7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
+                                      1};                                  // which is known
+  const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});
+  ASSERT_EQ(bytes.size(), expected.size());
+  EXPECT_EQ(std::memcmp(bytes.data(), expected.data(), expected.size()), 0);
+}
+
+TEST(ControlRecord, EveryTruncationAndEveryAppendedByteIsRefused) {
+  for (const auto& message : samples()) {
+    auto bytes = write_control(message);
+    for (size_t size = 0; size < bytes.size(); ++size) {
+      const auto parsed = parse_control(std::span(bytes).first(size));
+      ASSERT_FALSE(parsed);
+      EXPECT_EQ(parsed.error().code, Errc::kMalformed) << parsed.error().message;
+    }
+    bytes.push_back(std::byte{0});
+    EXPECT_FALSE(parse_control(bytes));
+  }
+}
+
+TEST(ControlRecord, NoFlippedBitCrashesOrAddsUnseenBytes) {
+  for (const auto& message : samples()) {
+    const auto bytes = write_control(message);
+    for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+      auto flipped = bytes;
+      flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+      const auto parsed = parse_control(flipped);
+      if (!parsed) continue;
+      EXPECT_EQ(write_control(parsed.value()), flipped);
+    }
+  }
+}
+
+TEST(ControlRecord, AnotherVersionIsAMismatchThatNamesBoth) {
+  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 2));
+  ASSERT_FALSE(parsed);
+  EXPECT_EQ(parsed.error().code, Errc::kMismatch);
+  EXPECT_NE(parsed.error().message.find("version 2"), std::string::npos);
+  EXPECT_NE(parsed.error().message.find("version 1"), std::string::npos);
+}
+
+TEST(ControlRecord, LengthsAboveTheirCapsAreRefusedBeforeTheyAreBelieved) {
+  const auto text = with<uint32_t>(write_control(Refusal{.reason = "x"}), 8, 0xffffffff);
+  EXPECT_EQ(parse_control(text).error().code, Errc::kTooLarge);
+  const auto list = with<uint32_t>(write_control(TrainerRoster{}), 8 + 25, 0xffffffff);
+  EXPECT_EQ(parse_control(list).error().code, Errc::kTooLarge);
+  EXPECT_EQ(parse_control(std::vector<std::byte>(kControlBytesMax + 1)).error().code, Errc::kTooLarge);
+}
+
+TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
+  const auto parsed = parse_control(write_control(Refusal{.reason = std::string(kControlAboutBytesMax + 1, 'x')}));
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(std::get<Refusal>(parsed.value()).reason.size(), kControlAboutBytesMax);
+  TrainerRoster roster;
+  roster.entries.resize(kRosterCountMax + 1);
+  const auto cut = parse_control(write_control(roster));
+  ASSERT_TRUE(cut) << cut.error().message;
+  EXPECT_EQ(std::get<TrainerRoster>(cut.value()).entries.size(), kRosterCountMax);
+  WorkerReport report;
+  report.declined.resize(kDeclinedCountMax + 1);
+  report.decline_reason.resize(kControlReasonBytesMax + 1);
+  const auto shorter = parse_control(write_control(report));
+  ASSERT_TRUE(shorter) << shorter.error().message;
+  EXPECT_EQ(std::get<WorkerReport>(shorter.value()).declined.size(), kDeclinedCountMax);
+  EXPECT_EQ(std::get<WorkerReport>(shorter.value()).decline_reason.size(), kControlReasonBytesMax);
+}
+
+}  // namespace
+}  // namespace penstock::wire

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/nest.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../base/seeded_test.h"
+
+namespace penstock::wire {
+namespace {
+
+class Nest : public test::SeededTest {
+ protected:
+  NestToken next() {
+    auto token = reader().next();
+    EXPECT_TRUE(token) << token.error().message;
+    return token ? token.value() : NestToken{.tag = NestTag::kNone, .text = {}, .dtype = {}};
+  }
+  NestReader& reader() {
+    if (!reader_) reader_.emplace(nest_.view());
+    return *reader_;
+  }
+  Errc refusal(uint32_t tensor_count = 0, bool allow_pickle = true) const {
+    return check_nest(nest_.view(), tensor_count, allow_pickle).error().code;
+  }
+  bool is_accepted(uint32_t tensor_count = 0) const {
+    return static_cast<bool>(check_nest(nest_.view(), tensor_count, /*allow_pickle=*/true));
+  }
+  void lists_in_lists(uint32_t count) {
+    for (uint32_t level = 0; level < count; ++level) nest_.list(1);
+  }
+
+  // A random value, and what was written in words.
+  std::string write_value(int depth) {
+    switch (depth > 0 ? draw(0, 14) : draw(0, 10)) {
+      case 0: return nest_.none(), "None";
+      case 1: return nest_.boolean(true), "True";
+      case 2: {
+        const auto value = draw(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
+        return nest_.integer(value), std::to_string(value);
+      }
+      case 3: return nest_.floating(0.25 * draw(-9, 9)), "float";
+      case 4: {
+        const std::string text(draw<size_t>(0, 9), static_cast<char>(draw<int>(-128, 127)));
+        return nest_.text(text), "'" + text + "'";
+      }
+      case 5: {
+        const std::string text(draw<size_t>(0, 9), '\0');
+        return nest_.bytes(text), "b'" + text + "'";
+      }
+      case 6: return nest_.tensor(2), "tensor 2";
+      case 7: {
+        const std::string digits(draw<size_t>(1, 30), static_cast<char>(draw<int>(-128, 127)));
+        return nest_.big_integer(digits), "integer '" + digits + "'";
+      }
+      case 8: return nest_.array(1, ""), "array 1 ''";
+      case 9: return nest_.array(2, "<M8[25s]"), "array 2 '<M8[25s]'";
+      case 10: return nest_.scalar("<f4", "four"), "scalar '<f4' 'four'";
+      case 11:
+        return write_container(
+            "[", depth, [this](uint32_t count) { nest_.list(count); }, 1);
+      case 12:
+        return write_container(
+            "(", depth, [this](uint32_t count) { nest_.tuple(count); }, 1);
+      case 13:
+        return write_container(
+            "m:A.B(", depth, [this](uint32_t count) { nest_.named_tuple("m:A.B", count); }, 1);
+      default:
+        return write_container(
+            "{", depth, [this](uint32_t count) { nest_.dict(count); }, 2);
+    }
+  }
+  template <typename Open>
+  std::string write_container(const std::string& name, int depth, Open open, uint32_t values_per_element) {
+    const auto count = draw<uint32_t>(0, 4);
+    open(count);
+    std::string words = name + std::to_string(count);
+    for (uint32_t value = 0; value < count * values_per_element; ++value) words += " " + write_value(depth - 1);
+    return words;
+  }
+
+  // What is read back, in the same words.
+  std::string read_value() {
+    const NestToken token = next();
+    switch (token.tag) {
+      case NestTag::kNone: return "None";
+      case NestTag::kFalse: return "False";
+      case NestTag::kTrue: return "True";
+      case NestTag::kInteger: return std::to_string(token.integer);
+      case NestTag::kFloat: return "float";
+      case NestTag::kText: return "'" + std::string(token.text) + "'";
+      case NestTag::kBytes: return "b'" + std::string(token.text) + "'";
+      case NestTag::kPickle: return "pickle";
+      case NestTag::kTensor: return "tensor " + std::to_string(token.count);
+      case NestTag::kList: return read_container("[", token.count, token.count);
+      case NestTag::kTuple: return read_container("(", token.count, token.count);
+      case NestTag::kDict: return read_container("{", token.count, token.count * 2);
+      case NestTag::kBigInteger: return "integer '" + std::string(token.text) + "'";
+      case NestTag::kArray: return "array " + std::to_string(token.count) + " '" + std::string(token.dtype) + "'";
+      case NestTag::kScalar: return "scalar '" + std::string(token.dtype) + "' '" + std::string(token.text) + "'";
+      case NestTag::kNamedTuple: return read_container(std::string(token.text) + "(", token.count, token.count);
+    }
+    return "unknown";
+  }
+  std::string read_container(const std::string& name, uint32_t count, uint32_t value_count) {
+    std::string words = name + std::to_string(count);
+    for (uint32_t value = 0; value < value_count; ++value) words += " " + read_value();
+    return words;
+  }
+
+  NestWriter nest_;
+  std::optional<NestReader> reader_;
+};
+
+TEST_F(Nest, NumbersComeBackToTheBit) {
+  for (const int64_t value : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) nest_.integer(value);
+  for (const double value : {-0.0, std::numeric_limits<double>::infinity(), 5e-324}) nest_.floating(value);
+  nest_.floating(std::nan("7"));
+  EXPECT_EQ(next().integer, 0);
+  EXPECT_EQ(next().integer, -1);
+  EXPECT_EQ(next().integer, std::numeric_limits<int64_t>::min());
+  EXPECT_TRUE(std::signbit(next().floating));
+  EXPECT_EQ(next().floating, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(next().floating, 5e-324);
+  EXPECT_TRUE(std::isnan(next().floating));
+  EXPECT_TRUE(reader().at_end());
+}
+
+TEST_F(Nest, RandomNestsComeBack) {
+  for (int round = 0; round < 1000; ++round) {
+    nest_.clear();
+    reader_.reset();
+    const std::string written = write_value(6);
+    ASSERT_TRUE(is_accepted(/*tensor_count=*/3));
+    ASSERT_EQ(read_value(), written);
+    ASSERT_TRUE(reader().at_end());
+  }
+}
+
+TEST_F(Nest, SixtyFourLevelsPassAndOneMoreIsTooLarge) {
+  lists_in_lists(kNestDepthMax - 1);
+  nest_.none();
+  EXPECT_TRUE(is_accepted());
+  nest_.clear();
+  lists_in_lists(kNestDepthMax);
+  nest_.none();
+  EXPECT_EQ(refusal(), Errc::kTooLarge);
+}
+
+TEST_F(Nest, AMillionLevelsAreRefusedWithoutFollowingThem) {
+  lists_in_lists(1'000'000);
+  EXPECT_EQ(refusal(), Errc::kTooLarge);
+}
+
+TEST_F(Nest, ManyContainersSideBySideAreNotDeep) {
+  nest_.list(1000);
+  for (int sibling = 0; sibling < 1000; ++sibling) nest_.list(0);
+  EXPECT_TRUE(is_accepted());
+}
+
+TEST_F(Nest, PickleIsRefusedFromAPeerThatIsNotTrusted) {
+  nest_.list(1), nest_.pickle("\x80\x05N.");
+  EXPECT_EQ(refusal(0, /*allow_pickle=*/false), Errc::kUnsupported);
+  EXPECT_TRUE(is_accepted());
+}
+
+TEST_F(Nest, ATensorThatIsNotInTheTableIsMalformed) {
+  nest_.tensor(2);
+  EXPECT_EQ(refusal(/*tensor_count=*/2), Errc::kMalformed);
+  EXPECT_TRUE(is_accepted(/*tensor_count=*/3));
+}
+
+TEST_F(Nest, AnArrayThatIsNotInTheTableIsMalformed) {
+  nest_.array(2, "<U3");
+  EXPECT_EQ(refusal(/*tensor_count=*/2), Errc::kMalformed);
+  EXPECT_TRUE(is_accepted(/*tensor_count=*/3));
+}
+
+TEST_F(Nest, AnArrayWhoseElementsHaveNoBytesOrAreAddressesIsMalformed) {
+  for (const char* dtype : {"<U0", "|V0", "|O8", "O", "|V8,|O8"}) {
+    nest_.clear(), nest_.array(0, dtype);
+    EXPECT_EQ(refusal(/*tensor_count=*/1), Errc::kMalformed) << dtype;
+  }
+}
+
+TEST_F(Nest, AScalarHasTheBytesOfOneElement) {
+  nest_.scalar("<U2", "12345678");
+  EXPECT_TRUE(is_accepted());
+  for (const char* element : {"", "1234567", "123456789"}) {
+    nest_.clear(), nest_.scalar("<U2", element);
+    EXPECT_EQ(refusal(), Errc::kMalformed) << element;
+  }
+  nest_.clear(), nest_.scalar("<U0", "");
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.scalar("", "");
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, ABigIntegerHasAByteAtLeastAndItsCapAtMost) {
+  nest_.big_integer(std::string(kBigIntegerBytesMax, 'x'));
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.big_integer("");
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+  nest_.clear(), nest_.big_integer(std::string(kBigIntegerBytesMax + 1, 'x'));
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, ANamedTupleNestsAsATupleDoesAndItsNameHasACap) {
+  for (uint32_t level = 0; level < kNestDepthMax; ++level) nest_.named_tuple("m:A", 1);
+  nest_.none();
+  EXPECT_EQ(refusal(), Errc::kTooLarge);
+  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax, 'a'), 0);
+  EXPECT_TRUE(is_accepted());
+  nest_.clear(), nest_.named_tuple(std::string(kNamedTupleNameBytesMax + 1, 'a'), 0);
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, AnythingBehindTheOneValueIsMalformed) {
+  nest_.none(), nest_.none();
+  EXPECT_EQ(refusal(), Errc::kMalformed);
+}
+
+TEST_F(Nest, NothingAtAllIsMalformed) { EXPECT_EQ(refusal(), Errc::kMalformed); }
+
+TEST_F(Nest, ContainersThatClaimMoreThanBytesAreLeftAreMalformed) {
+  // The token itself is refused, as a reader reserves room for what it claims.
+  nest_.list(0xffffffff), nest_.none();
+  EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
+  nest_.clear();
+  reader_.reset();
+  nest_.dict(2), nest_.none(), nest_.none(), nest_.none();
+  EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
+  nest_.clear();
+  reader_.reset();
+  nest_.named_tuple("m:A", 2), nest_.none();
+  EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
+}
+
+TEST_F(Nest, AnUnknownTagIsMalformed) {
+  const std::byte tag{16};
+  EXPECT_EQ(check_nest({&tag, 1}, 0, /*allow_pickle=*/true).error().code, Errc::kMalformed);
+}
+
+}  // namespace
+}  // namespace penstock::wire

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/pool_record.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+
+namespace penstock::wire {
+namespace {
+
+using std::string_view_literals::operator""sv;
+
+std::vector<std::byte> bytes_of(std::string_view text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+class PoolRecord : public testing::Test {
+ protected:
+  PoolRequest request() const {
+    return {.message = {.kind = ToWorker::Kind::kRequest,
+                        .trainer_id = 0x0102030405060708,
+                        .link = 9,
+                        .stamp = 10,
+                        .key = {.epoch = 11, .sequence = 12},
+                        .lane = 13,
+                        .is_lane_start = true},
+            .index_kind = IndexKind::kIntegers,
+            .epoch_seed = 14,
+            .indices = indices_,
+            .seeds = seeds_,
+            .state = state_,
+            .blobs = blobs_};
+  }
+  PoolAnswer answer() const {
+    return {.message = {.kind = ToTrainer::Kind::kAnswer, .link = 9, .stamp = 10, .key = {.epoch = 11, .sequence = 12}},
+            .worker_id = 13,
+            .incarnation = 14,
+            .kind = AnswerKind::kBatch,
+            .flags = kDescriptorRaises,
+            .record_bytes = 17,
+            .payload_bytes = 1000,
+            .payload_offset = 900,
+            .fetch_time = 15,
+            .prefix_time = 16,
+            .state = state_};
+  }
+  PoolAnswer piece() const {
+    auto piece = answer();
+    piece.message.kind = ToTrainer::Kind::kPiece;
+    piece.kind = AnswerKind::kNone;
+    piece.state = {};
+    return piece;
+  }
+  PoolAnswer refusal(ToTrainer::Kind kind) const {
+    return {.message = {.kind = kind, .link = 9}, .worker_id = 13, .incarnation = 14, .body = reason_};
+  }
+  PoolAnswer raised() const {
+    auto raised = answer();
+    raised.kind = AnswerKind::kError;
+    raised.flags = 0;
+    raised.record_bytes = 0;
+    raised.payload_bytes = 0;
+    raised.payload_offset = 0;
+    raised.body = reason_;
+    raised.state = {};
+    return raised;
+  }
+  // Whether a trainer takes it with a second part of so many bytes.
+  static bool is_taken(const PoolAnswer& answer, uint64_t piece_bytes) {
+    return bool(parse_to_trainer(write_to_trainer(answer), piece_bytes));
+  }
+
+  std::vector<std::byte> indices_ = bytes_of("sixteen bytes...");
+  std::vector<std::byte> seeds_ = bytes_of("seeds");
+  std::vector<std::byte> state_ = bytes_of("a state");
+  std::vector<std::byte> reason_ = bytes_of("ValueError\0no sample 7"sv);
+  std::array<BlobId, 2> blobs_{BlobId{std::byte{1}}, BlobId{std::byte{2}}};
+  static constexpr uint64_t kPieceBytes = 100;  // the second part of answer() and of piece()
+};
+
+TEST_F(PoolRecord, RequestComesBackWithAllThatBelongsToIt) {
+  const auto part = write_to_worker(request());
+  ASSERT_EQ(part.size(), kPoolHeadBytes + indices_.size() + seeds_.size() + state_.size() + 2 * sizeof(BlobId));
+  const auto parsed = parse_to_worker(part);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed.value().message, request().message);
+  EXPECT_EQ(parsed.value().index_kind, IndexKind::kIntegers);
+  EXPECT_EQ(parsed.value().epoch_seed, 14u);
+  EXPECT_TRUE(std::ranges::equal(parsed.value().indices, indices_));
+  EXPECT_TRUE(std::ranges::equal(parsed.value().seeds, seeds_));
+  EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
+  EXPECT_TRUE(std::ranges::equal(parsed.value().blobs, blobs_));
+}
+
+TEST_F(PoolRecord, RequestWithTooManyBlobsIsRefused) {
+  const std::vector<BlobId> blobs(kRequestBlobCountMax + 1);
+  auto most = request();
+  most.blobs = std::span(blobs).first(kRequestBlobCountMax);
+  auto part = write_to_worker(most);
+  ASSERT_TRUE(parse_to_worker(part));
+  EXPECT_EQ(parse_to_worker(part).value().blobs.size(), kRequestBlobCountMax);
+  part[73] = std::byte{kRequestBlobCountMax + 1};
+  part.resize(part.size() + sizeof(BlobId));
+  const auto parsed = parse_to_worker(part);
+  ASSERT_FALSE(parsed);
+  EXPECT_NE(parsed.error().message.find("too many blobs"), std::string::npos);
+}
+
+TEST_F(PoolRecord, LengthsThatAreTogetherAsLongAsTheBodyButWrapAroundAreRefused) {
+  auto part = write_to_worker(request());
+  const uint64_t huge = ~uint64_t{0} - 100, rest = indices_.size() + state_.size() + 101;
+  std::memcpy(part.data() + 56, &huge, sizeof huge);
+  std::memcpy(part.data() + 64, &rest, sizeof rest);
+  EXPECT_FALSE(parse_to_worker(part));
+}
+
+TEST_F(PoolRecord, OnlyRequestsHaveABody) {
+  const auto part = write_to_worker(request());
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToWorker::Kind::kBye); ++kind) {
+    auto other = part;
+    other[6] = std::byte{kind};
+    EXPECT_EQ(bool(parse_to_worker(other)), kind == static_cast<uint8_t>(ToWorker::Kind::kRequest)) << int{kind};
+  }
+}
+
+TEST_F(PoolRecord, EveryKindComesBack) {
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToWorker::Kind::kBye); ++kind) {
+    const PoolRequest sent{
+        .message = {.kind = static_cast<ToWorker::Kind>(kind), .trainer_id = 1, .is_continued = true}};
+    const auto part = write_to_worker(sent);
+    ASSERT_TRUE(parse_to_worker(part));
+    EXPECT_EQ(parse_to_worker(part).value().message, sent.message);
+  }
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kUnfit); ++kind) {
+    PoolAnswer sent{.message = {.kind = static_cast<ToTrainer::Kind>(kind), .is_fresh = true}};
+    const bool is_piece = sent.message.kind == ToTrainer::Kind::kPiece;
+    if (sent.message.kind == ToTrainer::Kind::kAnswer) sent.kind = AnswerKind::kEnd;
+    if (is_piece) sent.payload_bytes = 5;
+    const auto part = write_to_trainer(sent);
+    const auto parsed = parse_to_trainer(part, is_piece ? 5 : 0);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().message, sent.message);
+  }
+}
+
+TEST_F(PoolRecord, BatchComesBack) {
+  const auto part = write_to_trainer(answer());
+  const auto parsed = parse_to_trainer(part, kPieceBytes);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed.value().message, answer().message);
+  EXPECT_EQ(parsed.value().worker_id, 13u);
+  EXPECT_EQ(parsed.value().incarnation, 14u);
+  EXPECT_EQ(parsed.value().kind, AnswerKind::kBatch);
+  EXPECT_EQ(parsed.value().flags, kDescriptorRaises);
+  EXPECT_EQ(parsed.value().record_bytes, 17u);
+  EXPECT_EQ(parsed.value().payload_bytes, 1000u);
+  EXPECT_EQ(parsed.value().payload_offset, 900u);
+  EXPECT_EQ(parsed.value().fetch_time, 15u);
+  EXPECT_EQ(parsed.value().prefix_time, 16u);
+  EXPECT_TRUE(parsed.value().body.empty());
+  EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
+}
+
+TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
+  for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kUnfit), raised()}) {
+    const auto part = write_to_trainer(sent);
+    const auto parsed = parse_to_trainer(part, 0);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().message, sent.message);
+    EXPECT_EQ(parsed.value().kind, sent.kind);
+    EXPECT_TRUE(std::ranges::equal(parsed.value().body, reason_));
+    EXPECT_TRUE(parsed.value().state.empty());
+  }
+}
+
+TEST_F(PoolRecord, TextOfWhatIsNeitherAnErrorNorARefusalIsRefused) {
+  auto broken = refusal(ToTrainer::Kind::kBroken);
+  EXPECT_FALSE(is_taken(broken, 0));
+  broken.body = {};
+  EXPECT_TRUE(is_taken(broken, 0));
+  auto batch = answer();
+  batch.body = reason_;
+  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+}
+
+TEST_F(PoolRecord, ErrorComesBackWithTheStateAfterIt) {
+  auto sent = raised();
+  sent.state = state_;
+  const auto part = write_to_trainer(sent);
+  const auto parsed = parse_to_trainer(part, 0);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_TRUE(std::ranges::equal(parsed.value().body, reason_));
+  EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
+}
+
+TEST_F(PoolRecord, StateOfWhatIsNeitherABatchNorAnErrorIsRefused) {
+  auto end = raised();
+  end.kind = AnswerKind::kEnd;
+  for (auto sent : {refusal(ToTrainer::Kind::kUnfit), refusal(ToTrainer::Kind::kPong), end}) {
+    sent.body = {};
+    EXPECT_TRUE(is_taken(sent, 0));
+    sent.state = state_;
+    EXPECT_FALSE(is_taken(sent, 0));
+  }
+}
+
+TEST_F(PoolRecord, PieceOutsideOfItsBatchIsRefused) {
+  const auto part = write_to_trainer(piece());
+  EXPECT_TRUE(parse_to_trainer(part, 99));
+  EXPECT_TRUE(parse_to_trainer(part, kPieceBytes));
+  EXPECT_FALSE(parse_to_trainer(part, 101));
+  EXPECT_FALSE(parse_to_trainer(part, uint64_t{1} << 63));
+  EXPECT_FALSE(parse_to_trainer(part, 0));
+}
+
+TEST_F(PoolRecord, BatchComesWithItsLastPiece) {
+  EXPECT_TRUE(is_taken(answer(), kPieceBytes));
+  EXPECT_FALSE(is_taken(answer(), kPieceBytes - 1));
+  EXPECT_FALSE(is_taken(answer(), kPieceBytes + 1));
+  EXPECT_FALSE(is_taken(answer(), 0));
+}
+
+TEST_F(PoolRecord, RecordIsNeitherMissingNorLargerThanThePayload) {
+  auto batch = answer();
+  batch.record_bytes = 1000;  // it may begin in an earlier piece
+  EXPECT_TRUE(is_taken(batch, kPieceBytes));
+  batch.record_bytes = 1001;
+  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+  batch.record_bytes = 0;
+  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+}
+
+TEST_F(PoolRecord, OnlyBatchesAndPiecesHaveAPayload) {
+  EXPECT_TRUE(is_taken(raised(), 0));
+  EXPECT_FALSE(is_taken(raised(), 1));
+  auto raised_with_payload = raised();
+  raised_with_payload.payload_bytes = 1000;
+  EXPECT_FALSE(is_taken(raised_with_payload, 0));
+}
+
+TEST_F(PoolRecord, BatchOrPieceAboveItsCapIsRefused) {
+  auto large = answer();
+  large.payload_bytes = kPoolPayloadBytesMax;
+  large.payload_offset = kPoolPayloadBytesMax - kPieceBytesMax;
+  EXPECT_TRUE(is_taken(large, kPieceBytesMax));
+  EXPECT_EQ(parse_to_trainer(write_to_trainer(large), kPieceBytesMax + 1).error().code, Errc::kTooLarge);
+  large.payload_bytes = kPoolPayloadBytesMax + 1;
+  EXPECT_EQ(parse_to_trainer(write_to_trainer(large), kPieceBytesMax).error().code, Errc::kTooLarge);
+}
+
+TEST_F(PoolRecord, TruncatedAndLengthenedMessagesAreRefused) {
+  auto to_worker = write_to_worker(request());
+  for (size_t size = 0; size < to_worker.size(); ++size)
+    ASSERT_FALSE(parse_to_worker(std::span(to_worker).first(size))) << size;
+  to_worker.push_back({});
+  EXPECT_FALSE(parse_to_worker(to_worker));
+  auto to_trainer = write_to_trainer(answer());
+  for (size_t size = 0; size < to_trainer.size(); ++size)
+    ASSERT_FALSE(parse_to_trainer(std::span(to_trainer).first(size), kPieceBytes)) << size;
+  to_trainer.push_back({});
+  EXPECT_FALSE(parse_to_trainer(to_trainer, kPieceBytes));
+}
+
+TEST_F(PoolRecord, FlippedBitIsRefusedOrSeen) {
+  const auto to_worker = write_to_worker(request());
+  for (size_t bit = 0; bit < 8 * kPoolHeadBytes; ++bit) {
+    auto flipped = to_worker;
+    flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+    const auto parsed = parse_to_worker(flipped);
+    if (!parsed) continue;
+    EXPECT_EQ(write_to_worker(parsed.value()), flipped);
+  }
+  const auto to_trainer = write_to_trainer(answer());
+  for (size_t bit = 0; bit < 8 * kPoolHeadBytes; ++bit) {
+    auto flipped = to_trainer;
+    flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+    const auto parsed = parse_to_trainer(flipped, kPieceBytes);
+    if (!parsed) continue;
+    EXPECT_EQ(write_to_trainer(parsed.value()), flipped);
+  }
+}
+
+TEST_F(PoolRecord, AnotherVersionIsAMismatchThatNamesBoth) {
+  auto part = write_to_worker(request());
+  part[4] = std::byte{7};
+  const auto parsed = parse_to_worker(part);
+  ASSERT_FALSE(parsed);
+  EXPECT_EQ(parsed.error().code, Errc::kMismatch);
+  EXPECT_NE(parsed.error().message.find("version 7"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::wire
