@@ -24,7 +24,7 @@ from cut_training import KINDS, choose_cores, endless, fresh, prepare_trainer, s
 from cut_workloads import WORKLOADS
 
 from penstock import DataLoader, offload
-from penstock.plan import Plan
+from penstock.graph.plan import Plan
 
 # The losses of so many steps from the first are handed back for comparison. Batches that were asked
 # for before there was a plan come without the worker's part, up to 17 of them where they are small.

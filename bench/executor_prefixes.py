@@ -16,11 +16,11 @@ from cut_workloads import WORKLOADS, OneGraph, class_loss
 from torch import nn
 from torch.utils.data import default_collate
 
-from penstock.capture import capture_whole, classify, tie_sizes
-from penstock.leaves import flatten_batch
-from penstock.lowering import lower
-from penstock.planning import CutOptions, plan_cut
-from penstock.prefix_compiler import CompileJob, OfLeaves
+from penstock.cut.prefix_compiler import CompileJob, OfLeaves
+from penstock.graph.capture import capture_whole, classify, tie_sizes
+from penstock.graph.lowering import lower
+from penstock.graph.planning import CutOptions, plan_cut
+from penstock.tracking.leaves import flatten_batch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 TOKEN_COUNT, POSITION_COUNT, HEAD_COUNT = 30_000, 512, 8

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.worker_spec import PoolWorkerSpec
+    from penstock.pool.worker_spec import PoolWorkerSpec
 
 HERE = Path(__file__).resolve().parent
 START_S_MAX = 120.0
@@ -172,7 +172,7 @@ def run_nursery() -> None:
     """Forks workers as standard input says, one order a line, until it ends."""
     import torch  # noqa: F401 - which every worker needs
 
-    from penstock.worker_spec import PoolWorkerSpec
+    from penstock.pool.worker_spec import PoolWorkerSpec
 
     children: dict[int, str] = {}  # and the folder for the code of their jobs
     unread = b""
@@ -216,7 +216,7 @@ def _fork_worker(spec: PoolWorkerSpec) -> int:
         return pid
     code = 1
     try:
-        from penstock.pool_worker import run_worker
+        from penstock.pool.pool_worker import run_worker
 
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

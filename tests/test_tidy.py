@@ -20,15 +20,34 @@ ROOT = Path(__file__).resolve().parent.parent
 # Which rooms each room's arrows lead to; what those lead to may be included as well.
 ARROWS: dict[str, tuple[str, ...]] = {
     "base": (),
-    "telemetry": ("base",),
-    "transport": ("base", "telemetry", "cluster"),
-    "cluster": ("base",),
+    "wire": ("base",),
+    "shm": ("wire",),
+    "net": ("wire",),
+    "cluster": ("wire",),
     "graph": ("base",),
-    "runtime": ("graph",),
-    "loader": ("transport", "cluster", "telemetry"),
-    "worker": ("transport", "cluster", "runtime", "telemetry"),
-    "controller": ("transport", "cluster", "telemetry"),
+    "capture": ("graph",),
+    "runtime": ("capture",),
+    "loader": ("shm", "net", "cluster"),
+    "worker": ("shm", "net", "cluster", "runtime"),
+    "controller": ("net", "cluster"),
     "bindings": ("loader", "worker", "controller"),
+}
+
+# The same of the packages of python/penstock. "" is the façade: what stands in the root. `__init__`
+# and `__main__` there lead to everything and nothing leads to them.
+PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "tuning": ("",),
+    "stream": ("",),
+    "worker": ("stream",),
+    "pool": ("worker",),
+    "graph": ("",),
+    "tracking": ("graph",),
+    "loader": ("pool", "tracking", "tuning"),
+    "cut": ("loader",),
+    "explanation": ("cut",),
+    "cli": ("explanation",),
+    "engines": ("pool",),  # of clusters; none is there yet
 }
 
 # An outside header, and the files of csrc that may include it. The first entry that matches a
@@ -38,15 +57,15 @@ DOORS: tuple[tuple[str, str], ...] = (
         r"pybind11/|Python\.h|torch/extension\.h|torch/python\.h|torch/csrc/.*py(thon|bind)",
         "bindings/",
     ),
-    (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "graph/capture|bindings/"),
+    (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/"),
     (r"(c10|ATen)/cuda/|cuda|thrust/|cub/", r"loader/device_stage|loader/.*\.cu"),
-    (r"torch/|ATen/|c10/|caffe2/", "graph/capture|runtime/|loader/|worker/|bindings/"),
+    (r"torch/|ATen/|c10/|caffe2/", "capture/|runtime/|loader/|worker/|bindings/"),
     (
         r"zmq",
-        r"transport/((curve_)?socket|authenticator|connection_monitor|message_part|readiness"
+        r"net/((curve_)?socket|authenticator|connection_monitor|message_part|readiness"
         r"|ready_set)\.cpp",
     ),
-    (r"sodium", r"transport/keys\.cpp"),
+    (r"sodium", r"net/keys\.cpp"),
     (r"condition_variable$", "base/"),
 )
 
@@ -61,15 +80,21 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 def find_faults(root: Path) -> list[str]:
     """Everything in a tree that goes against an arrow, a door or the rules for files, sorted."""
     return sorted(
-        [*include_faults(root), *import_faults(root), *name_faults(root), *tag_faults(root)]
+        [
+            *include_faults(root),
+            *import_faults(root),
+            *room_faults(root),
+            *name_faults(root),
+            *tag_faults(root),
+        ]
     )
 
 
-def reachable(room: str) -> set[str]:
+def reachable(room: str, arrows: dict[str, tuple[str, ...]] = ARROWS) -> set[str]:
     """The room itself and every room that its arrows lead to, however far."""
     found = {room}
-    for other in ARROWS[room]:
-        found |= reachable(other)
+    for other in arrows[room]:
+        found |= reachable(other, arrows)
     return found
 
 
@@ -140,6 +165,91 @@ def module_faults(node: ast.AST, is_engine: bool, is_lazy: bool) -> Iterator[str
             yield f"imports {top}, which penstock does not depend on"
 
 
+def room_faults(root: Path) -> Iterator[str]:
+    """Imports between the packages of python/penstock against their arrows, and circles of modules.
+
+    Imports for type checking and those inside of functions count too.
+    """
+    imports = own_imports(root)
+    for name, imported in sorted(imports.items()):
+        room, shown = python_room(name), f"python/{name.replace('.', '/')}.py"
+        if room not in PYTHON_ARROWS:
+            yield f"{shown}: {room} is not a room of the map"
+            continue
+        if name in ("penstock", "penstock.__main__"):
+            continue
+        allowed = reachable(room, PYTHON_ARROWS)
+        for other in sorted(imported):
+            if other == "penstock":
+                yield f"{shown}: imports the façade, which imports everything"
+            elif python_room(other) not in allowed:
+                yield f"{shown}: {other} goes against the arrows"
+    for circle in circles(imports):
+        yield f"python: a circle of imports: {', '.join(circle)}"
+
+
+def python_room(name: str) -> str:
+    """`penstock.loader.stats` is in the room `loader`, `penstock.errors` in the façade."""
+    parts = name.split(".")
+    is_room = len(parts) > 2 or parts[-1] in PYTHON_ARROWS
+    return parts[1] if is_room else ""
+
+
+def own_imports(root: Path) -> dict[str, set[str]]:
+    """Which modules of penstock each module of penstock imports, both by full name."""
+    package = root / "python" / "penstock"
+    files = {}
+    for path in package.rglob("*.py"):
+        parts = ("penstock", *path.relative_to(package).with_suffix("").parts)
+        files[".".join(parts).removesuffix(".__init__")] = path
+    return {
+        name: {*named_modules(ast.parse(path.read_text()), {*files, "penstock"})} - {name}
+        for name, path in files.items()
+    }
+
+
+def named_modules(tree: ast.AST, ours: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            yield from (name for name in names if name.partition(".")[0] == "penstock")
+        elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("penstock."):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if full in ours:
+                    yield full
+                elif not (node.module == "penstock" and alias.name.startswith("_")):
+                    yield str(node.module)  # a name of the module; native modules are no files here
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of modules that import each other, by Tarjan's algorithm (SIAM J. Comput. 1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(imports.get(name, ())):
+            if other not in order:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], order[other])
+        if lowest[name] == order[name]:
+            place = stack.index(name)
+            if len(stack) - place > 1:
+                found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for name in sorted(imports):
+        if name not in order:
+            visit(name)
+    return found
+
+
 def functions(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -191,7 +301,7 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         "csrc/capture/capture.cpp": '#include <torch/script.h>\n#include "graph/ir.h"',
         "csrc/worker/server.cpp": '#include "graph/ir.h"  // through runtime',
         "csrc/bindings/module.cpp": '#include <torch/extension.h>\n#include "worker/server.h"',
-        "python/penstock/plan.py": "import os\nimport torch.fx\nfrom penstock import _C",
+        "python/penstock/graph/plan.py": "import os\nimport torch.fx\nfrom penstock import _C",
         "python/penstock/engines/ray.py": "import os\ndef start():\n    import ray",
     }
     assert plant(tmp_path, files) == []
@@ -201,8 +311,8 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
     ("name", "text", "fault"),
     [
         ("csrc/base/x.h", '#include "loader/counters.h"', "against the arrows"),
-        ("csrc/transport/x.h", '#include "loader/client.h"', "against the arrows"),
-        ("csrc/cluster/x.cpp", '#include "wire/frame.h"', "against the arrows"),
+        ("csrc/net/x.h", '#include "loader/client.h"', "against the arrows"),
+        ("csrc/cluster/x.cpp", '#include "net/socket.h"', "against the arrows"),
         ("csrc/graph/x.cpp", '#  include "runtime/executor.h"', "against the arrows"),
         ("csrc/loader/x.cpp", '#include "worker/server.h"', "against the arrows"),
         ("csrc/worker/x.cpp", '#include "loader/client.h"', "against the arrows"),
@@ -210,10 +320,11 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("csrc/base/x.cpp", '#include "x.h"', "is not"),
         ("csrc/base/x.cpp", '#include "../loader/client.h"', "is not"),
         ("csrc/utils/x.h", "", "not a room"),
-        ("csrc/transport/x.h", "#include <c10/core/ScalarType.h>", "alone"),
+        ("csrc/wire/x.h", "#include <c10/core/ScalarType.h>", "alone"),
         ("csrc/cluster/x.h", "#include <torch/torch.h>", "alone"),
         ("csrc/controller/x.h", "#include <ATen/ATen.h>", "alone"),
         ("csrc/graph/effects.cpp", "#include <ATen/core/Tensor.h>", "alone"),
+        ("csrc/graph/x.h", '#include "capture/schema.h"', "against the arrows"),
         ("csrc/runtime/x.cpp", "#include <torch/script.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <c10/cuda/CUDAStream.h>", "alone"),
         ("csrc/loader/client.cpp", "#include <cuda_runtime_api.h>", "alone"),
@@ -232,8 +343,11 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("python/penstock/x.py", "from rich.table import Table", "does not depend on"),
         ("python/penstock/x.py", "def f():\n    from ray import init", "does not depend on"),
         ("python/penstock/x.py", "from . import plan", "relative import"),
-        ("python/penstock/x.py", "from penstock.plan import *", "imports *"),
+        ("python/penstock/graph/x.py", "from penstock.graph.plan import *", "imports *"),
         ("python/penstock/engines/ray.py", "import ray", "lazily"),
+        ("python/penstock/utils/x.py", "", "not a room"),
+        ("python/penstock/graph/x.py", "import penstock", "the façade"),
+        ("python/penstock/graph/x.py", "from penstock.cut import y", "against the arrows"),
     ],
 )
 def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
@@ -259,6 +373,18 @@ def test_what_is_installed_with_penstock_is_what_it_imports() -> None:
     assert listed is not None
     names = set(re.findall(r'^  "([\w-]+)', listed[1], re.MULTILINE))
     assert names == PACKAGES - {"penstock", "sympy"}  # which comes with torch
+
+
+def test_a_circle_of_imports_is_found(tmp_path: Path) -> None:
+    files = {
+        "python/penstock/graph/a.py": "from penstock.graph.b import x",
+        "python/penstock/graph/b.py": "def f():\n    from penstock.graph import c",
+        "python/penstock/graph/c.py": "if TYPE_CHECKING:\n    from penstock.graph.a import y",
+    }
+    found = plant(tmp_path, files)
+    assert found == [
+        "python: a circle of imports: penstock.graph.a, penstock.graph.b, penstock.graph.c"
+    ]
 
 
 def test_two_files_of_one_name_are_found(tmp_path: Path) -> None:

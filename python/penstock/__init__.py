@@ -10,17 +10,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock._version import __version__ as __version__
 from penstock.errors import PenstockError, WorkerError
 
 if TYPE_CHECKING:
-    from penstock.dataloader import DataLoader
-    from penstock.declared_operators import stateless
-    from penstock.embedding_ids import embedding_ids
-    from penstock.explanation import explain
-    from penstock.installation import install, uninstall
-    from penstock.offloading import detach, offload
-    from penstock.plan import Plan
-    from penstock.shared_list import SharedList
+    from penstock.cli.installation import install, uninstall
+    from penstock.cut.embedding_ids import embedding_ids
+    from penstock.cut.offloading import detach, offload
+    from penstock.explanation.explanation import explain
+    from penstock.graph.declared_operators import stateless
+    from penstock.graph.plan import Plan
+    from penstock.loader.dataloader import DataLoader
+    from penstock.worker.shared_list import SharedList
 
 __all__ = [
     "DataLoader",
@@ -36,19 +37,17 @@ __all__ = [
     "stateless",
     "uninstall",
 ]
-__version__ = "0.1.0"
-
 _HOMES = {
-    "DataLoader": "penstock.dataloader",
-    "Plan": "penstock.plan",
-    "SharedList": "penstock.shared_list",
-    "detach": "penstock.offloading",
-    "embedding_ids": "penstock.embedding_ids",
-    "explain": "penstock.explanation",
-    "install": "penstock.installation",
-    "offload": "penstock.offloading",
-    "stateless": "penstock.declared_operators",
-    "uninstall": "penstock.installation",
+    "DataLoader": "penstock.loader.dataloader",
+    "Plan": "penstock.graph.plan",
+    "SharedList": "penstock.worker.shared_list",
+    "detach": "penstock.cut.offloading",
+    "embedding_ids": "penstock.cut.embedding_ids",
+    "explain": "penstock.explanation.explanation",
+    "install": "penstock.cli.installation",
+    "offload": "penstock.cut.offloading",
+    "stateless": "penstock.graph.declared_operators",
+    "uninstall": "penstock.cli.installation",
 }
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 import sys
 
-from penstock.command_line import main
+from penstock.cli.command_line import main
 
 sys.exit(main())

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock import batch_pickle, pool_worker, running_job, worker_process
-from penstock.code_folder import CodeFolder
-from penstock.worker_spec import PoolWorkerSpec
+from penstock.pool import pool_worker, running_job, worker_process
+from penstock.pool.code_folder import CodeFolder
+from penstock.pool.worker_spec import PoolWorkerSpec
+from penstock.worker import batch_pickle
 
 
 class Trap:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.compiled_prefixes import Library
-from penstock.leaves import flatten_batch
-from penstock.plan import Plan
-from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
+from penstock.graph.compiled_library import Library
+from penstock.graph.plan import Plan
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.leaves import flatten_batch
 
 
 class InProcessPool:

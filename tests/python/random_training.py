@@ -16,7 +16,7 @@ from in_process_pool import InProcessPool, clone
 from random_models import LEAVES, Program
 from torch import nn
 
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
 
 # Reasons that are never right here: an exception where there should be none, or a worker that
 # computes something else than the trainer on the same thread of the same machine.

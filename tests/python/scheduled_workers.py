@@ -14,7 +14,7 @@ from stream_oracle import describe
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from penstock import DataLoader
-from penstock.worker_tuner import WorkerTuner
+from penstock.tuning.worker_tuner import WorkerTuner
 
 
 class Augmented(Dataset[Any]):

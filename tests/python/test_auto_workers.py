@@ -13,9 +13,9 @@ import pytest
 from scheduled_workers import Augmented, Shard, measured
 
 from penstock import DataLoader
-from penstock.automatic_count import AutomaticCount
-from penstock.usable_cpus import usable_cpus
-from penstock.worker_tuner import WorkerTuner
+from penstock.tuning.automatic_count import AutomaticCount
+from penstock.tuning.usable_cpus import usable_cpus
+from penstock.tuning.worker_tuner import WorkerTuner
 
 
 class Sleeping(Augmented):

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock import code_files
-from penstock.code_files import (
+from penstock.errors import PoolWarning
+from penstock.pool import code_files
+from penstock.pool.code_files import (
     NAMED_LIMITS,
     OWN_LIMITS,
     CodeLimits,
     TooMuchCodeError,
     find_code,
 )
-from penstock.errors import PoolWarning
-from penstock.job_code import pack_code
+from penstock.pool.job_code import pack_code
 
 
 def write_tree(root: Path, *names: str, content: str = "") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.command_line import main
+from penstock.cli.command_line import main
 
 Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]

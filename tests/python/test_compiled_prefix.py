@@ -20,7 +20,7 @@ from offload_training import bits, fresh
 from torch import nn
 
 from penstock import DataLoader
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 

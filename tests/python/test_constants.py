@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from penstock.constants import ConstantWatch, is_same_bits
+from penstock.graph.constants import ConstantWatch, is_same_bits
 
 
 def test_a_write_is_a_change_and_the_same_bits_again_are_none() -> None:

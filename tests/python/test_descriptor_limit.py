@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.descriptor_limit import check_can_connect
+from penstock.loader.descriptor_limit import check_can_connect
 
 
 @contextlib.contextmanager

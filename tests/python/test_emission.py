@@ -8,8 +8,8 @@ import sympy
 import torch
 
 from penstock import _C
-from penstock.emission import literal, quoted
-from penstock.sizes import Unlowerable, fold
+from penstock.graph.emission import literal, quoted
+from penstock.graph.sizes import Unlowerable, fold
 
 LITERALS = [
     None,

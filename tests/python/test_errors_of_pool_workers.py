@@ -12,7 +12,7 @@ from torch._utils import ExceptionWrapper
 
 import penstock
 from penstock.errors import PenstockError, WorkerError
-from penstock.worker_errors import TEXT_BYTES_MAX, describe_error, make_error
+from penstock.pool.worker_errors import TEXT_BYTES_MAX, describe_error, make_error
 
 WHERE = "in DataLoader worker process 3"
 

@@ -32,10 +32,10 @@ from in_process_pool import InProcessPool
 from offload_training import TwoGraphs, bits, fresh, generator_states
 from torch import nn
 
-from penstock.explanation import default_arguments, explain
-from penstock.offloading import offload
-from penstock.plan import Plan, PlannedCall, PlannedEdge
-from penstock.plan_table import COLUMNS, shorten
+from penstock.cut.offloading import offload
+from penstock.explanation.explanation import default_arguments, explain
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
+from penstock.graph.plan_table import COLUMNS, shorten
 
 
 @pytest.fixture(autouse=True)

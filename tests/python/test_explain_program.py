@@ -19,7 +19,7 @@ from dot_grammar import parse_dot
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import penstock
-from penstock.command_line import main
+from penstock.cli.command_line import main
 
 pytestmark = pytest.mark.slow
 

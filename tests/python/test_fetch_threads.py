@@ -26,7 +26,7 @@ from stream_oracle import (
 from torch.utils.data import MapDataPipe, Subset, TensorDataset, default_collate
 
 from penstock import DataLoader
-from penstock.threaded_fetch import FetchPool
+from penstock.worker.threaded_fetch import FetchPool
 
 WAIT_S = 60.0
 FOUR = threading.Barrier(4)

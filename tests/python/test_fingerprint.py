@@ -22,7 +22,7 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from penstock import SharedList
-from penstock.fingerprint import fingerprint
+from penstock.worker.fingerprint import fingerprint
 
 # multiprocessing keeps their memory for good.
 VALUE = multiprocessing.Value("i")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.deferral import Deferral
-from penstock.lazy_tensor import LazyTensor
-from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.deferral import Deferral
+from penstock.tracking.lazy_tensor import LazyTensor
 
 MEAN = torch.tensor([0.25, -0.5, 2.0])
 STEPS = 12

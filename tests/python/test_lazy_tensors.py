@@ -18,9 +18,9 @@ import torch.multiprocessing
 import torch.nn.functional as F
 from offload_training import bits
 
-from penstock.deferral import Deferral
-from penstock.lazy_tensor import LazyTensor
-from penstock.provenance import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.deferral import Deferral
+from penstock.tracking.lazy_tensor import LazyTensor
 
 Tensor = torch.Tensor
 

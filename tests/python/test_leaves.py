@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.leaves import flatten_batch
+from penstock.tracking.leaves import flatten_batch
 
 Pair = namedtuple("Pair", "first second")
 

@@ -25,7 +25,7 @@ from scheduled_workers import Scheduled
 from stream_oracle import describe
 
 from penstock import DataLoader
-from penstock.worker_tuner import WorkerTuner
+from penstock.tuning.worker_tuner import WorkerTuner
 
 EPOCHS = 2
 WITHOUT_INDICES = [name for name in LOADERS if name.startswith("iterable")]

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from penstock import _C
-from penstock.capture import Captured, capture_whole
-from penstock.emission import emit
 from penstock.errors import PenstockError
-from penstock.graph_input import GraphInput
-from penstock.lowering import Lowering, lower
-from penstock.planning import CutOptions, PlannedCut, plan_cut
-from penstock.sizes import Unlowerable
+from penstock.graph.capture import Captured, capture_whole
+from penstock.graph.emission import emit
+from penstock.graph.graph_input import GraphInput
+from penstock.graph.lowering import Lowering, lower
+from penstock.graph.planning import CutOptions, PlannedCut, plan_cut
+from penstock.graph.sizes import Unlowerable
 
 MAXIMAL = CutOptions("maximal", allow_random=False, worker_count=1)
 

@@ -17,8 +17,9 @@ from pool_datasets import CODE, Augmented, StatefulShards
 from pool_processes import PoolProcesses, pool_of
 
 import penstock
-from penstock import DataLoader, batch_pickle
+from penstock import DataLoader
 from penstock.errors import PenstockError, WorkerError
+from penstock.worker import batch_pickle
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = ROOT / "python" / "penstock"
@@ -31,7 +32,7 @@ OPENERS = re.compile(
     r"|shelve\.\w+|torch\.load|torch\.(jit|package|export)\.load|torch\.serialization\.\w*load\w*"
     r"|torch\.jit\.(load|CompilationUnit)|numpy\.load|pandas\.read_pickle"
     r"|eval|exec|compile|__import__|importlib\.(import_module|__import__)|runpy\.\w+|ctypes\.\w+"
-    r"|penstock\.batch_pickle\.loads"
+    r"|penstock\.worker\.batch_pickle\.loads"
 )
 # Methods that unpickle, whatever they are called on.
 OPENING_METHODS = {"recv", "load_module", "exec_module"}
@@ -39,28 +40,44 @@ OPENING_METHODS = {"recv", "load_module", "exec_module"}
 # Each place that has one, and whose bytes those are.
 WHOSE_BYTES = {
     ("__init__.py", "__getattr__", "importlib.import_module"): "names of our own modules",
-    ("batch_pickle.py", "loads", "pickle.load"): "local workers', and with trust_workers=True a "
-    "pool's: check_nest() refuses a batch that needs it before it is called",
-    ("batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
-    ("loader_state.py", "_decoded", "pickle.loads"): "local workers'; decode_value() has a pool's",
     (
-        "local_pool.py",
+        "worker/batch_pickle.py",
+        "loads",
+        "pickle.load",
+    ): "local workers', and with trust_workers=True a "
+    "pool's: check_nest() refuses a batch that needs it before it is called",
+    ("worker/batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
+    (
+        "loader/loader_state.py",
+        "_decoded",
+        "pickle.loads",
+    ): "local workers'; decode_value() has a pool's",
+    (
+        "loader/local_iterator.py",
         "LocalPoolIter._take",
-        "penstock.batch_pickle.loads",
+        "penstock.worker.batch_pickle.loads",
     ): "as batch_pickle.loads",
-    ("local_pool.py", "LocalPoolIter._who_is_awaited", "pickle.loads"): "this process's own: what "
+    (
+        "loader/local_iterator.py",
+        "LocalPoolIter._who_is_awaited",
+        "pickle.loads",
+    ): "this process's own: what "
     "it asked for; PoolIter has a method of its own in this one's place",
-    ("own_workers.py", "OwnWorkers._address", ".recv"): "a pipe's to a child of this trainer",
-    ("pickled_once.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
-    ("pool_job.py", "unpack_job", "pickle.loads"): "the trainer's, in a worker",
-    ("prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
-    ("program.py", "run_file", "compile"): "the user's own program",
-    ("program.py", "_run", "exec"): "the user's own program",
-    ("running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
-    ("running_job.py", "seeds_of", "pickle.loads"): "the trainer's, in a worker",
-    ("worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
-    ("shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
-    ("shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
+    (
+        "loader/own_workers.py",
+        "OwnWorkers._address",
+        ".recv",
+    ): "a pipe's to a child of this trainer",
+    ("worker/pickled_once.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
+    ("pool/pool_job.py", "unpack_job", "pickle.loads"): "the trainer's, in a worker",
+    ("cut/prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
+    ("cli/program.py", "run_file", "compile"): "the user's own program",
+    ("cli/program.py", "_run", "exec"): "the user's own program",
+    ("pool/running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
+    ("pool/running_job.py", "seeds_of", "pickle.loads"): "the trainer's, in a worker",
+    ("worker/worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
+    ("worker/shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
+    ("worker/shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
 }
 
 # The same of native code: what calls into Python's pickle or import, or loads code.
@@ -69,7 +86,7 @@ NATIVE_OPENERS = re.compile(
     r"|jit::(load|import|unpickle|pickle_load)|torch::load|Unpickler|dlopen|AOTI\w+Runner\w*|loads_\(py::"
 )
 NATIVE_WHOSE_BYTES = {
-    ("bindings/bind_loader.cpp", 'module_::import("penstock.worker_errors")'): "a fixed name",
+    ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
     (
         "bindings/python_nest.cpp",

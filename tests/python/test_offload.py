@@ -23,7 +23,7 @@ from offload_training import (
 )
 from torch import nn
 
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 

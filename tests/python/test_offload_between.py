@@ -20,8 +20,8 @@ from offload_training import bits, fresh, generator_states, warnings_of
 from torch import nn
 
 import penstock
-from penstock.lazy_tensor import LazyTensor
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
+from penstock.tracking.lazy_tensor import LazyTensor
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 

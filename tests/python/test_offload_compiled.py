@@ -16,7 +16,7 @@ from offload_training import TwoGraphs, batches_of, bits, fresh, train, warnings
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
 

@@ -11,8 +11,8 @@ from cut_models import CASES
 from in_process_pool import InProcessPool
 from offload_training import batches_of, bits, fresh, train
 
-from penstock.explanation import explain
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
+from penstock.explanation.explanation import explain
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
 

@@ -11,8 +11,8 @@ from offload_training import batches_of, bits, eager_trace, fresh, train, warnin
 from test_offload_graphs import ThreeGraphsAndABranch
 from torch import nn
 
-from penstock.live_cut import spoken_batches
-from penstock.offloading import offload
+from penstock.cut.live_cut import spoken_batches
+from penstock.cut.offloading import offload
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 

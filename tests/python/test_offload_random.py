@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock import DataLoader, explain
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 

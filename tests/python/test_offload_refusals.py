@@ -22,7 +22,7 @@ from offload_training import (
 )
 from torch import nn
 
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 

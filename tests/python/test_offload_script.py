@@ -15,9 +15,9 @@ from in_process_pool import InProcessPool
 from offload_training import bits, fresh, train, warnings_of
 from torch import nn
 
-from penstock.explanation import explain
-from penstock.offloading import detach, offload
-from penstock.script_models import SETTLED_RUNS
+from penstock.cut.offloading import detach, offload
+from penstock.cut.script_models import SETTLED_RUNS
+from penstock.explanation.explanation import explain
 
 pytestmark = [
     pytest.mark.slow,

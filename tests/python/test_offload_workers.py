@@ -14,8 +14,8 @@ from test_offload import bits, fresh, train
 from test_offload_graphs import ThreeGraphsAndABranch
 
 from penstock import DataLoader
-from penstock.leaves import flatten_batch
-from penstock.offloading import detach, offload
+from penstock.cut.offloading import detach, offload
+from penstock.tracking.leaves import flatten_batch
 
 BATCH_COUNT = 10
 

@@ -23,7 +23,7 @@ PACKAGE_FOLDER = str(Path(penstock.__file__).resolve().parent.parent)
 FOLDERS = """
 import json
 import known_elsewhere, pkg.part
-from penstock.own_code import own_folders, pack_own_code
+from penstock.pool.own_code import own_folders, pack_own_code
 print(json.dumps([
     [[folder.path, None if folder.modules is None else sorted(folder.modules)]
         for folder in own_folders()],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.command_line import main
+from penstock.cli.command_line import main
 
 pytestmark = pytest.mark.slow
 

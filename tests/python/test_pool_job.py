@@ -25,10 +25,10 @@ from sample_datasets import Computed, number
 from torch.utils.data import TensorDataset, _DatasetKind, default_collate
 
 import penstock
-from penstock.fetching import FetchSpec
-from penstock.job_code import extract_code, pack_code, put_in_front
-from penstock.job_versions import Versions, reason_to_refuse
-from penstock.pool_job import Job, JobRefused, PackedJob, job_id, pack_job, unpack_job
+from penstock.pool.job_code import extract_code, pack_code, put_in_front
+from penstock.pool.job_versions import Versions, reason_to_refuse
+from penstock.pool.pool_job import Job, JobRefused, PackedJob, job_id, pack_job, unpack_job
+from penstock.worker.fetching import FetchSpec
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +42,9 @@ sys.path.insert(0, {package_folder!r})
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, _DatasetKind, default_collate
-from penstock.fetching import FetchSpec
-from penstock.job_code import pack_code
-from penstock.pool_job import Job, job_id, pack_job
+from penstock.worker.fetching import FetchSpec
+from penstock.pool.job_code import pack_code
+from penstock.pool.pool_job import Job, job_id, pack_job
 import mine.scaling
 from single import offset_of
 
@@ -128,7 +128,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {package_folder!r})
-from penstock.pool_job import JobRefused, unpack_job
+from penstock.pool.pool_job import JobRefused, unpack_job
 
 blobs, code_root = Path(sys.argv[1]), sys.argv[2]
 get_blob = lambda key: (blobs / key.hex()).read_bytes()

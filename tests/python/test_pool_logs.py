@@ -20,8 +20,8 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, _pool
-from penstock.pool_log import PoolLog, printable
-from penstock.worker_journal import WorkerJournal
+from penstock.pool.pool_log import PoolLog, printable
+from penstock.pool.worker_journal import WorkerJournal
 
 HOST = re.escape(socket.gethostname())
 LINE = re.compile(

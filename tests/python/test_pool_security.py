@@ -34,7 +34,7 @@ from raw_zeromq import (
 )
 
 from penstock import DataLoader, _pool
-from penstock.command_line import main
+from penstock.cli.command_line import main
 from penstock.errors import PenstockError
 
 pytestmark = pytest.mark.slow

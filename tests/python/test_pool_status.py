@@ -16,8 +16,8 @@ from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader
-from penstock.pool_status import PoolStatus
-from penstock.status_text import status_text
+from penstock.pool.pool_status import PoolStatus
+from penstock.pool.status_text import status_text
 
 SOFTWARE = "penstock 0.1.0, torch 2.11.0, Python 3.11.7"
 CONTROLLER = {"id": "22ab000000000001", "endpoint": "tcp://10.0.0.1:5", "is_settled": True}

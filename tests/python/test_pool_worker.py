@@ -20,8 +20,8 @@ from pool_processes import SECONDS_MAX, PoolProcesses, Worker, pool_of
 from torch.utils.data import Dataset, TensorDataset
 
 from penstock import DataLoader, _pool
-from penstock.command_line import main
-from penstock.worker_addresses import WorkerAddress, worker_addresses
+from penstock.cli.command_line import main
+from penstock.pool.worker_addresses import WorkerAddress, worker_addresses
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.command_line import main
+from penstock.cli.command_line import main
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +188,7 @@ def test_a_program_and_what_it_spawns_have_penstocks_loader(
     code, out, error = run(*PENSTOCK, *form.split())
     assert (code, error) == (0, "")
     batches = ["[[0, 1], [4, 9]]"] * 3
-    assert out.splitlines() == [*batches, "penstock", "in __mp_main__ penstock.dataloader"]
+    assert out.splitlines() == [*batches, "penstock", "in __mp_main__ penstock.loader.dataloader"]
 
 
 def test_classes_of_the_program_can_be_pickled(run: Run, write: Write) -> None:

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from offload_training import bits, fresh
 from torch import nn
 
-from penstock import DataLoader, native_plan, offload, repricing
-from penstock.load_meter import LoadMeter, middle_mean
-from penstock.trainer_clock import TrainerClock
+from penstock import DataLoader, offload
+from penstock.cut import repricing
+from penstock.graph import native_plan
+from penstock.tuning.load_meter import LoadMeter, middle_mean
+from penstock.tuning.trainer_clock import TrainerClock
 
 ROWS = 60_000  # of a batch: what moves takes some milliseconds
 # Plans follow what is measured, and a machine that does much else is measured to be another one.

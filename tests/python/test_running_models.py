@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from penstock.running_models import enter_model, keep_advice_from_log, leave_model
+from penstock.tracking.running_models import enter_model, keep_advice_from_log, leave_model
 
 CHANGES = """
 import torch
 from in_process_pool import InProcessPool
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
 
 class Changing(torch.nn.Module):
     def __init__(self):

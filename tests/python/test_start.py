@@ -166,14 +166,14 @@ assert [int(batch) for batch in DataLoader(range(2), num_workers={workers})] == 
 """
 # What only `offload`, a pool or `explain` needs.
 NOT_FOR_LOADING = {
-    "penstock.capture",
-    "penstock.explanation",
-    "penstock.offloading",
-    "penstock.own_workers",
-    "penstock.planning",
-    "penstock.pool_iterator",
-    "penstock.pool_job",
-    "penstock.pool_worker",
+    "penstock.graph.capture",
+    "penstock.explanation.explanation",
+    "penstock.cut.offloading",
+    "penstock.loader.own_workers",
+    "penstock.graph.planning",
+    "penstock.loader.pool_iterator",
+    "penstock.pool.pool_job",
+    "penstock.pool.pool_worker",
     "sympy",
     "torch._dynamo",
 }
@@ -199,7 +199,7 @@ def test_a_program_under_penstock_run_waits_for_neither_dynamo_nor_the_pool(tmp_
         timeout=SECONDS_MAX,
     )
     loaded = set(json.loads(done.stdout))
-    assert "penstock.dataloader" in loaded
+    assert "penstock.loader.dataloader" in loaded
     assert loaded & NOT_FOR_LOADING <= modules_after("import torch.utils.data")
 
 
@@ -230,7 +230,7 @@ def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_lo
         "penstock.DataLoader",
         "from penstock import DataLoader",
         "from penstock import _C",
-        "from penstock.offloading import offload",
+        "from penstock.cut.offloading import offload",
     ]
     program = OTHER_TORCH + "".join(
         f"assert 'penstock was built for torch 1.2 and this is torch' in refusal({statement!r})\n"
@@ -240,5 +240,7 @@ def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_lo
 
 
 def test_commands_that_need_no_torch_run_beside_one_that_this_build_is_not_for() -> None:
-    program = "from penstock.command_line import main\nsys.argv = ['penstock', '--version']\nmain()"
+    program = (
+        "from penstock.cli.command_line import main\nsys.argv = ['penstock', '--version']\nmain()"
+    )
     assert "torch" not in modules_after(OTHER_TORCH + program)

@@ -15,7 +15,7 @@ from test_offload_workers import Batches
 from torch import nn
 
 import penstock
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
 
 pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
 

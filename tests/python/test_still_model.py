@@ -13,7 +13,7 @@ from offload_training import bits, fresh
 from torch import nn
 
 from penstock import detach, offload
-from penstock.still_model import LOOKED_AT_EVERY, STILL_CALLS_MIN, StillModel
+from penstock.cut.still_model import LOOKED_AT_EVERY, STILL_CALLS_MIN, StillModel
 
 
 @pytest.fixture(autouse=True)

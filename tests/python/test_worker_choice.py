@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from penstock.worker_choice import (
+from penstock.tuning.worker_choice import (
     Lessons,
     Measured,
     WorkerChoice,

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
-from penstock.pickled_once import PickledOnce
-from penstock.start_turns import StartTurns
+from penstock.worker.pickled_once import PickledOnce
+from penstock.worker.start_turns import StartTurns
 
 BIG = 40_000  # elements: more than what stays in the pickle
 METHODS = ["spawn", "forkserver"]

@@ -20,7 +20,7 @@ from torch import nn
 from zoo_control_flow import Rows
 from zoo_features import Standardizes
 
-from penstock.offloading import offload
+from penstock.cut.offloading import offload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
 

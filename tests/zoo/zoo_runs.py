@@ -21,8 +21,8 @@ from offload_training import batches_of, bits, fresh, generator_states, train
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from penstock.offloading import detach, offload, offloaded_call
-from penstock.plan import Plan
+from penstock.cut.offloading import detach, offload, offloaded_call
+from penstock.graph.plan import Plan
 
 EVALUATED = 3
 HOOKED = 2

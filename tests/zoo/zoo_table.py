@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from zoo_models import ZOO
 from zoo_runs import differences, with_cut, without_cut
 
-from penstock.plan import Plan
+from penstock.graph.plan import Plan
 
 HEADER = (
     "model",

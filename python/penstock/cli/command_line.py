@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command penstock."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+from penstock._version import __version__
+from penstock.cli.command_parser import CommandError, HelpShown, did_you_mean
+
+
+class Command(NamedTuple):
+    home: str  # the module with its `run_command`, which is imported when the command is called
+    summary: str
+
+
+PROGRAM_COMMANDS = {
+    "run": Command(
+        "program_commands", "run a Python program with penstock's DataLoader in torch's place"
+    ),
+    "explain": Command(
+        "program_commands",
+        "show what of a program's model could run in the data workers, and why",
+    ),
+}
+POOL_COMMANDS = {
+    "keys": Command("pool_commands", "make the keys of a pool that spans machines"),
+    "controller": Command("pool_commands", "run the controller of a pool"),
+    "worker": Command("pool_commands", "run worker processes of a pool on this host"),
+    "status": Command("pool_commands", "show the workers and the jobs of a pool"),
+    "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
+}
+COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS}
+OPTIONS = {"--version": "print the version of penstock", "-h, --help": "print this help"}
+# What Python and its tools end with when they are called wrongly.
+USAGE_EXIT_CODE = 2
+
+
+def main() -> int:
+    """Does what ``sys.argv`` asks for, and returns the exit code; a program that ends by an
+    exception, SystemExit included, ends this call by it.
+    """
+    try:
+        return _carry_out(sys.argv[1:])
+    except HelpShown:
+        return 0
+    except CommandError as error:
+        name = f"penstock {error.command}" if error.command else "penstock"
+        print(f"{name}: {error}", file=sys.stderr)
+        if error.command is not None:
+            print(f"`{name} --help` tells how it is called.", file=sys.stderr)
+        return USAGE_EXIT_CODE
+
+
+def _carry_out(arguments: list[str]) -> int:
+    match arguments:
+        case []:
+            raise CommandError(f"a command is missing: {', '.join(COMMANDS)}")
+        case ["--help" | "-h", *_]:
+            print(_help(), end="")
+        case ["--version", *_]:
+            print(f"penstock {__version__}")
+        case [name, *rest] if name in COMMANDS:
+            home = import_module(f"{__package__}.{COMMANDS[name].home}")
+            code: int = home.run_command(name, rest)
+            return code
+        case [option, *_] if option.startswith("-"):
+            meant = did_you_mean(option, ["--version", "--help"])
+            raise CommandError(f"there is no option {option}{meant}")
+        case [name, *_] if name.endswith(".py"):
+            raise CommandError(f"there is no command {name}; did you mean penstock run {name}?")
+        case [name, *_]:
+            meant = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise CommandError(f"there is no command {name}{meant}")
+    return 0
+
+
+def _help() -> str:
+    def table(rows: dict[str, str]) -> str:
+        return "".join(f"  {name:<12}{text}\n" for name, text in rows.items())
+
+    programs, pools = (
+        table({name: command.summary for name, command in commands.items()})
+        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS)
+    )
+    return f"""\
+usage: penstock COMMAND [ARGUMENT ...]
+
+penstock feeds training with data, and moves what a model does before its first trained layer into
+the processes that load the data.
+
+commands for a program:
+{programs}
+commands for a pool of data workers, on one machine or several:
+{pools}
+options:
+{table(OPTIONS)}
+`penstock COMMAND --help` tells about one command. `python -m penstock` is the same as `penstock`.
+"""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock explain`: runs a program until its model's plan is known, and prints that.
+
+Standard output is the plan and nothing else: what the program prints there goes to standard error,
+and so does the line that says whose plan it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.cli.program import ProgramError
+from penstock.explanation import model_watch
+from penstock.explanation.model_watch import FoundPlan, ModelWatch
+
+if TYPE_CHECKING:
+    from penstock.graph.plan import Plan
+    from penstock.graph.planning import CutMode
+
+PlanFormat = Literal["text", "json", "dot"]
+
+# For a program that ran to its end without calling a model with a batch.
+NO_PLAN_EXIT_CODE = 1
+
+
+def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMode | None) -> int:
+    """Lets `run` run the program, and returns the exit code. Raises what the program raises, or
+    ProgramError when there is no such program."""
+    plan_descriptor = _take_standard_output()
+
+    def report(found: FoundPlan) -> None:
+        sys.stdout.flush()  # what the program said comes first
+        print(f"penstock: the plan of {found.subject}", file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") == "0":  # of several trainers one speaks
+            with open(plan_descriptor, "w", errors="replace") as stream:
+                stream.write(_formatted(found.plan, plan_format) + "\n")
+
+    watch = ModelWatch(cut, report)
+    sys.excepthook = _HookWithoutWatch(sys.excepthook)
+    try:
+        with watch:
+            run()
+    except ProgramError:
+        os.dup2(plan_descriptor, 1)
+        os.close(plan_descriptor)
+        raise
+    except BaseException as error:
+        # Whatever a stopped program raises on its way out comes of its having been stopped.
+        if not watch.is_stopped and not _is_good_end(error):
+            raise
+    watch.end()
+    if watch.found is not None:
+        return 0
+    sys.stdout.flush()
+    print(f"penstock: there is no plan: {watch.seen}", file=sys.stderr)
+    return NO_PLAN_EXIT_CODE
+
+
+def _formatted(plan: Plan, plan_format: PlanFormat) -> str:
+    match plan_format:
+        case "text":
+            return str(plan)
+        case "json":
+            return plan.to_json()
+        case "dot":
+            return plan.to_dot()
+
+
+def _take_standard_output() -> int:
+    """Returns a descriptor of what is standard output now, which is standard error from here on,
+    for what the program starts or loads too, and until the process ends."""
+    sys.stdout.flush()
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    return descriptor
+
+
+def _is_good_end(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+class _HookWithoutWatch:
+    """Prints the program's errors without the frames of the watch in them."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        linked: BaseException | None = error
+        seen: set[int] = set()
+        while linked is not None and id(linked) not in seen:
+            seen.add(id(linked))
+            linked.__traceback__ = _without_watch(linked.__traceback__)
+            linked = linked.__cause__ or linked.__context__
+        self._hook(kind, error, _without_watch(traceback))
+
+
+def _without_watch(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    rest = _without_watch(traceback.tb_next)
+    frame = traceback.tb_frame
+    if frame.f_globals is model_watch.__dict__:
+        return rest
+    return TracebackType(rest, frame, traceback.tb_lasti, traceback.tb_lineno)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives penstock's loader to code that imports torch's: frameworks, and programs left as they are.
+
+A name is rebound where it is looked up: in the globals of every module. What holds torch's class
+elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.spawn
+import sys
+import types
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock.loader import dataloader
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+# Torch's class, whatever its name is bound to. While installed, this is also the name by which
+# pickle finds it.
+TorchDataLoader: type[Any] = dataloader.DataLoader.__mro__[1]
+_TORCH_MODULE = "torch.utils.data.dataloader"
+_spawn: Any = multiprocessing.spawn
+
+
+class _StandIn(ABCMeta):
+    """Makes the stand-in answer for torch's class: what is a loader of torch's is one of its own.
+
+    Derived from ABCMeta so that a user's class may be a loader and an abstract class at once.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if cls is DataLoader:
+            return isinstance(instance, TorchDataLoader)
+        return super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if cls is DataLoader:
+            return issubclass(subclass, TorchDataLoader)
+        return super().__subclasscheck__(subclass)
+
+    def __subclasses__(cls) -> list[Any]:
+        """Also torch's class, ours, and all of theirs: Lightning patches what it finds this way."""
+        found: list[Any] = type.__subclasses__(cls)
+        if cls is DataLoader:
+            for parent in (TorchDataLoader, dataloader.DataLoader):
+                found += [kind for kind in parent.__subclasses__() if kind not in cls.__mro__]
+            found += _PARENTS_ALONE
+        return found
+
+
+class _Alone:
+    """A class for those who walk from the stand-in down through subclasses.
+
+    It shows none of its own there: they are listed beside it, and a way on from a parent of the
+    stand-in would lead back to the stand-in, and round for ever. In a set it is its class.
+    """
+
+    def __init__(self, kind: type) -> None:
+        object.__setattr__(self, "_kind", kind)
+
+    def __eq__(self, other: object) -> bool:
+        return other is object.__getattribute__(self, "_kind") or other is self
+
+    def __hash__(self) -> int:
+        return hash(object.__getattribute__(self, "_kind"))
+
+    def __getattribute__(self, name: str) -> Any:
+        kind = object.__getattribute__(self, "_kind")
+        return list if name == "__subclasses__" else getattr(kind, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_kind"), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(object.__getattribute__(self, "_kind"), name)
+
+
+_PARENTS_ALONE = (_Alone(TorchDataLoader), _Alone(dataloader.DataLoader))
+
+
+class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
+    """penstock's loader under torch's name.
+
+    Every loader of torch's is an instance of it, and every class of loaders a subclass, as they are
+    of torch's own class. To tell penstock's loaders, ask for ``penstock.DataLoader``.
+    """
+
+    # A class made from torch's before may still call these by the name that is rebound now.
+
+    @functools.wraps(dataloader.DataLoader.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _own_class(self).__init__(self, *args, **kwargs)
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        return _own_class(self).__iter__(self)  # type: ignore[no-any-return]
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return _own_class(self)._get_iterator(self)  # type: ignore[no-any-return]
+
+    # Lightning patches this on the class that it starts from, found there or not, and puts back
+    # what it found. Inherited, that could be a patch of its own.
+    __setattr__ = TorchDataLoader.__setattr__  # type: ignore[misc, assignment]
+
+
+def _own_class(loader: Any) -> Any:
+    is_ours = issubclass(type(loader), dataloader.DataLoader)
+    return dataloader.DataLoader if is_ours else TorchDataLoader
+
+
+def install() -> None:
+    """Makes ``torch.utils.data.DataLoader`` penstock's, for every program and framework.
+
+    Rebinds the name in torch and in each module that has imported it; what is imported later finds
+    it rebound. Processes that this one starts with spawn or forkserver install it too. Call it once
+    at the start of a program, before or after the frameworks are imported; a further call takes in
+    what was imported since. Classes made from torch's before keep torch's iterator.
+
+    Example::
+
+        import penstock
+
+        penstock.install()
+        from torch.utils.data import DataLoader  # penstock's
+    """
+    _rebind(TorchDataLoader, DataLoader)
+    # pickle looks a class up by its name, which now leads elsewhere.
+    TorchDataLoader.__module__, TorchDataLoader.__qualname__ = __name__, "TorchDataLoader"
+    if not isinstance(_spawn.get_preparation_data, _PreparationData):
+        _spawn.get_preparation_data = _PreparationData(_spawn.get_preparation_data)
+
+
+def uninstall() -> None:
+    """Takes :func:`install` back. Loaders and classes made meanwhile stay penstock's."""
+    _rebind(DataLoader, TorchDataLoader)
+    TorchDataLoader.__module__, TorchDataLoader.__qualname__ = _TORCH_MODULE, "DataLoader"
+    if isinstance(_spawn.get_preparation_data, _PreparationData):
+        _spawn.get_preparation_data = _spawn.get_preparation_data.original
+
+
+def _rebind(old: type, new: type) -> None:
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and name.partition(".")[0] != "penstock":
+            namespace = vars(module)
+            for key in [key for key, value in list(namespace.items()) if value is old]:
+                namespace[key] = new
+
+
+class _PreparationData:
+    """What multiprocessing sends ahead to a spawned process, with a request to install.
+
+    It is the first that a process unpickles, so that the main program, which it imports again
+    next, finds the names rebound. A fork server's children get it in the same way.
+    """
+
+    def __init__(self, original: Callable[[str], dict[str, Any]]) -> None:
+        self.original = original
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        return {**self.original(name), "penstock": _InstallRequest()}
+
+
+class _InstallRequest:
+    """Unpickling it installs."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return (install, ())

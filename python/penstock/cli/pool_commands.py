@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of a pool: keys, controller, worker, status, drain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock import _pool
+from penstock.cli.command_parser import CommandError, CommandParser, seconds, whole_number
+from penstock.errors import PenstockError
+from penstock.pool.pool_log import PoolLog
+from penstock.pool.pool_status import PoolStatus, name_of
+from penstock.pool.status_text import status_text
+
+POOL_VARIABLE = "PENSTOCK_POOL"
+KEYS_VARIABLE = "PENSTOCK_KEYS"
+_DEFAULT_TIMEOUT_S = 5.0
+_FAILED_EXIT_CODE = 1
+_PROCESSES_MAX = 1024
+_ADDRESS = "tcp://HOST:PORT"
+
+
+def run_command(command: str, arguments: Sequence[str]) -> int:
+    """Does what a command of this module's is asked for; returns the exit code. Raises CommandError
+    for arguments that it does not take."""
+    try:
+        return _COMMANDS[command](arguments)
+    except (PenstockError, ValueError, OSError) as error:
+        print(f"penstock {command}: {error}", file=sys.stderr)
+        return _FAILED_EXIT_CODE
+
+
+def _make_keys(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "keys",
+        "keys DIR",
+        """\
+Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
+single machine has keys that this user's processes share.""",
+        "example:\n  penstock keys keys",
+    )
+    parser.add_argument(
+        "folder", metavar="DIR", help="folder for the keys; it is made, with mode 0700"
+    )
+    folder = parser.parse(arguments).folder
+    _pool.make_key_folder(folder)
+    print(
+        f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
+        f"files, and of the .secret ones that of what runs there: controller, worker, trainer or "
+        f"operator."
+    )
+    return 0
+
+
+def _control(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "controller",
+        f"controller --bind {_ADDRESS} [--keys DIR]",
+        """\
+Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
+or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
+        """\
+examples:
+  penstock controller --bind tcp://127.0.0.1:7000
+  penstock controller --bind tcp://alpha:7000 --keys keys""",
+    )
+    parser.add_argument(
+        "--bind",
+        required=True,
+        metavar=_ADDRESS,
+        help="address to listen at; port 0 is a free port, which is printed",
+    )
+    _add_keys(parser)
+    args = parser.parse(arguments)
+    controller = _pool.Controller.start(args.bind, args.keys)
+    stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # Python would see a signal once the native loop is over; the descriptor is written at once.
+    signal.set_wakeup_fd(stop_write)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
+    log = PoolLog("penstock controller")
+    log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
+    controller.run(stop_read)
+    log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
+    return 0
+
+
+def _work(arguments: Sequence[str]) -> int:
+    # Here, since the other commands do without.
+    from penstock.pool.worker_addresses import worker_addresses
+    from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
+    from penstock.pool.worker_supervisor import Supervisor
+
+    parser = CommandParser(
+        "worker",
+        f"worker [--controller {_ADDRESS}] [--processes N] [OPTION ...]",
+        """\
+Runs worker processes of a pool on this host, which make batches for whichever trainer the
+controller gives them to. One that dies is started again. SIGTERM or Ctrl-C has them finish what
+they have begun and leave; a second one ends them at once.""",
+        """\
+examples:
+  penstock worker --controller tcp://127.0.0.1:7000 --processes 4
+  penstock worker --controller tcp://alpha:7000 --keys keys --bind tcp://10.0.0.5:7100""",
+    )
+    _add_pool(parser)
+    parser.add_argument(
+        "--processes",
+        type=whole_number(1, _PROCESSES_MAX),
+        default=1,
+        metavar="N",
+        help="number of worker processes to start on this host (default: 1)",
+    )
+    parser.add_argument(
+        "--bind",
+        metavar=_ADDRESS,
+        help="address at which trainers connect to the first process; each further process takes "
+        "the next port (default: a free port of the interface towards the controller)",
+    )
+    parser.add_argument(
+        "--advertise",
+        metavar=_ADDRESS,
+        help="address that trainers are told to connect to, where that is another one than they "
+        "are bound to, as behind NAT (default: the one that is bound)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=seconds(1),
+        default=PATIENCE_S,
+        metavar="SECONDS",
+        help="time after which a worker that has no trainer and hears nothing of its controller "
+        f"ends (default: {PATIENCE_S:g})",
+    )
+    args = parser.parse(arguments)
+    where = _controller(parser, args)
+    addresses = worker_addresses(where, args.bind, args.advertise, args.processes)
+    return Supervisor(
+        [
+            PoolWorkerSpec(
+                bind=address.bind,
+                advertised=address.advertised,
+                controller=where,
+                key_folder=args.keys,
+                patience_s=args.patience,
+                code_root="",  # each process has its own
+                parent_pid=os.getpid(),
+            )
+            for address in addresses
+        ]
+    ).run()
+
+
+def _show_status(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "status",
+        f"status [--controller {_ADDRESS}] [--all | --json] [OPTION ...]",
+        """\
+Shows the workers of a pool and the jobs that they work for. A job has the batches a second that its
+trainer was given lately, and how much of that time the trainer waited for them. A job that asks for
+nothing, as between epochs, is idle.""",
+        """\
+examples:
+  penstock status --controller tcp://127.0.0.1:7000
+  penstock status --json > status.json""",
+    )
+    _add_controller(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="show jobs that have asked for nothing for long, too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print all that the controller knows, for programs"
+    )
+    args = parser.parse(arguments)
+    fields = json.loads(_pool.pool_status(_controller(parser, args), args.keys, args.timeout))
+    if args.json:
+        print(json.dumps(fields, indent=2))
+    else:
+        print(status_text(PoolStatus(fields), with_idle=args.all))
+    return 0
+
+
+def _drain(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "drain",
+        f"drain WORKER [--controller {_ADDRESS}] [OPTION ...]",
+        """\
+Has a worker finish what it has begun, hand back the rest and leave its pool. It is not started
+again.""",
+        """\
+example:
+  penstock drain node7/4711 --controller tcp://127.0.0.1:7000""",
+    )
+    parser.add_argument(
+        "worker",
+        metavar="WORKER",
+        help="name of the worker, HOST/PROCESS as `penstock status` shows it, or its id, or how "
+        "its id begins",
+    )
+    _add_controller(parser)
+    args = parser.parse(arguments)
+    where = _controller(parser, args)
+    status = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
+    worker = status.find_worker(args.worker)
+    name = f"{name_of(worker)} ({worker['id']})"
+    if not _pool.drain_worker(where, args.keys, int(worker["id"], 16), args.timeout):
+        raise ValueError(f"worker {name} has left the pool meanwhile")
+    print(f"penstock drain: worker {name} finishes what it has begun, and leaves")
+    return 0
+
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "keys": _make_keys,
+    "controller": _control,
+    "worker": _work,
+    "status": _show_status,
+    "drain": _drain,
+}
+
+
+def _add_keys(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        default=os.environ.get(KEYS_VARIABLE) or None,
+        help=f"folder that `penstock keys` made (default: {KEYS_VARIABLE}, else keys that this "
+        f"user's processes share on this machine)",
+    )
+
+
+def _add_pool(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--controller",
+        metavar=_ADDRESS,
+        default=os.environ.get(POOL_VARIABLE) or None,
+        help=f"address of the pool's controller (default: {POOL_VARIABLE})",
+    )
+    _add_keys(parser)
+
+
+def _add_controller(parser: CommandParser) -> None:
+    _add_pool(parser)
+    parser.add_argument(
+        "--timeout",
+        type=seconds(0.001),
+        default=_DEFAULT_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"time to wait for the controller's answer (default: {_DEFAULT_TIMEOUT_S:g})",
+    )
+
+
+def _controller(parser: CommandParser, args: argparse.Namespace) -> str:
+    if args.controller is None:
+        raise CommandError(
+            f"say where the controller is: --controller {_ADDRESS}, or {POOL_VARIABLE} in the "
+            f"environment",
+            parser.command,
+        )
+    return str(args.controller)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boundary tensors of a call, where they may stand for what moved.
+
+The workers sent them all, nobody wrote to them, they lie as eager's would, and the constants are
+still what the workers were told. A first batch, and every so many after it, is also computed here
+and compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from penstock.cut.cut_context import CutContext
+from penstock.cut.cut_planner import CutPlanner
+from penstock.cut.cuts_in_use import CutsInUse
+from penstock.cut.live_cut import GraphCall, LiveCut, has_layouts, spoken_batches
+from penstock.cut.whole_comparison import Side, first_difference
+from penstock.cut.whole_graph import WholeGraph
+from penstock.graph.capture import first_sentence
+from penstock.graph.constants import is_same_bits
+from penstock.graph.planning import BoundaryValue
+from penstock.graph.sizes import REMEMBERED_SIZES
+
+logger = logging.getLogger(__name__)
+
+
+class CheckedBoundary:
+    """Of one captured graph. Confined to the training thread."""
+
+    def __init__(
+        self, context: CutContext, whole: WholeGraph, in_use: CutsInUse, planner: CutPlanner
+    ) -> None:
+        self._context = context
+        self._whole = whole
+        self._in_use = in_use
+        self._planner = planner
+        self._versions: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # when first used
+
+    def of(self, cut: LiveCut, call: GraphCall) -> list[torch.Tensor] | None:
+        """The boundary tensors of this call, or None when the whole graph has to run."""
+        if cut.constants is None:
+            return None
+        changed = cut.constants.changed(call.inputs)
+        if changed:
+            self._planner.note_changed(cut, changed)
+            return None
+        sizes = cut.lowering.conditions.sizes(call.inputs)
+        boundary = self._shipped(cut, call, sizes)
+        if boundary is None:
+            # Another draw than a worker's would be another training, at a moment of the clock's.
+            return None if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
+        # Kernels split their work by size and by the number of threads, and the workers have one
+        # thread each: a combination that is new here is compared like a first batch.
+        setting = (sizes, torch.get_num_threads())
+        is_due = cut.used_count % self._context.verify_every == 0
+        if is_due or setting not in cut.verified or cut.mistrusts != self._context.mistrusts:
+            if not self._verify(cut, call, boundary):
+                return None
+            if self._whole.compiled is not None and not self._compare_whole(cut, call, boundary):
+                return None
+            cut.mistrusts = self._context.mistrusts
+            cut.unchecked.clear()
+            if len(cut.verified) < REMEMBERED_SIZES:
+                cut.verified.add(setting)
+        else:
+            cut.unchecked.append((call.handle.epoch, call.handle.sequence))
+        cut.used_count += 1
+        return boundary
+
+    def _shipped(
+        self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
+    ) -> list[torch.Tensor] | None:
+        """What came of the boundary tensors with the batch, if it is all that is needed."""
+        boundary: list[torch.Tensor] = []
+        shipped = call.handle.boundary
+        for item in cut.planned.boundary:
+            tensor = shipped.get(item.key)
+            if tensor is None:
+                return None
+            boundary.append(tensor)
+        for tensor in boundary:
+            # A program that writes to what the model returned may have written to a boundary
+            # tensor.
+            first = self._versions.setdefault(tensor, tensor._version)
+            if first != tensor._version:
+                return None
+        return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
+
+    def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
+        """Runs what moved on the raw inputs and compares bit for bit."""
+        assert cut.reference is not None
+        if self._context.repricer is not None:
+            self._context.repricer.note_odd_step()
+        with torch.no_grad():
+            try:
+                computed = iter(cut.reference(*call.inputs))
+                drawn = [] if cut.drawn is None else cut.drawn.run(call.inputs, call.handle)
+            except Exception:
+                return False  # the whole graph will say the same, in the user's own words
+        wrong = [
+            item
+            for index, (item, tensor) in enumerate(zip(cut.planned.boundary, boundary, strict=True))
+            if not is_same_bits(tensor, drawn[index] if item.is_random else next(computed))
+        ]
+        if wrong:
+            self._mistrust(cut, call, wrong)
+        return not wrong
+
+    def _compare_whole(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
+        """Runs the compiled suffix and the compiled whole and compares bit for bit."""
+        assert cut.suffix is not None and self._whole.compiled is not None
+        run_whole, suffix, count = self._whole.run, cut.suffix, len(self._whole.placeholders)
+        name = self._whole.compiled.user.backend_name
+        try:
+            difference = first_difference(
+                Side(lambda copies: run_whole(*copies[:count])),
+                Side(lambda copies: suffix(*copies, *boundary)),
+                call.inputs,
+            )
+            reason = f"compiled by {name} without what moves, the model has other {difference}"
+        except Exception as error:
+            logger.debug("the suffix cannot be compiled", exc_info=True)
+            difference = first_sentence(error)
+            reason = f"{name} cannot compile the part that stays ({difference})"
+        if difference is None:
+            return True
+        self._in_use.forget(cut)
+        self._planner.refuse(call, reason)
+        return False
+
+    def _mistrust(self, cut: LiveCut, call: GraphCall, wrong: Sequence[BoundaryValue]) -> None:
+        """Takes calls back into the trainer of which a worker made something else. Batches that are
+        under way lack what the next cut needs of them, so they are computed anew."""
+        operators = sorted({item.operator for item in wrong})
+        threads = torch.get_num_threads()
+        what = (
+            f"the workers' result of {', '.join(operators)} differs from the trainer's own in "
+            f"batch {call.handle.sequence} of epoch {call.handle.epoch} (workers run on 1 thread, "
+            f"the trainer on {threads})"
+        )
+        self._in_use.mistrust(cut, wrong)
+        self._context.mistrust(
+            operators,
+            f"{what}; it runs in the trainer from here on. {spoken_batches(cut.unchecked)}",
+        )

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that the user compiled: what `torch.compile` was told, and how it is told so again.
+
+The user's compiler is given every captured graph as it stands, and what it makes of it is the
+reference. The part of a cut graph that stays is given to the same compiler. Fused and laid out anew
+it may round otherwise than it did within the whole, so no cut is used before both gave the same
+bits (`whole_comparison.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule, innermost_backend
+
+from penstock.graph.call_labels import call_label
+from penstock.graph.declared_operators import is_declared
+from penstock.graph.sizes import Unlowerable
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class UserCompile:
+    """One call of `torch.compile` by the user. Arguments that only inductor takes, such as `mode`,
+    are within the backend."""
+
+    context: OptimizeContext
+
+    @property
+    def backend(self) -> Backend:
+        return innermost_backend(self.context.callback)  # type: ignore[arg-type]
+
+    @property
+    def backend_name(self) -> str:
+        """What the backend is called, for people."""
+        backend = self.backend
+        name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
+        return str(name or type(backend).__name__)
+
+    def with_backend(self, backend: Backend) -> Any:
+        """The same call with another backend."""
+        hooks = self.context._hooks
+        context_manager = getattr(self.backend, "backend_ctx_ctor", None)
+        if context_manager is not None:
+            backend.backend_ctx_ctor = context_manager  # type: ignore[attr-defined]
+        if self.context.compiler_config is not None:
+            config = self.context.compiler_config
+            backend.get_compiler_config = lambda: config  # type: ignore[attr-defined]
+        return torch._dynamo.optimize(
+            backend,
+            nopython=self.context.fullgraph,
+            error_on_graph_break=self.context.error_on_graph_break,
+            dynamic=self.context._dynamic,
+            guard_filter_fn=hooks.guard_filter_fn if hooks is not None else None,
+        )
+
+    def compile_part(self, part: fx.GraphModule, is_dynamic: bool) -> Callable[..., Any]:
+        """Compiles the part of a graph that stays; `is_dynamic` says that the graph has sizes that
+        vary."""
+        dynamic = True if is_dynamic else self.context._dynamic
+        compiled: Callable[..., Any] = torch._dynamo.optimize(
+            self.backend, nopython=True, dynamic=dynamic
+        )(part.forward)
+        return compiled
+
+
+def user_compile_of(model: Any) -> UserCompile | None:
+    """The call of `torch.compile` that `model` is the result of, or that `model.compile()` made;
+    None where there was none, or one that turned compilation off."""
+    if isinstance(model, OptimizedModule):
+        context: Any = model.dynamo_ctx
+    elif isinstance(model, torch.nn.Module):
+        context = _context_of(getattr(model, "_compiled_call_impl", None))
+    else:
+        context = _context_of(model)
+    return UserCompile(context) if isinstance(context, OptimizeContext) else None
+
+
+def _context_of(function: Any) -> Any:
+    """What `torch.compile` closed over in the function that it returned."""
+    if not inspect.isfunction(function):
+        return None
+    if getattr(function, "_torchdynamo_wrapper_id", None) != id(function):
+        return None
+    return inspect.getclosurevars(function).nonlocals.get("self")
+
+
+def recompiled(model: Any, context: Any) -> Callable[..., Any]:
+    """What the user calls by way of `model`, compiled by `context` in place of the user's own."""
+    if isinstance(model, OptimizedModule):
+        return OptimizedModule(model._orig_mod, context).forward
+    if isinstance(model, torch.nn.Module):
+        return context(model._call_impl)  # type: ignore[no-any-return]
+    return context(model)  # type: ignore[no-any-return]
+
+
+def compiled_target(model: Any) -> Any:
+    """What was compiled: where the buffers are looked for."""
+    if isinstance(model, OptimizedModule):
+        return model._orig_mod
+    return getattr(model, "_torchdynamo_orig_callable", model)
+
+
+@dataclass
+class CompiledGraph:
+    """One captured graph in the hands of the user's compiler."""
+
+    user: UserCompile
+    run_whole: Callable[..., Any]
+    is_dynamic: bool
+
+    def compile_suffix(self, suffix: fx.GraphModule) -> Callable[..., Any]:
+        return self.user.compile_part(suffix, self.is_dynamic)
+
+
+def refuse_repeats(graph_module: fx.GraphModule) -> None:
+    """Raises Unlowerable for calls that may do more than compute: to compare, the graph is run once
+    more."""
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        target: Any = node.target
+        if isinstance(target, torch._ops.OpOverloadPacket):
+            overloads = [getattr(target, name) for name in target.overloads()]
+        else:
+            overloads = [target] if isinstance(target, torch._ops.OpOverload) else []
+        if overloads:
+            is_known = all(o.namespace in _KNOWN_LIBRARIES or is_declared(o) for o in overloads)
+        else:
+            home = str(getattr(target, "__module__", None) or "torch")
+            is_known = home.split(".")[0] in _KNOWN_MODULES and "distributed" not in home
+        if not is_known:
+            raise Unlowerable(
+                f"the compiled model calls {call_label(node)}, which may do more than compute, so "
+                "it cannot be run once more to compare; an operator that only computes is declared "
+                "by penstock.stateless"
+            )
+
+
+_KNOWN_LIBRARIES = frozenset({"aten", "prims", "prim"})
+_KNOWN_MODULES = frozenset({"torch", "_operator", "builtins", "math"})
+
+
+def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph over the same tensors. Compilers change the one that they are given."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph_module.graph.nodes:
+        copies[node] = graph.node_copy(node, lambda argument: copies[argument])
+    return fx.GraphModule(graph_module, graph)

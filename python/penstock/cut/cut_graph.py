@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One captured graph in training: finds its plans, runs the suffix when it safely can, else the
+whole graph.
+
+Every call asks again whether each batch tensor is the loader's own, untouched, whether the workers
+sent what the suffix needs and whether the constants are still what the workers were told. Any doubt
+runs the whole graph on the raw inputs, which are always there.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.weak import TensorWeakRef
+
+from penstock.cut.checked_boundary import CheckedBoundary
+from penstock.cut.compiled_models import CompiledGraph
+from penstock.cut.cut_context import CutContext
+from penstock.cut.cut_planner import CutPlanner
+from penstock.cut.cuts_in_use import CutsInUse
+from penstock.cut.live_cut import GraphCall, LiveCut
+from penstock.cut.whole_graph import WholeGraph
+from penstock.graph.autocast import REGION_BEGIN, autocast_put_back
+from penstock.graph.capture import Placeholder, is_plain
+from penstock.graph.expression import Result, holds
+from penstock.tracking.batch_origin import BatchHandle, Provenance
+from penstock.tracking.lazy_inputs import LazyInputs
+from penstock.tracking.lazy_tensor import LazyTensor
+from penstock.tracking.lazy_value import compute_waiting
+
+logger = logging.getLogger(__name__)
+
+
+class CutGraph:
+    """The callable that Dynamo runs in place of one captured graph. Confined to the training
+    thread."""
+
+    def __init__(
+        self,
+        context: CutContext,
+        graph_module: fx.GraphModule,
+        placeholders: Sequence[Placeholder],
+        compiled: CompiledGraph | None = None,
+    ) -> None:
+        """`compiled` is what the user's compiler made of the graph, where there is one."""
+        options = context.options_of_graph()
+        whole = WholeGraph(graph_module, placeholders, compiled)
+        self._context = context
+        self._in_use = CutsInUse(context, options, whole)
+        self._planner = CutPlanner(context, options, whole, self._in_use)
+        self._boundary = CheckedBoundary(context, whole, self._in_use, self._planner)
+        self._run_whole = whole.run
+        self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
+        self._placeholders = whole.placeholders
+        # A batch's tensor that a module keeps counts as a constant, which will be seen to change.
+        self._looked_up = [
+            i
+            for i, p in enumerate(placeholders)
+            if p.is_tensor and not p.is_parameter and p.place != "module"
+        ]
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self._has_regions:
+            return self._run(inputs)
+        with autocast_put_back():
+            return self._run(inputs)
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        if not self._context.is_open:
+            return self._run_whole(*inputs)
+        lazy = LazyInputs.of(inputs) if LazyTensor in map(type, inputs) else None
+        if lazy is not None:
+            inputs = lazy.inputs
+        try:
+            call, cut = self._find(inputs, lazy)
+            if call is not None and cut is not None:
+                cut = self._in_use.repriced(cut, call)
+            boundary = None if call is None or cut is None else self._boundary.of(cut, call)
+        except Exception as error:
+            # Nothing of the graph has run yet, so the whole of it still can.
+            logger.debug("the cut failed", exc_info=True)
+            self._context.give_up(f"the cut failed ({type(error).__name__}: {error})")
+            return self._run_all(inputs, lazy)
+        if call is None or cut is None:
+            return self._run_all(inputs, lazy)
+        self._context.note_plan(cut.plan)
+        self._context.batch = weakref.ref(call.handle)
+        cut.is_used = True
+        if boundary is not None and self._context.compiler is not None:
+            self._context.compiler.look_at(cut, call)
+        if cut.suffix is None or boundary is None:
+            results = self._run_all(inputs, lazy)
+        elif cut.pricing is not None and cut.pricing.wants_spots:
+            results = self._run_spot(cut, call, boundary, inputs, lazy)
+        else:
+            if lazy is not None and cut.writes_inputs:
+                compute_waiting(call.handle)
+            results = cut.suffix(*call.inputs, *boundary)
+        for item in cut.planned.results:
+            self._record(item, call, results[item.position])
+        return results
+
+    def _record(self, item: Result, call: GraphCall, result: Any) -> None:
+        """Notes what a result follows from, for the graph that it may be given to."""
+        if isinstance(result, torch.Tensor) and holds(result):
+            taken = [call.inputs[index] for index in item.taken]
+            inputs = tuple(
+                TensorWeakRef(value) if role.kind == "leaf" else value
+                for role, value in zip(item.expression.inputs, taken, strict=True)
+            )
+            self._context.provenance.record_result(
+                result, Provenance(call.handle, item.expression, result._version, inputs)
+            )
+
+    def _find(
+        self, inputs: Sequence[Any], lazy: LazyInputs | None
+    ) -> tuple[GraphCall | None, LiveCut | None]:
+        """What of the inputs is of a batch, and the cut for such, planned now if there is none
+        yet."""
+        handle: BatchHandle | None = None
+        provenance_of: dict[int, Provenance] = {}
+        for index in self._looked_up:
+            if lazy is not None and index in lazy.found:
+                found: Provenance | None = lazy.found[index]
+            else:
+                found = self._context.provenance.lookup(inputs[index])
+            if found is None:
+                continue
+            if handle is not None and found.handle is not handle:
+                return None, None  # tensors of two batches at once
+            handle = found.handle
+            provenance_of[index] = found
+        self._context.note_inputs(
+            handle is not None,
+            lambda: self._has_stranger(inputs, provenance_of),
+            follows_calls=lazy is not None and lazy.follows_calls,
+        )
+        if handle is None:
+            return None, None
+        call = GraphCall(handle, provenance_of, inputs, {} if lazy is None else lazy.waiting)
+        pattern = call.pattern
+        for cut in self._in_use.cuts:
+            if cut.variant[0] == pattern:
+                all_inputs = inputs
+                if cut.added or call.waiting:
+                    all_inputs = call.with_added(cut.added, cut.variant[1])
+                if cut.lowering.conditions.hold(all_inputs):
+                    call.inputs = all_inputs
+                    return call, cut
+        return call, self._planner.plan(call)
+
+    def _has_stranger(self, inputs: Sequence[Any], known: Mapping[int, Provenance]) -> bool:
+        """Whether a tensor came that the program may have made of the batch before the call."""
+        return any(
+            index not in known
+            and self._placeholders[index].place == "local"
+            and is_plain(inputs[index])
+            for index in self._looked_up
+        )
+
+    def _run_all(self, inputs: Sequence[Any], lazy: LazyInputs | None) -> Any:
+        """Runs the whole graph, which needs all values of its own inputs."""
+        return self._run_whole(*(inputs if lazy is None else lazy.computed()))
+
+    def _run_spot(
+        self,
+        cut: LiveCut,
+        call: GraphCall,
+        boundary: list[torch.Tensor],
+        inputs: Sequence[Any],
+        lazy: LazyInputs | None,
+    ) -> Any:
+        """Runs the whole graph or the suffix, whichever is to be timed."""
+        repricer, suffix = self._context.repricer, cut.suffix
+        assert repricer is not None and suffix is not None
+
+        def run_suffix() -> Any:
+            if lazy is not None and cut.writes_inputs:
+                compute_waiting(call.handle)
+            return suffix(*call.inputs, *boundary)
+
+        return repricer.run_spot(cut, lambda: self._run_all(inputs, lazy), run_suffix)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids that an offloaded model will look up for a batch, before the model is run on it.
+
+Often the ids are not in the batch: the model makes them, by hashing or crossing what is there. The
+cut moves that into the workers, so the ids come with the batch, and can be read off it while it is
+still to be trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from penstock.cut.cut_context import CutContext
+from penstock.cut.offloading import OffloadedCall, offloaded_call
+from penstock.cut.several_loaders import SeveralLoaders
+from penstock.tracking.leaves import flatten_batch
+
+
+def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.Tensor | None]:
+    """A ``select`` for :meth:`DataLoader.lookahead`: the ids that ``model``, which is offloaded,
+    will look up in ``table``, an embedding or a parameter of it, by name.
+
+    It is given a batch of the loader and returns all these ids in one dimension: those of the batch
+    as they are, or as the workers computed them. A batch from before the workers knew what to
+    compute is computed here. None where it cannot be known: before the model has run on a batch of
+    this form (the smaller last one, say), when the plan leaves what makes the ids to the trainer,
+    which ``cut="maximal"`` does least, and for a forward that is captured as several graphs. Raises
+    ``ValueError`` for a model that is not offloaded, and for a name that is none of its
+    parameters'.
+
+    Example::
+
+        model = penstock.offload(model, loader)
+        user_ids = penstock.embedding_ids(model, "users")
+        for batch in loader:
+            loss = criterion(model(batch), ...)
+            for ids in loader.lookahead(8, user_ids):
+                if ids is not None:
+                    cache.prefetch(ids)
+    """
+    call = offloaded_call(model)
+    if not any(isinstance(one, OffloadedCall) for one in _calls_of(call)):
+        raise ValueError(
+            f"embedding_ids() was given a {type(model).__name__} that is not offloaded; an "
+            f"offloaded model is expected: call penstock.offload(model, loader) before, and see "
+            f"loader.plan when it was refused"
+        )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameter = parameters.get(table, parameters.get(f"{table}.weight"))
+    if parameter is None:
+        raise ValueError(
+            f"embedding_ids() was given {table!r}, which is no embedding of "
+            f"{type(model).__name__}; the name of one is expected: {sorted(parameters)}"
+        )
+
+    def ids_of(batch: Any) -> torch.Tensor | None:
+        leaves = flatten_batch(batch)
+        context = _context_of(_calls_of(call), leaves)
+        if not context.is_one_graph:
+            return None
+        found = (context.provenance.lookup(leaf) for leaf in leaves)
+        shipped = next((one.handle.boundary for one in found if one is not None), {})
+        parts: list[torch.Tensor] = []
+        seen: set[tuple[int, ...]] = set()
+        for known in reversed(context.known_ids):
+            sources = [source for source in known.sources if source.table is parameter]
+            # A call may have several cuts, for training and evaluation, for one size and any.
+            if not sources or known.call in seen or not known.fits(leaves):
+                continue
+            seen.add(known.call)
+            for source in sources:
+                ids = known.ids(source, leaves, shipped)
+                if ids is None:
+                    return None
+                parts.append(ids.reshape(-1))
+        return torch.cat(parts) if len(parts) > 1 else next(iter(parts), None)
+
+    return ids_of
+
+
+def _calls_of(call: Any) -> tuple[Any, ...]:
+    """The offloaded calls of a model: one for each of its loaders."""
+    return call.calls if isinstance(call, SeveralLoaders) else (call,)
+
+
+def _context_of(calls: tuple[Any, ...], leaves: Sequence[Any]) -> CutContext:
+    """That of the loader which the batch came from, as far as that shows."""
+    contexts: list[CutContext] = [call.context for call in calls]
+    known = (one for one in contexts if any(one.provenance.lookup(leaf) for leaf in leaves))
+    return next(known, contexts[0])

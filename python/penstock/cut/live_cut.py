@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cut of a captured graph while it is in use, and one call of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.cut.cut_pricing import CutPricing
+from penstock.cut.drawn_prefix import DrawnPrefix
+from penstock.graph.constants import ConstantWatch
+from penstock.graph.expression import Expression
+from penstock.graph.lowering import Lowering
+from penstock.graph.plan import Plan
+from penstock.graph.planning import Layout, PlannedCut
+from penstock.graph.sizes import REMEMBERED_SIZES
+from penstock.tracking.batch_origin import BatchHandle, Provenance
+from penstock.tracking.lazy_value import LazyValue
+
+# The inputs that are of the batch, what each of them is, and whether it is still to be computed.
+Pattern = tuple[tuple[int, int | Expression, bool], ...]
+# A pattern, and the inputs that are followed by their expressions. It fixes how calls are numbered.
+Variant = tuple[Pattern, frozenset[int]]
+# A pattern, and what the graph's own inputs are apart from their values: calls that get one plan.
+Signature = tuple[Any, ...]
+
+
+@dataclass
+class LiveCut:
+    """What a cut needs of a call, and what it runs. Confined to the training thread."""
+
+    lowering: Lowering
+    variant: Variant
+    added: list[tuple[int, int]]  # inputs beside the graph's own: see ExtendedGraph
+    planned: PlannedCut
+    suffix: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None
+    constants: ConstantWatch | None = None
+    drawn: DrawnPrefix | None = None  # where the prefix draws random numbers
+    writes_inputs: bool = False  # to tensors that others may follow from
+    mistrusts: int = 0  # of the context, when this cut was compared last
+    used_count: int = 0
+    is_used: bool = True  # lately; see unused_cuts.py
+    signature: Signature = ()  # of the call that it was planned for
+    pricing: CutPricing | None = None  # where it may be replaced by a cut of another price
+    plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
+    unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
+    verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads
+    _layouts: dict[tuple[int, ...], list[Layout]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plan = self.planned.plan
+
+    def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
+        """What the boundary tensors look like when eager makes them: kernels depend on it."""
+        layouts = self._layouts.get(sizes)
+        if layouts is None:
+            if len(self._layouts) >= REMEMBERED_SIZES:
+                self._layouts.clear()
+            values = self.lowering.conditions.values(sizes)
+            layouts = [item.layout(values) for item in self.planned.boundary]
+            self._layouts[sizes] = layouts
+        return layouts
+
+
+@dataclass(slots=True)
+class GraphCall:
+    """One call of the graph with tensors of one batch."""
+
+    handle: BatchHandle
+    found: dict[int, Provenance]  # by input
+    inputs: Sequence[Any]  # with those that a cut has added
+    waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input: still to be computed
+
+    @property
+    def pattern(self) -> Pattern:
+        return tuple(
+            (index, provenance.source, index in self.waiting)
+            for index, provenance in self.found.items()
+        )
+
+    def with_added(self, added: Sequence[tuple[int, int]], followed: Set[int]) -> Sequence[Any]:
+        """The inputs of a cut that has `added` some, and follows those inputs by expressions."""
+        return [
+            *(
+                self.waiting[index].materialise()
+                if index in self.waiting and index not in followed
+                else value
+                for index, value in enumerate(self.inputs)
+            ),
+            *(self.found[index].input(position) for index, position in added),
+        ]
+
+
+def spoken_batches(batches: Sequence[tuple[int, int]]) -> str:
+    """Which batches were used without a comparison, for people."""
+    if not batches:
+        return "No batch was used without a comparison since the last one that was right"
+    runs: list[list[tuple[int, int]]] = []
+    for epoch, sequence in sorted(set(batches)):
+        if runs and runs[-1][-1] == (epoch, sequence - 1):
+            runs[-1].append((epoch, sequence))
+        else:
+            runs.append([(epoch, sequence)])
+    parts = [
+        f"{run[0][1]} to {run[-1][1]} of epoch {run[0][0]}"
+        if len(run) > 1
+        else f"{run[0][1]} of epoch {run[0][0]}"
+        for run in runs
+    ]
+    return f"Used without a comparison since the last one that was right: batch {', '.join(parts)}"
+
+
+def has_layouts(tensors: Sequence[torch.Tensor], layouts: Sequence[Layout]) -> bool:
+    return all(
+        (tensor.dtype, tuple(tensor.shape), tensor.stride()) == layout
+        for tensor, layout in zip(tensors, layouts, strict=True)
+    )

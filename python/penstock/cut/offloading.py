@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload`: moves what a model computes from the batch alone into the loader's workers.
+
+It installs a Dynamo backend of our own by way of `model.compile`, so the model keeps its class, its
+parameters, its hooks and its state_dict. Whatever cannot be handled leaves the model running as it
+did before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.external_utils import wrap_inline
+
+from penstock.cut.compiled_models import (
+    CompiledGraph,
+    UserCompile,
+    compiled_target,
+    copy_of,
+    recompiled,
+    refuse_repeats,
+    user_compile_of,
+)
+from penstock.cut.cut_context import CutContext, modules_of
+from penstock.cut.cut_graph import CutGraph
+from penstock.cut.offloaded_call import StandIn
+from penstock.cut.repricing import Repricer
+from penstock.cut.script_models import OffloadedScript
+from penstock.cut.several_loaders import SeveralLoaders
+from penstock.cut.still_model import StillModel
+from penstock.graph.capture import first_sentence, read_placeholders
+from penstock.graph.plan import Plan
+from penstock.graph.planning import CutMode, CutOptions
+from penstock.graph.refusals import refuse_by_construction
+from penstock.graph.sizes import Unlowerable, Unrunnable
+from penstock.loader.options import is_parallel
+from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tracking.running_models import enter_model, keep_advice_from_log, leave_model
+from penstock.tuning.load_meter import LoadMeter
+from penstock.tuning.trainer_clock import TrainerClock
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+# After so many calls in a row without a captured graph, the plan says so.
+UNCAPTURED_CALLS_MAX = 16
+_SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+_CALL = "_penstock_call"  # the attribute of a function that stands for another
+
+
+def offload(
+    model: M,
+    loader: Any,
+    *loaders: Any,
+    cut: CutMode = "auto",
+    allow_random: bool = False,
+    verify_every: int = 1000,
+    compile_prefix: bool = False,
+) -> M:
+    """Lets the workers of `loader` run the part of `model` that depends on the batch alone; returns
+    `model`.
+
+    A model that is used with several loaders is offloaded to all of them, in one call or in
+    several: `offload(model, train, val)`. Each loader has its own plan. A call with a loader that
+    the model is offloaded to already begins anew with it; `detach(model)` undoes all.
+
+    The cut is found at the first forward with a batch of `loader`, and `loader.plan` tells it.
+    `cut` is "auto" (by price, which is measured again while the loader runs, and the cut changed
+    with it), "maximal" (everything that may move) or "none". With `allow_random`, random draws that
+    can move do, whatever the price. Their numbers then follow from `torch.initial_seed()`, from the
+    seed of the epoch and from the place of the batch in it, whoever draws them, and no generator
+    moves; no cut is changed then. The first batch made by workers and one in `verify_every` is also
+    computed in the trainer and compared. With `compile_prefix`, AOTInductor compiles what moved in
+    a process beside the training (it needs a C++ compiler), and a worker uses that once it has seen
+    it give the same bits in less time. What cannot be handled is refused: one warning is logged,
+    `loader.plan.refused` has the reason, and training goes on as it would have.
+
+        model = penstock.offload(model, train, val)
+        for inputs, target in train:
+            loss = criterion(model(inputs), target)
+        with torch.no_grad():
+            for inputs, target in val:
+                accuracy(model(inputs), target)
+
+    `model` may also be a function, such as a training step with the loss in it. What it does to the
+    batch before it calls the model may move, too, and what is returned is another function:
+
+        @functools.partial(penstock.offload, loader=loader)
+        def training_step(batch):
+            images = batch["image"].to(device).float() / 255
+            return criterion(model(images), batch["label"].to(device))
+    """
+    if verify_every < 1:
+        raise ValueError(
+            f"verify_every is {verify_every} but batches are counted from 1; pass a positive number"
+        )
+    if isinstance(model, torch.export.ExportedProgram):
+        raise TypeError(
+            "offload was given an ExportedProgram, which is not called itself but by way of a "
+            "module that it makes anew each time; pass that one and train it: "
+            "model = penstock.offload(program.module(), loader)"
+        )
+    if not callable(model):
+        raise TypeError(
+            f"offload was given a {type(model).__name__}, where a module or a function was expected"
+        )
+    for one in (loader, *loaders):
+        if not isinstance(one, torch.utils.data.DataLoader) and not hasattr(one, "_provenance"):
+            raise TypeError(
+                f"offload was given a {type(one).__name__} as a loader, where a "
+                f"penstock.DataLoader is expected; make one: "
+                f"`from penstock import DataLoader`"
+            )
+    for one in (loader, *loaders):
+        options = CutOptions(cut, allow_random, max(1, int(getattr(one, "num_workers", 0) or 0)))
+        former = offloaded_call(model)
+        if former is not None and (own := _call_for(former, one)) is not None:
+            model = _without(model, former, own)
+        call = _make_call(model, one, options, verify_every, compile_prefix)
+        if call is not None:
+            model = _put_in_place(model, call)
+    return model
+
+
+def _make_call(
+    model: Any, loader: Any, options: CutOptions, verify_every: int, compile_prefix: bool
+) -> OffloadedCall | OffloadedScript | None:
+    """The call that stands for `model` with batches of `loader`. None, with a warning, where
+    nothing can be moved."""
+    with _as_it_was(model) as bare:
+        reason = _refusal(bare, loader)
+        if reason is not None:
+            logger.warning("penstock: offload does nothing: %s", reason)
+            loader._plan = Plan(refused=reason)
+            return None
+        if loader._provenance is None:
+            loader._provenance = ProvenanceTable()
+        name = f"{torch.initial_seed()}.{loader._provenance.model_count}"
+        loader._provenance.model_count += 1
+        options = dataclasses.replace(options, draws_of=name)
+        user = None if isinstance(bare, _SCRIPTS) else user_compile_of(bare)
+        target = bare if user is None else compiled_target(bare)
+        context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+        if isinstance(bare, torch.jit.ScriptModule):
+            return OffloadedScript(context, bare, bare.forward)
+        if isinstance(bare, _SCRIPTS):
+            return OffloadedScript(context, bare, bare)
+        if user is None:
+            keep_advice_from_log()
+        if compile_prefix:
+            context.compile_prefixes()
+        if options.mode == "auto" and not options.allow_random and user is None:
+            # With random draws another plan would be another training, at a moment of the clock's.
+            context.repricer = _repricer(bare, loader, context)
+        if not isinstance(bare, torch.nn.Module):
+            return OffloadedCall(context, bare, bare, user)
+        former = bare.__dict__.get(_place_of_call(bare))
+        call_impl = bare._call_impl if former is None else former
+        return OffloadedCall(context, call_impl, bare, user, former)
+
+
+@contextlib.contextmanager
+def _as_it_was(model: Any) -> Iterator[Any]:
+    """The model as it is without `offload`, for the time of the context."""
+    call = offloaded_call(model)
+    if call is None:
+        yield model
+    elif not isinstance(model, torch.nn.Module):
+        yield call.call_impl
+    else:
+        place = _place_of_call(model)
+        model.__dict__[place] = call.former
+        try:
+            yield model
+        finally:
+            model.__dict__[place] = call
+
+
+def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
+    """Has `call` run where `model` is called, beside the calls of other loaders."""
+    former = offloaded_call(model)
+    if former is None:
+        if not isinstance(model, torch.nn.Module):
+            return _standing_for(model, call)
+        # TorchScript itself does not look here: it calls the module's program.
+        model.__dict__[_place_of_call(model)] = call
+        return model
+    if not isinstance(former, SeveralLoaders):
+        former = SeveralLoaders(former)
+        _replace(model, former)
+    former.add(call)
+    return model
+
+
+def _call_for(call: Any, loader: Any) -> Any:
+    """Of what stands in a model's place, the part that belongs to a loader, or None."""
+    if isinstance(call, SeveralLoaders):
+        return call.call_for(loader)
+    return call if call.context.host() is loader else None
+
+
+def _without(model: Any, call: Any, own: Any) -> Any:
+    """The model without the call of one loader."""
+    if call is own:
+        return detach(model)
+    call.remove(own)
+    return model
+
+
+def _replace(model: Any, call: Any) -> None:
+    if isinstance(model, torch.nn.Module):
+        model.__dict__[_place_of_call(model)] = call
+    else:
+        setattr(model, _CALL, call)
+
+
+def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
+    modules = modules_of(model)
+    devices = {parameter.device for module in modules for parameter in module.parameters()}
+    device = next((one for one in devices if one.type == "cuda"), None)
+    if loader._load_meter is None:
+        loader._load_meter = LoadMeter()
+    loader._load_meter.clock = TrainerClock(device)
+    context.provenance.use.take_meter(id(context))
+    return Repricer(loader._load_meter, TrainerClock(device))
+
+
+def detach(model: M) -> M:
+    """Undoes `offload`: the model runs as before, and the workers of its loaders stop running its
+    prefix. Returns the model, or the function that was offloaded."""
+    call = offloaded_call(model)
+    if call is None:
+        return model
+    call.close()
+    if isinstance(model, torch.nn.Module):
+        model.__dict__[_place_of_call(model)] = call.former
+        return model
+    return call.call_impl  # type: ignore[return-value]
+
+
+def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoaders | None:
+    """What `offload` put in front of a module or made a function of, or None."""
+    if isinstance(model, torch.nn.Module):
+        call = model.__dict__.get(_place_of_call(model))
+    else:
+        call = getattr(model, _CALL, None)
+    return call if isinstance(call, (OffloadedCall, OffloadedScript, SeveralLoaders)) else None
+
+
+def _place_of_call(model: torch.nn.Module) -> str:
+    """The attribute that holds what is called in place of the module's own forward."""
+    has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
+    return "forward" if has_own else "_compiled_call_impl"
+
+
+def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
+    @functools.wraps(function)
+    def offloaded(*args: Any, **kwargs: Any) -> Any:
+        return getattr(offloaded, _CALL)(*args, **kwargs)
+
+    setattr(offloaded, _CALL, call)
+    return offloaded  # type: ignore[return-value]
+
+
+def _refusal(model: Any, loader: Any) -> str | None:
+    is_compiled = (
+        isinstance(model, OptimizedModule)
+        or getattr(model, "_compiled_call_impl", None) is not None
+    )
+    if is_compiled and user_compile_of(model) is None:
+        return "the model's call was replaced by something else than torch.compile"
+    if isinstance(model, OptimizedModule) and hasattr(model._orig_mod, "_initialize_hook"):
+        return "the compiled model has lazy modules; run it once before it is offloaded"
+    if not hasattr(loader, "_provenance"):
+        return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
+    if not is_parallel(loader):
+        return "the loader has num_workers=0, so there is no worker to move anything to"
+    return None
+
+
+class OffloadedCall(StandIn):
+    """Stands where `model.compile` puts its callable, or for a function. Confined to the training
+    thread."""
+
+    def __init__(
+        self,
+        context: CutContext,
+        call_impl: Callable[..., Any],
+        model: Any,
+        user: UserCompile | None = None,
+        former: Any = None,
+    ) -> None:
+        """`call_impl` is what runs without us, and `former` what stood in this place. `user` is how
+        the user compiled `model`."""
+        self.call_impl = call_impl
+        self.former = former
+        self.context = context
+        self._user = user
+        self._has_run_graph = False
+        self._has_captured = False  # in this call
+        self._uncaptured_calls = 0  # since the last call of which a graph ran
+        # What draws has to be drawn by the place of the batch in every call.
+        can_be_still = user is None and not context.options.allow_random
+        self._still = StillModel(model) if can_be_still else None
+        self._guards_hooks = False
+        self._compiled: Callable[..., Any]
+        if user is not None:
+            self._compiled = recompiled(model, user.with_backend(self._backend()))
+            return
+        # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
+        # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
+        # What it cannot take is to be run by Python, whatever has run before it.
+        self._compiled = torch._dynamo.config.patch(
+            enable_dynamo_decompositions=False,
+            trace_numpy=False,
+            suppress_errors=True,
+            record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
+        )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._is_tracing():
+            return self.call_impl(*args, **kwargs)
+        if not self.context.is_open:
+            # What the user's compiler made is used on.
+            run = self.call_impl if self._user is None else self._compiled
+            return run(*args, **kwargs)
+        if self._still is not None:
+            if self._still.may_skip():
+                return self.call_impl(*args, **kwargs)
+            self.context.call_weight = self._still.weight
+        self._has_run_graph = self._has_captured = False
+        self.context.begin_call()
+        enter_model()
+        try:
+            return self._compiled(*args, **kwargs)
+        except Exception as error:
+            if self._has_run_graph or self._user or not _is_capture_failure(error):
+                raise
+            # Dynamo traces before it runs: none of the forward has happened yet.
+            reason = f"the model cannot be captured ({first_sentence(error)})"
+        finally:
+            leave_model()
+            if self._guards_hooks:
+                torch._dynamo.config.skip_nnmodule_hook_guards = True
+                self._guards_hooks = False
+            self.context.end_call(self._has_run_graph)
+            self._note_run()
+        self.context.give_up(reason)
+        return self.call_impl(*args, **kwargs)
+
+    def _note_run(self) -> None:
+        if self._still is not None:
+            self._still.note_call(not self._has_captured and self.context.is_still)
+        self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
+        if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
+            limit = torch._dynamo.config.recompile_limit
+            self.context.note_idle(
+                f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
+                f"this forward, or gave up after {limit} captures because it keeps changing; "
+                f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
+            )
+
+    def _backend(self) -> Callable[..., Any]:
+        """The Dynamo backend as a function, which may be given attributes."""
+
+        def offloading(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
+            return self._compile_graph(graph_module, examples)
+
+        return offloading
+
+    def _compile_graph(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The Dynamo backend. An error raised here ends up in `__call__`."""
+        self._has_captured = True
+        if self._user is None and torch._dynamo.config.skip_nnmodule_hook_guards:
+            # The guards of this graph are made after the backend returns. Without those on hooks, a
+            # hook added later would never fire.
+            torch._dynamo.config.skip_nnmodule_hook_guards = False
+            self._guards_hooks = True
+        if self._user is None:
+            run = self._callable_for(graph_module, examples)
+        else:
+            run = self._callable_by(self._user, graph_module, examples)
+
+        def run_noted(*inputs: Any) -> Any:
+            self._has_run_graph = True
+            return run(*inputs)
+
+        return run_noted
+
+    def _callable_for(
+        self, graph_module: fx.GraphModule, examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        try:
+            refuse_by_construction(graph_module)
+            placeholders = read_placeholders(graph_module)
+        except Unrunnable as refusal:
+            # The frame is run by Python, as it would be without us.
+            if self._knows_the_batch(examples):
+                self.context.refuse_graph(str(refusal))
+            raise torch._dynamo.exc.SkipFrame(str(refusal)) from refusal
+        except Unlowerable as refusal:
+            self.context.refuse_graph(str(refusal))
+            return graph_module.forward
+        return CutGraph(self.context, graph_module, placeholders)
+
+    def _callable_by(
+        self, user: UserCompile, graph_module: fx.GraphModule, examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """The same for a model that the user compiled: what cannot be cut is the user's own."""
+        try:
+            refuse_by_construction(graph_module)
+            refuse_repeats(graph_module)
+            placeholders = read_placeholders(graph_module)
+            graph = copy_of(graph_module)
+        except Unlowerable as refusal:
+            self.context.refuse_graph(str(refusal))
+            return user.backend(graph_module, examples)
+        is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
+        run_whole = user.backend(graph_module, examples)
+        return CutGraph(
+            self.context, graph, placeholders, CompiledGraph(user, run_whole, is_dynamic)
+        )
+
+    def _knows_the_batch(self, examples: Sequence[Any]) -> bool:
+        return any(
+            isinstance(value, torch.Tensor) and self.context.provenance.lookup(value) is not None
+            for value in examples
+        )
+
+
+def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo skips the frames of torch.nn's own modules unless they are called by a frame that it
+    takes."""
+    target = getattr(call_impl, "__self__", None)
+    is_torchs = isinstance(target, torch.nn.Module) and type(target).__module__.startswith("torch.")
+    return wrap_inline(call_impl) if is_torchs else call_impl
+
+
+def _is_capture_failure(error: Exception) -> bool:
+    return isinstance(
+        error,
+        (
+            torch._dynamo.exc.TorchDynamoException,
+            torch._dynamo.exc.FailOnRecompileLimitHit,
+            torch._dynamo.exc.IncorrectUsage,
+        ),
+    ) or (isinstance(error, RuntimeError) and "dynamo" in str(error).lower())

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchScript modules and functions in training.
+
+The native part reads the program, and what stays is a program of TorchScript again, over the
+module's own parameters. TorchScript's optimizer makes other kernels and other gradients from the
+second run of a program on, so a cut is used only once both the module and its part that stays have
+run often enough to be what they will be, and gave the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from penstock import _C
+from penstock.cut.cut_context import CutContext
+from penstock.cut.live_cut import spoken_batches
+from penstock.cut.offloaded_call import StandIn
+from penstock.cut.whole_comparison import Side, first_difference, observe
+from penstock.graph.autocast import AutocastState, refuse_by_surroundings
+from penstock.graph.capture import is_plain
+from penstock.graph.constants import is_same_bits
+from penstock.graph.planning import Layout
+from penstock.graph.script_plan import ScriptCut, Setting, plan_program
+from penstock.graph.sizes import REMEMBERED_SIZES, Unlowerable
+from penstock.tracking.batch_origin import BatchHandle
+
+logger = logging.getLogger(__name__)
+
+# A program is profiled, then optimized, and so are the programs of its gradients; from this run on
+# it is what it will be.
+SETTLED_RUNS = 4
+# How many plans one module may have (its modes, other arguments), and how many refusals.
+PLANS_MAX = 8
+
+
+class OffloadedScript(StandIn):
+    """Stands for the forward of a ScriptModule, or for a ScriptFunction. Confined to the training
+    thread."""
+
+    def __init__(self, context: CutContext, model: Any, call_impl: Callable[..., Any]) -> None:
+        self.context = context
+        self.call_impl = call_impl  # what runs without us, and what stood in this place
+        self.former = call_impl
+        self._model = model
+        self._cuts: list[ScriptCut] = []
+        self._refusals = 0
+        self._constant_changes = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._is_tracing() or not self.context.is_open:
+            return self.call_impl(*args, **kwargs)
+        self.context.begin_call()
+        try:
+            found = self._find(args, kwargs)
+        except Exception as error:
+            # Nothing has run yet, so the whole still can.
+            logger.debug("the cut failed", exc_info=True)
+            self.context.give_up(f"the cut failed ({type(error).__name__}: {error})")
+            found = None
+        try:
+            if found is None:
+                return self.call_impl(*args, **kwargs)
+            cut, call, boundary = found
+            return cut.suffix.run(self._model, call, boundary)
+        finally:
+            self.context.end_call(True)
+
+    def _find(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ScriptCut, Any, list[torch.Tensor]] | None:
+        """The cut for this call and its boundary tensors, or None when the whole has to run."""
+        try:
+            call = _C.ScriptCall(self._model, args, kwargs)
+        except (TypeError, RuntimeError):
+            return None  # the module says so in its own words
+        tensors = call.tensors
+        handle, leaf_indices = self._leaves(tensors)
+        if handle is None:
+            self._note_nests(args, kwargs, tensors)
+            return None
+        self.context.is_foreign = False
+        cut = self._cut_for(call, leaf_indices, handle)
+        if cut is None:
+            return None
+        self.context.note_plan(cut.planned.plan)
+        boundary = self._boundary(cut, call, tensors, handle)
+        if boundary is None:
+            cut.runs[_mode()] += 1
+            return None
+        return cut, call, boundary
+
+    def _note_nests(self, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> None:
+        seen = {id(tensor) for tensor in tensors}
+        for value in tree_leaves((args, kwargs)):
+            is_tensor = isinstance(value, torch.Tensor) and id(value) not in seen
+            if is_tensor and self.context.provenance.lookup(value) is not None:
+                self.context.is_foreign = False
+                self.context.refuse_graph(
+                    "the module takes the batch in a list or a dict; TorchScript is read when it "
+                    "takes tensors and tuples of tensors"
+                )
+                return
+
+    def _leaves(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[BatchHandle | None, list[int | None]]:
+        """Which tensors of the batch these are; no batch when they are of two."""
+        handle: BatchHandle | None = None
+        leaf_indices: list[int | None] = []
+        for tensor in tensors:
+            found = self.context.provenance.lookup(tensor)
+            if found is None or not isinstance(found.source, int) or not is_plain(tensor):
+                leaf_indices.append(None)
+                continue
+            if handle is not None and found.handle is not handle:
+                return None, []
+            handle = found.handle
+            leaf_indices.append(found.source)
+        return handle, leaf_indices
+
+    def _cut_for(
+        self, call: Any, leaf_indices: list[int | None], handle: BatchHandle
+    ) -> ScriptCut | None:
+        for cut in self._cuts:
+            if cut.leaf_indices == leaf_indices and cut.program.holds() and cut.call.is_like(call):
+                return cut
+        if len(self._cuts) + self._refusals >= PLANS_MAX:
+            return None
+        try:
+            cut = self._plan(call, leaf_indices, handle)
+        except Unlowerable as refusal:
+            self._refuse(str(refusal))
+            return None
+        except Exception as error:
+            # Planning is no part of training: whatever goes wrong in it must not end the user's
+            # run.
+            logger.debug("planning failed", exc_info=True)
+            self._refuse(f"planning failed: {type(error).__name__}: {error}")
+            return None
+        self._cuts.append(cut)
+        return cut
+
+    def _refuse(self, reason: str) -> None:
+        self._refusals += 1
+        self.context.refuse_graph(reason)
+
+    def _plan(self, call: Any, leaf_indices: list[int | None], handle: BatchHandle) -> ScriptCut:
+        _refuse_autocast()
+        refuse_by_surroundings()
+        cut = plan_program(self._model, call, leaf_indices, handle.leaf_count, self.context.options)
+        if cut.boundary:
+            self.context.install(cut.planned)
+        return cut
+
+    def _boundary(
+        self, cut: ScriptCut, call: Any, tensors: list[torch.Tensor], handle: BatchHandle
+    ) -> list[torch.Tensor] | None:
+        if cut.constants is None or AutocastState.now() != AutocastState(None, None):
+            return None
+        if cut.constants.changed(cut.program.constants):
+            self._forget(cut)
+            self._constant_changes += 1
+            if self._constant_changes > 1:
+                self.context.give_up("a buffer that workers have a copy of keeps changing")
+            return None
+        boundary = [handle.boundary.get(item.key) for item in cut.boundary]
+        if cut.runs[_mode()] < SETTLED_RUNS or any(tensor is None for tensor in boundary):
+            return None
+        values = [tensor for tensor in boundary if tensor is not None]
+        sizes = tuple(tuple(tensor.shape) for tensor in tensors)
+        setting = (sizes, torch.get_num_threads(), *_mode())
+        if setting in cut.refused:
+            return None
+        is_due = cut.used_count % self.context.verify_every == 0
+        if is_due or setting not in cut.layouts:
+            if not self._is_right(cut, call, values, handle, setting):
+                return None
+            cut.unchecked.clear()
+            if len(cut.layouts) >= REMEMBERED_SIZES:
+                cut.layouts.clear()
+            cut.layouts[setting] = [_layout(tensor) for tensor in values]
+        elif cut.layouts[setting] != [_layout(tensor) for tensor in values]:
+            return None
+        else:
+            cut.unchecked.append((handle.epoch, handle.sequence))
+        cut.used_count += 1
+        return values
+
+    def _is_right(
+        self,
+        cut: ScriptCut,
+        call: Any,
+        boundary: list[torch.Tensor],
+        handle: BatchHandle,
+        setting: Setting,
+    ) -> bool:
+        """Compares what workers made, and then what the part that stays makes of it."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            expected = cut.reference.run(self._model, call)
+        wrong = sorted(
+            {
+                item.operator
+                for item, tensor, value in zip(cut.boundary, boundary, expected, strict=True)
+                if not is_same_bits(tensor, value)
+            }
+        )
+        if wrong:
+            self.context.mistrusts += 1
+            self.context.give_up(
+                f"the workers' result of {', '.join(wrong)} differs from the trainer's own in "
+                f"batch {handle.sequence} of epoch {handle.epoch}. "
+                f"{spoken_batches(cut.unchecked)}"
+            )
+            return False
+        difference = self._difference(cut, call, boundary)
+        if difference is not None:
+            cut.refused.add(setting)
+            self.context.refuse_graph(
+                f"run by TorchScript without what moves, the model has other {difference}"
+            )
+        return difference is None
+
+    def _difference(self, cut: ScriptCut, call: Any, boundary: list[torch.Tensor]) -> str | None:
+        """What the part that stays makes otherwise than the whole, both on copies of the model."""
+        whole = _C.whole_script(self._model)
+
+        def side(part: Any, more: list[torch.Tensor]) -> Side:
+            model = self._model
+            held: list[torch.Tensor] = []
+            if isinstance(model, torch.nn.Module):
+                model = _twin(model)
+                held = [*model.parameters(), *model.buffers()]
+            return Side(lambda tensors: part.run(model, call.with_tensors(tensors), more), held)
+
+        for suffix, keeps_small_groups in cut.suffixes(bool(whole.optimized_operators)):
+            with _small_groups(keeps_small_groups):
+                for _ in range(SETTLED_RUNS):
+                    observe(side(suffix, boundary), call.tensors)
+            # One batch does not show every rounding: what is put together has to be the same, too.
+            if cut.program.is_optimized_alike(cut.native, whole, suffix):
+                cut.suffix = suffix
+                break
+        else:
+            return "kernels"
+        return first_difference(side(whole, []), side(cut.suffix, boundary), call.tensors)
+
+    def _forget(self, cut: ScriptCut) -> None:
+        self._cuts.remove(cut)
+        self.context.withdraw(cut.planned)
+
+
+def _twin(model: torch.nn.Module) -> Any:
+    """A copy with parameters of its own. With gradients on, TorchScript copies them as results of
+    the model's."""
+    with torch.no_grad():
+        twin = copy.deepcopy(model)
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    return twin
+
+
+@contextlib.contextmanager
+def _small_groups(keeps_them: bool) -> Iterator[None]:
+    """Whether TorchScript keeps groups to differentiate that have few operators. It is a switch of
+    the process, which is off as a rule."""
+    if not keeps_them:
+        yield
+        return
+    torch._C._debug_set_autodiff_subgraph_inlining(False)
+    try:
+        yield
+    finally:
+        torch._C._debug_set_autodiff_subgraph_inlining(True)
+
+
+def _refuse_autocast() -> None:
+    if AutocastState.now() != AutocastState(None, None):
+        raise Unlowerable("a TorchScript module is read only when autocast is off")
+
+
+def _mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch._C._get_graph_executor_optimize()
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the model of a program that does not say which it is: the first module with parameters that
+is called with a tensor of a loader's batch.
+
+Two places are watched while the program runs: torch's base iterator, through which every batch of
+every loader passes, and the call of `nn.Module`, where the outermost module comes first. A
+forward pre-hook for all modules would not do: it sees no keyword arguments, and Dynamo compiles it
+into the models.
+
+Where a model is called with other tensors, the program may have made them of the batch. Batches are
+given out as lazy tensors then, which tell what became of them (`penstock.tracking.lazy_tensor`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from penstock.explanation.seen_calls import SeenCalls
+from penstock.graph.plan import Plan
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.deferral import Deferral
+from penstock.tracking.lazy_tensor import LazyTensor, is_written, plain
+from penstock.tracking.leaves import flatten_batch
+
+if TYPE_CHECKING:
+    from penstock.cut.offloading import OffloadedCall
+    from penstock.cut.script_models import OffloadedScript
+    from penstock.graph.planning import CutMode
+
+# Workers that a plan is priced for where the loader has none.
+WORKER_COUNT_GUESS = 2
+# So many batches are given out lazily before a call is taken as it is: a constant that the program
+# uses counts as one when a second batch has met it.
+FOLLOWED_BATCHES_MIN = 2
+TENSORS_SHOWN_MAX = 3
+OUTSIDE_OF_PROGRAMS = tuple(
+    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
+    for module in (torch, sys.modules["penstock"])
+)
+
+
+class ProgramStopped(SystemExit):
+    """Ends the program once all is known. A SystemExit, since a thread ends by one quietly."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    plan: Plan
+    subject: str  # which model, called where and with what
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A tensor of a batch as it was delivered."""
+
+    batch_number: int
+    index: int
+    version: int | None
+    leaf_count: int
+    worker_count: int
+
+
+class ModelWatch:
+    """A context in which the program runs; ends it with ProgramStopped when `found` is set, or when
+    waiting on would be in vain. The patches stay in force for whoever catches that.
+
+    `report` is called with what was found before the program is stopped, since nobody knows what it
+    does on its way out; `end` calls it if the program came to its end before. The program may call
+    from any thread; processes that it starts are not watched.
+    """
+
+    def __init__(self, cut: CutMode | None, report: Callable[[FoundPlan], None]) -> None:
+        self.found: FoundPlan | None = None
+        self.is_stopped = False
+        self.seen = SeenCalls()
+        self._report = report
+        self._cut = cut  # None: as the program's offload says, else "auto"
+        self._pid = os.getpid()
+        self._call: Any = torch.nn.Module.__call__
+        self._next: Any = _BaseDataLoaderIter.__next__
+        self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._followed = ProvenanceTable()
+        self._followed_batches = 0
+        self._first_found: FoundPlan | None = None  # which may not know all that is of the batch
+        self._is_offloaded = False  # whether the program has offloaded a part of a model
+        self._depth = threading.local()
+        self._stance: Any = None
+
+    def __enter__(self) -> ModelWatch:
+        watch, call, advance = self, self._call, self._next
+
+        def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # Where the program compiles all the same, there are no tensors to tell apart.
+            if torch.compiler.is_compiling() or os.getpid() != watch._pid:
+                return call(self, *args, **kwargs)
+            depth = watch._enter_call(self, args, kwargs)
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                watch._depth.count = depth
+
+        def watched_next(self: Any) -> Any:
+            batch = advance(self)
+            return watch._delivered(self, batch) if os.getpid() == watch._pid else batch
+
+        # Modules inside of compiled functions are called nowhere, unless those run as they stand.
+        self._stance = torch.compiler.set_stance("force_eager")
+        torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = watched_next  # type: ignore[method-assign]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._unpatch()
+
+    def end(self) -> None:
+        """To be called when the program has ended by itself."""
+        if self.found is None and self._first_found is not None:
+            self._take(self._first_found)
+
+    def _delivered(self, iterator: Any, batch: Any) -> Any:
+        """Notes a batch; returns what the program is given for it."""
+        if self.is_stopped:
+            raise ProgramStopped(0)
+        leaves = [_own(leaf) for leaf in tensors_in(batch)]
+        self.seen.batch_count += 1
+        worker_count = int(getattr(iterator, "_num_workers", 0) or 0)
+        for index, leaf in enumerate(leaves):
+            self._leaves[leaf] = _Leaf(
+                self.seen.batch_count, index, version_of(leaf), len(leaves), worker_count
+            )
+        if self._followed.deferral is None:
+            return batch
+        self._followed_batches += 1
+        handle = BatchHandle(len(leaves))
+        for index, leaf in enumerate(leaves):
+            if not leaf.is_inference() and self._followed.lookup(leaf) is None:
+                self._followed.record(leaf, Provenance(handle, index, leaf._version))
+        return self._followed.deferral.delivered(batch, handle, leaves)
+
+    def _follow(self) -> None:
+        """Has batches given out lazily from the next on."""
+        if self._followed.deferral is None:
+            self._followed.deferral = Deferral(self._followed)
+            self._followed.deferral.wanted_by.add(id(self))
+
+    def _enter_call(
+        self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> int:
+        """To be called before a module is. Returns how many models this thread was inside of."""
+        depth: int = getattr(self._depth, "count", 0)
+        self._depth.count = depth + self._note_call(module, args, kwargs, depth == 0)
+        return depth
+
+    def _note_call(
+        self,
+        module: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        is_outermost: bool,
+    ) -> bool:
+        """Stops the program if this is the call that is looked for. Returns whether calls inside
+        this one are parts of a model that was seen."""
+        if self.is_stopped:
+            raise ProgramStopped(0)
+        tensors = tensors_in((args, kwargs))
+        if not self.seen.batch_count or not tensors:
+            return True
+        known = [self._leaf(tensor) or self._leaf_behind(tensor) for tensor in tensors]
+        leaf = next((found for found in known if found is not None), None)
+        if leaf is None and not is_outermost:
+            return True
+        if next(module.parameters(), None) is None:
+            if leaf is not None:  # a loss, or a transform
+                self.seen.note_without_parameters(name_of(module))
+            return True
+        offloaded = offloaded_call(module)
+        if offloaded is None and self._holds_offloaded(module):
+            return False  # what was offloaded is further inside
+        if leaf is not None and (offloaded is not None or not self._is_offloaded):
+            if None not in known or self._followed_batches >= FOLLOWED_BATCHES_MIN:
+                self._take(self._explained(module, args, kwargs, leaf, offloaded))
+                self._stop()
+            if self._first_found is None:
+                self._first_found = self._explained(module, args, kwargs, leaf, offloaded)
+            self._follow()
+            return True
+        if is_outermost:
+            self.seen.note_foreign(name_of(module), self._describe(tensors))
+            self._follow()
+            if self.seen.is_hopeless:
+                self._stop()
+        return True
+
+    def _leaf(self, tensor: torch.Tensor) -> _Leaf | None:
+        tensor = _own(tensor)
+        leaf: _Leaf | None = self._leaves.get(tensor)
+        return leaf if leaf is not None and leaf.version == version_of(tensor) else None
+
+    def _leaf_behind(self, tensor: torch.Tensor) -> _Leaf | None:
+        """A tensor of the batch that `tensor`, which waits, follows from."""
+        if not isinstance(tensor, LazyTensor) or tensor._value is None or is_written(tensor):
+            return None
+        provenance = tensor._value.provenance()
+        inputs = provenance.inputs if provenance is not None else ()
+        leaves = (self._leaf(each) for each in inputs if isinstance(each, torch.Tensor))
+        return next((leaf for leaf in leaves if leaf is not None), None)
+
+    def _holds_offloaded(self, module: torch.nn.Module) -> bool:
+        if any(offloaded_call(part) is not None for part in module.modules()):
+            self._is_offloaded = True
+        return self._is_offloaded
+
+    def _describe(self, tensors: Sequence[torch.Tensor]) -> str:
+        shown = [
+            f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            + (" of a batch, but written to since" if tensor in self._leaves else "")
+            for tensor in tensors[:TENSORS_SHOWN_MAX]
+        ]
+        return ", ".join([*shown, "..."] if len(tensors) > len(shown) else shown)
+
+    def _explained(
+        self,
+        module: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        leaf: _Leaf,
+        offloaded: OffloadedCall | OffloadedScript | None,
+    ) -> FoundPlan:
+        from penstock.explanation.explained_call import ExplainedCall
+        from penstock.explanation.explanation import explain_call
+        from penstock.graph.planning import CutOptions
+
+        model = unwrapped(module)
+        asked = offloaded.options if offloaded is not None else None
+        options = CutOptions(
+            self._cut or (asked.mode if asked is not None else "auto"),
+            asked.allow_random if asked is not None else False,
+            leaf.worker_count or WORKER_COUNT_GUESS,
+        )
+
+        def leaf_index_of(tensor: torch.Tensor) -> int | None:
+            found = self._leaf(tensor)
+            is_same = found is not None and found.batch_number == leaf.batch_number
+            return found.index if found is not None and is_same else None
+
+        tensors = tensors_in((args, kwargs))
+        given = sum(leaf_index_of(tensor) is not None for tensor in tensors)
+        made = [tensor for tensor in tensors if self._leaf_behind(tensor) is not None]
+        followed = _table_of(made[0]) if made else None
+        if followed is None:
+            args, kwargs = tree_map_only(LazyTensor, plain, (args, kwargs))
+        self._unpatch()  # the analysis calls modules too
+        try:
+            call = ExplainedCall(args, kwargs, leaf_index_of, leaf.leaf_count)
+            plan = explain_call(model, call, options, followed)
+        except Exception as error:  # as in training: planning must not fail the program
+            plan = Plan(refused=f"planning failed: {type(error).__name__}: {error}")
+        finally:
+            self.__enter__()
+        workers = (
+            f"loaded by {leaf.worker_count} worker{'s' if leaf.worker_count > 1 else ''}"
+            if leaf.worker_count
+            else f"loaded without workers (priced as with {WORKER_COUNT_GUESS})"
+        )
+        more = f", and {len(made)} that the program made of them, of" if made else " of"
+        return FoundPlan(
+            plan,
+            f"{name_of(module)}, called at {call_site()} in {mode_of(model)} mode with {given} of "
+            f"the {leaf.leaf_count} tensors{more} a batch {workers}",
+        )
+
+    def _take(self, found: FoundPlan) -> None:
+        self.found = found
+        self._report(found)
+
+    def _stop(self) -> None:
+        self.is_stopped = True
+        if threading.current_thread() is not threading.main_thread():
+            # The main thread may be waiting for this one's next result.
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+        raise ProgramStopped(0)
+
+    def _unpatch(self) -> None:
+        self._stance.__exit__(None, None, None)
+        torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a batch or of arguments; none where those hold themselves or are half made."""
+    try:
+        return flatten_batch(value)
+    except (AttributeError, RecursionError):
+        return []
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The batch's own tensor where `tensor` is lazy and stands for it."""
+    value = tensor._value if isinstance(tensor, LazyTensor) else None
+    if value is None or value.tensor is None or not isinstance(value.source, int):
+        return tensor
+    return value.tensor
+
+
+def _table_of(tensor: torch.Tensor) -> ProvenanceTable | None:
+    value = tensor._value if isinstance(tensor, LazyTensor) else None
+    return value.table.provenance if value is not None else None
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often it was written to; tensors of inference mode do not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def name_of(module: torch.nn.Module) -> str:
+    model = unwrapped(module)
+    return str(getattr(model, "original_name", type(model).__name__))  # as it was scripted
+
+
+def mode_of(module: torch.nn.Module) -> str:
+    return "train" if module.training else "eval"
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The user's model inside what calls it with the very same arguments."""
+    if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
+        return unwrapped(module._orig_mod)
+    if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        return unwrapped(module.module)
+    return module
+
+
+def offloaded_call(module: torch.nn.Module) -> Any:
+    if not {"_compiled_call_impl", "forward"} & module.__dict__.keys():
+        return None
+    from penstock.cut import offloading
+
+    return offloading.offloaded_call(module)
+
+
+def call_site() -> str:
+    """The line of the program, or of its framework, that is under way: `train.py:31`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE_OF_PROGRAMS):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

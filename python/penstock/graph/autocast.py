@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the process that change what operators mean. Workers have the defaults.
+
+Autocast is another matter: its casts are operators of their own once a graph is written down, so
+workers need not know of it. What it was set to is part of what a graph means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+from penstock.graph.sizes import Unlowerable
+
+# The calls by which a captured graph begins and ends a region under autocast.
+REGION_BEGIN: Any = _enter_autocast
+REGION_END: Any = _exit_autocast
+
+
+class AutocastState(NamedTuple):
+    """What autocast does now, on the CPU and on CUDA devices."""
+
+    cpu: torch.dtype | None  # None: it is off
+    cuda: torch.dtype | None
+
+    @classmethod
+    def now(cls) -> AutocastState:
+        return cls(*(_autocast_dtype(device) for device in ("cpu", "cuda")))
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@contextlib.contextmanager
+def autocast_put_back() -> Iterator[None]:
+    """Leaves autocast as it was, also when an error leaves a region of a graph in the middle."""
+    enabled = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
+    depth = _autocast_depth()
+    is_cached = torch.is_autocast_cache_enabled()
+    try:
+        yield
+    except BaseException:
+        while _autocast_depth() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for device, is_enabled, dtype in enabled:
+            torch.set_autocast_enabled(device, is_enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(is_cached)
+        raise
+
+
+_DEVICES = ("cpu", "cuda")
+
+
+def _autocast_depth() -> int:
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
+
+
+def refuse_by_surroundings() -> None:
+    """Raises Unlowerable where the meaning of operators depends on more than their arguments."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise Unlowerable(f"the default dtype is {torch.get_default_dtype()}, not torch.float32")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unlowerable("forward runs under a torch.func transform")

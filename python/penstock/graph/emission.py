@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints a lowering as text of the intermediate representation (`csrc/graph/ir_text.h` has the
+grammar)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from penstock import _C
+from penstock.graph.call_labels import call_label, source_line
+from penstock.graph.lowering import Lowering
+from penstock.graph.recording import Name, RecordedOp
+from penstock.graph.sizes import Unlowerable, expression_of, fold, has_unknown
+
+SIZE_OPERATORS = {
+    "add": "size::add",
+    "mul": "size::mul",
+    "floordiv": "size::floordiv",
+    "mod": "size::mod",
+    "max": "size::max",
+    "min": "size::min",
+}
+LABEL_CHARACTERS_MAX = 200
+QUOTED_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Emission:
+    """The text, and the tensors behind its constants by name, in the order in which it names
+    them."""
+
+    text: str
+    constants: dict[str, torch.Tensor]
+    held: list[torch.Tensor | None]  # the same, with a None for each state input in its place
+    nodes: list[int]  # the node of each recorded operator
+
+
+def emit(lowering: Lowering, arguments: Sequence[Any]) -> Emission:
+    """Prints `lowering` for the graph inputs `arguments`, whose constants' contents are
+    digested."""
+    return _Printer(lowering, arguments).print()
+
+
+class _Printer:
+    def __init__(self, lowering: Lowering, arguments: Sequence[Any]) -> None:
+        self._lowering = lowering
+        self._arguments = arguments
+        self._lines: list[str] = ["penstock-ir 1"]
+        self._operator_lines: list[int] = []
+        self._constants: dict[str, torch.Tensor] = {}
+        self._held: list[torch.Tensor | None] = []
+        self._symbols = {b.symbol: f"s{i}" for i, b in enumerate(lowering.conditions.bindings)}
+        self._size_names: dict[sympy.Symbol, str] = {}
+        self._size_count = 0
+        self._state_storages = lowering.recording.mutated_storages
+
+    def print(self) -> Emission:
+        self._inputs()
+        for binding in self._lowering.conditions.bindings:
+            name = f"%n{len(self._size_names)}"
+            self._size_names[binding.symbol] = name
+            leaf = f"%x{binding.input_index}"
+            self._lines.append(f'input {name} int "size of {leaf}" = {leaf}.size({binding.dim})')
+        labels = self._unit_labels()
+        first_line = len(self._lines)
+        for op in self._lowering.recording.ops:
+            self._operator(op, labels)
+        for output in dict.fromkeys(self._lowering.output_names):
+            self._lines.append(f"output {output}")
+        return Emission(
+            "\n".join(self._lines) + "\n",
+            self._constants,
+            self._held,
+            [line - first_line for line in self._operator_lines],
+        )
+
+    def _inputs(self) -> None:
+        lowering = self._lowering
+        for name, index in lowering.input_names.items():
+            item = lowering.inputs[index]
+            form = lowering.recording.forms[name]
+            tensor = f"{dtype_name(form.dtype)} {self._dims(form.sizes)}"
+            if item.kind == "leaf":
+                self._lines.append(f"input {name} leaf {item.leaf_index} {tensor}")
+            elif item.kind == "const" and form.storage not in self._state_storages:
+                self._constant(name, item.label, self._arguments[index])
+            else:
+                self._held.append(None)
+                self._lines.append(f"input {name} state {quoted(item.label)} {tensor}")
+        for name, value in lowering.attributes.items():
+            self._constant(name, "attribute of the graph", value)
+        for name, value in lowering.recording.literals.items():
+            self._constant(name, "literal", value)
+
+    def _constant(self, name: Name, label: str, tensor: torch.Tensor) -> None:
+        self._constants[str(name)] = tensor
+        self._held.append(tensor)
+        self._lines.append(
+            f"input {name} const {quoted(label)} {dtype_name(tensor.dtype)} "
+            f"[{', '.join(map(str, tensor.shape))}] digest {quoted(_C.content_digest(tensor))}"
+        )
+
+    def _dims(self, shape: Sequence[Any]) -> str:
+        dims: list[str] = []
+        for size in shape:
+            expression = expression_of(size, self._lowering.shape_env)
+            if isinstance(expression, int):
+                dims.append(str(expression))
+            elif expression in self._symbols:
+                dims.append(self._symbols[expression])
+            else:
+                raise Unlowerable(f"a batch tensor has the size {expression}")
+        return f"[{', '.join(dims)}]"
+
+    def _unit_labels(self) -> dict[int, str]:
+        """One label per unit: its calls, and where they are written."""
+        members: dict[int, list[Any]] = {}
+        for node, unit in zip(self._lowering.nodes, self._lowering.unit_of, strict=True):
+            if node not in self._lowering.droppable:
+                members.setdefault(unit, []).append(node)
+        labels: dict[int, str] = {}
+        for unit, nodes in members.items():
+            names = [call_label(node).partition(" at ")[0] for node in nodes]
+            line = source_line(nodes[-1])
+            labels[unit] = ", ".join(names) + (f" at {line}" if line else "")
+        return labels
+
+    def _operator(self, op: RecordedOp, labels: dict[int, str]) -> None:
+        unit = self._lowering.unit_of[op.call_index]
+        suffix = f" group {unit} {quoted(labels.get(unit, '')[:LABEL_CHARACTERS_MAX])}"
+        place = source_line(self._lowering.nodes[op.call_index])
+        if place:
+            suffix += f" at {quoted(place[:LABEL_CHARACTERS_MAX])}"
+        target = op.target
+        try:
+            parts = [self._argument(arg, suffix) for arg in op.args]
+            parts += [f"{k}={self._argument(v, suffix)}" for k, v in op.kwargs.items()]
+        except Unlowerable:
+            # The operator takes something that has no text (a generator, a complex number). It
+            # stays.
+            target = "unwritable::" + op.target.partition("::")[2].replace(".", "_")
+            parts = [str(name) for name in _names_in([op.args, list(op.kwargs.values())])]
+        results = ", ".join(str(name) for name in op.outputs)
+        self._operator_lines.append(len(self._lines))
+        self._lines.append(
+            f"{results}{' = ' if results else ''}{target}({', '.join(parts)}){suffix}"
+        )
+
+    def _argument(self, value: Any, suffix: str) -> str:
+        if isinstance(value, Name):
+            return str(value)
+        if isinstance(value, sympy.Basic):
+            return self._size(value, suffix)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self._argument(item, suffix) for item in value)}]"
+        return literal(value)
+
+    def _size(self, expression: sympy.Basic, suffix: str) -> str:
+        def binary(op: str, a: str, b: str) -> str:
+            name = f"%e{self._size_count}"
+            self._size_count += 1
+            self._lines.append(f"{name} = {SIZE_OPERATORS[op]}({a}, {b}){suffix}")
+            return name
+
+        if has_unknown(expression):
+            raise Unlowerable(f"the size {expression} follows from the values of a tensor")
+        return fold(expression, lambda symbol: self._size_names[symbol], str, binary)
+
+
+def _names_in(value: Any) -> list[Name]:
+    if isinstance(value, Name):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [name for item in value for name in _names_in(item)]
+    return []
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def literal(value: Any) -> str:
+    """One argument that is not a value, in the grammar's spelling."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise Unlowerable(f"the integer {value} has more than 64 bits")
+        return str(value)
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "nan"
+        if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        return repr(value)
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, torch.dtype):
+        return f"dtype:{dtype_name(value)}"
+    if isinstance(value, torch.layout):
+        return f"layout:{str(value).removeprefix('torch.')}"
+    if isinstance(value, torch.memory_format):
+        return f"memory_format:{str(value).removeprefix('torch.')}"
+    if isinstance(value, torch.device):
+        return f"device:{value}"
+    raise Unlowerable(f"a {type(value).__name__} has no form in the text of a prefix")
+
+
+def quoted(text: str) -> str:
+    """The text between quotes, with the grammar's escapes, cut to its cap."""
+    out: list[str] = []
+    for byte in text.encode("utf-8", "replace")[: QUOTED_BYTES_MAX // 4]:
+        character = chr(byte)
+        if character in '"\\':
+            out.append("\\" + character)
+        elif 0x20 <= byte < 0x7F:
+            out.append(character)
+        else:
+            out.append(f"\\x{byte:02x}")
+    return f'"{"".join(out)}"'

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a plan: what is moved, what stays, why, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call of the model's forward (or several that write to the same memory)."""
+
+    index: int  # by which edges name it; calls are numbered in the order of the program
+    operator: str  # as the program says it: "interpolate at model.py:14"
+    place: str  # "worker", "trainer", or "both" for what each side computes for itself
+    reason: str
+    worker_s: float  # per batch, where a worker runs it
+    trainer_s: float  # per batch, where the trainer runs it; 0 for what cannot move
+    made_bytes: int  # what it allocates per batch and other calls read; a view makes none
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEdge:
+    """Tensors that one call hands to another; parameters and constants are left out."""
+
+    source: int | None  # `index` of the call that makes them; None: they come with the batch
+    target: int | None  # `index` of the call that reads them; None: forward returns them
+    tensor_bytes: int  # per batch, memory that tensors share counted once
+    leaf: int | None  # which tensor of the batch, counted from 0, where `source` is None
+
+
+@dataclass(frozen=True, slots=True)
+class CutTotals:
+    """What one way to cut costs per batch, by the same measurement as the others."""
+
+    cut: Literal["none", "maximal", "chosen"]
+    worker_s: float  # a worker's seconds
+    trainer_s: float  # the trainer's seconds on what could move and stays
+    boundary_bytes: int  # what the trainer reads: of the workers' results, and of the raw batch
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPrice:
+    """What a step takes with a plan, priced by what was measured while the loader ran.
+
+    Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
+    the batches, or the CPUs that all of them share.
+    """
+
+    times: int  # how often the plan was priced so
+    changes: int  # and how often it was changed for it
+    trainer_s: float  # the trainer at work, all of a step included
+    worker_s: float  # a worker at work, the dataset included
+    worker_count: int
+    step_s: float
+    is_held: bool  # a change made steps longer and was taken back: no other until loads shift
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A cut with its prices; bytes and seconds are per batch.
+
+    `refused` is None, or the one sentence that says why the whole model stays in the trainer.
+    """
+
+    moved: tuple[PlannedCall, ...] = ()
+    kept: tuple[PlannedCall, ...] = ()
+    raw_bytes: int = 0  # the batch as the dataset makes it
+    maximal_bytes: int = 0  # the boundary when everything that can move does
+    boundary_bytes: int = 0  # what the trainer reads of it with this plan
+    worker_s: float = 0.0  # a worker's seconds per batch
+    trainer_s: float = 0.0  # the trainer's seconds per batch on what could move and stays
+    refused: str | None = None
+    totals: tuple[CutTotals, ...] = ()  # of no cut, the maximal cut and this one, in this order
+    edges: tuple[PlannedEdge, ...] = ()
+    priced: RunningPrice | None = None  # None: by the calibration on one batch alone

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as text for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from penstock.graph.plan_record import PlanRecord, RunningPrice
+
+COLUMNS = 100
+# What the other columns leave of the width, with bytes below a gigabyte.
+OPERATOR_CHARACTERS_MAX = 48
+
+# Reasons that differ by a name alone, of which a deep model has one for each parameter.
+KINDS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"it reads \S+, which training changes",
+        r".* writes its operand in place",
+        r"%\w+ is memory that changes: ",
+        r"it depends on a value that stays: ",
+    )
+)
+CUT_NAMES = {"none": "no cut", "maximal": "everything that can move", "chosen": "this plan"}
+
+
+def format_plan(plan: PlanRecord) -> str:
+    """One line a call, then the reasons by their numbers, then what each way to cut costs."""
+    if plan.refused is not None:
+        return "\n".join(wrap(f"nothing moves: {plan.refused}"))
+    calls = [*plan.moved, *plan.kept]
+    # A reason is a sentence and many calls share it, so the table refers to it by number.
+    kinds: dict[object, dict[str, None]] = {}
+    for call in calls:
+        kinds.setdefault(kind_of(call.reason), {})[call.reason] = None
+    numbers = {kind: number for number, kind in enumerate(kinds, start=1)}
+    rows = [("operator", "runs in", "worker ms", "trainer ms", "bytes", "why")]
+    rows += [
+        (
+            shorten(call.operator, OPERATOR_CHARACTERS_MAX),
+            call.place,
+            milliseconds(call.worker_s),
+            milliseconds(call.trainer_s),
+            f"{call.made_bytes:,}" if call.made_bytes else "",
+            f"[{numbers[kind_of(call.reason)]}]",
+        )
+        for call in calls
+    ]
+    lines = [*align(rows, "<<>>><"), ""]
+    for kind, (reason, *others) in kinds.items():
+        plural = "others" if len(others) > 1 else "other"
+        likewise = f" ({len(others)} {plural} likewise)" if others else ""
+        lines += wrap(f"[{numbers[kind]}] {reason}{likewise}", indent="    ")
+    totals = [("per batch", "worker ms", "trainer ms", "bytes read")]
+    totals += [
+        (
+            CUT_NAMES[item.cut],
+            f"{item.worker_s * 1e3:.3f}",
+            f"{item.trainer_s * 1e3:.3f}",
+            f"{item.boundary_bytes:,}",
+        )
+        for item in plan.totals
+    ]
+    lines += ["", *align(totals, "<>>>"), ""]
+    lines += wrap(
+        f"{len(plan.moved)} of {len(calls)} calls run in the workers. Trainer ms are those of "
+        f"calls that could move; bytes read are the trainer's, out of {plan.raw_bytes:,} of the "
+        "raw batch that the model is given."
+    )
+    if plan.priced is not None:
+        lines += wrap(format_price(plan.priced))
+    return "\n".join(lines)
+
+
+def format_price(price: RunningPrice) -> str:
+    """A sentence or two."""
+    workers = "1 worker" if price.worker_count == 1 else f"{price.worker_count} workers"
+    changes = {0: "never changed", 1: "changed once"}.get(
+        price.changes, f"changed {price.changes} times"
+    )
+    final = " A change that made steps longer was taken back." if price.is_held else ""
+    return (
+        f"Priced {price.times} times from the running loader, {changes}: a step takes "
+        f"{price.step_s * 1e3:.3g} ms, of the trainer {price.trainer_s * 1e3:.3g} ms, of one of "
+        f"{workers} {price.worker_s * 1e3:.3g} ms.{final}"
+    )
+
+
+def kind_of(reason: str) -> object:
+    """Equal for reasons that stand in one line of the table."""
+    return next((kind for kind in KINDS if kind.match(reason)), reason)
+
+
+def align(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """The rows in columns, with a rule under the first."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(sides))]
+    lines = [
+        "  ".join(
+            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    return lines
+
+
+def wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def shorten(text: str, characters_max: int) -> str:
+    """The text with its middle left out: what is called is at its begin, where at its end."""
+    if len(text) <= characters_max:
+        return text
+    what, separator, where = text.rpartition(" at ")
+    room = characters_max - len(separator) - len(where) - 1
+    if room < 8:  # it is no call, or its file has a very long name
+        return f"{text[: characters_max // 2]}…{text[-((characters_max - 1) // 2) :]}"
+    return f"{what[:room]}…{separator}{where}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds else ""

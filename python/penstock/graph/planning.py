@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a lowering to a cut: hands the text to the native analysis and reads its plan back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from penstock import _C
+from penstock.errors import PenstockError
+from penstock.graph.call_flow import read_flow, recorded_extents
+from penstock.graph.constants import is_same_bits
+from penstock.graph.emission import Emission, emit
+from penstock.graph.expression import Result, expressions_of
+from penstock.graph.lowering import Lowering
+from penstock.graph.native_plan import (
+    NativePlans,
+    PriceTerms,
+    make_plans,
+    read_plan,
+    state_reasons,
+)
+from penstock.graph.plan import Plan
+from penstock.graph.prefix_inputs import leaves_of, seed_of_prefix
+from penstock.graph.recording import PINNED, Form, Name
+from penstock.graph.sizes import Unlowerable, evaluate, has_unknown
+from penstock.graph.suffix import MustStay, build_reference, build_suffix
+
+CutMode = Literal["auto", "maximal", "none"]
+
+# How many calls may turn out to have to stay, one after the other. Each costs a calibration run.
+PINS_MAX = 8
+# Operators that may run once more in the trainer whatever they stand beside.
+COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors")
+VALUE_NAME = re.compile(r"%\w+")
+CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class CutOptions:
+    """What the caller of `offload` or `explain` asked for."""
+
+    mode: CutMode
+    allow_random: bool
+    worker_count: int
+    draws_of: str = ""  # names the graph whose draws may move; other names, other numbers
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "maximal", "none"):
+            raise ValueError(
+                f'cut is {self.mode!r} but a mode was expected; pass "auto", "maximal" or "none"'
+            )
+
+
+Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BoundaryValue:
+    """One tensor that crosses the cut."""
+
+    name: Name
+    key: str
+    unit: int  # the call that makes it, and those that move with it
+    operator: str  # the call that makes it, for messages
+    is_random: bool
+    form: Form
+
+    def layout(self, values: dict[sympy.Symbol, sympy.Integer]) -> Layout:
+        """Dtype, shape and strides for one combination of sizes."""
+        return (
+            self.form.dtype,
+            tuple(evaluate(size, values) for size in self.form.sizes),
+            tuple(evaluate(stride, values) for stride in self.form.strides),
+        )
+
+
+@dataclass(frozen=True)
+class PlannedCut:
+    """A plan and what carries it out. Without boundary values nothing moves and the rest is
+    empty."""
+
+    plan: Plan
+    boundary: list[BoundaryValue]
+    prefix: str = ""
+    prefix_constants: tuple[torch.Tensor, ...] = ()
+    seed: int = 0  # of what the prefix draws
+    constant_inputs: tuple[int, ...] = ()  # graph inputs that the prefix has copies of
+    results: tuple[Result, ...] = ()  # what follows from the batch and is returned
+    suffix: fx.GraphModule | None = None
+    reference: fx.GraphModule | None = None  # computes the boundary values that are not random
+    native: NativePlans | None = None  # what it was chosen from, for other prices
+
+
+def plan_cut(
+    lower_graph: Callable[[bool], Lowering],
+    inputs: Sequence[Any],
+    leaf_count: int,
+    options: CutOptions,
+    mistrusted: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Lowering, PlannedCut]:
+    """Lowers (with symbolic sizes if that works), times and cuts a graph for inputs like `inputs`.
+
+    The movable operators are run, on `inputs`; parameters, buffers and random generators stay as
+    they are. Units that are `mistrusted`, for that reason, stay. Raises Unlowerable with the reason
+    when there can be no plan.
+    """
+
+    how = Planning(options, set(mistrusted))
+
+    def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
+        _pin(lowering, mistrusted)
+        return lowering, _plan(lowering, inputs, leaf_count, how)
+
+    try:
+        lowering = lower_graph(True)
+        if lowering.conditions.bindings:
+            return plan(lowering)
+    except Unlowerable:
+        lowering = lower_graph(False)
+    return plan(lowering)
+
+
+def plan_again(
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    options: CutOptions,
+    mistrusted: Set[int],
+    terms: PriceTerms,
+    calibration: Any,
+) -> PlannedCut:
+    """Another cut of a graph that was planned before, by what is known of the loader now. Nothing
+    is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is."""
+    return _plan_once(
+        lowering, inputs, leaf_count, Planning(options, mistrusted, terms, calibration)
+    )
+
+
+@dataclass(frozen=True)
+class Planning:
+    """How to plan, beside the graph and its inputs."""
+
+    options: CutOptions
+    mistrusted: Set[int] = frozenset()
+    terms: PriceTerms | None = None
+    calibration: Any = None
+
+
+def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
+    """Makes units stay."""
+    recording = lowering.recording
+    for op in list(recording.ops):
+        reason = mistrusted.get(lowering.unit_of[op.call_index])
+        if reason is not None and op.outputs:
+            recording.pin(op.call_index, op.outputs[:1], reason)
+
+
+@contextlib.contextmanager
+def native_refusals() -> Iterator[None]:
+    """What the native part will not take is a refusal with its text as the reason."""
+    try:
+        yield
+    except (ValueError, RuntimeError, PenstockError) as error:
+        raise Unlowerable(str(error).partition("\n")[0]) from error
+
+
+def price_plans(
+    graph: Any,
+    leaves: list[torch.Tensor],
+    held: Sequence[torch.Tensor | None],
+    how: Planning,
+) -> NativePlans:
+    return make_plans(
+        graph,
+        leaves,
+        held,
+        mode=how.options.mode,
+        allow_random=how.options.allow_random,
+        terms=how.terms or PriceTerms(how.options.worker_count),
+        calibration=how.calibration,
+    )
+
+
+def _plan(
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    how: Planning,
+) -> PlannedCut:
+    pinned: set[int] = set()
+    while True:
+        try:
+            return _plan_once(lowering, inputs, leaf_count, how)
+        except MustStay as fault:
+            if fault.call_index in pinned or len(pinned) >= PINS_MAX:
+                raise
+            pinned.add(fault.call_index)
+            lowering.recording.pin(fault.call_index, fault.values, str(fault))
+
+
+def _plan_once(
+    lowering: Lowering,
+    inputs: Sequence[Any],
+    leaf_count: int,
+    how: Planning,
+) -> PlannedCut:
+    """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
+    leaves = leaves_of(lowering, inputs, leaf_count)
+    emission = emit(lowering, inputs)
+    with native_refusals():
+        graph = _C.parse_graph(emission.text)
+        graph.annotate()
+        plans = price_plans(graph, leaves, emission.held, how)
+        native = plans.chosen
+        prefix = _C.extract_prefix(graph, native, how.options.draws_of)
+    flow = read_flow(emission.text, recorded_extents(lowering, inputs))
+    in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
+    plan = read_plan(plans, flow, state_reasons(lowering), in_front)
+    calls = _calls(lowering)
+    for text in prefix.output_names:
+        name = Name(f"%{text}")
+        if lowering.recording.forms[name].is_lazy and name not in lowering.given:
+            # A slab holds memory and not how it is read, so this view of it is made where it is
+            # needed.
+            raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
+    changing = _changing_units(lowering, emission, plans.verdicts)
+    results = tuple(expressions_of(lowering, changing | how.mistrusted))
+    kept = {group.group for group in native.kept if not group.replicated}
+    units = {name: lowering.unit_of[call] for name, call in calls.items()}
+    labels = {group.group: group.label for group in native.moved}
+    random_units = {group.group for group in native.moved if group.level == "RANDOM"}
+    boundary = [
+        BoundaryValue(
+            name=name,
+            key=key,
+            unit=units[name],
+            operator=labels[units[name]],
+            is_random=units[name] in random_units,
+            form=lowering.recording.forms[name],
+        )
+        for text, key in zip(prefix.output_names, prefix.output_keys, strict=True)
+        if (name := Name(f"%{text}")) not in lowering.given
+    ]
+    for item in boundary:
+        if any(has_unknown(_expression(size)) for size in (*item.form.sizes, *item.form.strides)):
+            raise Unlowerable(f"the size of what {item.operator} makes follows from values")
+    if not boundary:
+        return PlannedCut(plan, [], results=results, native=plans)
+    prefix_text = _without_outputs(str(prefix), lowering.given)
+    constants = CONSTANT_LINE.findall(prefix_text)
+    tensors = [emission.constants[text] for text in constants]
+    checked = [item.name for item in boundary if not item.is_random]
+    planned = PlannedCut(
+        plan=plan,
+        boundary=boundary,
+        prefix=prefix_text,
+        prefix_constants=tuple(tensors),
+        seed=seed_of_prefix(how.options.draws_of),
+        constant_inputs=tuple(
+            lowering.input_names[Name(text)]
+            for text in constants
+            if Name(text) in lowering.input_names
+        ),
+        results=results,
+        suffix=build_suffix(lowering, kept, set(labels), [item.name for item in boundary]),
+        reference=build_reference(lowering, kept - _run_by_both(lowering, prefix_text), checked),
+        native=plans,
+    )
+    _check_fidelity(planned, lowering, inputs, leaves)
+    return planned
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _without_outputs(prefix: str, names: Collection[Name]) -> str:
+    """The text of a prefix that does not ship what the trainer has at hand."""
+    dropped = tuple(f"output {name} " for name in names)
+    return "".join(
+        line for line in prefix.splitlines(keepends=True) if not line.startswith(dropped)
+    )
+
+
+def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[Any]) -> set[int]:
+    """The units that do more than follow from the batch; that they have to stay is another
+    matter."""
+    return {
+        lowering.unit_of[op.call_index]
+        for op, node in zip(lowering.recording.ops, emission.nodes, strict=True)
+        if op.target != PINNED and verdicts[node].level in ("RANDOM", "STATE")
+    }
+
+
+def _calls(lowering: Lowering) -> dict[Name, int]:
+    return {name: op.call_index for op in lowering.recording.ops for name in op.outputs}
+
+
+def _run_by_both(lowering: Lowering, prefix: str) -> set[int]:
+    """The units of which the prefix has every operator, whatever they are in the trainer: a view of
+    a constant that the model also returns."""
+    made = {
+        name
+        for line in prefix.splitlines()
+        if not line.startswith(("input ", "output "))
+        for name in VALUE_NAME.findall(line.partition(" = ")[0])
+    }
+    operators = [op for op in lowering.recording.ops if not op.target.startswith(COMPUTES_NOTHING)]
+    elsewhere = {
+        lowering.unit_of[op.call_index]
+        for op in operators
+        if made.isdisjoint(str(name) for name in op.outputs)
+    }
+    return {lowering.unit_of[op.call_index] for op in operators} - elsewhere
+
+
+def _check_fidelity(
+    planned: PlannedCut, lowering: Lowering, inputs: Sequence[Any], leaves: list[torch.Tensor]
+) -> None:
+    """Holds the prefix against the calls it came from, on this very batch, bit for bit.
+
+    It catches an operator that lowering misread and a layout that fake tensors mispredict.
+    """
+    assert planned.reference is not None
+    with torch.inference_mode(False), torch.no_grad():
+        executor = _C.Executor(
+            _C.parse_graph(planned.prefix),
+            list(planned.prefix_constants),
+            allow_random=any(item.is_random for item in planned.boundary),
+        )
+        try:
+            made = executor.run(leaves, planned.seed)
+        except PenstockError as error:
+            raise Unlowerable(str(error).partition("\n")[0]) from error
+        expected = planned.reference(*inputs)
+    checked = [
+        (item, value)
+        for item, value in zip(planned.boundary, made, strict=True)
+        if not item.is_random
+    ]
+    conditions = lowering.conditions
+    values = conditions.values(conditions.sizes(inputs))
+    for (item, value), reference in zip(checked, expected, strict=True):
+        if not is_same_bits(value, reference):
+            reason = f"{item.operator} gives other bits in a worker than in the trainer"
+            raise MustStay(reason, _calls(lowering)[item.name], [item.name])
+        layout = (reference.dtype, tuple(reference.shape), reference.stride())
+        if layout != item.layout(values):
+            raise MustStay(
+                f"{item.operator} makes a tensor of the layout {layout}, "
+                f"where {item.layout(values)} was expected",
+                _calls(lowering)[item.name],
+                [item.name],
+            )

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of TorchScript programs, which the native part reads, and what carries them out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from penstock import _C
+from penstock.graph.call_flow import TensorExtent, read_flow
+from penstock.graph.constants import ConstantWatch, is_same_bits
+from penstock.graph.native_plan import NO_STORAGE, read_plan
+from penstock.graph.plan import Plan
+from penstock.graph.planning import (
+    CONSTANT_LINE,
+    CutOptions,
+    Layout,
+    PlannedCut,
+    Planning,
+    native_refusals,
+    price_plans,
+)
+from penstock.graph.sizes import Unlowerable
+
+HELD_LINE = re.compile(r"^input (%\S+) (const|state) ", re.MULTILINE)
+OPERATOR = re.compile(r"^%.* = (\w+)::(\w+)", re.MULTILINE)
+KNOWN_LIBRARIES = frozenset(
+    {"aten", "size", "list", "opaque", "opaque_view", "torchscript", "declared"}
+)
+
+# Under which a comparison holds: sizes, threads, whether there are gradients, whether TorchScript
+# optimizes.
+Setting = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One boundary tensor."""
+
+    key: str
+    operator: str
+
+
+@dataclass
+class ScriptCut:
+    """One plan of a program, for calls of one kind. Confined to the training thread."""
+
+    leaf_indices: list[int | None]
+    call: Any  # the one that it was planned with
+    program: Any
+    native: Any  # the plan
+    planned: PlannedCut
+    boundary: list[Shipped]
+    suffix: Any = None  # as it was found to be right
+    reference: Any = None
+    constants: ConstantWatch | None = None
+    runs: Counter[Setting] = field(default_factory=Counter)  # of the whole, by (grads, optimizes)
+    layouts: dict[Setting, list[Layout]] = field(default_factory=dict)  # of settings that compared
+    refused: set[Setting] = field(default_factory=set)
+    used_count: int = 0
+    unchecked: list[tuple[int, int]] = field(default_factory=list)
+
+    def suffixes(self, is_optimized: bool) -> Iterator[tuple[Any, bool]]:
+        """Ways to run the part that stays, and whether TorchScript is to keep small groups when it
+        optimizes: a group of the whole may be small without what moves."""
+        for keeps_small_groups in (False, True) if is_optimized else (False,):
+            suffix = self.program.suffix(self.native, is_optimized=is_optimized)
+            yield suffix, keeps_small_groups
+
+
+def plan_program(
+    callee: Any, call: Any, leaf_indices: Sequence[int | None], leaf_count: int, options: CutOptions
+) -> ScriptCut:
+    """Reads and cuts a TorchScript program for calls like `call`, whose tensors are those of the
+    batch that `leaf_indices` says. Raises Unlowerable with the reason when there is no plan."""
+    leaves = [torch.empty(0) for _ in range(leaf_count)]
+    for index, tensor in zip(leaf_indices, call.tensors, strict=True):
+        if index is not None:
+            leaves[index] = tensor
+    with native_refusals():
+        program = _C.ScriptProgram(callee, call, list(leaf_indices))
+        graph, constants = program.graph, program.constants
+        _refuse_effects(str(graph))
+        plans = price_plans(graph, leaves, constants, _planning(options))
+        prefix = _C.extract_prefix(graph, plans.chosen)
+    plan = _spoken_plan(graph, plans)
+    if not prefix.output_keys:
+        return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])
+    labels = _makers(graph, plans.chosen)
+    boundary = [
+        Shipped(key, labels[name])
+        for name, key in zip(prefix.output_names, prefix.output_keys, strict=True)
+    ]
+    held = [name for name, _ in HELD_LINE.findall(str(graph))]
+    taken = [held.index(name) for name in CONSTANT_LINE.findall(str(prefix))]
+    tensors = [constants[index] for index in taken]
+    with native_refusals():
+        suffix = program.suffix(plans.chosen)
+        reference = program.reference(plans.chosen)
+    planned = PlannedCut(plan, [], prefix=str(prefix), prefix_constants=tuple(tensors))
+    cut = ScriptCut(
+        list(leaf_indices),
+        call,
+        program,
+        plans.chosen,
+        planned,
+        boundary,
+        suffix,
+        reference,
+        ConstantWatch(dict(zip(taken, tensors, strict=True))),
+    )
+    _check_fidelity(cut, callee, leaves)
+    return cut
+
+
+def _refuse_effects(text: str) -> None:
+    """Raises Unlowerable for operators that may do more than compute: to compare, what stays is run
+    once more."""
+    for library, name in OPERATOR.findall(text):
+        if library not in KNOWN_LIBRARIES:
+            raise Unlowerable(
+                f"the module uses {library}::{name}, which may do more than compute, so it cannot "
+                "be run once more to compare; an operator that only computes is declared by "
+                "penstock.stateless"
+            )
+
+
+def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions) -> Plan:
+    """The plan of a TorchScript module or function whose arguments are `leaves`. Raises Unlowerable
+    with the reason."""
+    with native_refusals():
+        if isinstance(model, torch.jit.ScriptModule):
+            graph, constants = _C.capture_torchscript(model, list(leaves))
+        else:
+            call = _C.ScriptCall(model, tuple(leaves), {})
+            program = _C.ScriptProgram(model, call, list(range(len(leaves))))
+            graph, constants = program.graph, program.constants
+        return _spoken_plan(graph, price_plans(graph, list(leaves), constants, _planning(options)))
+
+
+def _spoken_plan(graph: Any, plans: Any) -> Plan:
+    """The plan of a program, in the words of the façade."""
+    # What cannot move was not run, so nothing is known of the size of its results.
+    extents = {
+        f"%{name}": TensorExtent(size.bytes, size.storage)
+        for name, size in zip(graph.value_names, plans.calibration.values, strict=True)
+        if size.storage != NO_STORAGE
+    }
+    return read_plan(plans, read_flow(str(graph), extents))
+
+
+def _planning(options: CutOptions) -> Planning:
+    """TorchScript draws in the order of its own program, so that draws stay."""
+    return Planning(replace(options, allow_random=False))
+
+
+def _makers(graph: Any, native: Any) -> dict[str, str]:
+    """By value that moves: the operator that makes it."""
+    groups = {group.group: group for group in native.moved}
+    makers: dict[str, str] = {}
+    for line in str(graph).splitlines():
+        results, equals, rest = line.partition(" = ")
+        found = re.search(r" group (\d+)", rest)
+        group = groups.get(int(found[1])) if equals and found else None
+        if group is not None:
+            for name in re.findall(r"%(\w+)", results):
+                makers[name] = group.label
+    return makers
+
+
+def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> None:
+    """Holds the prefix against the calls it came from, on this very batch, bit for bit."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+        with native_refusals():
+            executor = _C.Executor(
+                _C.parse_graph(cut.planned.prefix), list(cut.planned.prefix_constants)
+            )
+            made = executor.run(leaves)
+        expected = cut.reference.run(callee, cut.call)
+    for item, value, reference in zip(cut.boundary, made, expected, strict=True):
+        if not is_same_bits(value, reference):
+            raise Unlowerable(f"{item.operator} gives other bits in a worker than in the trainer")

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a captured graph together again around a cut.
+
+The suffix is made of the very calls that Dynamo saw, in their order, so that autograd, hooks and
+the random generators see what they would have seen; only the calls that moved are gone, and what is
+read of their results comes in as further arguments. The reference of a prefix is the same for the
+calls that moved: it runs them eagerly in the trainer, which is the oracle that boundary tensors are
+held against.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from penstock.graph.lowering import Lowering
+from penstock.graph.recording import Name
+from penstock.graph.sizes import Unlowerable, expression_of, fold
+
+
+class MustStay(Unlowerable):
+    """A call that the plan moved or copied and that can only run in its place, which needs
+    `values`. Another plan may do."""
+
+    def __init__(self, reason: str, call_index: int, values: Sequence[Name]) -> None:
+        super().__init__(reason)
+        self.call_index = call_index
+        self.values = list(values)
+
+
+def build_suffix(
+    lowering: Lowering, kept: set[int], moved: set[int], boundary: Sequence[Name]
+) -> fx.GraphModule:
+    """The graph without the units in `moved`; takes the graph's own inputs, then the boundary
+    tensors.
+
+    Units in neither set are computed wherever they are needed.
+    """
+    assembly = _Assembly(lowering, moved, moved, boundary, lowering.given)
+    for node in lowering.nodes:
+        if (
+            lowering.unit_of[assembly.index_of[node]] in kept
+            and node not in lowering.droppable
+            and node not in lowering.in_front
+        ):
+            assembly.need(node)
+    output = next(iter(reversed(lowering.graph_module.graph.nodes)))
+    assembly.need_reads(output)
+    assembly.emit()
+    result = fx.node.map_arg(output.args[0], lambda a: assembly.read(output, a))
+    return assembly.finish(result)
+
+
+def build_reference(lowering: Lowering, kept: set[int], values: Sequence[Name]) -> fx.GraphModule:
+    """Computes `values` from the graph's own inputs, as eager would, with no call that is
+    `kept`."""
+    assembly = _Assembly(lowering, set(), kept, [], {})
+    for name in values:
+        assembly.need_name(name)
+    assembly.emit(snapshots={name for name in values if name in lowering.recording.superseded})
+    return assembly.finish(tuple(assembly.value(name) for name in values))
+
+
+class _Assembly:
+    """Collects the calls that are needed, then writes them in their original order."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        moved: set[int],
+        forbidden: set[int],
+        boundary: Sequence[Name],
+        given: Mapping[Name, int],
+    ) -> None:
+        self.index_of = {node: index for index, node in enumerate(lowering.nodes)}
+        self._members: dict[int, list[fx.Node]] = {unit: [] for unit in lowering.unit_of}
+        for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
+            if node not in lowering.droppable:
+                self._members[unit].append(node)
+        self._lowering = lowering
+        self._moved = moved  # their results are read as boundary tensors
+        self._forbidden = forbidden  # must not be run
+        self._graph = fx.Graph()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._snapshots: dict[Name, fx.Node] = {}
+        self._needed: set[fx.Node] = set()
+        self._sizes: dict[sympy.Symbol, fx.Node] = {}
+        for node in lowering.graph_module.graph.nodes:
+            if node.op == "placeholder":
+                self._copies[node] = self._graph.placeholder(node.name)
+        self._placeholders = list(self._copies.values())
+        self._at_hand = {**lowering.input_names, **given}
+        self._in_front = lowering.in_front if given else set()
+        self._boundary = {
+            name: self._graph.placeholder(f"boundary_{index}")
+            for index, name in enumerate(boundary)
+        }
+
+    def need(self, node: fx.Node) -> None:
+        """Marks a call, all it reads, and the calls that write to the same memory."""
+        stack: list[tuple[fx.Node, fx.Node | None]] = [(node, None)]
+        while stack:
+            node, reader = stack.pop()
+            if node in self._needed or node.op in ("placeholder", "output"):
+                continue
+            unit = self._lowering.unit_of[self.index_of[node]]
+            if unit in self._forbidden and node not in self._lowering.droppable:
+                raise self._needed_twice(node, reader)
+            self._needed.add(node)
+            stack.extend((member, reader) for member in self._members[unit])
+            stack.extend((home, node) for home in self._homes_read_by(node))
+
+    def _needed_twice(self, node: fx.Node, reader: fx.Node | None) -> Unlowerable:
+        reason = f"{node.name} would be needed on both sides of the cut"
+        if reader is None:
+            return Unlowerable(reason)
+        read = tree_leaves(list(self._lowering.reads[reader].values()))
+        names = [value for value in read if isinstance(value, Name)]
+        return MustStay(reason, self.index_of[reader], names)
+
+    def need_reads(self, node: fx.Node) -> None:
+        for home in self._homes_read_by(node):
+            self.need(home)
+
+    def need_name(self, name: Name) -> None:
+        home = self._home(name)
+        if home is not None:
+            self.need(home)
+
+    def _homes_read_by(self, node: fx.Node) -> list[fx.Node]:
+        homes: list[fx.Node] = []
+        for argument, names in self._lowering.reads[node].items():
+            if self._is_copied(argument):
+                homes.append(argument)
+                continue
+            for name in tree_leaves(names):
+                home = self._home(name) if isinstance(name, Name) else None
+                if home is not None:
+                    homes.append(home)
+        return homes
+
+    def _is_copied(self, node: fx.Node) -> bool:
+        """Whether readers of `node` read a copy of the call, rather than values by name."""
+        if node.op == "placeholder" or node in self._lowering.droppable:
+            return node.op == "get_attr"
+        if node in self._in_front:
+            return False
+        return self._lowering.unit_of[self.index_of[node]] not in self._moved
+
+    def _home(self, name: Name) -> fx.Node | None:
+        """The call to run for `name`; None when it is at hand anyway."""
+        if name in self._boundary or name in self._at_hand:
+            return None
+        home = self._lowering.homes.get(name)
+        if home is None:
+            raise Unlowerable(f"the value {name} is an intermediate of one call")
+        return home.node
+
+    def emit(self, snapshots: set[Name] | None = None) -> None:
+        self._need_regions()
+        for node in self._lowering.nodes:
+            if node not in self._needed:
+                continue
+            read = functools.partial(self.read, node)
+            copy = self._graph.create_node(
+                node.op,
+                node.target,
+                fx.node.map_arg(node.args, read),
+                fx.node.map_arg(node.kwargs, read),
+                node.name,
+            )
+            copy.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+            self._copies[node] = copy
+            for name in snapshots or ():
+                if self._lowering.homes[name].since is node:
+                    # A later call writes to this object; what is wanted is the value it has now.
+                    self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
+
+    def _need_regions(self) -> None:
+        """Marks the ends of each region that a call in it is needed of."""
+        indices = sorted(self.index_of[node] for node in self._needed)
+        for begin, end in self._lowering.regions.items():
+            inside = bisect.bisect(indices, self.index_of[begin])
+            if inside < len(indices) and indices[inside] < self.index_of[end]:
+                self._needed.update((begin, end))
+
+    def read(self, reader: fx.Node, argument: fx.Node) -> Any:
+        """What stands for `argument` where `reader` reads it."""
+        if argument in self._copies:
+            return self._copies[argument]
+        return tree_map(self._stand_in, self._lowering.reads[reader][argument])
+
+    def _stand_in(self, value: Any) -> Any:
+        if isinstance(value, Name):
+            return self.value(value)
+        if isinstance(value, torch.SymInt):
+            return self._size(expression_of(value, self._lowering.shape_env))
+        if isinstance(value, torch.Size):
+            return tuple(self._stand_in(size) for size in value)
+        return value
+
+    def value(self, name: Name) -> fx.Node:
+        """The node that holds a value by name."""
+        if name in self._snapshots:
+            return self._snapshots[name]
+        if name in self._boundary:
+            return self._boundary[name]
+        if name in self._at_hand:
+            return self._placeholders[self._at_hand[name]]
+        home = self._lowering.homes[name]
+        node = self._copies[home.node]
+        for step in home.path:
+            node = self._graph.call_function(operator.getitem, (node, step))
+        return node
+
+    def _size(self, expression: int | sympy.Basic) -> Any:
+        if isinstance(expression, int):
+            return expression
+        binary: dict[str, Callable[..., Any]] = {
+            "add": operator.add,
+            "mul": operator.mul,
+            "floordiv": operator.floordiv,
+            "mod": operator.mod,
+            "max": max,
+            "min": min,
+        }
+
+        def combine(name: str, a: Any, b: Any) -> Any:
+            return self._graph.call_function(binary[name], (a, b))
+
+        return fold(expression, self._symbol, int, combine)
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self._sizes:
+            bindings = [b for b in self._lowering.conditions.bindings if b.symbol == symbol]
+            if not bindings:
+                raise Unlowerable(f"the size {symbol} follows from the values of a tensor")
+            binding = bindings[0]
+            self._sizes[symbol] = self._graph.call_method(
+                "size", (self._placeholders[binding.input_index], binding.dim)
+            )
+        return self._sizes[symbol]
+
+    def finish(self, result: Any) -> fx.GraphModule:
+        self._graph.output(result)
+        self._graph.lint()
+        return fx.GraphModule(self._lowering.graph_module, self._graph)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterator of ``num_workers="auto"``: its pool is replaced when another number is chosen."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+from torch.utils.data import _DatasetKind
+
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.local_iterator import LocalPoolIter
+from penstock.loader.options import shard_count
+from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
+from penstock.tuning.automatic_count import AutomaticCount
+
+
+class AutomaticPoolIter(LocalPoolIter):
+    """Measures while it delivers, and has the loader's tuner choose the number of workers.
+
+    Another number is heeded at once in the middle of an epoch of a map-style dataset: batches that
+    were asked for and not delivered are asked for again from the new workers, which make the same
+    of them. An iterable dataset would have to be read again up to there, and batches in free order
+    are not counted in a row: for those the next epoch heeds it.
+
+    What the trainer draws does not depend on when a pool is replaced: a sampler goes on where it
+    is, and a native index stream is begun anew with the generators as they were before.
+    """
+
+    def __init__(self, loader: LoaderFace) -> None:
+        self._loader = weakref.ref(loader)
+        self._stretch = object()  # by which the meter knows what is measured here
+        self._is_replaceable = loader._dataset_kind == _DatasetKind.Map and bool(loader.in_order)
+        self._asked_again: deque[Any] = deque()  # what the new workers are to be asked for
+        self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
+        super().__init__(loader)
+
+    def _open_pool(self, loader: LoaderFace) -> None:
+        self._num_workers = int(self._num_workers)  # what datasets are told is a plain number
+        super()._open_pool(loader)
+
+    def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
+        self._end_stretch()
+        self._asked_again.clear()
+        count = loader.num_workers
+        if isinstance(count, AutomaticCount) and count != self._num_workers:
+            self._progress.point = None  # of an epoch that is over
+            self._replace_pool(loader)
+        super()._reset(loader, first_iter)
+
+    def _begin_requests(self) -> None:
+        self._answers_until_measured = self._num_workers  # each has begun by then
+        loader = self._loader()
+        if self._recipe is not None and loader is not None:
+            self._before_pulls = GeneratorSnapshot.take(loader)
+        super()._begin_requests()
+
+    def _next_index(self) -> Any:
+        return self._asked_again.popleft() if self._asked_again else super()._next_index()
+
+    def _next_data(self) -> Any:
+        loader = self._measured_loader()
+        if loader is not None and loader.num_workers != self._num_workers and self._can_replace():
+            self._go_on_with_another_pool(loader)
+        # Waiting for what is looked at ahead is waiting for batches, only called for elsewhere.
+        called_at = time.monotonic() - self._ahead_s
+        self._ahead_s = 0.0
+        answered_count = self._progress.answered_count
+        try:
+            return super()._next_data()
+        finally:
+            if self._progress.answered_count > answered_count:
+                self._note_answer(called_at)
+            elif self._progress.is_finished:
+                self._end_stretch()
+
+    def _take_ahead(self, batch_count: int) -> None:
+        called_at = time.monotonic()
+        try:
+            super()._take_ahead(batch_count)
+        finally:
+            self._ahead_s += time.monotonic() - called_at
+
+    def _sure_workers(self) -> tuple[int, str]:
+        return 1, 'num_workers="auto", which may choose 1'
+
+    def _note_answer(self, called_at: float) -> None:
+        loader = self._measured_loader()
+        if loader is None:
+            return
+        self._answers_until_measured -= 1
+        meter = loader._tuner.meter
+        if meter.is_open(self._stretch):
+            meter.note(called_at, time.monotonic())
+            if loader._tuner.is_due(self._num_workers):
+                meter.end(self._count())
+                self._choose(loader)
+        elif self._answers_until_measured <= 0 and loader.num_workers == self._num_workers:
+            pids = [worker.pid for worker in self._workers]
+            meter.begin(self._stretch, self._num_workers, self._count(), pids)
+
+    def _end_stretch(self) -> None:
+        loader = self._loader()
+        if loader is not None and loader._tuner.meter.is_open(self._stretch):
+            loader._tuner.meter.end(self._count())
+
+    def _choose(self, loader: LoaderFace) -> None:
+        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        count = loader._tuner.choose(self._shard_count if is_iterable else None)
+        if count != self._num_workers:
+            loader.num_workers = AutomaticCount(count)
+
+    def _measured_loader(self) -> LoaderFace | None:
+        """The loader, if this is its newest iterator, and the number of workers its own choice."""
+        loader = self._loader()
+        if loader is None or loader._progress is not self._progress:
+            return None
+        return loader if isinstance(loader.num_workers, AutomaticCount) else None
+
+    def _can_replace(self) -> bool:
+        if not self._is_replaceable or self._shutdown:
+            return False
+        if self._recipe is None:
+            return True
+        # At its end a native stream draws once more. It may not have come to that.
+        left_count = len(self._index_sampler) - self._progress.answered_count
+        return left_count > self._prefetch_depth * self._num_workers + 1
+
+    def _go_on_with_another_pool(self, loader: LoaderFace) -> None:
+        self._replace_pool(loader)
+        self._progress.share_out(self._shard_count)
+        self._asked_again = self._asked.copy()
+        if self._recipe is None:
+            self._begin_requests()
+            return
+        with PullsReplayed(self._before_pulls, loader):
+            self._begin_requests()
+
+    def _replace_pool(self, loader: LoaderFace) -> None:
+        count_before = self._num_workers
+        self._close_pool()  # first, since workers are forked with no native thread about
+        try:
+            self._open_pool_of(loader.num_workers, loader)
+        except OSError as error:
+            if loader.num_workers < count_before:
+                raise
+            loader._tuner.give_up(loader.num_workers, count_before, error)
+            loader.num_workers = AutomaticCount(count_before)
+            self._open_pool_of(count_before, loader)
+
+    def _open_pool_of(self, count: int, loader: LoaderFace) -> None:
+        self._num_workers = count
+        self._shard_count = shard_count(loader)
+        self._open_pool(loader)
+
+    def _close_pool(self) -> None:
+        self._end_stretch()
+        super()._close_pool()

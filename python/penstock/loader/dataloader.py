@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DataLoader that replaces torch's."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock import _C
+from penstock.errors import FallbackError
+from penstock.loader.automatic_iterator import AutomaticPoolIter
+from penstock.loader.device import cuda_index
+from penstock.loader.in_process_iterator import SingleProcessIter
+from penstock.loader.loader_state import begin_from, check_has_state, check_state, make_state
+from penstock.loader.local_iterator import LocalPoolIter
+from penstock.loader.lookahead import look_ahead
+from penstock.loader.options import (
+    DEFAULTS,
+    check_options,
+    check_torch_iterator_suffices,
+    has_pool,
+    own_options,
+    shard_count,
+)
+from penstock.loader.parked_client import ParkedClient
+from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
+from penstock.loader.stats import LoaderStats
+from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
+from penstock.pool.travelling_code import TravellingCode
+from penstock.stream.progress import GeneratorSnapshot, Progress
+from penstock.stream.sample_generators import DrawWarning
+from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tuning.automatic_count import AutomaticCount, first_count
+from penstock.tuning.load_meter import LoadMeter
+from penstock.tuning.worker_choice import WorkerChoice
+from penstock.tuning.worker_tuner import WorkerTuner
+
+if TYPE_CHECKING:
+    from penstock.graph.compiled_library import Library
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """torch's DataLoader, fed through shared memory by native code.
+
+    Takes torch's arguments in torch's order and means the same by them: the batches, their order,
+    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. Options of
+    penstock's own, which may be assigned later: the next ``iter()`` heeds them, and starts
+    persistent workers anew:
+
+    num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
+        and chooses the number from that; :attr:`worker_choice` says what was chosen and why. It
+        needs ``seeding="batch"``, with which the stream is the same for any number, and ``shards``
+        for an ``IterableDataset``. The attribute is the number in force, 1 or more: without workers
+        there is nothing to measure, and the dataset's copy would be the trainer's own. A new number
+        is heeded in the middle of an epoch, and by the next one for an iterable dataset or with
+        ``in_order=False``. New workers have the dataset as the trainer has it and run
+        ``worker_init_fn``, persistent ones too. Compute-bound workers are no more than the CPUs
+        that this process may use (its affinity, its cgroup, its share of a machine with
+        ``LOCAL_WORLD_SIZE`` ranks), those that wait at most four times as many, or 32. A number
+        assigned later ends the choosing.
+    device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
+    a string or an
+        index; None leaves them where torch would. ``iter()`` raises ``UnsupportedError`` when the
+        device is not there.
+    seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds torch's,
+        random's and numpy's global
+        generators anew before each batch, from the base seed, the number of the epoch and the place
+        of the batch in it: a dataset and a collate_fn that draw from them give the same stream for
+        any ``num_workers``, 0 included, where the trainer's own generators stay as they were.
+        Generators that a dataset keeps to itself are not covered. A map-style dataset whose
+        ``__getitem__`` takes ``generator`` is given a ``torch.Generator`` for each sample, which
+        makes its draws independent of ``fetch_threads`` too.
+    shards: with ``seeding="batch"`` and an ``IterableDataset``, in how many shards it is read,
+        which is what ``get_worker_info().num_workers`` says; the stream then follows from this
+        number and not from ``num_workers``. Shards beyond the first of a process have copies of the
+        dataset, made by ``copy.deepcopy``. None: one for each worker.
+    prefetch_bytes: no more batches are asked for ahead than fit in this many bytes, where one that
+        is not here yet counts as the largest seen so far; one batch is always asked for. Beside
+        ``prefetch_factor``, which bounds their number.
+    fetch_threads: ``dataset[i]`` of one batch is called on up to this many threads of the worker
+        (of the trainer with ``num_workers=0``), for storage that is slow to answer. Order and
+        errors stay torch's, collate_fn runs as before, and nothing of a batch runs beside the next
+        one; the dataset must be thread-safe. With more than 1, random numbers that samples draw
+        from the global generators (torch, random, numpy) are not reproducible, because the threads
+        share them. A dataset with ``__getitems__`` is still called once for a batch.
+
+    overlap_epochs: with ``persistent_workers``, the first batches of the next epoch may be made
+        while one ends and between the two. They are used if that epoch begins as expected (nothing
+        else drew from the generators of its order), and dropped otherwise; the stream is torch's
+        either way. That holds for a map-style dataset in sequential order or shuffled by torch's
+        own sampler, whose state fetching does not change and no other process can, as far as that
+        can be seen; others are fetched from when the epoch begins. False: never, for a dataset that
+        reads files which the program writes between epochs.
+
+    pool: "tcp://host:port", the address of a pool's controller: batches come from the workers that
+        it names, on this machine or others, which may come, go and die while training runs; with
+        ``num_workers`` > 0 from so many processes of this trainer's own as well. ``seeding`` is
+        "batch" then, so that the stream is that of ``num_workers=0, seeding="batch"`` to the bit.
+        The dataset, ``collate_fn`` and ``worker_init_fn`` (called once in a process, with 0) are
+        shipped by cloudpickle. ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are
+        allowed whatever ``num_workers`` is. None: the environment's ``PENSTOCK_POOL``, if the pool
+        can serve this loader and ``num_workers`` is not 0, else none, with a warning. "": none.
+    keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
+        this user's processes share on this machine.
+    code_paths: folders (or single .py files) of your own modules that travel with the dataset,
+        beside those that travel in any case: what is in the folder of the program, and what it has
+        imported from elsewhere that is no installed package. None: no modules at all. Without any:
+        those that the environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them.
+    trust_workers: lets batches of a pool carry any pickled object, and not only tensors, numpy
+        arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling runs code
+        of whoever sent it: a worker that somebody took over could do what the trainer may.
+
+    With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
+    in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
+    who keeps many batches gets copies. Cap of one worker's shared memory: ``PENSTOCK_ARENA_BYTES``
+    (default 256 MiB). ``PENSTOCK_FALLBACK=error`` turns a fallback to torch's iterator (datapipes)
+    into ``FallbackError``; :meth:`stats` names the reason of one that happened.
+
+    Example::
+
+        from penstock import DataLoader
+
+        loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+        for images, labels in loader:
+            ...
+    """
+
+    _loaded_state: dict[str, Any] | None  # what the next iter() goes on from
+    _newest_iterator: weakref.ref[_BaseDataLoaderIter] | None
+
+    def __init__(
+        self,
+        dataset: Dataset[_T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        device: torch.device | str | int | None = None,
+        seeding: Literal["worker", "batch"] | None = None,
+        shards: int | None = None,
+        prefetch_bytes: int | None = None,
+        fetch_threads: int = 1,
+        overlap_epochs: bool = True,
+        pool: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        code_paths: Sequence[str | os.PathLike[str]] | None = (),
+        trust_workers: bool = False,
+    ) -> None:
+        self._set_own_state()
+        self.pool = named_pool(pool)
+        self.keys = chosen_keys(keys)
+        self.code_paths = code_paths
+        self.trust_workers = trust_workers
+        self.device = device
+        self.seeding = seeding
+        self.shards = shards
+        self.prefetch_bytes = prefetch_bytes
+        self.fetch_threads = fetch_threads
+        self.overlap_epochs = overlap_epochs
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            first_count(num_workers, seeding, shards),
+            collate_fn,
+            pin_memory,
+            drop_last,
+            0 if has_pool(self) else timeout,
+            worker_init_fn,
+            generator=generator,
+            **self._options_of_workers(
+                multiprocessing_context=multiprocessing_context,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+            ),
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if has_pool(self):
+            self._set_options_of_pool(
+                timeout, prefetch_factor, persistent_workers, multiprocessing_context
+            )
+        else:
+            use_variable(self, pool)
+        check_options(self)
+
+    def _options_of_workers(self, **options: Any) -> dict[str, Any]:
+        """What torch's constructor is told of them: with a pool nothing, since it would refuse them
+        without workers of its own.
+        """
+        return {} if has_pool(self) else options
+
+    def _set_options_of_pool(
+        self,
+        timeout: float,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+        multiprocessing_context: Any,
+    ) -> None:
+        if timeout < 0:
+            raise ValueError(f"timeout is {timeout}; seconds, or 0 for none, are expected")
+        if prefetch_factor is None:
+            prefetch_factor = DEFAULT_PREFETCH_FACTOR
+        if type(prefetch_factor) is not int or prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor is {prefetch_factor!r}; 1 or more is expected")
+        self.timeout = timeout
+        self.prefetch_factor = prefetch_factor
+        vars(self)["persistent_workers"] = persistent_workers  # which torch lets nobody assign
+        if self.num_workers > 0:
+            self.multiprocessing_context = multiprocessing_context
+
+    def __iter__(self) -> _BaseDataLoaderIter:
+        leave_unsendable(self)
+        check_options(self)
+        live = getattr(self, "_iterator", None)  # frameworks delete it
+        if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
+            live._shutdown_workers()  # persistent workers keep what they were started with
+            self._iterator = None
+        begin = self._iterate_pool if has_pool(self) else super().__iter__
+        if self._loaded_state is None:
+            iterator = begin()
+        else:
+            iterator = begin_from(self, self._loaded_state, begin)
+            self._loaded_state = None
+        self._newest_iterator = weakref.ref(iterator)
+        return iterator
+
+    def _iterate_pool(self) -> _BaseDataLoaderIter:
+        """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
+        if not self.persistent_workers:
+            return self._get_iterator()
+        if self._iterator is None:
+            self._iterator = self._get_iterator()
+        else:
+            self._iterator._reset(self)
+        return self._iterator
+
+    def _set_own_state(self) -> None:
+        self._provenance: ProvenanceTable | None = None
+        self._plan: Any = None
+        self._load_meter: LoadMeter | None = None  # while a plan is priced by what it measures
+        self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
+        self._fallback_reason: str | None = None
+        self._iterator_kind: str | None = None
+        self._past_counters: Counter[str] = Counter()
+        self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
+        self._newest_iterator = None
+        self._parked_client = ParkedClient()
+        self._travelling_code = TravellingCode()
+        self._epoch_count = 0
+        self._draw_warning = DrawWarning()
+        self._progress: Progress | None = None  # of the last iter()
+        self._loaded_state = None
+        self._resuming: Progress | None = None  # while that makes an iterator
+        self._is_known_sendable = False  # of a dataset that the variable's pool may serve
+        self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
+
+    @property
+    def plan(self) -> Any:
+        """The plan in force, or why there is none;
+        None before :func:`penstock.offload` was asked for one.
+        """
+        return self._plan
+
+    @property
+    def worker_choice(self) -> WorkerChoice | None:
+        """How many workers ``num_workers="auto"`` chose last, and from what; None before that.
+
+        ``str()`` of it is a sentence. The number is that of the next ``iter()``, or in force.
+
+        Example::
+
+            print(loader.worker_choice)
+        """
+        return self._tuner.choice
+
+    def stats(self) -> LoaderStats:
+        """What this loader has done so far.
+
+        Cheap; may be called at any time from the training thread.
+        """
+        counters = Counter(self._past_counters)
+        for iterator in list(self._live_iterators):
+            counters.update(iterator.counters())
+        return LoaderStats(
+            iterator=self._iterator_kind,
+            fallback_reason=self._fallback_reason,
+            worker_choice=self.worker_choice,
+            **dict(counters),
+        )
+
+    def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
+        """What the next ``batch_count`` batches will be, in order; fewer where the epoch ends.
+
+        ``select`` is called with each of these batches and its results are returned: the ids that
+        an embedding will be asked for, say, so that a cache can fetch them. Without it the indices
+        are returned, as the sampler yields them for a batch. The batches are still to be delivered,
+        and the stream, the generators and the state are those of a program that does not look.
+
+        Values can be seen of the ``prefetch_factor * num_workers`` batches that are asked for ahead
+        (``prefetch_factor`` with ``num_workers="auto"``), for which this waits if need be; more is
+        a ``ValueError``. Indices are known to the end of the epoch with torch's own samplers in
+        batches, and as far ahead as values with others. With ``num_workers=0`` no values are known
+        ahead, and indices with torch's own samplers from the first batch on; an iterable dataset
+        has no indices; ``in_order=False`` has no known order: ``UnsupportedError``.
+
+        :func:`penstock.embedding_ids` makes a ``select`` for ids that an offloaded model makes of a
+        batch. ``select`` is given the very tensors that the loader will deliver. What it returns of
+        them stays valid as long as it is kept, but is not to be written to, and shows what the
+        program writes to the batch later. It is called for the same batch again by the next call
+        that reaches it. Where a batch cannot be made, the list ends before it and ``next()`` raises
+        the error in its place; a ``timeout`` that runs out is raised here. Batches that were looked
+        at are held on top of ``prefetch_bytes``. With a CUDA ``device`` they may be used under the
+        stream that was current here.
+
+        The stream is that of the newest ``iter()``; an iterator has this method too, for its own.
+        After the last batch of an epoch the list is empty.
+
+        Example::
+
+            loader = DataLoader(clicks, batch_size=512, num_workers=2, prefetch_factor=8)
+            for ids, labels in loader:
+                for coming in loader.lookahead(16, lambda batch: batch[0]):
+                    cache.prefetch(coming)
+                ...
+        """
+        iterator = None if self._newest_iterator is None else self._newest_iterator()
+        return look_ahead(self, iterator, batch_count, select)
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
+
+        After ``state_dict()`` of a loader in the middle of an epoch another one, built alike, gives
+        the batches that were not delivered yet, those that workers had begun included. It can be
+        called at any time from the training thread, and is made of what JSON can hold if the states
+        of the dataset and of the sampler are. Raises ``UnsupportedError`` (and the attribute is not
+        there for ``hasattr``) for datapipes, and for workers with ``in_order=False``.
+
+        Example::
+
+            for step, batch in enumerate(loader):
+                ...
+                if step == 100:
+                    torch.save(loader.state_dict(), "loader.pt")
+        """
+        check_has_state(self)
+        return self._make_state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next ``iter()`` go on where the loader was that ``state_dict`` is of.
+
+        An empty one makes it begin a new epoch, with a warning. Ends persistent workers. Raises
+        ``ValueError`` when this loader's stream would be another than that of the loader that the
+        state is of, and ``TypeError`` for anything but a dictionary.
+        """
+        leave_unsendable(self)
+        check_has_state(self)
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"load_state_dict() was given {state_dict!r}; the dictionary that state_dict() "
+                f"returned is expected; see under which name the checkpoint has it"
+            )
+        if state_dict:
+            check_state(self, state_dict)
+        else:
+            warnings.warn(
+                "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
+                "at its first batch; pass what state_dict() returned to go on where it was",
+                stacklevel=2,
+            )
+        live = getattr(self, "_iterator", None)
+        if isinstance(live, LocalPoolIter):
+            live._shutdown_workers()
+        self._iterator = self._newest_iterator = None
+        self._progress = None
+        self._loaded_state = copy.deepcopy(state_dict) or None
+
+    def _make_state(self) -> dict[str, Any]:
+        leave_unsendable(self)
+        if self._loaded_state is not None:
+            return copy.deepcopy(self._loaded_state)
+        return make_state(self, self._progress)
+
+    def _begin_progress(self) -> Progress:
+        """To be called by an iterator before it draws anything for an epoch."""
+        progress, self._resuming = self._resuming, None
+        if progress is None:
+            snapshot = GeneratorSnapshot.take(self)
+            progress = Progress(self._epoch_count, snapshot, shard_count(self))
+        self._progress = progress
+        return progress
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        reason = self._reason_to_fall_back()
+        if reason is not None:
+            return self._fall_back(reason)
+        if has_pool(self):
+            # Here, since what packs and ships jobs is for those alone who have a pool.
+            from penstock.loader.pool_iterator import PoolIter
+
+            self._iterator_kind = "pool"
+            return PoolIter(self)
+        if self.num_workers == 0:
+            self._iterator_kind = "torch"
+            cuda_index(self.device)
+            return SingleProcessIter(self)
+        iterator: LocalPoolIter
+        if isinstance(self.num_workers, AutomaticCount):  # which was measured to be rational
+            iterator = AutomaticPoolIter(self)
+        else:
+            self.check_worker_number_rationality()
+            iterator = LocalPoolIter(self)
+        self._iterator_kind = "penstock"
+        return iterator
+
+    def _reason_to_fall_back(self) -> str | None:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return "the dataset is a datapipe, which only torch's iterator shards and seeds"
+        return None
+
+    def _fall_back(self, reason: str) -> _BaseDataLoaderIter:
+        if os.environ.get("PENSTOCK_FALLBACK") == "error":
+            raise FallbackError(
+                f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "
+                f"'error'; unset it to allow that"
+            )
+        check_torch_iterator_suffices(self, reason)
+        self._fallback_reason = reason
+        self._iterator_kind = "fallback"
+        return super()._get_iterator()
+
+    def _next_epoch(self) -> int:
+        """The number of the epoch that begins, from 0."""
+        self._epoch_count += 1
+        return self._epoch_count - 1
+
+    def _install_prefix(
+        self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
+    ) -> None:
+        """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes
+        from it. What it draws follows from ``seed`` and the batch's place in the stream.
+        ``library`` is what was compiled of it, empty if nothing was.
+        """
+        message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
+        self._prefixes[prefix] = message
+        for iterator in list(self._live_iterators):
+            iterator._install_prefix(message)
+
+    def _remove_prefixes(self, prefixes: set[str]) -> None:
+        """Makes later batches come without what these prefixes compute; others stay in force."""
+        for prefix in prefixes:
+            self._prefixes.pop(prefix, None)
+        for iterator in list(self._live_iterators):
+            iterator._remove_prefixes()
+            for message in self._prefixes.values():
+                iterator._install_prefix(message)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What belongs to this process stays here: iterators, the provenance of live batches, the
+        # plan of a model, what was measured.
+        left_here = {
+            "_live_iterators",
+            "_newest_iterator",
+            "_parked_client",
+            "_travelling_code",
+            "_provenance",
+            "_plan",
+            "_load_meter",
+            "_prefixes",
+            "_progress",
+            "_tuner",
+        }
+        return {name: value for name, value in vars(self).items() if name not in left_here}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The state may be that of torch's loader, pickled where penstock was not installed.
+        self._set_own_state()
+        self.__dict__.update({**DEFAULTS, **state})

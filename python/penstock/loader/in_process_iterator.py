@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterator of ``num_workers=0``: torch's own, with penstock's options."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch.utils.data import _DatasetKind
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from penstock.errors import UnsupportedError
+from penstock.loader.device import move_batch
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.lookahead import check_arguments, indices_from
+from penstock.loader.options import drawing_threads, is_seeded_by_batch, shard_count
+from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
+from penstock.stream.index_order import IndexOrder
+from penstock.stream.indices import recognise_sampler
+from penstock.stream.progress import CountedPulls
+from penstock.stream.shard_state import (
+    ShardStart,
+    continue_iteration,
+    load_dataset_state,
+    shard_state,
+)
+from penstock.worker.fetching import FetchSpec, InProcessFetcher
+from penstock.worker.threaded_fetch import make_pool
+
+
+class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
+    """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
+
+    def __init__(self, loader: LoaderFace) -> None:
+        progress = self._progress = loader._begin_progress()
+        point = progress.point
+        self._is_seeded_by_batch = is_seeded_by_batch(loader)
+        self._draw_warning = loader._draw_warning
+        self._drawing_threads = drawing_threads(loader)
+        start = progress.starts.get(0)
+        has_state = start is not None and start.state is not None
+        if is_seeded_by_batch(loader):
+            _BaseDataLoaderIter.__init__(self, cast(Any, loader))
+            if self._timeout != 0:
+                raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+            if point is not None:
+                self._base_seed = point.base_seed
+            seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            spec = FetchSpec.of(self, loader.fetch_threads)
+            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
+        else:
+            # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
+            make = _BaseDataLoaderIter if has_state else _SingleProcessDataLoaderIter
+            make.__init__(self, cast(Any, loader))
+            if point is not None:
+                self._base_seed = point.base_seed
+            if loader.fetch_threads > 1 and not has_state:
+                self._dataset_fetcher = self._make_fetcher(loader)
+        if has_state:
+            progress.finish_resuming = functools.partial(self._finish_resuming, loader)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._device = None if loader.device is None else torch.device(loader.device)
+        self._undo_seed(loader)
+        self._note_sampler()
+        if point is not None:
+            self._num_yielded = point.yielded_count
+        self._is_order_drawn = False
+        self._is_order_of_globals = (
+            False  # drawn from the global generators, before the first batch
+        )
+        self._order: IndexOrder | None = None
+        if self._dataset_kind == _DatasetKind.Map:
+            if progress.is_replayed:
+                self._note_order()  # which is drawn in the next lines
+            self._resume_sampler()
+            if progress.answered_count == 0 and progress.is_replayed:
+                before = generator_states()
+                self._pull_ahead()
+                self._is_order_of_globals = have_moved(before)
+        elif not self._is_seeded_by_batch and start is not None and not has_state:
+            self._continue_iteration(loader, start)
+        progress.shard_states_now = self._shard_states
+        progress.begin(int(self._base_seed))
+
+    def _make_fetcher(self, loader: LoaderFace) -> Any:
+        pool = make_pool(loader.fetch_threads)
+        return FetchSpec.of(self, loader.fetch_threads).make_fetcher(self._dataset, pool)
+
+    def _continue_iteration(self, loader: LoaderFace, start: ShardStart) -> None:
+        indices = [None] * loader.batch_size if loader.batch_size is not None else None
+        continue_iteration(self._dataset_fetcher, start, indices, lambda place: None)
+
+    def _finish_resuming(self, loader: LoaderFace) -> None:
+        """Gives the dataset its state back.
+
+        That comes last, since the state may be that of the global generators, which the samples
+        that follow are then drawn from.
+        """
+        start = self._progress.starts[0]
+        before = generator_states()
+        if self._is_seeded_by_batch:
+            if self._dataset_kind == _DatasetKind.Map:
+                load_dataset_state(self._dataset, start)
+        else:
+            load_dataset_state(self._dataset, start)
+            self._dataset_fetcher = self._make_fetcher(loader)
+            if self._dataset_kind == _DatasetKind.Iterable:
+                self._continue_iteration(loader, start)
+        if self._is_order_of_globals and have_moved(before):
+            # The order was still to be drawn when the state was taken, from these generators.
+            self._sampler_iter = iter(self._index_sampler)
+            self._note_order()
+            self._pull_ahead()
+
+    def _shard_states(self) -> list[Any]:
+        fetcher = self._dataset_fetcher
+        if isinstance(fetcher, InProcessFetcher):
+            return fetcher.states()
+        return [shard_state(fetcher, self._dataset)]
+
+    def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
+        """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
+        check_arguments(batch_count, select)
+        call = f"lookahead({batch_count})"
+        if select is not None:
+            raise UnsupportedError(
+                f"{call} was asked for values with num_workers=0, where a batch is made when "
+                f"next() is called, and what it draws would be drawn before the trainer's own "
+                f"numbers if it were made earlier; use num_workers=1 or more"
+            )
+        if self._dataset_kind != _DatasetKind.Map:
+            raise UnsupportedError(
+                f"{call} was asked for indices and the dataset is an IterableDataset, which has "
+                f"none; use num_workers=1 or more, and pass select=, which is given the batches"
+            )
+        if self._progress.is_finished:
+            return []
+        recipe = recognise_sampler(self._index_sampler)
+        if recipe is None:
+            raise UnsupportedError(
+                f"{call} was called with num_workers=0 and a sampler that is not torch's own "
+                f"RandomSampler or SequentialSampler in batches; such a sampler is pulled when "
+                f"next() is called, and earlier would be too early; use num_workers=1 or more"
+            )
+        if recipe.shuffle and not self._is_order_drawn:
+            raise ValueError(
+                f"{call} was called with num_workers=0 before the first batch of the epoch, when "
+                f"its order is drawn; call it after next(), or use num_workers=1 or more"
+            )
+        order = self._order or IndexOrder(recipe)
+        return indices_from(order, self._progress.pulled_count, batch_count)
+
+    def _note_order(self) -> None:
+        """To be called before the sampler is pulled for the first time, which draws the order."""
+        recipe = recognise_sampler(self._index_sampler)
+        self._order = None if recipe is None else IndexOrder(recipe)
+        self._is_order_drawn = True
+
+    def _next_index(self) -> Any:
+        if not self._is_order_drawn and self._dataset_kind == _DatasetKind.Map:
+            self._note_order()
+        return super()._next_index()
+
+    def _next_data(self) -> Any:
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._progress.finish()
+            raise
+        except Exception:
+            self._note_answer(is_error=True)
+            raise
+        self._note_answer(is_error=False)
+        if self._drawing_threads and self._dataset_fetcher.threads_drew:
+            self._draw_warning.give(self._drawing_threads)
+        return batch if self._device is None else move_batch(batch, self._device)
+
+    def _note_answer(self, is_error: bool) -> None:
+        fetcher, progress = self._dataset_fetcher, self._progress
+        shard_id = fetcher.shard_id if isinstance(fetcher, InProcessFetcher) else 0
+        is_map = self._dataset_kind == _DatasetKind.Map
+        answer = progress.answer_pulled if is_map else progress.answer
+        answer(shard_id, None, is_error)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a DataLoader that its iterators, its options and its state use.
+
+These modules are imported by `dataloader.py`, so none of them can import the class itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any, Protocol
+
+from penstock.loader.parked_client import ParkedClient
+from penstock.pool.travelling_code import TravellingCode
+from penstock.stream.progress import Progress
+from penstock.stream.sample_generators import DrawWarning
+from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tuning.load_meter import LoadMeter
+from penstock.tuning.worker_tuner import WorkerTuner
+
+
+class LoaderFace(Protocol):
+    """`penstock.DataLoader`. What begins with an underscore is for this room alone."""
+
+    # Torch's options.
+    dataset: Any
+    batch_size: Any
+    sampler: Any
+    batch_sampler: Any
+    num_workers: Any
+    collate_fn: Any
+    drop_last: Any
+    timeout: Any
+    worker_init_fn: Any
+    multiprocessing_context: Any
+    generator: Any
+    prefetch_factor: Any
+    persistent_workers: Any
+    in_order: Any
+    # penstock's own.
+    device: Any
+    seeding: Any
+    shards: int | None
+    prefetch_bytes: Any
+    fetch_threads: Any
+    overlap_epochs: Any
+    pool: Any
+    keys: Any
+    code_paths: Any
+    trust_workers: Any
+
+    # Torch's, as its iterators are given them.
+    _dataset_kind: Any
+
+    @property
+    def _auto_collation(self) -> Any: ...
+
+    @property
+    def _index_sampler(self) -> Any: ...
+
+    _draw_warning: DrawWarning
+    _epoch_count: int
+    _fallback_reason: str | None
+    _live_iterators: weakref.WeakSet[Any]
+    _load_meter: LoadMeter | None
+    _parked_client: ParkedClient
+    _is_known_sendable: bool
+    _past_counters: Counter[str]
+    _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
+    _progress: Progress | None
+    _provenance: ProvenanceTable | None
+    _resuming: Progress | None
+    _travelling_code: TravellingCode
+    _tuner: WorkerTuner
+
+    def _begin_progress(self) -> Progress: ...
+
+    def _next_epoch(self) -> int: ...

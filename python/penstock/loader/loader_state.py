@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``state_dict()`` says of a loader, and how ``load_state_dict()`` makes another go on there.
+
+A state in the middle of an epoch says how the generators were before the epoch, and how many
+batches of it were delivered. To resume is to begin that epoch again with those generators in place,
+so that the base seed and the sampler's numbers are drawn again as they were, and to leave out what
+was delivered. The keys that begin with an underscore mean what torchdata's StatefulDataLoader means
+by them; accelerate reads and corrects them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    _DatasetKind,
+)
+
+from penstock import _C
+from penstock.errors import StateUnsupportedError
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.options import has_pool, is_parallel, is_seeded_by_batch, shard_count
+from penstock.stream.batch_seeds import generator_states
+from penstock.stream.progress import (
+    GeneratorSnapshot,
+    GeneratorsReplayed,
+    Progress,
+    ResumePoint,
+)
+from penstock.stream.shard_state import ShardStart, ShardStarts, is_stateful, load_between_epochs
+
+_VERSION = 1
+_T = TypeVar("_T")
+
+
+def check_has_state(loader: LoaderFace) -> None:
+    """Raises StateUnsupportedError where the loader's place in its stream cannot be said."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        raise StateUnsupportedError(
+            "the dataset is a datapipe, which torch's iterator reads and whose place it does not "
+            "tell; use a map-style or an iterable dataset to have state_dict()"
+        )
+    if is_parallel(loader) and not loader.in_order:
+        workers = "a pool" if has_pool(loader) else f"{loader.num_workers} workers"
+        raise StateUnsupportedError(
+            f"in_order is False with {workers}, so which batches were delivered "
+            f"is not a number of batches; set in_order=True to have state_dict()"
+        )
+
+
+def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
+    """The state of a loader whose last ``iter()`` began ``progress``."""
+    is_under_way = (
+        progress is not None and progress.base_seed is not None and not progress.is_finished
+    )
+    state: dict[str, Any] = {
+        "_sampler_iter_yielded": progress.answered_count if progress else 0,
+        "_num_yielded": progress.yielded_count if progress else 0,
+        "_index_sampler_state": None,
+        "_iterator_finished": progress is not None and progress.is_finished,
+        "version": _VERSION,
+        "built": _built(loader),
+        "epoch": loader._epoch_count,
+        "base_seed": None,
+        "draws_seed": not _keeps_its_seed(loader),
+        "generators": None,
+        "shards": None,
+        "dataset": None,
+    }
+    if progress is None or not is_under_way:
+        state["generators"] = _snapshot_to_json(GeneratorSnapshot.take(loader))
+        if _carries_its_dataset(loader):
+            state["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+        return state
+    if progress.start_as_json is None:
+        progress.start_as_json = _snapshot_to_json(progress.start)
+    if progress.shard_states_now is not None:
+        states = copy.deepcopy(progress.shard_states_now())
+    else:
+        states = [_decoded(one, has_pool(loader)) for one in progress.shard_states]
+    state.update(
+        _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
+        epoch=progress.epoch,
+        base_seed=progress.base_seed,
+        draws_seed=progress.draws_seed,
+        generators=progress.start_as_json,
+        shards={
+            "counts": list(progress.shard_counts),
+            "last": progress.last_shard_id,
+            "states": states if any(one is not None for one in states) else None,
+        },
+    )
+    return state
+
+
+def _decoded(state: Any, is_of_pool: bool) -> Any:
+    """A shard's state as its worker sent it. What a pool's workers send is never unpickled."""
+    if type(state) is not bytes:
+        return state
+    return _C.decode_value(state) if is_of_pool else pickle.loads(state)
+
+
+def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
+    """Raises ValueError when ``state`` is not one from which this loader can go on."""
+    if "built" not in state or "generators" not in state:
+        raise ValueError(
+            f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
+            f"penstock's DataLoader; load what its state_dict() returned"
+        )
+    if state.get("version") != _VERSION:
+        raise ValueError(
+            f"the state is of version {state.get('version')!r} and this penstock reads version "
+            f"{_VERSION}; resume it with the penstock that made it"
+        )
+    now = _built(loader)
+    for name, value in state["built"].items():
+        if now.get(name) != value:
+            raise ValueError(
+                f"the state is of a loader with {name} {value!r} and this one has "
+                f"{name} {now.get(name)!r}, so its stream is another; build the loader as it was"
+            )
+    shards = state["shards"]
+    if shards is None or _is_between_epochs(state):
+        return
+    process_count = shard_count(loader)
+    if shards["states"] is not None and len(shards["states"]) != process_count:
+        raise ValueError(
+            f"the state has those that {type(loader.dataset).__name__} had in "
+            f"{len(shards['states'])} processes, and this loader reads it in {process_count}; "
+            f"resume with num_workers={len(shards['states'])}"
+        )
+    answered_count = state["_sampler_iter_yielded"]
+    if answered_count < 0 or (
+        now["kind"] == "iterable"
+        and answered_count != sum(shards["counts"])
+        and (len(shards["counts"]) > 1 or shards["states"] is not None)
+    ):
+        raise ValueError(
+            f"_sampler_iter_yielded is {answered_count} and the shards gave "
+            f"{sum(shards['counts'])} batches; load the state as state_dict() returned it"
+        )
+
+
+def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T]) -> _T:
+    """Calls ``begin``, which makes the loader's next iterator, so that it goes on from ``state``.
+
+    The global generators stay as they are, unless the state is of now and between epochs: then
+    they are drawn from as by any ``iter()``.
+    """
+    check_state(loader, state)
+    loader._epoch_count = state["epoch"]
+    if state["_iterator_finished"] and state["base_seed"] is not None:
+        loader._epoch_count += is_seeded_by_batch(loader)
+        return begin()  # accelerate knew of the end before the iterator did
+    snapshot = _snapshot_from_json(state["generators"])
+    snapshot.put_back_own(loader)
+    if state["dataset"] is not None:
+        load_between_epochs(loader.dataset, state["dataset"])
+    is_between = _is_between_epochs(state)
+    is_of_now = state["generators"]["globals"] == _globals_to_json(generator_states())
+    is_replayed = not is_between or not is_of_now
+    progress = loader._resuming = Progress(
+        state["epoch"],
+        snapshot,
+        shard_count(loader),
+        is_replayed=is_replayed,
+        draws_seed=state["draws_seed"],
+        point=None if is_between else _resume_point(loader, state),
+    )
+    try:
+        with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
+            iterator = begin()
+        if progress.finish_resuming is not None:
+            progress.finish_resuming()
+        return iterator
+    finally:
+        loader._resuming = None
+
+
+def _keeps_its_seed(loader: LoaderFace) -> bool:
+    """Whether the next ``iter()`` only resets the iterator, which keeps its base seed then."""
+    is_there = getattr(loader, "_iterator", None) is not None
+    return loader.persistent_workers and is_there and not is_seeded_by_batch(loader)
+
+
+def _carries_its_dataset(loader: LoaderFace) -> bool:
+    """Whether the next epoch goes on with the state that the dataset has in this process."""
+    return not is_parallel(loader) and is_stateful(loader.dataset)
+
+
+def _is_between_epochs(state: dict[str, Any]) -> bool:
+    return state["base_seed"] is None or bool(state["_iterator_finished"])
+
+
+def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
+    shards = state["shards"]
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    counts = shards["counts"]
+    if is_iterable and len(counts) == 1:
+        counts = [state["_sampler_iter_yielded"]]  # accelerate may have corrected it
+    states = shards["states"] or [None] * len(counts)
+    starts: ShardStarts = {
+        shard_id: ShardStart(count, one)
+        for shard_id, (count, one) in enumerate(zip(counts, states, strict=True))
+        if (is_iterable and count > 0) or one is not None
+    }
+    last_shard_id = shards["last"]
+    if not is_iterable:  # batches go to the processes in turn, however many there are now
+        last_shard_id = (state["_sampler_iter_yielded"] - 1) % shard_count(loader)
+    return ResumePoint(
+        state["base_seed"],
+        state["_sampler_iter_yielded"],
+        state["_num_yielded"],
+        last_shard_id,
+        starts,
+        state["_index_sampler_state"],
+    )
+
+
+def _built(loader: LoaderFace) -> dict[str, Any]:
+    """What the stream follows from, beside the dataset's own content."""
+    is_map = loader._dataset_kind == _DatasetKind.Map
+    try:
+        sample_count = len(loader.dataset) if is_map else None
+    except TypeError:
+        sample_count = None
+    return {
+        "kind": "map" if is_map else "iterable",
+        "batch_size": loader.batch_size,
+        "drop_last": loader.drop_last,
+        "dataset length": sample_count,
+        "seeding": "batch" if is_seeded_by_batch(loader) else "worker",
+        "shards": None if is_map else shard_count(loader),
+        "sampler": _sampler_name(loader.sampler) if is_map else None,
+        "batch_sampler": _sampler_name(loader.batch_sampler) if is_map else None,
+    }
+
+
+def _sampler_name(sampler: Any) -> str | None:
+    if sampler is None:
+        return None
+    name = type(sampler).__qualname__
+    if type(sampler) is BatchSampler:
+        left_out = ", last one left out" if sampler.drop_last else ""
+        return f"{name} of {sampler.batch_size} over {_sampler_name(sampler.sampler)}{left_out}"
+    if type(sampler) is not RandomSampler:
+        return name
+    generator = "no generator" if sampler.generator is None else "a generator"
+    replacement = ", replacement" if sampler.replacement else ""
+    return f"{name} of {sampler.num_samples} samples with {generator}{replacement}"
+
+
+def _snapshot_to_json(snapshot: GeneratorSnapshot) -> dict[str, Any]:
+    return {
+        "globals": _globals_to_json(snapshot.of_globals),
+        "own": {name: _tensor_to_text(value) for name, value in snapshot.of_own.items()},
+    }
+
+
+def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
+    of_numpy = {**state["globals"]["numpy"]}
+    of_numpy["state"] = {**of_numpy["state"]}
+    if "key" in of_numpy["state"]:
+        of_numpy["state"]["key"] = np.array(of_numpy["state"]["key"], dtype=np.uint32)
+    version, words, gauss_next = state["globals"]["random"]
+    return GeneratorSnapshot(
+        (_text_to_tensor(state["globals"]["torch"]), (version, tuple(words), gauss_next), of_numpy),
+        {name: _text_to_tensor(text) for name, text in state["own"].items()},
+    )
+
+
+def _globals_to_json(states: tuple[Any, ...]) -> dict[str, Any]:
+    of_torch, of_random, of_numpy = states
+    version, words, gauss_next = of_random
+    return {
+        "torch": _tensor_to_text(of_torch),
+        "random": [version, list(words), gauss_next],
+        "numpy": _to_plain(of_numpy),
+    }
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_plain(part) for name, part in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _tensor_to_text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _text_to_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterator behind ``iter(loader)``: torch's class with penstock's transport in it.
+
+The trainer's Python does what only it can: pull the user's sampler, start processes, raise what a
+worker raised. Dispatch, receiving, reordering and the memory of batches are native.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import time
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _DatasetKind, _utils
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from penstock import _C
+from penstock.errors import PoolWarning
+from penstock.loader.device import cuda_index
+from penstock.loader.held_slabs import retire_at_forks
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.local_workers import LocalWorkers, sleep_if_python_exits
+from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
+from penstock.loader.native_thread import NativeThread
+from penstock.loader.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
+from penstock.loader.prefetch_depth import prefetch_depth
+from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.early_epochs import EarlyEpochs
+from penstock.stream.expected_epoch import draw_seed, pickle_seeds
+from penstock.stream.index_order import IndexOrder
+from penstock.stream.indices import recognise_sampler
+from penstock.stream.progress import CountedPulls
+from penstock.stream.shard_state import is_stateful
+from penstock.tracking.batch_origin import BatchHandle
+from penstock.worker.arena_cap import arena_bytes
+from penstock.worker.batch_pickle import dumps_index, loads
+from penstock.worker.fetching import FetchSpec
+from penstock.worker.stuck_worker import spoken_debt
+from penstock.worker.worker_main import WorkerSpec
+
+if TYPE_CHECKING:
+    from penstock.tuning.load_meter import LoadMeter
+
+_BATCH = int(_C.Client.Event.BATCH)
+_SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
+_WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
+_END = int(_C.Client.Event.END)
+_MORE_ROOM = int(_C.Client.Event.MORE_ROOM)
+_NEWS = int(_C.Client.Event.NEWS)
+
+STANDING_COUNTS = ("outstanding", "ready")  # the others only grow
+
+_STATUS_CHECK_INTERVAL_S = (
+    1.0  # how often a waiting trainer looks for a worker that died before it ever connected
+)
+
+
+class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
+    """Batches from workers that this process starts, in torch's order."""
+
+    _workers: list[Any]
+    _shutdown = True  # until there is something to shut down
+    _is_elastic = False  # whether the number of workers may change at any time
+
+    def __init__(self, loader: LoaderFace) -> None:
+        self._progress = loader._begin_progress()
+        _BaseDataLoaderIter.__init__(self, cast(Any, loader))
+        if self._progress.point is not None:
+            self._base_seed = self._progress.point.base_seed
+        self._undo_seed(loader)
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        self._owner_pid = os.getpid()
+        self._uses_stream = False
+        self._prefetch_factor = loader.prefetch_factor
+        self._in_order = loader.in_order
+        self._settle_num_workers(loader)
+        if self._prefetch_factor is None or self._prefetch_factor <= 0:
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+        operator.index(self._prefetch_factor)  # torch counts with it, too
+        self._worker_init_fn = loader.worker_init_fn
+        self._provenance = loader._provenance
+        self._meter: LoadMeter | None = None
+        self._prefetch_depth = prefetch_depth(loader)
+        self.own_options = own_options(loader)
+        self._draw_warning = loader._draw_warning
+        self._drawing_threads = drawing_threads(loader)
+        self._is_seeded_by_batch = is_seeded_by_batch(loader)
+        self._shard_count = shard_count(loader)
+        self._pin_device_index = (
+            torch.accelerator.current_device_index() if self._pin_memory else None
+        )
+        self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
+        self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
+        self._past_counters = loader._past_counters
+        self._ahead = deque()
+        self._dropped_ahead = 0
+        self._asked = deque()
+        loader._live_iterators.add(self)
+        self._open_pool(loader)
+        self._reset(loader, first_iter=True)
+
+    def _settle_num_workers(self, loader: LoaderFace) -> None:
+        if self._num_workers <= 0:
+            raise AssertionError(
+                "num_workers must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
+
+    def _open_pool(self, loader: LoaderFace) -> None:
+        """Starts ``self._num_workers`` workers, and what is native in the trainer."""
+        self._pool = LocalWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self._workers = self._pool.processes
+        self._client = _C.Client(
+            worker_count=self._num_workers,
+            prefetch_factor=self._prefetch_depth,
+            prefetch_bytes=loader.prefetch_bytes or 0,
+            shard_count=self._shard_count,
+            in_order=bool(self._in_order),
+            keep_workers=bool(self._persistent_workers),
+            keep_indices=self._timeout > 0,
+            pin_memory=bool(self._pin_memory and loader.device is None),
+            device_index=cuda_index(loader.device),
+        )
+        retire_at_forks(self._client)
+        self._native_thread = NativeThread()
+        self._shutdown = False
+        try:
+            self._start_workers(loader)
+            self._client.start()  # native threads start after the last fork
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        for message in loader._prefixes.values():
+            self._client.install_prefix(message)
+
+    def _start_workers(self, loader: LoaderFace) -> None:
+        spec = WorkerSpec(
+            self._client.endpoint,
+            self._prefetch_depth,
+            arena_bytes(),
+            self._pool.parent_pid,
+            self._shard_count,
+            self._is_seeded_by_batch,
+            self._progress.starts,
+            self._early.is_allowed,
+        )
+        fetch = FetchSpec.of(self, loader.fetch_threads)
+        seed = int(self._base_seed)
+        self._pool.start(self._num_workers, seed, fetch, self._worker_init_fn, spec)
+
+    def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._progress = loader._begin_progress()
+            self._progress.draws_seed = self._is_seeded_by_batch
+        progress = self._progress
+        _BaseDataLoaderIter._reset(self, cast(Any, loader), first_iter)
+        self._note_sampler()
+        if progress.point is not None:
+            self._num_yielded = progress.point.yielded_count
+        self._provenance = loader._provenance
+        self._meter = None if self._is_elastic else loader._load_meter
+        self._pickled_seeds = b""
+        if self._is_seeded_by_batch:
+            if not first_iter:  # as an iterator of its own would, so that streams are the same
+                self._base_seed = draw_seed(loader.generator)
+            self._seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            self._pickled_seeds = pickle_seeds(self._seeds)
+        else:
+            epoch = 0 if first_iter else self._seeds.epoch + 1
+            self._seeds = EpochSeeds(int(self._base_seed), epoch)
+        self._epoch_seed = self._seeds.seed_of_draws()
+        is_map = self._dataset_kind == _DatasetKind.Map
+        self._recipe = recognise_sampler(self._index_sampler) if is_map else None
+        self._asked.clear()
+        if is_map and self._recipe is None:
+            self._resume_sampler()
+        progress.begin(int(self._base_seed))
+        self._base_generator = loader.generator
+        self._next_epoch = loader._epoch_count if self._is_seeded_by_batch else None
+        self._begin_requests()
+
+    def _begin_requests(self) -> None:
+        """Has the workers go on with the epoch after what was answered already."""
+        progress = self._progress
+        self._drop_ahead()
+        if self._meter is not None:
+            pids = [worker.pid for worker in self._workers]
+            self._meter.begin(self._num_workers, pids, self._prefetch_depth * self._num_workers)
+        self._uses_stream = self._recipe is not None
+        self._order = IndexOrder(self._recipe) if self._recipe is not None else None
+        self._pulls = None
+        self._workers_status = [True] * self._num_workers
+        asked_ahead = self._prefetch_depth * self._num_workers
+        next_seeds = self._seeds._replace(epoch=self._seeds.epoch + 1)
+        self._early.note_epoch(
+            self._recipe, asked_ahead, self._base_generator, self._next_epoch, next_seeds
+        )
+        if not self._early.try_adopt(self._client, self._recipe, self._pickled_seeds):
+            self._client.begin_epoch(
+                self._pickled_seeds,
+                first_sequence=progress.answered_count,
+                first_shard_id=progress.first_shard_id,
+                epoch_seed=self._epoch_seed,
+            )
+            if self._recipe is not None:
+                self._client.use_index_stream(
+                    **self._recipe._asdict(), skipped_batch_count=progress.answered_count
+                )
+        if self._uses_stream:
+            self._client.fill_from_stream()
+        elif self._asks_while_room:
+            self._ask_for_more()
+        else:
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._try_put_index()
+
+    def _can_begin_early(self, loader: LoaderFace) -> bool:
+        """Whether nothing speaks against asking for the next epoch before it begins, as far as it
+        can be seen here; its worker looks at the dataset.
+        """
+        return (
+            self._persistent_workers
+            and loader.overlap_epochs
+            and bool(self._in_order)
+            and not is_stateful(loader.dataset)
+        )
+
+    def _ask_for_more(self) -> None:
+        """After a batch or the end of a shard: torch asks for one in its place."""
+        if not self._asks_while_room:
+            # Who looked ahead past the end of a shard may have had more asked for already.
+            if self._client.has_room():
+                self._try_put_index()
+            return
+        while self._client.has_room() and self._try_put_index():
+            pass
+
+    def _next_index(self) -> Any:
+        if self._pulls is not None:
+            return next(self._pulls)
+        index = super()._next_index()
+        if self._dataset_kind == _DatasetKind.Map and self._in_order:
+            # The sampler may fill the same list again.
+            self._asked.append(index.copy() if type(index) is list else index)
+        return index
+
+    def _try_put_index(self) -> bool:  # type: ignore[override]  # torch's does not say
+        if self._uses_stream:
+            return self._client.submit_from_stream()
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return False
+        return self._client.submit(index, dumps_index)
+
+    def _next_data(self) -> Any:
+        if self._meter is None:
+            return self._deliver()
+        called_at = time.monotonic()
+        self._meter.note_call()
+        value = self._deliver()
+        self._meter.note(called_at, time.monotonic(), self._client.load_counters())
+        return value
+
+    def _take_ahead(self, batch_count: int) -> None:
+        called_at = time.monotonic()
+        try:
+            super()._take_ahead(batch_count)
+        finally:
+            if self._meter is not None:
+                self._meter.note_waiting(time.monotonic() - called_at)
+
+    def _deliver(self) -> Any:
+        taken = self._ahead.popleft() if self._ahead else self._take()
+        if type(taken) is not tuple:
+            self._end_or_raise(taken)
+        value, extra, shard_id, state = taken
+        progress = self._progress
+        progress.answer(shard_id, state, is_error=type(extra) is bool)
+        if self._asked:
+            self._asked.popleft()
+        if not self._uses_stream:
+            self._ask_for_more()
+        if progress.answered_count >= self._early.answers_before:
+            if self._pulls is None or self._pulls.has_ended:
+                self._early.begin(self._client)
+        if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
+            self._draw_warning.give(self._drawing_threads)
+            self._drawing_threads = 0  # it is said, and need not be looked for again
+        if extra is True:
+            value.reraise()
+        if extra is False:
+            raise value
+        return value
+
+    def _take(self) -> Taken:
+        """Waits for what comes next. Nothing is submitted for it, but by a native stream."""
+        wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
+        deadline = None
+        if self._is_elastic:
+            deadline = time.monotonic() + self._timeout
+            wait_s = min(wait_s, _STATUS_CHECK_INTERVAL_S)
+        while True:
+            kind, value, extra, shard_id, state = self._client.next(
+                wait_s, loads, self._provenance is not None
+            )
+            if kind == _BATCH:
+                if type(extra) is not bool:
+                    handle = None if extra is None else self._record_leaves(*extra)
+                    if self._pin_memory:
+                        value, extra = self._pin(value, extra)
+                    elif handle is not None:
+                        value = self._as_lazy(value, handle, extra[0])
+                return value, extra, shard_id, state
+            if kind == _END:
+                return NoBatch.END
+            if kind == _SHARD_ENDED:
+                if extra:  # it was the worker's last
+                    self._workers_status[value] = False
+                self._ask_for_more()
+            elif kind == _MORE_ROOM:
+                self._ask_for_more()
+            elif kind == _NEWS:
+                warnings.warn(value, PoolWarning, stacklevel=4)
+            elif kind == _WORKER_LOST:
+                sleep_if_python_exits()
+                self._pool.raise_lost([self._workers[value]])
+            else:
+                self._check_workers()
+                if self._timeout > 0 and (deadline is None or time.monotonic() >= deadline):
+                    return NoBatch.LATE
+
+    def _end_or_raise(self, taken: Taken) -> NoReturn:
+        if isinstance(taken, Exception):
+            raise taken
+        if taken is NoBatch.LATE:
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout} seconds{self._who_is_awaited()}"
+            )
+        self._progress.finish()
+        if not self._persistent_workers:
+            self._shutdown_workers()
+        raise StopIteration
+
+    def _pin(self, batch: Any, extra: Any) -> tuple[Any, Any]:
+        """What torch's thread does with a batch, whose plain tensors have been pinned natively;
+        when that fails, what is to be raised in its place.
+        """
+        try:
+            return torch_pin_memory(batch, self._pin_memory_device), extra
+        except Exception:
+            where = f"in pin memory thread for device {self._pin_device_index}"
+            return ExceptionWrapper(where=where), True
+
+    def _record_leaves(
+        self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor], sequence: int
+    ) -> BatchHandle:
+        provenance = self._provenance
+        assert provenance is not None
+        progress = self._progress
+        handle = BatchHandle(
+            len(leaves),
+            boundary,
+            progress.epoch,
+            progress.answered_count - 1,
+            (self._epoch_seed, sequence),
+        )
+        provenance.record_batch(handle, leaves)
+        return handle
+
+    def _as_lazy(self, batch: Any, handle: BatchHandle, leaves: list[torch.Tensor]) -> Any:
+        """The batch, of lazy tensors if an offloaded model has a use for them."""
+        assert self._provenance is not None
+        deferral = self._provenance.deferral
+        return batch if deferral is None else deferral.delivered(batch, handle, leaves)
+
+    def _who_is_awaited(self) -> str:
+        awaited = self._client.awaited()
+        if awaited is None:
+            return ""
+        worker_id, sequence, indices, is_pickled = awaited
+        samples = ""
+        if self._dataset_kind == _DatasetKind.Map:
+            samples = repr(pickle.loads(indices) if is_pickled else indices)
+        return "\n" + spoken_debt(worker_id, self._workers[worker_id].pid, sequence, samples)
+
+    def _check_workers(self) -> None:
+        if self._shutdown:
+            raise AssertionError(
+                "Invalid iterator state: shutdown or no outstanding tasks when fetching next data"
+            )
+        dead = [
+            worker
+            for worker, is_active in zip(self._workers, self._workers_status, strict=True)
+            if is_active and not worker.is_alive()
+        ]
+        if dead:
+            self._pool.raise_lost(dead)
+
+    @property
+    def _pin_memory_thread(self) -> NativeThread:  # type: ignore[override]
+        """Torch has a Python thread of that name, where memory is pinned."""
+        if not self._pin_memory:
+            raise AttributeError(f"{type(self).__name__} pins no memory")
+        return self._native_thread
+
+    def counters(self) -> dict[str, Any]:
+        """What this iterator has counted; empty once the loader has taken the counts over."""
+        return {} if self._shutdown else self._count()
+
+    def _install_prefix(self, message: bytes) -> None:
+        self._client.install_prefix(message)
+
+    def _remove_prefixes(self) -> None:
+        self._client.remove_prefixes()
+
+    def _shutdown_workers(self) -> None:
+        # Module globals are cleared while Python goes down.
+        if _utils is None or _utils.python_exit_status is True or _utils.python_exit_status is None:
+            return  # multiprocessing ends daemonic workers, and they see the trainer go
+        if self._shutdown or os.getpid() != self._owner_pid:
+            return  # a forked child inherits this object and none of the workers
+        self._close_pool()
+
+    def _close_pool(self) -> None:
+        self._early.forget()
+        self._drop_ahead()
+        self._past_counters.update(
+            {name: count for name, count in self._count().items() if name not in STANDING_COUNTS}
+        )
+        self._dropped_ahead = 0
+        self._shutdown = True
+        try:
+            self._end_client()
+            self._native_thread.ended.set()
+        finally:
+            self._end_workers()
+
+    def _end_client(self) -> None:
+        self._client.stop()
+
+    def _end_workers(self) -> None:
+        self._pool.end()
+
+    def __del__(self) -> None:
+        self._shutdown_workers()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker processes of one pool: how they are started, how they died, how they end."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import threading
+import time
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from multiprocessing import connection
+from pickle import PicklingError
+from typing import Any, NoReturn
+
+from torch.utils.data import _utils
+
+from penstock.loader.out_of_memory import explain, explain_later_kills
+from penstock.worker.fetching import FetchSpec
+from penstock.worker.held_interrupt import HeldInterrupt
+from penstock.worker.pickled_once import PickledOnce
+from penstock.worker.start_turns import StartTurns
+from penstock.worker.worker_main import WorkerSpec, worker_loop
+
+# How long the system may take to end a process that was killed.
+_KILLED_S_MAX = 5.0
+
+
+class LocalWorkers:
+    """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
+
+    def __init__(self, context: Any) -> None:
+        """``context`` is a context of multiprocessing."""
+        self.processes: list[Any] = []
+        self._context = context
+        self._are_pids_set = False
+
+    @property
+    def parent_pid(self) -> int:
+        """Whose children they are, 0 if a fork server's."""
+        return 0 if self._context.get_start_method() == "forkserver" else os.getpid()
+
+    def start(
+        self, count: int, base_seed: int, fetch: FetchSpec, init_fn: Any, spec: WorkerSpec
+    ) -> None:
+        """Raises what the system and pickle raise; the processes made until then are there."""
+        is_fresh = self._context.get_start_method() in ("spawn", "forkserver")
+        parts = PickledOnce((fetch, init_fn, spec))
+        turns = StartTurns(count, len(os.sched_getaffinity(0)) if is_fresh else count)
+        try:
+            for worker_id in range(count):
+                turn = turns.next_turn()
+                process = self._context.Process(
+                    target=worker_loop, args=(turn, parts, base_seed, worker_id, count)
+                )
+                turn.begin_with_name(process)
+                process.daemon = True
+                hold: AbstractContextManager[None] = nullcontext() if is_fresh else HeldInterrupt()
+                with hold:
+                    self._start(process)
+        finally:
+            turns.close()
+            parts.close()
+        # Torch's handler of SIGCHLD raises for these what it would for its own.
+        pids = tuple(process.pid for process in self.processes)
+        _utils.signal_handling._set_worker_pids(id(self), pids)
+        _utils.signal_handling._set_SIGCHLD_handler()
+        explain_later_kills()
+        self._are_pids_set = True
+
+    def _start(self, process: Any) -> None:
+        try:
+            process.start()
+        except (TypeError, AttributeError, PicklingError):
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process. "
+                "This might be because the worker Process arguments are not picklable. "
+                "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
+                "platforms "
+                "to 'forkserver', which requires the worker Process arguments to be picklable. "
+                "You can also try multiprocessing.set_start_method('fork').",
+                stacklevel=2,
+            )
+            raise
+        self.processes.append(process)
+
+    def raise_lost(self, lost: list[Any]) -> NoReturn:
+        """Raises torch's error for processes that went away:
+        by how they died when the system can tell, else by pid.
+        """
+        connection.wait(
+            [process.sentinel for process in lost], timeout=_utils.MP_STATUS_CHECK_INTERVAL
+        )
+        for process in lost:
+            try:
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                pass  # a child of the fork server, or reaped already
+        try:
+            _utils.signal_handling._error_if_any_worker_fails()
+        except RuntimeError as error:
+            raise explain(error) from None
+        pids = ", ".join(str(process.pid) for process in lost)
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+
+    def end(self) -> None:
+        """Waits for them, who were told to go, and ends those that do not go in time."""
+        try:
+            # Torch waits as long for each of them, one after the other.
+            deadline = time.monotonic() + _utils.MP_STATUS_CHECK_INTERVAL
+            for process in self.processes:
+                process.join(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            if self._are_pids_set:
+                _utils.signal_handling._remove_worker_pids(id(self))
+                self._are_pids_set = False
+            for process in self.processes:
+                # Reaped, so that neither a zombie nor its pipe is left.
+                if process.is_alive():
+                    process.terminate()
+                    process.join(timeout=1)
+                if process.is_alive():  # it has not come to see the signal on a busy machine
+                    process.kill()
+                    process.join(timeout=_KILLED_S_MAX)
+
+
+def sleep_if_python_exits() -> None:
+    """Keeps a daemon thread quiet while the interpreter exits.
+
+    multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
+    report; torch's iterator sleeps on its queue at that point, until the process is gone.
+    """
+    is_exiting = _utils.python_exit_status or multiprocessing.util.is_exiting()
+    if is_exiting and threading.current_thread() is not threading.main_thread():
+        threading.Event().wait()

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the next batches of a stream will be, for caches that fetch what those will ask for.
+
+A loader knows its future: the order is drawn before the batches are made, and batches wait in the
+trainer before it wants them. Bagpipe ("Bagpipe: Accelerating Deep Recommendation Model Training",
+Agarwal et al., SOSP 2023, doi 10.1145/3600006.3613142) reads the embedding ids of the batches to
+come and so has a cache in front of a slow table hold what will be asked for.
+
+Looking is not taking: the stream, the generators, the state and the moments at which the sampler is
+pulled are those of a program that does not look. So values can be seen of those batches alone that
+are asked for already. They are taken out of the client early and wait here, in their order; the
+requests that would have followed them are made when the trainer is given them.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch.utils.data import _DatasetKind
+
+from penstock import _C
+from penstock.errors import UnsupportedError
+from penstock.loader.loader_face import LoaderFace
+from penstock.stream.index_order import IndexOrder, IndexPulls
+from penstock.stream.indices import IndexRecipe
+
+if TYPE_CHECKING:
+    from penstock.stream.progress import Progress
+
+
+class NoBatch(enum.Enum):
+    """What the client has when it has no batch."""
+
+    END = enum.auto()  # all that was asked for has come
+    LATE = enum.auto()  # it did not come within the loader's timeout
+
+
+# A batch with what came along (its leaves, or True or False where the value is to be raised), the
+# shard it is of and that one's state; or what next() raises in its place.
+Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
+
+
+class LooksAhead:
+    """What an iterator over workers needs to look ahead. Confined to the trainer's thread."""
+
+    _ahead: deque[Taken]  # taken out of the client, and not given to the trainer yet
+    _dropped_ahead: int  # batches that were taken so, and never given
+    _asked: deque[Any]  # what a sampler that is not torch's own gave for batches still to come
+    _recipe: IndexRecipe | None  # where the sampler is torch's own
+    _order: IndexOrder | None
+    _uses_stream: bool  # which submits by itself
+    _pulls: IndexPulls | None  # in the native stream's stead, once it was stopped
+    _progress: Progress
+    _prefetch_factor: Any  # an int, with workers
+    _prefetch_depth: int
+    _num_workers: int
+    _in_order: bool
+    _shutdown: bool
+    _dataset_kind: int
+    _asks_while_room: bool
+
+    _client: _C.Client
+
+    def _take(self) -> Taken:
+        """Waits for the next batch in order, without asking for one in its place."""
+        raise NotImplementedError
+
+    def _end_or_raise(self, taken: Taken) -> NoReturn:
+        """What next() does where there is no batch."""
+        raise NotImplementedError
+
+    def _try_put_index(self) -> bool:
+        raise NotImplementedError
+
+    def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
+        """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
+        check_arguments(batch_count, select)
+        if not self._in_order:
+            raise UnsupportedError(
+                f"lookahead({batch_count}) was called with in_order=False, where the next batch is "
+                f"whichever comes first and nobody knows it; make the loader with in_order=True"
+            )
+        if self._progress.is_finished or self._shutdown:
+            return []
+        if select is None:
+            return self._indices_ahead(batch_count)
+        self._check_depth(batch_count)
+        self._take_ahead(batch_count)
+        taken = itertools.takewhile(_is_batch, [*itertools.islice(self._ahead, batch_count)])
+        return [select(batch[0]) for batch in taken]  # type: ignore[index]
+
+    def _indices_ahead(self, batch_count: int) -> list[Any]:
+        if self._dataset_kind == _DatasetKind.Iterable:
+            raise UnsupportedError(
+                f"lookahead({batch_count}) was asked for indices and the dataset is an "
+                f"IterableDataset, which has none; pass select=, which is given the batches"
+            )
+        if self._order is not None:
+            return indices_from(self._order, self._progress.answered_count, batch_count)
+        self._check_depth(batch_count)
+        if self._asks_while_room and len(self._asked) < batch_count:
+            self._take_ahead(batch_count)  # by which the sampler is pulled for the others
+        asked = itertools.islice(self._asked, batch_count)
+        return [index.copy() if type(index) is list else index for index in asked]
+
+    def _take_ahead(self, batch_count: int) -> None:
+        """Sees to it that so many batches wait here, or fewer if the epoch ends or one raises.
+
+        Blocks until they have come. Raises what next() raises when one does not come within the
+        timeout, and leaves everything as it is.
+        """
+        if len(self._ahead) < batch_count:
+            self._stop_stream()
+        while len(self._ahead) < batch_count:
+            if self._ahead and not _is_batch(self._ahead[-1]):
+                return
+            try:
+                taken = self._take()
+            except Exception as error:
+                taken = _without_frames(error)
+            if taken is NoBatch.LATE:
+                self._end_or_raise(taken)
+            if taken is not NoBatch.END:
+                self._ahead.append(taken)
+            elif not self._try_ask_for(batch_count - len(self._ahead)):
+                return
+
+    def _try_ask_for(self, batch_count: int) -> bool:
+        """Asks for up to so many where no program can tell, and returns whether it asked for one:
+        of shards that go on where others have ended, and with prefetch_bytes, where it depends on
+        the clock anyway how many are asked for.
+        """
+        if self._dataset_kind != _DatasetKind.Iterable and not self._asks_while_room:
+            return False
+        asked_count = 0
+        while asked_count < batch_count and self._client.has_room() and self._try_put_index():
+            asked_count += 1
+        return asked_count > 0
+
+    def _stop_stream(self) -> None:
+        """From now on Python submits what the native stream would have: when the trainer is given a
+        batch, and not already when one is taken.
+
+        Without prefetch_bytes it is known how many were asked for: so many ahead, no more nor less.
+        """
+        if not self._uses_stream or self._asks_while_room or self._client.has_stream_ended():
+            return
+        assert self._order is not None
+        place = self._progress.answered_count + self._prefetch_depth * self._num_workers
+        self._pulls = self._order.pulls_from(place)
+        self._uses_stream = False
+        empty = IndexRecipe(0, 1, drop_last=False, shuffle=False, generator=None)
+        self._client.use_index_stream(**empty._asdict(), skipped_batch_count=0)
+        self._client.submit_from_stream()  # nothing, and now it knows of its end
+
+    def _drop_ahead(self) -> None:
+        self._dropped_ahead += self._ahead_count()
+        self._ahead.clear()
+
+    def _ahead_count(self) -> int:
+        return sum(type(taken) is tuple for taken in self._ahead)
+
+    def _count(self) -> dict[str, Any]:
+        """What the client has counted, where batches that were taken ahead are not delivered."""
+        counters = self._client.counters()
+        counters["batches"] -= self._ahead_count() + self._dropped_ahead
+        counters["ready"] += self._ahead_count()
+        counters["stale_batches"] += self._dropped_ahead
+        return counters
+
+    def _check_depth(self, batch_count: int) -> None:
+        worker_count, who = self._sure_workers()
+        factor = int(self._prefetch_factor)
+        if batch_count > factor * worker_count:
+            raise ValueError(
+                f"lookahead({batch_count}) was called, but only the next {factor * worker_count} "
+                f"batches are sure to be asked for (prefetch_factor={factor} and {who}); raise "
+                f"prefetch_factor to {-(-batch_count // worker_count)}, or look less far ahead"
+            )
+
+    def _sure_workers(self) -> tuple[int, str]:
+        """How many workers there are in any case, and that in words."""
+        return self._num_workers, f"num_workers={self._num_workers}"
+
+
+def look_ahead(loader: LoaderFace, iterator: Any, batch_count: int, select: Any) -> list[Any]:
+    """``lookahead()`` of the loader's newest iterator, which is None where it is gone."""
+    check_arguments(batch_count, select)
+    if iterator is None:
+        if loader._progress is not None and loader._progress.is_finished:
+            return []
+        raise ValueError(
+            f"lookahead({batch_count}) was called and nothing iterates over this loader; call it "
+            f"within the for loop, or after iter(loader) while the iterator is kept"
+        )
+    if not hasattr(iterator, "lookahead"):
+        raise UnsupportedError(
+            f"lookahead({batch_count}) was called where torch's iterator is used: "
+            f"{loader._fallback_reason}; use another dataset to look ahead"
+        )
+    found: list[Any] = iterator.lookahead(batch_count, select)
+    return found
+
+
+def check_arguments(batch_count: Any, select: Any) -> None:
+    if type(batch_count) is not int:
+        raise TypeError(
+            f"lookahead() was given {batch_count!r} as the number of batches; a positive int is "
+            f"expected"
+        )
+    if batch_count < 1:
+        raise ValueError(
+            f"lookahead() was given {batch_count} as the number of batches; at least 1 is expected"
+        )
+    if select is not None and not callable(select):
+        raise TypeError(
+            f"lookahead() was given {select!r} as select; a function that is given a batch and "
+            f"returns what is wanted of it is expected, or None for the indices"
+        )
+
+
+def indices_from(order: IndexOrder, place: int, batch_count: int) -> list[list[int]]:
+    """Those of so many batches from number ``place`` on, of fewer where the epoch ends."""
+    batches: list[list[int]] = []
+    while len(batches) < batch_count and (batch := order.batch(place + len(batches))) is not None:
+        batches.append(batch)
+    return batches
+
+
+def _is_batch(taken: Taken) -> bool:
+    """Whether the trainer will be given a batch, and nothing is raised in its place."""
+    return type(taken) is tuple and type(taken[1]) is not bool
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Kept frames would keep the iterator that keeps the error, and with it the workers."""
+    if error.__suppress_context__:
+        error.__context__ = None
+    return error.with_traceback(None)

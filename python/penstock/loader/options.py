@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that penstock has beyond torch's: what they may be, and what they mean together."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
+
+from penstock.errors import UnsupportedError
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.pool_options import check_pool_options
+from penstock.stream.shard_state import is_stateful
+from penstock.tuning.automatic_count import AUTO, AutomaticCount
+
+# What each option is when it is left out.
+DEFAULTS: dict[str, Any] = {
+    "device": None,
+    "seeding": None,
+    "shards": None,
+    "prefetch_bytes": None,
+    "fetch_threads": 1,
+    "overlap_epochs": True,
+    "pool": None,
+    "keys": None,
+    "code_paths": (),
+    "trust_workers": False,
+}
+
+
+def check_options(loader: LoaderFace) -> None:
+    """Refuses what the own options of a loader cannot be. Raises ValueError or TypeError.
+
+    They may be assigned after construction, so ``iter()`` asks again.
+    """
+    _check_seeding(loader)
+    _check_shards(loader)
+    _check_prefetch_bytes(loader)
+    _check_fetch_threads(loader)
+    _check_num_workers(loader)
+    check_pool_options(loader)
+    if type(loader.overlap_epochs) is not bool:
+        raise TypeError(
+            f"overlap_epochs is {loader.overlap_epochs!r}; True or False is expected: whether the "
+            f"first batches of the next epoch may be made while one ends"
+        )
+
+
+def own_options(loader: LoaderFace) -> tuple[Any, ...]:
+    """What an iterator is made with and keeps, so that a change of one needs a new one."""
+    return tuple(getattr(loader, name) for name in DEFAULTS)
+
+
+def is_seeded_by_batch(loader: LoaderFace) -> bool:
+    """Whether each batch is seeded by its place in the epoch, and not each worker by its id."""
+    return loader.seeding == "batch" or (loader.seeding is None and has_pool(loader))
+
+
+def has_pool(loader: LoaderFace) -> bool:
+    """Whether batches come from the workers of a pool."""
+    return loader.pool is not None
+
+
+def is_parallel(loader: LoaderFace) -> bool:
+    """Whether batches are made by other processes than the trainer."""
+    return loader.num_workers > 0 or has_pool(loader)
+
+
+def shard_count(loader: LoaderFace) -> int:
+    """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise."""
+    if is_seeded_by_batch(loader) and loader.shards is not None:
+        return loader.shards
+    if has_pool(loader) and loader._dataset_kind == _DatasetKind.Map:
+        return 1
+    return max(1, operator.index(loader.num_workers))  # torch counts with it, too
+
+
+def drawing_threads(loader: LoaderFace) -> int:
+    """On how many threads a batch's samples may draw what ``seeding="batch"`` should repeat; 0
+    where it can.
+    """
+    return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
+
+
+def check_torch_iterator_suffices(loader: LoaderFace, reason: str) -> None:
+    """Refuses to hand over to torch's iterator what it would ignore. Raises UnsupportedError."""
+    if is_seeded_by_batch(loader):
+        raise UnsupportedError(
+            f"seeding='batch' was asked for where torch's iterator has to be used: {reason}; leave "
+            f"seeding out, or use another dataset"
+        )
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if type(value) is not int:
+        raise TypeError(f"{name} is {value!r}; a positive int or None is expected")
+    if value < 1:
+        raise ValueError(f"{name} is {value}; at least 1 is expected")
+
+
+def _check_seeding(loader: LoaderFace) -> None:
+    if loader.seeding not in (None, "worker", "batch"):
+        raise ValueError(
+            f"seeding is {loader.seeding!r}; 'worker' (torch's random numbers, which is what None "
+            f"means too) or 'batch' (the same for any number of workers) is expected"
+        )
+
+
+def _check_shards(loader: LoaderFace) -> None:
+    shards = loader.shards
+    if shards is None:
+        return
+    _check_positive("shards", shards)
+    if loader._dataset_kind != _DatasetKind.Iterable:
+        raise ValueError(
+            f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "
+            f"shards are for an IterableDataset, leave the option out"
+        )
+    if not is_seeded_by_batch(loader):
+        raise ValueError(
+            f"shards={shards} was given without seeding='batch'; with torch's seeding every worker "
+            f"is one shard, so pass seeding='batch' or leave shards out"
+        )
+
+
+def _check_num_workers(loader: LoaderFace) -> None:
+    """The stream must not depend on a number that is measured."""
+    if isinstance(loader.num_workers, str) and loader.num_workers == AUTO:
+        raise ValueError(
+            "num_workers was set to 'auto' after construction; a number is expected there, so make "
+            "the loader with num_workers='auto', or assign a number"
+        )
+    if not isinstance(loader.num_workers, AutomaticCount):
+        return
+    dataset = loader.dataset
+    name = type(dataset).__name__
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        raise ValueError(
+            "num_workers is 'auto' but the dataset is a datapipe, which torch's own iterator "
+            "reads and nothing is measured of; pass a number"
+        )
+    if not is_seeded_by_batch(loader):
+        raise ValueError(
+            f"num_workers is 'auto' with seeding={loader.seeding!r}, where each worker has random "
+            f"numbers of its own, so the stream would depend on how fast the machine was; "
+            f"seeding='batch' is expected with 'auto': pass it, or a number of workers"
+        )
+    if loader._dataset_kind == _DatasetKind.Iterable and loader.shards is None:
+        raise ValueError(
+            f"num_workers is 'auto' with shards=None, where each worker reads a shard of the "
+            f"{name} that depends on their number; a fixed number of shards is expected "
+            f"with 'auto': pass shards=N, which is also the most workers that are of use"
+        )
+    if loader._dataset_kind == _DatasetKind.Map and is_stateful(dataset):
+        raise ValueError(
+            f"num_workers is 'auto' but {name} has a state_dict() and is read by index, so that "
+            f"each worker has a state of its own and the stream depends on their number; pass a "
+            f"number of workers, or leave the state out of the dataset"
+        )
+
+
+def _check_prefetch_bytes(loader: LoaderFace) -> None:
+    count = loader.prefetch_bytes
+    if count is None:
+        return
+    _check_positive("prefetch_bytes", count)
+    if not is_parallel(loader):
+        raise ValueError(
+            f"prefetch_bytes={count} was given with num_workers=0, where nothing is prefetched; "
+            f"use workers or leave it out"
+        )
+
+
+def _check_fetch_threads(loader: LoaderFace) -> None:
+    count = loader.fetch_threads
+    if type(count) is not int:
+        raise TypeError(
+            f"fetch_threads is {count!r}, of type {type(count).__name__}; an int of 1 or more "
+            f"is expected"
+        )
+    if count < 1:
+        raise ValueError(
+            f"fetch_threads is {count}; a number of threads of 1 or more is expected, and 1 "
+            f"fetches as torch does"
+        )
+    if count == 1:
+        return
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        raise ValueError(
+            f"fetch_threads is {count} but the dataset is a datapipe, which torch's own "
+            f"iterator reads; leave fetch_threads at 1, or make it a map-style dataset"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"fetch_threads is {count} but the dataset is the IterableDataset "
+            f"{type(loader.dataset).__name__}, which makes its samples one after the other; "
+            f"leave fetch_threads at 1 and read ahead inside it, or make it a map-style dataset"
+        )
+    if not loader._auto_collation:
+        raise ValueError(
+            f"fetch_threads is {count} but batch_size is None, so each request is one call of "
+            f"the dataset and there is nothing to share out; give a batch_size or a "
+            f"batch_sampler, or leave fetch_threads at 1 and use threads inside the dataset"
+        )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``pool=``: what they may be, and which loaders a pool cannot serve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
+
+from penstock.loader.loader_face import LoaderFace
+from penstock.stream.shard_state import is_stateful
+from penstock.tuning.automatic_count import AutomaticCount
+
+KEYS_VARIABLE = "PENSTOCK_KEYS"
+# What torch's constructor is given in the place of options that are the pool's.
+DEFAULT_PREFETCH_FACTOR = 2
+
+
+class Obstacle(NamedTuple):
+    """Why a pool cannot serve a loader."""
+
+    seen: str
+    remedy: str
+
+
+def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
+    """The folder of keys that ``keys`` and the environment name."""
+    chosen = os.environ.get(KEYS_VARIABLE) if keys is None else os.fspath(keys)
+    return chosen or None
+
+
+def check_pool_options(loader: LoaderFace) -> None:
+    """Refuses what the options of a pool cannot be. Raises ValueError or TypeError."""
+    _check_code_paths(loader.code_paths)
+    if type(loader.trust_workers) is not bool:
+        raise TypeError(
+            f"trust_workers is {loader.trust_workers!r}; True or False is expected: whether "
+            f"pickled objects that a pool's workers send may be unpickled here, which runs code of "
+            f"theirs"
+        )
+    if loader.pool is None:
+        return
+    if not is_address(loader.pool):
+        raise ValueError(
+            f"pool is {loader.pool!r}; the address of a controller is expected, as in "
+            f"'tcp://host:7000'"
+        )
+    obstacle = obstacle_to_pool(loader)
+    if obstacle is not None:
+        raise ValueError(
+            f"pool={loader.pool!r} was given and {obstacle.seen}; {obstacle.remedy}, or leave pool "
+            f"out"
+        )
+
+
+def is_address(pool: Any) -> bool:
+    """Whether ``pool`` could be the address of a controller."""
+    return isinstance(pool, str) and pool.startswith("tcp://")
+
+
+def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
+    """What of the loader's options no pool can do, if there is anything."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return Obstacle(
+            "the dataset is a datapipe, which only torch's own iterator reads",
+            "use a map-style or an iterable dataset",
+        )
+    if isinstance(loader.num_workers, AutomaticCount):
+        return Obstacle(
+            "num_workers is 'auto', which chooses a number of processes on this machine, while "
+            "with a pool it is the pool which is what grows and shrinks",
+            "pass how many processes of the trainer's own are to serve beside the pool",
+        )
+    if loader.seeding == "worker":
+        return Obstacle(
+            "seeding is 'worker', with which the stream depends on which workers there are, and "
+            "those of a pool come and go",
+            "seeding='batch' is expected, which is the default with a pool",
+        )
+    if loader._dataset_kind == _DatasetKind.Map and is_stateful(loader.dataset):
+        return Obstacle(
+            f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so that "
+            f"each worker has a state of its own and the stream depends on which there are",
+            "leave the state out of the dataset",
+        )
+    return None
+
+
+def _check_code_paths(code_paths: Any) -> None:
+    if code_paths is None:
+        return
+    if isinstance(code_paths, (str, bytes)) or not isinstance(code_paths, Sequence):
+        raise TypeError(
+            f"code_paths is {code_paths!r}; a list of folders or files is expected, whose modules "
+            f"travel to the pool's workers beside the program's own, or None, for no modules at all"
+        )
+    for path in code_paths:
+        if not Path(path).exists():
+            raise ValueError(
+                f"code_paths names {os.fspath(path)!r}, which is not there; name folders that hold "
+                f"the modules of your own that the dataset needs, or single files"
+            )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which loaders of a program get their batches from the pool that ``PENSTOCK_POOL`` names.
+
+The variable speaks for a whole program, whose loaders were not written with it in mind. A loader
+that the pool can serve is served. Another one does what it did without the variable, after a
+warning that says why: one with ``num_workers=0``, which asks for batches of this process's own
+dataset object; one with options that a pool has not; and one whose dataset cannot be sent.
+
+A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
+``num_workers=0``, and options that a pool has not and a dataset that cannot be sent are errors.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+
+from penstock.errors import PoolWarning
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
+from penstock.worker.fetching import FetchSpec
+
+POOL_VARIABLE = "PENSTOCK_POOL"
+
+
+class VariablePool(str):
+    """The address of a pool that the variable names and the program does not.
+
+    A str to everybody who reads it. A framework that builds a loader anew from the attributes of
+    another hands it on, so that the new one is still a loader that asked for no pool itself.
+    """
+
+    __slots__ = ()
+
+
+def named_pool(pool: str | None) -> str | None:
+    """The pool that the program itself asks for; "" names none."""
+    return None if isinstance(pool, VariablePool) else pool or None
+
+
+def use_variable(loader: LoaderFace, pool: str | None) -> None:
+    """Gives ``loader``, which was constructed with ``pool``, the pool of the variable, or warns.
+
+    To be called by the constructor. Raises ValueError when the variable holds no address.
+    """
+    if pool is not None and not isinstance(pool, VariablePool):
+        return
+    address = pool or os.environ.get(POOL_VARIABLE)
+    if not address:
+        return
+    if not is_address(address):
+        raise ValueError(
+            f"the environment variable {POOL_VARIABLE} is {address!r}; the address of a controller "
+            f"is expected, as in 'tcp://host:7000'"
+        )
+    obstacle = _obstacle_of_program(loader) or obstacle_to_pool(loader)
+    if obstacle is None:
+        loader.pool = VariablePool(address)
+    else:
+        _warn(loader, address, obstacle, stacklevel=4)
+
+
+def leave_unsendable(loader: LoaderFace) -> None:
+    """Takes the variable's pool from a loader whose dataset cannot be sent to it, and warns.
+
+    Pickles the dataset once, into nothing, so that it is known before anything is drawn for an
+    epoch.
+    """
+    if not isinstance(loader.pool, VariablePool) or loader._is_known_sendable:
+        return
+    try:
+        from penstock.pool.pool_job import check_can_be_sent  # loaded by those who use a pool
+
+        spec = FetchSpec(
+            loader._dataset_kind,
+            loader.dataset,
+            loader._auto_collation,
+            loader.collate_fn,
+            loader.drop_last,
+            loader.fetch_threads,
+        )
+        check_can_be_sent(spec, loader.worker_init_fn)
+    except pickle.PicklingError as error:
+        address, loader.pool = loader.pool, None
+        _warn(loader, address, Obstacle(str(error), "do that"), stacklevel=4)
+    else:
+        loader._is_known_sendable = True
+
+
+def way_out(pool: str | None) -> str:
+    """What to add to the message of an error that the pool of a loader is to blame for."""
+    if not isinstance(pool, VariablePool):
+        return ""
+    return (
+        f"; the pool is the one that the environment variable {POOL_VARIABLE} names: pass "
+        f'pool="" to this DataLoader, or unset the variable, to do without'
+    )
+
+
+def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
+    if loader.num_workers == 0:
+        return Obstacle(
+            "num_workers=0 asks for batches that this process makes of its own dataset object, "
+            "where a pool's workers have copies",
+            "pass num_workers=1 or more, or pool= with the address",
+        )
+    return None
+
+
+def _warn(loader: LoaderFace, address: str, obstacle: Obstacle, stacklevel: int) -> None:
+    where = "this process" if loader.num_workers == 0 else "workers of this process"
+    warnings.warn(
+        f"{POOL_VARIABLE} names the pool {str(address)!r}, but batches of this DataLoader "
+        f"({type(loader.dataset).__name__}) come from {where}: {obstacle.seen}; {obstacle.remedy} "
+        f'to have them from the pool, or pass pool="" to have no warning',
+        PoolWarning,
+        stacklevel=stacklevel,
+    )

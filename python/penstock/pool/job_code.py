@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules on their way to workers: packed at the trainer, importable at a worker.
+
+A folder becomes a zip file of its code (code_files.py says which files those are), which a worker
+extracts to import from, as if the folder were in its sys.path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import os
+import pkgutil
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from penstock.errors import PoolWarning, UnsupportedError
+from penstock.pool.code_files import (
+    NAMED_LIMITS,
+    CodeFile,
+    CodeLimits,
+    find_code,
+    spoken_files,
+    spoken_limits,
+)
+
+# Never forgotten, even if a job's code has modules of these names: they cannot be imported twice.
+_IMPORTED_ONCE = {*sys.stdlib_module_names, "__main__", "cloudpickle", "numpy", "penstock", "torch"}
+
+
+class PackedCode(NamedTuple):
+    root: str  # the folder or file at the trainer, without links
+    data: bytes  # a zip file, the same for the same files
+    id: bytes  # its SHA-256
+    paths: frozenset[str]  # of its files at the trainer, without links
+
+
+def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
+    """Packs folders and single .py files, with a warning for what is too large.
+
+    Raises TypeError, ValueError and OSError for what cannot be packed.
+    """
+    if isinstance(code_paths, (str, os.PathLike)):
+        raise TypeError(
+            f"code_paths is {os.fspath(code_paths)!r}; a sequence of folders and .py files is "
+            f"expected: put it into a list"
+        )
+    return [_pack(root) for root in dict.fromkeys(os.path.realpath(path) for path in code_paths)]
+
+
+def pack_folder(
+    root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None
+) -> PackedCode:
+    """Packs what :func:`~penstock.pool.code_files.find_code` finds, and raises as that does."""
+    return _zip(root, find_code(root, limits, is_taken).files)
+
+
+def extract_code(data: bytes, code_id: str, code_root: str) -> str:
+    """The folder under ``code_root`` that has what :func:`pack_code` packed.
+
+    ``code_id`` names the content, so that a folder of that name already has it; several processes
+    may be at it at once. Raises UnsupportedError for a file that cannot be extracted, OSError.
+    """
+    _make_private(code_root)
+    code_root = os.path.realpath(code_root)
+    folder = os.path.join(code_root, code_id)
+    if os.path.isdir(folder):
+        return folder
+    made = tempfile.mkdtemp(prefix="new-", dir=code_root)
+    try:
+        _extract(data, made)
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if not os.path.isdir(folder):  # else another process was first
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def put_in_front(folders: Sequence[str], code_root: str) -> None:
+    """Makes the modules of ``folders``, and of no other folder under ``code_root``, importable.
+
+    Modules that came from other folders there are forgotten, as are those that these folders have
+    under the same name, so that each job imports its own. Does nothing when it is so already.
+    """
+    if is_in_front(folders, code_root):
+        return
+    gone = _in_use(code_root)
+    sys.path[:] = [*folders, *(entry for entry in sys.path if entry not in gone)]
+    importlib.invalidate_caches()
+    own_names = {module.name for module in pkgutil.iter_modules(folders)} - _IMPORTED_ONCE
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in own_names or _comes_from(module, gone):
+            del sys.modules[name]
+
+
+def is_in_front(folders: Sequence[str], code_root: str) -> bool:
+    """Whether what a job imports now would come from its own code."""
+    return _in_use(code_root) == list(folders)
+
+
+def _in_use(code_root: str) -> list[str]:
+    code_root = os.path.realpath(code_root)
+    return [entry for entry in sys.path if os.path.dirname(entry) == code_root]
+
+
+def _comes_from(module: Any, folders: Iterable[str]) -> bool:
+    try:
+        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    except TypeError:  # one of torch's stand-ins, which has any attribute
+        return False
+    heads = tuple(folder + os.sep for folder in folders)
+    return any(isinstance(place, str) and f"{place}{os.sep}".startswith(heads) for place in places)
+
+
+def _pack(root: str) -> PackedCode:
+    if os.path.isfile(root) and root.endswith(".py"):
+        return _zip(root, [CodeFile(os.path.basename(root), root, os.stat(root).st_size)])
+    if not os.path.isdir(root):
+        raise ValueError(
+            f"code_paths has {root!r}, which is neither a folder nor a .py file; name the folder "
+            f"that has the modules, as one would in sys.path"
+        )
+    code = find_code(root, NAMED_LIMITS)
+    if code.too_large:
+        warnings.warn(
+            f"code_paths has {root!r} with files that are too large to travel to workers: "
+            f"{spoken_files(code.too_large)}, where {spoken_limits()} are expected; if workers "
+            f"need them, put them where all workers can read them",
+            PoolWarning,
+            stacklevel=2,
+        )
+    return _zip(root, code.files)
+
+
+def _zip(root: str, files: Sequence[CodeFile]) -> PackedCode:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            with open(file.path, "rb") as source:
+                archive.writestr(_entry(file), source.read(file.byte_count))
+    data = target.getvalue()
+    paths = frozenset(os.path.realpath(file.path) for file in files)
+    return PackedCode(root, data, hashlib.sha256(data).digest(), paths)
+
+
+def _entry(file: CodeFile) -> zipfile.ZipInfo:
+    """Says nothing of when and where, so that the same files give the same bytes."""
+    entry = zipfile.ZipInfo(file.name)  # of 1980
+    entry.create_system = 3
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    is_program = os.stat(file.path).st_mode & stat.S_IXUSR
+    entry.external_attr = (stat.S_IFREG | (0o700 if is_program else 0o600)) << 16
+    return entry
+
+
+def _make_private(code_root: str) -> None:
+    """Code is run from here: nobody else may write to it."""
+    os.makedirs(code_root, mode=0o700, exist_ok=True)
+    found = os.lstat(code_root)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise UnsupportedError(
+            f"the folder for the code of jobs, {code_root!r}, has mode "
+            f"{stat.filemode(found.st_mode)} and belongs to user {found.st_uid}; one of this user "
+            f"({os.geteuid()}) that nobody else may write to is expected, so remove or change it"
+        )
+
+
+def _extract(data: bytes, folder: str) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_entries(archive.infolist())
+            for entry in archive.infolist():
+                path = os.path.join(folder, *entry.filename.split("/"))
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                mode = 0o700 if entry.external_attr >> 16 & stat.S_IXUSR else 0o600
+                with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+                    file.write(archive.read(entry))
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+        raise UnsupportedError(
+            f"its code is no zip file that can be read: {error}; send the job again with the same "
+            f"version of penstock on both sides"
+        ) from error
+
+
+def _check_entries(entries: Sequence[zipfile.ZipInfo]) -> None:
+    names = [entry.filename for entry in entries]
+    reason = ""
+    if sum(entry.file_size for entry in entries) > NAMED_LIMITS.byte_count:
+        reason = f"has more than {NAMED_LIMITS.byte_count >> 20} MiB"
+    elif len(names) > NAMED_LIMITS.file_count:
+        reason = f"has more than {NAMED_LIMITS.file_count} files"
+    elif len(set(names)) < len(names):
+        reason = "has a file twice"
+    elif unsafe := [name for name in names if not _is_safe(name)]:
+        reason = f"has a file named {unsafe[0]!r}"
+    if reason:
+        raise UnsupportedError(
+            f"its code {reason}, which penstock never packs; send the job again with the same "
+            f"version of penstock on both sides"
+        )
+
+
+def _is_safe(name: str) -> bool:
+    parts = name.split("/")
+    return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(parts)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which software a job was made with, and whether another process has the same."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock._version import __version__
+
+# Of the standard library, of the program, and what is compared apart from the packages.
+_LEFT_OUT = {*sys.stdlib_module_names, "__main__", "__mp_main__", "penstock", "torch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    python: str
+    torch: str
+    penstock: str
+    packages: dict[str, str]  # by the name of the distribution
+
+    @staticmethod
+    def here(packages: Mapping[str, str]) -> Versions:
+        python = ".".join(str(part) for part in sys.version_info[:3])
+        return Versions(python, str(torch.__version__), __version__, dict(packages))
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """Where the modules come from that a pickle refers to."""
+
+    packages: dict[str, str]  # version by distribution
+    modules: dict[str, str]  # the others, and the folder that has to be in sys.path to import them
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def imports_of(modules: Iterable[str], sent: Collection[str] = ()) -> Imports:
+    """``sent`` are files, without links, of modules that the worker is sent, whatever it has."""
+    found = Imports({}, {})
+    for module in sorted(modules):
+        top = module.partition(".")[0]
+        if top in _LEFT_OUT or _is_sent(module, sent):
+            continue
+        package = _package_of(module, top)
+        if package is None:
+            folder = _folder_of(top)
+            if folder is not None and top not in _distributions():
+                found.modules[top] = folder
+        elif (version := installed_version(package)) is not None:
+            found.packages[package] = version
+    return found
+
+
+def reason_to_refuse(
+    made_with: Versions, here: Versions, installed: Callable[[str], str | None], worker: str
+) -> str | None:
+    """Why a job cannot run in the process ``worker``, whose own versions are ``here``."""
+    for name, theirs, ours, is_same in (
+        ("Python", made_with.python, here.python, _is_same_minor),
+        ("torch", made_with.torch, here.torch, _is_same_minor),
+        ("penstock", made_with.penstock, here.penstock, str.__eq__),
+    ):
+        if not is_same(theirs, ours):
+            return (
+                f"it was made with {name} {theirs} and this worker ({worker}) has {name} {ours}; "
+                f"install the same version on both"
+            )
+    for package, theirs in made_with.packages.items():
+        version = installed(package)
+        if version is None:
+            return (
+                f"it was made with {package} {theirs} and this worker ({worker}) has no {package}; "
+                f"install it on the worker"
+            )
+        if _compatible_part(version) != _compatible_part(theirs):
+            return (
+                f"it was made with {package} {theirs} and this worker ({worker}) has {package} "
+                f"{version}; install the same version on both"
+            )
+    return None
+
+
+def _is_same_minor(a: str, b: str) -> bool:
+    return a.split(".")[:2] == b.split(".")[:2]
+
+
+def _compatible_part(version: str) -> tuple[str, ...]:
+    """The major version; of 0.x, which promises nothing beyond x, both numbers."""
+    numbers = re.match(r"(?:\d+!)?(\d+)(?:\.(\d+))?", version)
+    if numbers is None:
+        return (version,)
+    major, minor = numbers.groups()
+    return (major,) if major != "0" else (major, minor or "0")
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """By the top-level name of what they install; reading it all takes some 0.3 s."""
+    return importlib.metadata.packages_distributions()
+
+
+def _is_sent(module: str, sent: Collection[str]) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and os.path.realpath(file) in sent
+
+
+def _package_of(module: str, top: str) -> str | None:
+    """The distribution that a module belongs to, when there is just one."""
+    candidates = set(_distributions().get(top, ()))
+    if len(candidates) > 1:  # of a namespace such as google: the one that has the module's file
+        file = getattr(sys.modules.get(module), "__file__", None)
+        candidates = {name for name in candidates if file is not None and _has_file(name, file)}
+    return candidates.pop() if len(candidates) == 1 else None
+
+
+def _has_file(package: str, path: str) -> bool:
+    files = importlib.metadata.files(package) or ()
+    return any(str(file.locate()) == path for file in files)
+
+
+def _folder_of(top: str) -> str | None:
+    """What of sys.path a module was found in."""
+    module: Any = sys.modules.get(top)
+    file: str | None = getattr(module, "__file__", None)
+    if file is None:
+        portions: list[str] = list(getattr(module, "__path__", ()))
+        return os.path.dirname(portions[0]) if portions else None
+    is_package = hasattr(module, "__path__")
+    return os.path.dirname(os.path.dirname(file) if is_package else file)

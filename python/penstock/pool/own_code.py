@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program's own modules: those that travel to a pool's workers without being named.
+
+A program finds its modules beside it, or where the user has put them. Of the folder that it was
+started from everything travels that it could import, since a dataset may import when it is read.
+Of other folders (``PYTHONPATH``, ``sys.path``, a package that is installed from its sources) the
+modules and packages travel that are imported already. Python's library and installed packages do
+not: workers have their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import site
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.errors import PoolWarning
+from penstock.pool.code_files import OWN_LIMITS, TooMuchCodeError
+from penstock.pool.job_code import PackedCode, pack_folder
+
+_NOT_OWN = {*sys.stdlib_module_names, "__main__", "__mp_main__", "penstock", "torch"}
+_INSTALLED = ("dist-packages", "site-packages")
+
+
+class OwnFolder(NamedTuple):
+    path: str  # without links
+    modules: frozenset[str] | None  # the top-level names that travel; None: all
+
+
+def pack_own_code(left_out: set[str]) -> list[PackedCode]:
+    """What :func:`own_folders` finds, those apart that are in ``left_out``, each packed.
+
+    Never raises for what it finds there; a warning tells of what does not travel.
+    """
+    packed = (_pack(folder) for folder in own_folders() if folder.path not in left_out)
+    return [each for each in packed if each is not None and each.paths]
+
+
+def own_folders() -> list[OwnFolder]:
+    """The folders of the program's own modules, in the order in which it imports from them."""
+    imported: dict[str, set[str]] = {}
+    for name, folder in _imported_modules():
+        imported.setdefault(folder, set()).add(name)
+    folders = {path: OwnFolder(path, frozenset(names)) for path, names in imported.items()}
+    program = _program_folder()
+    if program is not None:
+        folders[program] = OwnFolder(program, None)
+    return sorted(folders.values(), key=lambda folder: (place_in_path(folder.path), folder.path))
+
+
+def place_in_path(folder: str) -> int:
+    """Where in ``sys.path`` a folder is; behind all others if nowhere."""
+    for place, entry in enumerate(sys.path):
+        with contextlib.suppress(OSError):  # "" is the working directory, which may be gone
+            if os.path.realpath(entry) == folder:
+                return place
+    return len(sys.path)
+
+
+def _pack(folder: OwnFolder) -> PackedCode | None:
+    modules = folder.modules
+    if modules is None:
+        try:
+            return pack_folder(folder.path, OWN_LIMITS)
+        except (TooMuchCodeError, OSError) as error:
+            modules = frozenset(name for name, place in _imported_modules() if place == folder.path)
+            _warn(folder, f"only what the program has imported from there ({error})")
+    taken = modules
+    try:
+        return pack_folder(folder.path, OWN_LIMITS, lambda name: name.partition(".")[0] in taken)
+    except (TooMuchCodeError, OSError) as error:
+        _warn(folder, f"nothing ({error})")
+        return None
+
+
+def _warn(folder: OwnFolder, what: str) -> None:
+    warnings.warn(
+        f"of the program's own modules in {folder.path!r} this travels to the pool's workers: "
+        f"{what}",
+        PoolWarning,
+        stacklevel=2,
+    )
+
+
+def _program_folder() -> str | None:
+    """The folder that the program was started from, if it is what its imports look at first."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None:  # interactive
+        try:
+            folder = os.getcwd()
+        except OSError:
+            return None
+    else:
+        spec = getattr(main, "__spec__", None)
+        folder = os.path.dirname(os.path.realpath(file))
+        for _ in range(spec.name.count(".") if spec is not None else 0):  # python -m
+            folder = os.path.dirname(folder)
+    folder = os.path.realpath(folder)
+    if not _is_own(folder) or folder in map(os.path.realpath, _folders_of_commands()):
+        return None
+    library = place_in_path(os.path.realpath(sysconfig.get_path("stdlib")))
+    return folder if place_in_path(folder) < library else None
+
+
+def _imported_modules() -> Iterator[tuple[str, str]]:
+    """Top-level modules of the program's own, each with the folder to import it from."""
+    for name, module in list(sys.modules.items()):
+        if "." in name or name in _NOT_OWN or not isinstance(module, types.ModuleType):
+            continue
+        for folder in _folders_to_import(name, module):
+            if _is_own(folder):
+                yield name, folder
+
+
+def _folders_to_import(name: str, module: types.ModuleType) -> Iterator[str]:
+    """Not of a module that was made from a file of another name, which no import would find."""
+    names = object.__getattribute__(module, "__dict__")  # a lazy module stays as it is
+    file, portions = names.get("__file__"), names.get("__path__")
+    if isinstance(file, str):
+        places = [file if portions is None else os.path.dirname(file)]
+    else:
+        places = [place for place in portions or () if isinstance(place, str)]
+    for place in places:
+        if os.path.basename(place).partition(".")[0] == name and os.path.exists(place):
+            yield os.path.realpath(os.path.dirname(place))
+
+
+def _is_own(folder: str) -> bool:
+    is_installed = any(part in _INSTALLED for part in folder.split(os.sep))
+    is_library = f"{folder}{os.sep}".startswith(_library_folders())
+    return os.path.isdir(folder) and not is_installed and not is_library
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = [sysconfig.get_path(name) for name in names]
+    places += site.getsitepackages()
+    if (of_user := site.getusersitepackages()) is not None:
+        places.append(of_user)
+    return tuple(os.path.realpath(place) + os.sep for place in places)
+
+
+def _folders_of_commands() -> list[str]:
+    return [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]

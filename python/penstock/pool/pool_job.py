@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trainer sends the workers of a pool to make its batches with: a job.
+
+A job's blob is a pickle by cloudpickle, a header in JSON, and the length of the header (u64,
+little-endian). The header says what the job was made with, and is checked before anything is
+unpickled. The user's own modules are blobs of their own, which the header names. A blob's id is its
+SHA-256, so the same job has the same id again, in the next epoch as in a run that resumes;
+job_pickle.py says what stands in the way of that.
+
+Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Nothing
+cheaper than a pickle tells whether it has changed: a program may write to any object and to any
+memory that the dataset reaches, without a trace. So :func:`job_id` pickles it again, and keeps
+nothing of that but the hash, which the header comes last for.
+
+To unpickle a job is to run the trainer's code: only a worker does, and only for a trainer whose key
+the pool knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from penstock.errors import PenstockError, UnsupportedError
+from penstock.pool.job_code import PackedCode, extract_code, put_in_front
+from penstock.pool.job_pickle import pickle_into
+from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
+from penstock.pool.unpicklable import find_unpicklable
+from penstock.worker.fetching import FetchSpec
+
+_LENGTH = struct.Struct("<Q")
+_HEADER_BYTES_MAX = 1 << 20
+
+
+class JobRefused(PenstockError):
+    """This worker cannot run a job; the text is for the trainer's user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    fetch: FetchSpec
+    init_fn: Callable[[int], None] | None
+    shard_count: int
+    trust_workers: bool
+    name: str  # what people call it
+    code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
+
+
+class PackedJob(NamedTuple):
+    id: bytes
+    blobs: dict[bytes, bytes]  # by their ids; ``blobs[id]`` is the job itself
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    name: str
+    shard_count: int
+    trust_workers: bool
+    code: list[dict[str, str]]  # "name", for people, and "id" of the blob, in hex
+    made_with: Versions
+    modules: dict[str, str]  # that no package has, and the trainer's folder to import each from
+
+
+def pack_job(job: Job, code: Sequence[PackedCode]) -> PackedJob:
+    """Pickles ``job``, with copies of all data that its dataset holds.
+
+    Raises PicklingError, with what cannot be pickled.
+    """
+    chunks: list[Any] = []
+    found = hashlib.sha256()
+    _write(job, code, [found.update, chunks.append])
+    blobs = {found.digest(): b"".join(chunks), **{each.id: each.data for each in code}}
+    return PackedJob(found.digest(), blobs)
+
+
+def job_id(job: Job, code: Sequence[PackedCode]) -> bytes:
+    """The id that :func:`pack_job` would give. Keeps no copy of the data. Raises as that does."""
+    found = hashlib.sha256()
+    _write(job, code, [found.update])
+    return found.digest()
+
+
+def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) -> Job:
+    """The job of a blob. From here on its modules are imported from its own code.
+
+    ``get_blob`` gives a blob by its id and raises what it likes. Modules are extracted under
+    ``code_root``, a folder of this user alone; it is made if need be, and the caller removes it.
+    Raises JobRefused.
+    """
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    header = _read_header(blob, worker)
+    begin = f"the job {header.name!r} cannot run here"
+    codes = [(each["id"], get_blob(bytes.fromhex(each["id"]))) for each in header.code]
+    try:
+        folders = tuple(extract_code(data, code_id, code_root) for code_id, data in codes)
+    except (UnsupportedError, OSError) as error:
+        raise JobRefused(f"{begin}: on this worker ({worker}), {error}") from error
+    put_in_front(folders, code_root)
+    try:
+        fetch, init_fn = pickle.loads(memoryview(blob)[: _header_span(blob).start])
+    except (Exception, SystemExit) as error:  # whatever the user's own modules and objects raise
+        raise JobRefused(f"{begin}: {_told(error, header, len(blob), worker)}") from error
+    return Job(fetch, init_fn, header.shard_count, header.trust_workers, header.name, folders)
+
+
+def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
+    """Raises PicklingError, with what cannot be pickled. Keeps no copy of the data."""
+    with _blaming_parts(fetch, init_fn):
+        pickle_into(_Sink([]), (fetch, init_fn))
+
+
+class _Sink:
+    def __init__(self, takers: Sequence[Callable[[Any], object]]) -> None:
+        self._takers = takers
+
+    def write(self, data: Any, /) -> None:
+        for take in self._takers:
+            take(data)
+
+
+def _write(job: Job, code: Sequence[PackedCode], takers: Sequence[Callable[[Any], object]]) -> None:
+    """Gives each of ``takers`` the blob of ``job``, part by part. The large parts are the objects'
+    own memory, and to be copied before anything of the job changes.
+    """
+    sink = _Sink(takers)
+    with _blaming_parts(job.fetch, job.init_fn):
+        modules = pickle_into(sink, (job.fetch, job.init_fn))
+    imports = imports_of(modules, sent=frozenset().union(*(each.paths for each in code)))
+    header = _Header(
+        name=job.name,
+        shard_count=job.shard_count,
+        trust_workers=job.trust_workers,
+        code=[{"name": os.path.basename(each.root), "id": each.id.hex()} for each in code],
+        made_with=Versions.here(imports.packages),
+        modules=imports.modules,
+    )
+    text = json.dumps(asdict(header), sort_keys=True).encode()
+    sink.write(text)
+    sink.write(_LENGTH.pack(len(text)))
+
+
+@contextmanager
+def _blaming_parts(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> Iterator[None]:
+    """Has errors of pickling name the part of the loader that was refused."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # the user's classes may raise anything
+        raise pickle.PicklingError(_whats_wrong(fetch, init_fn, error)) from error
+
+
+def _whats_wrong(fetch: FetchSpec, init_fn: Callable[[int], None] | None, error: Exception) -> str:
+    found = find_unpicklable(
+        {"dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn}
+    )
+    what = "a part of it" if found is None else f"{found.path}, of type {_type_name(found.value)},"
+    return (
+        f"the loader of a {_type_name(fetch.dataset)} cannot be sent to the workers of a pool: "
+        f"{what} was refused with {type(error).__name__}: {error}; everything that dataset, "
+        f"collate_fn and worker_init_fn hold has to be picklable, so make or open this in "
+        f"__getitem__, __iter__ or worker_init_fn, or leave it out in the class's __getstate__"
+    )
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    is_plain = kind.__module__ in ("builtins", "__main__", "__mp_main__")
+    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _header_span(blob: bytes) -> slice:
+    end = len(blob) - _LENGTH.size
+    (byte_count,) = _LENGTH.unpack_from(blob, max(end, 0))
+    if byte_count > min(_HEADER_BYTES_MAX, end):
+        raise ValueError(f"its header would have {byte_count} bytes")
+    return slice(end - byte_count, end)
+
+
+def _read_header(blob: bytes, worker: str) -> _Header:
+    """Raises JobRefused, also for a job that was made with what this process does not have."""
+    try:
+        parts = json.loads(blob[_header_span(blob)])
+        # First: the rest is that of another version of penstock, else.
+        name, made_with = parts["name"], _versions_of(parts["made_with"])
+        here = Versions.here({})
+        reason = reason_to_refuse(made_with, here, installed_version, worker)
+        if reason is None:
+            return _checked(_Header(**{**parts, "made_with": made_with}))
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise JobRefused(
+            f"a job cannot run here: this worker ({worker}) cannot read what it was sent "
+            f"({type(error).__name__}: {error}) as a job; install the same version of penstock on "
+            f"both"
+        ) from error
+    raise JobRefused(f"the job {name!r} cannot run here: {reason}")
+
+
+def _versions_of(parts: Any) -> Versions:
+    versions = Versions(**parts)
+    texts = [versions.python, versions.torch, versions.penstock]
+    if not _is_list_of_str(texts) or not _is_dict_of_str(versions.packages):
+        raise TypeError("a version has another type")
+    return versions
+
+
+def _checked(header: _Header) -> _Header:
+    are_types_right = (
+        type(header.name) is str
+        and type(header.shard_count) is int
+        and type(header.trust_workers) is bool
+        and type(header.code) is list
+        and all(_is_dict_of_str(each) for each in header.code)
+        and _is_dict_of_str(header.modules)
+    )
+    if not are_types_right:
+        raise TypeError("a field has another type")
+    if any(len(bytes.fromhex(each["id"])) != hashlib.sha256().digest_size for each in header.code):
+        raise ValueError("the id of its code is no SHA-256")
+    return header
+
+
+def _is_list_of_str(value: Any) -> bool:
+    return type(value) is list and all(type(item) is str for item in value)
+
+
+def _is_dict_of_str(value: Any) -> bool:
+    return type(value) is dict and _is_list_of_str([*value.keys(), *value.values()])
+
+
+def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -> str:
+    """What went wrong when the job was unpickled, and what to do."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        top = error.name.partition(".")[0]
+        folder = header.modules.get(top, f"the folder that has {top}")
+        return (
+            f"its dataset needs the module {error.name!r}, which this worker ({worker}) does not "
+            f"have; pass code_paths=[{folder!r}] to the DataLoader, name that folder in the "
+            f"trainer's PENSTOCK_CODE_PATHS, or install it on the worker"
+        )
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, (AttributeError, ImportError)):
+        return (
+            f"its dataset needs something that this worker ({worker}) has another version of "
+            f"({said}); pass code_paths=[...] with the folder of that module to the DataLoader, or "
+            f"install the same version on the worker"
+        )
+    if isinstance(error, MemoryError):
+        return (
+            f"this worker ({worker}) has no memory for its dataset, of {byte_count >> 20} MiB; "
+            f"give it more, or have the dataset read its data instead of holding it"
+        )
+    return (
+        f"this worker ({worker}) could not unpickle its dataset ({said}); files and devices that "
+        f"it names have to be there on every worker"
+    )

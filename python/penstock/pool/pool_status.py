@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool as its controller sees it, for programs: what it is and who is in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.pool.pool_log import printable_line, short_id
+
+_ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """What `penstock status --json` prints; csrc/controller/pool_status.h has its fields."""
+
+    fields: dict[str, Any]
+
+    def find_worker(self, wanted: str) -> dict[str, Any]:
+        """The one worker that has this name, or whose id begins so. Raises ValueError if there is
+        none, or several."""
+        workers: list[dict[str, Any]] = self.fields["workers"]
+        found = [
+            worker
+            for worker in workers
+            if wanted and (name_of(worker) == wanted or worker["id"].startswith(wanted.lower()))
+        ]
+        if len(found) != 1:
+            there = ", ".join(f"{name_of(worker)} ({worker['id']})" for worker in found or workers)
+            seen = f"{len(found)} workers have" if found else "no worker has"
+            raise ValueError(
+                f"{seen} the name {wanted!r} or an id that begins so; there are: "
+                f"{there or 'none'}. Pass a name, or as much of an id as no other has"
+            )
+        return found[0]
+
+
+def name_of(member: dict[str, Any]) -> str:
+    """What people call a worker or a trainer: its host and process."""
+    about = _ABOUT.fullmatch(text_of(member["about"]))
+    return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
+
+
+def software_of(member: dict[str, Any]) -> str:
+    """The versions that a worker or a trainer runs; "" where it did not say."""
+    about = _ABOUT.fullmatch(text_of(member["about"]))
+    return (about["software"] or "") if about else ""
+
+
+def text_of(escaped: str) -> str:
+    """A peer's text, for a line of a terminal. The controller escapes each of its bytes by
+    itself."""
+    return printable_line(escaped.encode("latin-1", "replace").decode(errors="replace"))

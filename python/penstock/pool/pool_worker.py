@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of a pool's workers runs: it makes batches for whichever trainer it is given to.
+
+``worker_init_fn`` is called once for each job, with 0, since which worker of how many this is
+changes while it serves. ``get_worker_info()`` says 0 of 1 for a map-style dataset, and for an
+iterable one the shard and how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+from collections.abc import Callable
+
+import torch
+from torch.utils.data._utils import signal_handling
+
+from penstock import _C
+from penstock._version import __version__
+from penstock.errors import ClosedError, PenstockError, UnsupportedError
+from penstock.pool.job_shelf import JobShelf
+from penstock.pool.worker_errors import describe_error
+from penstock.pool.worker_journal import WorkerJournal
+from penstock.pool.worker_spec import PoolWorkerSpec
+from penstock.worker.arena_cap import arena_bytes, job_bytes
+from penstock.worker.slab_collate import lend_slabs_to_torch
+from penstock.worker.stuck_worker import offer_stack
+
+_NOTICE_INTERVAL_S = 0.5
+
+
+def run_worker(
+    spec: PoolWorkerSpec,
+    started: Callable[[_C.PoolServer], None],
+    tell: Callable[[str], None],
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serves until it is drained, by SIGTERM, SIGINT or the controller, or its parent is gone.
+
+    A second signal ends the process at once. ``started`` is called when trainers can connect,
+    ``tell`` with what people should know, and ``say`` with what goes as it should. Raises
+    PenstockError when there is no use in going on. To be called by the main thread of a process
+    that does nothing else.
+    """
+    server = _C.PoolServer.start(
+        bind=spec.bind,
+        advertised=spec.advertised,
+        controller=spec.controller,
+        key_folder=spec.key_folder,
+        about=_about(),
+        arena_bytes=arena_bytes(),
+        blob_bytes_max=job_bytes(),
+        patience_s=spec.patience_s,
+        parent_pid=spec.parent_pid,
+    )
+    try:
+        _set_up_process()
+        _heed_signals(server)  # after torch, which has a handler of its own for SIGTERM
+        lend_slabs_to_torch(server)
+        started(server)
+        _serve(server, JobShelf(server, spec.code_root), tell, WorkerJournal(say))
+    finally:
+        signal.set_wakeup_fd(-1)
+        server.close()
+
+
+def _heed_signals(server: _C.PoolServer) -> None:
+    """The native thread drains the worker, whatever the dataset does at the moment."""
+    signal.set_wakeup_fd(server.signal_fd, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+
+def _set_up_process() -> None:
+    signal_handling._set_worker_signal_handlers()
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    offer_stack()
+    _C.tune_malloc()
+    torch.set_num_threads(1)
+
+
+def _about() -> str:
+    return (
+        f"{socket.gethostname()}, process {os.getpid()}, penstock {__version__}, "
+        f"torch {torch.__version__}, Python {platform.python_version()}"
+    )
+
+
+def _serve(
+    server: _C.PoolServer,
+    shelf: JobShelf,
+    tell: Callable[[str], None],
+    journal: WorkerJournal,
+) -> None:
+    try:
+        while True:
+            work = server.next(_NOTICE_INTERVAL_S)
+            for notice in server.take_notices():
+                tell(notice)
+            journal.note_standing(server.standing)
+            if work is not None:
+                _answer(server, shelf, work, journal)
+                del work
+    except ClosedError as error:
+        journal.note_standing(server.standing)
+        journal.note_end(str(error))
+    finally:
+        for notice in server.take_notices():
+            tell(notice)
+        shelf.close()
+
+
+def _answer(
+    server: _C.PoolServer, shelf: JobShelf, work: _C.PoolWork, journal: WorkerJournal
+) -> None:
+    """Raises ClosedError only when this worker has ended."""
+    try:
+        job = shelf.job_of(work)
+        shelf.fetch_prefixes(work)
+    except ClosedError:
+        server.give_up()
+        return
+    except UnsupportedError as error:
+        server.answer_error(work, *describe_error(error), None)
+        return
+    except PenstockError as error:
+        server.decline(str(error))
+        journal.note_refusal(work.trainer_id, str(error))
+        return
+    journal.note_batch(work.trainer_id, job.name)
+    job.answer(work)

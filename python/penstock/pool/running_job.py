@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer's job at a worker of a pool: how each batch that is asked for is made and answered."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock import _C
+from penstock.errors import ClosedError
+from penstock.pool.pool_job import Job
+from penstock.pool.worker_errors import describe_error
+from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.shard_state import ShardStart, ShardStarts
+from penstock.stream.table_rows import plain_rows
+from penstock.worker.batch_pickle import dumps
+from penstock.worker.fetching import FetchSpec, SeededFetcher, copy_for_shard
+from penstock.worker.slab_collate import collating_into
+from penstock.worker.threaded_fetch import FetchPool, make_pool
+
+_EPOCHS_MAX = 2  # whose last and first batches may take turns
+_BATCH_COUNT = struct.Struct("<Q")
+
+
+class RunningJob:
+    """Confined to the thread that makes batches."""
+
+    def __init__(self, server: _C.PoolServer, job: Job, seeds: EpochSeeds) -> None:
+        """``seeds`` are those of the first batch: what worker_init_fn draws follows from them."""
+        self.name = job.name
+        self.code_folders = job.code_folders
+        self._server = server
+        self._job = job
+        self._fetch = collating_into(server, job.fetch)
+        self._is_iterable = job.fetch.dataset_kind == _DatasetKind.Iterable
+        self._dumps = dumps if job.trust_workers else None
+        self._epochs: OrderedDict[tuple[int, bytes], _Epoch] = OrderedDict()
+        self._threads = make_pool(job.fetch.fetch_threads)
+        self._init_error = self._initialise(job.init_fn, seeds.base_seed)
+        self._rows = None
+        if self._init_error is None and job.fetch.auto_collation:
+            self._rows = plain_rows(job.fetch.dataset, job.fetch.collate_fn)
+
+    def _initialise(
+        self, init_fn: Callable[[int], None] | None, base_seed: int
+    ) -> tuple[str, str] | None:
+        """What a local worker does before its first batch; returns what went wrong."""
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=0, num_workers=1, seed=base_seed, dataset=self._job.fetch.dataset
+        )
+        random.seed(base_seed)
+        torch.manual_seed(base_seed)
+        np.random.seed(torch_worker._generate_state(base_seed, 0))
+        try:
+            if init_fn is not None:
+                init_fn(0)
+        except Exception as error:
+            return describe_error(error)
+        return None
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+
+    def answer(self, work: _C.PoolWork) -> None:
+        """Makes what is asked for, or says what was raised. Raises ClosedError when this worker
+        ends meanwhile.
+        """
+        if self._init_error is not None:
+            self._server.answer_error(work, *self._init_error, None)
+            return
+        if self._rows is not None and self._server.answer_rows(work, self._rows):
+            return
+        epoch = self._epoch_of(work)
+        shard_id = max(work.lane - 1, 0)
+        raised: tuple[str, str] | None = None
+        batch: Any = None
+        state: bytes | None = None
+        self._server.begin()
+        # An error must not be kept in a variable: its traceback would keep this frame, and the
+        # batch, alive.
+        try:
+            if self._is_iterable:
+                epoch.find_lane(work, shard_id)
+            batch = epoch.fetch(_indices_of(work), work.sequence, shard_id)
+        except Exception as error:
+            if self._is_iterable and isinstance(error, StopIteration):
+                self._server.answer_end(work)
+                return
+            raised = describe_error(error)
+        try:
+            state = epoch.state(shard_id) if self._is_iterable else None
+            if raised is None:
+                threads_drew = epoch.fetcher.threads_drew
+                self._server.answer(work, batch, threads_drew, state, self._dumps)
+                return
+        except ClosedError:
+            raise
+        except Exception as error:
+            raised = describe_error(error)
+        self._server.answer_error(work, *raised, state)
+
+    def _epoch_of(self, work: _C.PoolWork) -> _Epoch:
+        key = (work.epoch, work.seeds)
+        if key not in self._epochs:
+            self._epochs[key] = _Epoch(
+                self._fetch, self._threads, self._job.shard_count, seeds_of(work), self._server
+            )
+            if len(self._epochs) > _EPOCHS_MAX:
+                self._epochs.popitem(last=False)
+        return self._epochs[key]
+
+
+class _Epoch:
+    """One pass over the dataset. Shards come and go: each begins with a copy of the dataset of its
+    own, as a worker of its own would have it."""
+
+    def __init__(
+        self,
+        fetch: FetchSpec,
+        threads: FetchPool | None,
+        shard_count: int,
+        seeds: EpochSeeds,
+        server: _C.PoolServer,
+    ) -> None:
+        self._spec = fetch
+        self._datasets: dict[int, Any] = {}
+        self._starts: ShardStarts = {}
+        self._ended: set[int] = set()
+        self._tenancies: dict[int, int] = {}  # in which each shard began
+        self.fetcher = SeededFetcher(
+            fetch, threads, self._datasets, shard_count, seeds, self._starts, server.begin
+        )
+
+    def find_lane(self, work: _C.PoolWork, shard_id: int) -> None:
+        """Has a shard begin at its beginning, or go on from where another worker left it, where
+        that is asked for.
+
+        Raises RuntimeError for one that did not begin here: the batch is not wanted any more, and
+        the trainer's word of that is still on its way.
+        """
+        if work.is_lane_start:
+            self._tenancies.pop(shard_id, None)
+            self._ended.discard(shard_id)
+            self.fetcher.forget(shard_id)
+            start = _start_of(work.state)
+            self._starts.pop(shard_id, None)
+            if start is not None:
+                self._starts[shard_id] = start
+            self._datasets[shard_id] = copy_for_shard(self._spec, shard_id)
+            self._tenancies[shard_id] = work.tenancy
+        elif self._tenancies.get(shard_id) != work.tenancy:
+            raise RuntimeError(
+                f"shard {shard_id} of epoch {work.epoch} did not begin at this worker"
+            )
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        if shard_id in self._ended:
+            raise StopIteration
+        try:
+            return self.fetcher.fetch(indices, sequence, shard_id)
+        except StopIteration:
+            self._ended.add(shard_id)
+            raise
+
+    def state(self, shard_id: int) -> bytes | None:
+        state = self.fetcher.state(shard_id)
+        return None if state is None else _C.encode_value(state, "the dataset's state")
+
+
+def seeds_of(work: _C.PoolWork) -> EpochSeeds:
+    return EpochSeeds(*pickle.loads(work.seeds))
+
+
+def _start_of(state: bytes) -> ShardStart | None:
+    """Where a lane begins, as the trainer says it."""
+    if not state:
+        return None
+    (batch_count,) = _BATCH_COUNT.unpack_from(state)
+    rest = state[_BATCH_COUNT.size :]
+    return ShardStart(batch_count, _C.decode_value(rest) if rest else None)
+
+
+def _indices_of(work: _C.PoolWork) -> Any:
+    indices = work.indices()
+    return pickle.loads(indices) if work.is_pickled else indices

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool's status for people: a table of its workers, one of the jobs that they work for, and what
+somebody should look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from penstock.pool.pool_log import short_id
+from penstock.pool.pool_status import PoolStatus, name_of, software_of, text_of
+
+_IDLE_SHOWN_S = 60.0  # then a job that asks for nothing is only counted
+
+
+def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:
+    """``with_idle`` shows jobs that have asked for nothing for long, too."""
+    return "\n".join(_Page(status.fields, with_idle).lines())
+
+
+class _Page:
+    def __init__(self, fields: dict[str, Any], with_idle: bool) -> None:
+        self._controller = fields["controller"]
+        self._workers = fields["workers"]
+        self._trainers = {trainer["id"]: trainer for trainer in fields["trainers"]}
+        self._shown = [
+            trainer
+            for trainer in self._trainers.values()
+            if with_idle or trainer["idle_s"] < _IDLE_SHOWN_S
+        ]
+
+    def lines(self) -> Iterator[str]:
+        controller = self._controller
+        state = "" if controller["is_settled"] else "; it has just started and assigns nobody yet"
+        yield f"controller {short_id(controller['id'])} at {controller['endpoint']}{state}"
+        yield ""
+        yield from self._worker_lines()
+        yield ""
+        yield from self._job_lines()
+        if notes := [*self._notes()]:
+            yield from ["", *notes]
+
+    def _worker_lines(self) -> Iterator[str]:
+        rows = [
+            (name_of(worker), short_id(worker["id"]), worker["endpoint"], self._work_of(worker))
+            for worker in self._workers
+        ]
+        yield from _table(("worker", "id", "reached at", "works for"), rows)
+
+    def _work_of(self, worker: dict[str, Any]) -> str:
+        trainer_id = worker["trainer"] or worker["assigned_to"]
+        work = "nobody" if trainer_id is None else self._job_of(trainer_id)
+        if worker["is_draining"]:
+            return f"{work}; draining"
+        return f"{work}; moving to another" if worker["is_withdrawn"] else work
+
+    def _job_of(self, trainer_id: str) -> str:
+        """A job as people know it. Two of one name run in different processes."""
+        trainer = self._trainers.get(trainer_id)
+        if trainer is None:
+            return f"trainer {short_id(trainer_id)}, which is gone"
+        return f"{text_of(trainer['job'])} of {name_of(trainer)}"
+
+    def _job_lines(self) -> Iterator[str]:
+        heads = (
+            "job", "trainer", "id", "workers", "batches/s", "waits", "delivered", "ready", "asked",
+            "in flight",
+        )  # fmt: skip
+        if self._shown or not self._trainers:
+            yield from _table(heads, [self._job_row(trainer) for trainer in self._shown])
+        if count := len(self._trainers) - len(self._shown):
+            jobs, have = ("1 job", "has") if count == 1 else (f"{count} jobs", "have")
+            yield f"{jobs} that {have} asked for nothing for over {_IDLE_SHOWN_S:g} s: see --all"
+
+    def _job_row(self, trainer: dict[str, Any]) -> tuple[str, ...]:
+        queue = trainer["queue"]
+        who = (text_of(trainer["job"]), name_of(trainer), short_id(trainer["id"]))
+        delivered = f"{queue['delivered_batches']:,}"
+        if trainer["workers_max"] == 0:
+            return (*who, "-", f"idle for {trainer['idle_s']:.0f} s", "", delivered, "", "", "")
+        return (
+            *who,
+            self._worker_count(trainer),
+            _or_dash(trainer["batches_per_s"], "{:.1f}"),
+            _or_dash(trainer["waited_share"], "{:.0%}"),
+            delivered,
+            str(queue["ready_batches"]),
+            str(queue["asked_batches"]),
+            f"{queue['bytes_in_flight'] / 1e6:.1f} MB",
+        )
+
+    def _worker_count(self, trainer: dict[str, Any]) -> str:
+        count, most = trainer["workers"], trainer["workers_max"]
+        # How many it could use is of interest where that is less than there are.
+        return f"{count} of {most}" if most < len(self._workers) else str(count)
+
+    def _notes(self) -> Iterator[str]:
+        for trainer in self._shown:
+            if trainer["workers_max"] > 0 and trainer["workers"] == 0:
+                yield f"{self._job_of(trainer['id'])} has no worker: {self._why_none(trainer)}"
+        for worker in self._workers:
+            unfit_for = [one for one in worker["unfit_for"] if one in self._trainers]
+            if unfit_for:
+                # The worker says why of the last that it refused.
+                is_last = worker["unfit_for"][-1] == unfit_for[-1]
+                reason = f": {text_of(worker['unfit_reason'] or '')}" if is_last else ""
+                jobs = ", ".join(self._job_of(trainer_id) for trainer_id in unfit_for)
+                yield f"{name_of(worker)} cannot run {jobs}{reason}"
+        software: dict[str, list[str]] = {}
+        for worker in self._workers:
+            software.setdefault(software_of(worker), []).append(name_of(worker))
+        if len(software) > 1:
+            for versions, names in sorted(software.items(), key=lambda item: len(item[1])):
+                verb = "runs" if len(names) == 1 else "run"
+                yield f"{_few(names)} {verb} {versions or 'versions that are not known'}"
+
+    def _why_none(self, trainer: dict[str, Any]) -> str:
+        able = [one for one in self._workers if not one["is_draining"]]
+        unfit = [one for one in able if trainer["id"] in one["unfit_for"]]
+        if not self._controller["is_settled"]:
+            return "the controller assigns nobody yet"
+        if not able:
+            return "the pool has none"
+        if len(unfit) == len(able):
+            return "none of the pool can run it"
+        return "they work for other jobs, or are about to begin"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Aligned lines, or one that says that there is nothing."""
+    if not rows:
+        yield f"no {heads[0]}s"
+        return
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    for row in (heads, *rows):
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(padded).rstrip()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own modules that travel with the jobs of one loader: the program's, and named ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.pool.job_code import PackedCode, pack_code
+from penstock.pool.own_code import pack_own_code, place_in_path
+
+CODE_PATHS_VARIABLE = "PENSTOCK_CODE_PATHS"
+
+
+class TravellingCode:
+    """Packs modules once, when the loader first sends a job.
+
+    Later epochs use the files as they were then, as the trainer goes on with the modules that it
+    has imported: to edit a file while training runs changes neither, and makes no new job.
+    """
+
+    def __init__(self) -> None:
+        self._paths: list[str] | None = None
+        self._packed: list[PackedCode] = []
+
+    def packed(self, code_paths: Sequence[str | os.PathLike[str]] | None) -> list[PackedCode]:
+        """In the order in which to import from them. Packs anew if ``code_paths`` were assigned
+        since. Raises what pack_code raises, for what is named.
+        """
+        if code_paths is None:
+            return []
+        paths = [os.fspath(path) for path in code_paths]
+        if paths != self._paths:
+            self._packed = _pack(paths or _paths_of_variable())
+            self._paths = paths
+        return self._packed
+
+
+def name_code_paths(paths: Sequence[str]) -> None:
+    """Has this process and its children find ``paths`` in the variable."""
+    os.environ[CODE_PATHS_VARIABLE] = os.pathsep.join(map(os.path.abspath, paths))
+
+
+def _pack(paths: Sequence[str]) -> list[PackedCode]:
+    named = pack_code(paths)
+    own = pack_own_code(left_out={each.root for each in named})
+    of_each = {each.id: each for each in [*own, *named]}
+    return sorted(of_each.values(), key=lambda each: _place(each, is_named=each in named))
+
+
+def _place(code: PackedCode, is_named: bool) -> int:
+    """As the program imports them; named folders that it does not know itself come first."""
+    folder = os.path.dirname(code.root) if os.path.isfile(code.root) else code.root
+    place = place_in_path(folder)
+    return -1 if is_named and place == len(sys.path) else place
+
+
+def _paths_of_variable() -> list[str]:
+    paths = [path for path in os.environ.get(CODE_PATHS_VARIABLE, "").split(os.pathsep) if path]
+    for path in paths:
+        if not os.path.exists(path):
+            raise ValueError(
+                f"the environment variable {CODE_PATHS_VARIABLE} names {path!r}, which is not "
+                f"there; folders or .py files of your own modules are expected, with "
+                f"{os.pathsep!r} between them"
+            )
+    return paths

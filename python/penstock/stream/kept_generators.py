@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a model's code once more than the program does, without a trace in what it draws next."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from penstock.stream.batch_seeds import GeneratorsKept
+
+
+class AllGeneratorsKept(GeneratorsKept):
+    """Puts the global generators back as they were: those of torch, also on its devices, of Python
+    and of NumPy."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._of_devices = device_states()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._of_devices:
+            torch.cuda.set_rng_state_all(self._of_devices)
+
+
+def torch_states() -> list[torch.Tensor]:
+    """What torch's generators would draw from next, those of its devices included."""
+    return [torch.get_rng_state(), *device_states()]
+
+
+def device_states() -> list[Any]:
+    is_used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.get_rng_state_all() if is_used else []

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far an epoch has come: what ``state_dict()`` reads, and what a resumed epoch begins with."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
+from penstock.stream.shard_state import ShardStarts, is_stateful
+
+
+class GeneratorHolder(Protocol):
+    """A loader, as far as it and its samplers hold generators of the user's."""
+
+    generator: Any
+    sampler: Any
+    batch_sampler: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorSnapshot:
+    """The states of the global generators and of those that the user gave to the loader."""
+
+    of_globals: tuple[Any, ...]  # from generator_states()
+    of_own: dict[str, torch.Tensor]
+
+    @staticmethod
+    def take(loader: GeneratorHolder) -> GeneratorSnapshot:
+        own = own_generators(loader)
+        return GeneratorSnapshot(generator_states(), {name: own[name].get_state() for name in own})
+
+    def put_back_globals(self) -> None:
+        put_back(self.of_globals)
+
+    def put_back_own(self, loader: GeneratorHolder) -> None:
+        for name, generator in own_generators(loader).items():
+            if name in self.of_own:
+                generator.set_state(self.of_own[name])
+
+
+class GeneratorsReplayed(GeneratorsKept):
+    """The global generators as a snapshot has them, for the time of the context."""
+
+    def __init__(self, snapshot: GeneratorSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._snapshot.put_back_globals()
+
+
+class PullsReplayed(GeneratorsReplayed):
+    """The same with the loader's own generators too, so that pulls draw what they drew before and
+    nobody notices.
+    """
+
+    def __init__(self, snapshot: GeneratorSnapshot, loader: GeneratorHolder) -> None:
+        super().__init__(snapshot)
+        self._loader = loader
+
+    def __enter__(self) -> None:
+        self._now = GeneratorSnapshot.take(self._loader)
+        super().__enter__()
+        self._snapshot.put_back_own(self._loader)
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._now.put_back_own(self._loader)
+
+
+def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:
+    """The generators that the user gave to the loader and its samplers, by where they are."""
+    holders = {
+        "loader": loader,
+        "sampler": loader.sampler,
+        "batch_sampler": loader.batch_sampler,
+        "batch_sampler.sampler": getattr(loader.batch_sampler, "sampler", None),
+    }
+    found = {name: getattr(holder, "generator", None) for name, holder in holders.items()}
+    return {name: value for name, value in found.items() if isinstance(value, torch.Generator)}
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where a resumed epoch goes on."""
+
+    base_seed: int
+    answered_count: int
+    yielded_count: int
+    last_shard_id: int | None
+    starts: ShardStarts
+    sampler_state: dict[str, Any] | None
+
+
+class Progress:
+    """The account of one epoch, kept by its iterator and read by the loader.
+
+    Confined to the trainer's thread.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        start: GeneratorSnapshot,
+        shard_count: int,
+        *,
+        is_replayed: bool = False,
+        draws_seed: bool = True,
+        point: ResumePoint | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.start = start  # before iter() drew anything
+        self.start_as_json: dict[str, Any] | None = None  # made when it is asked for
+        self.is_replayed = is_replayed  # the global generators are put back after iter()
+        self.draws_seed = draws_seed  # a base seed, which persistent workers keep from their first
+        self.point = point
+        self.base_seed: int | None = None  # until the iterator is there
+        self.is_finished = False
+        self.answered_count = 0  # requests whose batch or error the user was given
+        self.yielded_count = 0  # batches the user was given
+        self.shard_counts = [0] * shard_count  # answers by shard; for map-style ones, by process
+        self.shard_states: list[Any] = [None] * shard_count  # after the last answer of each
+        # In the trainer's own process the states are those of the moment in which they are asked
+        # for: the program may have changed the dataset, or drawn, since the last answer.
+        self.shard_states_now: Callable[[], list[Any]] | None = None
+        # The last thing that resuming does, with the generators as they are then.
+        self.finish_resuming: Callable[[], None] | None = None
+        self.last_shard_id: int | None = None
+        self.sampler_state: dict[str, Any] | None = None  # after the pull of the last answer
+        self.pulled_count = 0
+        self._sampled_count = 0
+        self._sampler_states: deque[dict[str, Any]] = deque()  # of pulls not answered yet
+        if point is not None:
+            self.answered_count = self.pulled_count = point.answered_count
+            self.yielded_count = point.yielded_count
+            self.last_shard_id = point.last_shard_id
+            self.sampler_state = point.sampler_state
+            if point.sampler_state is not None:
+                self._sampled_count = point.sampler_state["samples_yielded"]
+            for shard_id, shard in point.starts.items():
+                self.shard_counts[shard_id] = shard.batch_count
+                self.shard_states[shard_id] = shard.state
+
+    @property
+    def starts(self) -> ShardStarts:
+        return self.point.starts if self.point is not None else {}
+
+    @property
+    def first_shard_id(self) -> int:
+        """The shard whose turn it is first, where shards are read in turn."""
+        last_shard_id = -1 if self.last_shard_id is None else self.last_shard_id
+        return (last_shard_id + 1) % len(self.shard_counts)
+
+    def begin(self, base_seed: int) -> None:
+        self.base_seed = base_seed
+
+    def pull(self, index: Any, state: dict[str, Any] | None) -> None:
+        """The sampler gave ``index``, after which it has ``state``."""
+        self.pulled_count += 1
+        if state is not None:
+            self._sampled_count += len(index) if isinstance(index, (list, tuple)) else 1
+            self._sampler_states.append({"samples_yielded": self._sampled_count, **state})
+
+    def answer(self, shard_id: int, state: Any, is_error: bool) -> None:
+        """The next request was answered. ``state`` is that of its shard, None if it has none."""
+        self.answered_count += 1
+        if not is_error:
+            self.yielded_count += 1
+        self.shard_counts[shard_id] += 1
+        self.last_shard_id = shard_id
+        if state is not None:
+            self.shard_states[shard_id] = state
+        if self._sampler_states:
+            self.sampler_state = self._sampler_states.popleft()
+
+    def answer_pulled(self, shard_id: int, state: Any, is_error: bool) -> None:
+        """The same where nothing is asked for ahead: an interrupt may have taken pulls before."""
+        if self.answered_count == self.pulled_count:
+            return  # the sampler itself failed
+        while self.answered_count + 1 < self.pulled_count:
+            self.answered_count += 1
+            if self._sampler_states:
+                self._sampler_states.popleft()
+        self.answer(shard_id, state, is_error)
+
+    def share_out(self, process_count: int) -> None:
+        """So many processes make the rest of a map-style dataset's epoch."""
+        self.shard_counts = [0] * process_count
+        self.shard_states = [None] * process_count
+        self.last_shard_id = (self.answered_count - 1) % process_count
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+class CountedPulls:
+    """What both iterators do with the sampler: count, note its states, and resume it."""
+
+    _progress: Progress
+    _index_sampler: Any
+    _sampler_iter: Any
+    _is_sampler_stateful: bool
+
+    def _next_index(self) -> Any:
+        index = next(self._sampler_iter)
+        self._progress.pull(
+            index, self._take_sampler_state() if self._is_sampler_stateful else None
+        )
+        return index
+
+    def _undo_seed(self, loader: GeneratorHolder) -> None:
+        """Takes back what making an iterator drew in the place of one that was only reset."""
+        if not self._progress.draws_seed:
+            self._progress.start.put_back_globals()
+            self._progress.start.put_back_own(loader)
+            self._sampler_iter = iter(self._index_sampler)
+
+    def _note_sampler(self) -> None:
+        """To be called with each new ``_sampler_iter``."""
+        self._is_sampler_stateful = any(map(is_stateful, self._sampler_parts().values()))
+
+    def _sampler_parts(self) -> dict[str, Any]:
+        return {
+            "index_sampler": self._index_sampler,
+            "sampler": getattr(self._index_sampler, "sampler", None),
+            "iterator": self._sampler_iter,
+        }
+
+    def _take_sampler_state(self) -> dict[str, Any]:
+        return {
+            name: copy.deepcopy(part.state_dict())
+            for name, part in self._sampler_parts().items()
+            if is_stateful(part)
+        }
+
+    def _resume_sampler(self) -> None:
+        """Moves the sampler to where a resumed epoch goes on:
+        by its state, or by pulling what was pulled.
+        """
+        point = self._progress.point
+        if point is None:
+            return
+        state = point.sampler_state
+        if state is None:
+            for _ in range(point.answered_count):
+                next(self._sampler_iter, None)
+            return
+        for name, part in self._sampler_parts().items():
+            if name in state and name != "iterator":
+                part.load_state_dict(state[name])
+        self._sampler_iter = iter(self._index_sampler)
+        if "iterator" in state:
+            self._sampler_iter.load_state_dict(state["iterator"])
+
+    def _pull_ahead(self) -> None:
+        """Has the sampler draw what it draws at its first pull, while generators are replayed."""
+        if self._progress.is_replayed and not self._is_sampler_stateful:
+            self._sampler_iter = itertools.chain(
+                [*itertools.islice(self._sampler_iter, 1)], self._sampler_iter
+            )

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A random generator of its own for every sample, for datasets whose ``__getitem__`` takes one.
+
+With ``seeding="batch"`` a dataset written as ``__getitem__(self, index, generator=None)`` is given
+a ``torch.Generator`` that is seeded by the sample's place in its batch and by the batch's place in
+the epoch, so what it draws does not depend on the threads and processes that fetch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from penstock.stream.batch_seeds import EpochSeeds
+
+
+def accepts_generator(dataset: Any) -> bool:
+    """Whether a map-style dataset, or the one that Subsets of torch's select from, takes one.
+
+    Never with ``__getitems__``, which is asked for whole batches.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if hasattr(dataset, "__getitems__"):
+        return False
+    try:
+        parameter = inspect.signature(dataset.__getitem__).parameters.get("generator")
+    except (AttributeError, TypeError, ValueError):  # no method, or none that tells
+        return False
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+class WithGenerators:
+    """The dataset with each sample's generator handed in. Indexed by what :meth:`placed` makes.
+
+    Samples of one batch may be fetched on several threads; batches come one after the other.
+    """
+
+    def __init__(self, dataset: Any, seeds: EpochSeeds) -> None:
+        self._dataset = dataset
+        self._seeds = seeds
+        self._sequence = 0
+
+    def placed(self, indices: Any, sequence: int, is_batch: bool) -> Any:
+        """The indices of a batch, or the one index where there are no batches, with places."""
+        self._sequence = sequence
+        return list(enumerate(indices)) if is_batch else (0, indices)
+
+    def __getitem__(self, placed: tuple[int, Any]) -> Any:
+        place, index = placed
+        dataset = self._dataset
+        while type(dataset) is Subset:
+            index = dataset.indices[index]
+            dataset = dataset.dataset
+        seed = self._seeds.seed_of_sample(self._sequence, place)
+        return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
+
+
+class DrawWarning:
+    """Says once, for a loader, that threads drew what ``seeding="batch"`` should repeat."""
+
+    def __init__(self) -> None:
+        self._was_given = False
+
+    def give(self, fetch_threads: int) -> None:
+        if self._was_given:
+            return
+        self._was_given = True
+        warnings.warn(
+            f"samples drew from the global random generators while they were fetched on "
+            f"{fetch_threads} threads, so seeding='batch' cannot make them reproducible; draw from "
+            f"the torch.Generator that a dataset with __getitem__(self, index, generator=None) is "
+            f"given, or set fetch_threads=1",
+            stacklevel=2,
+        )

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells a model's input apart from any other tensor: which batch it came with, and whether it still
+is what came, or what follows from it.
+
+The table is keyed by tensor identity and holds tensors weakly, so a batch dies when the user drops
+it. A tensor that was written to in place since its delivery has lost its provenance.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from penstock.tracking.loader_use import LoaderUse
+
+if TYPE_CHECKING:
+    from penstock.graph.expression import Expression
+
+
+class Deferring(Protocol):
+    """Holds operators on a loader's batches back until their values are asked for."""
+
+    wanted_by: set[int]  # offloaded models, by the id of their context
+
+    def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
+        """The batch, of lazy tensors while a model wants them."""
+
+
+@dataclass(eq=False)
+class BatchHandle:
+    """One delivered batch: its boundary tensors by key, how many leaves it has, and its number."""
+
+    leaf_count: int
+    boundary: dict[str, torch.Tensor] = field(default_factory=dict)
+    epoch: int = 0
+    sequence: int = 0  # in its epoch, from 0
+    # What the draws of an offloaded model are seeded with: of its epoch, and its number there.
+    place: tuple[int, int] = (0, 0)
+    # If the batch's tensors are lazy: their values, and those of what was made of them; and
+    # whether more may be that nobody computes before it is asked for.
+    lazy_values: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
+    may_wait: bool = True
+
+
+class Provenance(NamedTuple):
+    """Leaf ``source`` of the batch ``handle``, or a tensor with that expression, delivered or made
+    when its tensor had version ``version``.
+
+    ``inputs`` are those of the expression; leaves among them are held weakly.
+    """
+
+    handle: BatchHandle
+    source: int | Expression
+    version: int
+    inputs: tuple[Any, ...] = ()
+
+    def input(self, position: int) -> Any:
+        value = self.inputs[position]
+        return value() if isinstance(value, TensorWeakRef) else value
+
+
+class _Entry(NamedTuple):
+    """A provenance in the table. What is made of a batch holds the handle weakly: it may be one of
+    the handle's own boundary tensors."""
+
+    handle: BatchHandle | weakref.ref[BatchHandle]
+    address: int  # `tensor.data = other` leaves the version as it was
+    source: int | Expression
+    version: int
+    inputs: tuple[Any, ...]
+
+
+class ProvenanceTable:
+    """Thread-compatible."""
+
+    def __init__(self) -> None:
+        self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.deferral: Deferring | None = None  # made when a program wants it
+        self.model_count = 0  # how many were offloaded to the loader so far
+        self.use = LoaderUse()  # of the models that are offloaded to it now
+        self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
+
+    def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
+        """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
+        handle, source, version, inputs = provenance
+        self._entries[leaf] = _Entry(handle, _address(leaf), source, version, inputs)
+
+    def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
+        """Notes the batch's own tensors. Those of inference mode have no version that tells."""
+        self.delivered_at = time.monotonic()
+        for index, leaf in enumerate(leaves):
+            if not leaf.is_inference():
+                self.record(leaf, Provenance(handle, index, leaf._version))
+
+    def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
+        """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
+        handle, source, version, inputs = provenance
+        self._entries[result] = _Entry(
+            weakref.ref(handle), _address(result), source, version, inputs
+        )
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drops the provenance of ``tensor``, which was written to without its version telling."""
+        self._entries.pop(tensor, None)
+
+    def lookup(self, tensor: torch.Tensor) -> Provenance | None:
+        """The provenance of ``tensor``, or None when it did not come from the loader or was
+        changed since, or what it follows from was.
+        """
+        entry: _Entry | None = self._entries.get(tensor)
+        if entry is None or tensor.is_inference() or tensor._version != entry.version:
+            return None
+        if _address(tensor) != entry.address:
+            return None
+        handle = entry.handle() if isinstance(entry.handle, weakref.ref) else entry.handle
+        if handle is None:
+            return None
+        for value in entry.inputs:
+            if isinstance(value, TensorWeakRef):
+                leaf = value()
+                if leaf is None or self.lookup(leaf) is None:
+                    return None
+        return Provenance(handle, entry.source, entry.version, entry.inputs)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its elements lie. Layouts without one are their own."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0

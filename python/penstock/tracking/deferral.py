@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operators on a batch may wait, and how their results follow from it.
+
+A result that waits has an expression, like the result of a captured graph. The same operators on
+the same leaves of another batch have the same expression, as an object, since plans are found by
+it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from penstock.graph.constants import is_same_bits
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.deferred_call import Recipe, make_recipe
+from penstock.tracking.lazy_tensor import LazyTensor
+from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of
+from penstock.tracking.leaves import replace_leaves
+
+# How many ways to come by a result are remembered, before no more are.
+RECIPES_MAX = 512
+# Of a tensor of the program, such as a mean, that a waiting operator may read.
+CONSTANT_BYTES_MAX = 4096
+CONSTANTS_MAX = 64
+# So many batches after its own a result is computed if something still refers to it, so that it
+# does not keep the batch's memory.
+BATCHES_WAITED_MAX = 2
+
+_OTHER_TAGS = (
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+)
+# Beside views and what works element by element. None of them fails because of the values that it
+# is given, so that an error is raised where the program has it.
+_WHOLE = frozenset(
+    """_adaptive_avg_pool2d _adaptive_avg_pool3d _fft_c2c _fft_c2r _fft_r2c _log_softmax _softmax
+    _to_copy addmm amax amin aminmax any all argmax argmin avg_pool2d avg_pool3d baddbmm bmm cat
+    clone constant_pad_nd convolution cumprod cumsum flip linalg_vector_norm logcumsumexp logsumexp
+    max_pool2d_with_indices mean mm mv norm pixel_shuffle pixel_unshuffle pow prod
+    reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
+    replication_pad3d roll stack std sum tril triu upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d var where""".split()
+)
+# Of integers they fail where a divisor is zero.
+_DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
+_SCALARS = (int, str, torch.dtype, torch.layout, torch.memory_format, type(None))
+
+
+@dataclass
+class _Constant:
+    """A small tensor of the program. The copy is what expressions read: the program may write to
+    its own."""
+
+    first_batch: weakref.ref[BatchHandle]
+    copy: torch.Tensor | None = None
+    has_changed: bool = False
+
+
+class Deferral:
+    """The results that wait, of one loader. Confined to the training thread."""
+
+    def __init__(self, provenance: ProvenanceTable) -> None:
+        self.provenance = provenance  # what is known of the loader's tensors
+        self._recipes: dict[Any, Recipe | None] = {}
+        self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
+        self._recent: deque[weakref.ref[BatchHandle]] = deque()
+        self.wanted_by: set[int] = set()  # offloaded models, by the id of their context
+
+    def follow(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> dict[int, LazyTensor]:
+        """Lazy tensors for the leaves of a batch that is delivered, by the id of the leaf."""
+        self._recent.append(weakref.ref(handle))
+        while len(self._recent) > BATCHES_WAITED_MAX:
+            old = self._recent.popleft()()
+            if old is not None:
+                compute_waiting(old)
+        return {
+            id(leaf): LazyTensor.of(
+                LazyValue(
+                    self,
+                    handle,
+                    torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta"),
+                    index,
+                    tensor=leaf,
+                )
+            )
+            for index, leaf in enumerate(leaves)
+            if type(leaf) is torch.Tensor and self.provenance.lookup(leaf) is not None
+        }
+
+    def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
+        """What the program is given for a batch: one of lazy tensors if an offloaded model has a
+        use for them. `leaves` are the batch's own."""
+        if not self.wanted_by or torch.is_inference_mode_enabled():
+            return batch
+        return replace_leaves(batch, self.follow(handle, leaves))
+
+    def knows(self, leaf: torch.Tensor) -> bool:
+        return self.provenance.lookup(leaf) is not None
+
+    def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
+        self.provenance.record_result(result, provenance)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        self.provenance.forget(tensor)
+
+    def note_write(self, value: LazyValue) -> None:
+        """To be called before `value` is written to: what waits of its batch is computed, and
+        nothing that shares its memory is what it was noted to be."""
+        handle = value.batch
+        if handle is None:
+            return
+        compute_waiting(handle)
+        memory = value.materialise().untyped_storage().data_ptr()
+        for other in values_of(handle):
+            tensor = other.materialise()
+            if tensor.untyped_storage().data_ptr() == memory:
+                self.provenance.forget(tensor)
+
+    def end_waiting(self, value: LazyValue) -> None:
+        """To be called before the memory of `value` is given to somebody who may write to it
+        unseen: from then on nothing of its batch waits."""
+        self.note_write(value)
+        if value.batch is not None:
+            value.batch.may_wait = False
+
+    def defer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What stands for the result of a pure operator until it is computed; None where it has to
+        be at once."""
+        if torch.is_inference_mode_enabled() or func.namespace != "aten":
+            return None
+        leaves, spec = tree_flatten((args, kwargs))
+        handle: BatchHandle | None = None
+        key: list[Any] = [func, spec]
+        values: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, LazyTensor):
+                assert leaf._value is not None
+                present = leaf._value.handle
+                if present is None or not present.may_wait or present is not (handle or present):
+                    return None
+                handle = present
+                values.append(leaf._value)
+                key.append(_key_of_value(leaf._value))
+            else:
+                values.append(leaf)
+                key.append(None)
+        if handle is None:
+            return None
+        for place, leaf in enumerate(values):
+            if key[place + 2] is None:
+                kept = self._constant(leaf, handle) if isinstance(leaf, torch.Tensor) else leaf
+                if kept is None and leaf is not None:
+                    return None
+                values[place] = kept
+                scalar = ("constant", id(kept)) if isinstance(kept, torch.Tensor) else _key(kept)
+                if scalar is None:
+                    return None
+                key[place + 2] = scalar
+        return self._waiting(tuple(key), func, values, spec, handle)
+
+    def _waiting(
+        self, key: Any, func: Any, values: list[Any], spec: TreeSpec, handle: BatchHandle
+    ) -> Any:
+        if key not in self._recipes:
+            if len(self._recipes) >= RECIPES_MAX:
+                return None
+            self._recipes[key] = self._recipe(func, values, spec)
+        recipe = self._recipes[key]
+        if recipe is None:
+            return None
+        inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
+        args, kwargs = tree_unflatten(values, spec)
+        is_view = any(result.alias_info is not None for result in func._schema.returns)
+        if is_view:
+            for value in values:
+                if isinstance(value, LazyValue):
+                    value.is_shared = True
+        results = [
+            LazyTensor.of(
+                LazyValue(
+                    self,
+                    handle,
+                    meta,
+                    expression,
+                    inputs,
+                    call=(func, args, kwargs, place if recipe.is_list else None),
+                    is_shared=is_view,
+                )
+            )
+            for place, (meta, expression) in enumerate(
+                zip(recipe.metas, recipe.expressions, strict=True)
+            )
+        ]
+        return results if recipe.is_list else results[0]
+
+    def _constant(self, tensor: torch.Tensor, handle: BatchHandle) -> torch.Tensor | None:
+        """A copy of a tensor that was the same when an earlier batch met it."""
+        if (
+            type(tensor) not in (torch.Tensor, torch.nn.Buffer)
+            or tensor.requires_grad
+            or tensor.device.type != "cpu"
+            or tensor.layout is not torch.strided
+            or tensor.nbytes > CONSTANT_BYTES_MAX
+        ):
+            return None
+        known: _Constant | None = self._constants.get(tensor)
+        if known is None:
+            self._constants[tensor] = _Constant(weakref.ref(handle))
+            return None
+        if known.has_changed or known.first_batch() is handle:
+            return None
+        if known.copy is None:
+            if len(self._copies) >= CONSTANTS_MAX:
+                return None
+            known.copy = tensor.clone()
+            self._copies.append(known.copy)
+        elif not is_same_bits(tensor, known.copy):
+            known.has_changed = True
+        return None if known.has_changed else known.copy
+
+    def _recipe(self, func: Any, values: list[Any], spec: TreeSpec) -> Recipe | None:
+        name = func.__name__.split(".")[0]
+        is_view = any(result.alias_info is not None for result in func._schema.returns)
+        if not (is_view or torch.Tag.pointwise in func.tags or name in _WHOLE):
+            return None
+        if any(tag in func.tags for tag in _OTHER_TAGS):
+            return None
+        tensor_count = sum(isinstance(v, (LazyValue, torch.Tensor)) for v in values)
+        args, kwargs = tree_unflatten([_meta_of(value) for value in values], spec)
+        try:
+            with torch.no_grad():
+                made = func(*args, **kwargs)
+        except Exception:
+            return None  # the operator itself will say so, if it is an error
+        is_list = isinstance(made, (list, tuple))
+        metas = list(made) if is_list else [made]
+        if not metas or not all(
+            isinstance(meta, torch.Tensor) and meta.device.type == "meta" for meta in metas
+        ):
+            return None
+        if is_list and not isinstance(made, list):
+            return None  # several results of different meaning, such as of max
+        if name in _DIVISIONS and tensor_count > 1 and not metas[0].is_floating_point():
+            return None
+        recipe = make_recipe(func, values, spec, metas, is_list=is_list)
+        return recipe if recipe is not None and _comes_true(recipe, values) else None
+
+
+def _key_of_value(value: LazyValue) -> Any:
+    """What tells one lazy argument from another, whatever batch it is of."""
+    meta = value.meta
+    source = value.source if isinstance(value.source, int) else id(value.source)
+    return (type(value.source), source, meta.dtype, meta.shape, meta.stride())
+
+
+def _key(value: Any) -> Any:
+    """None for what has no value that could be compared."""
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))  # minus zero is not zero here
+    if isinstance(value, torch.device):
+        return (torch.device, str(value)) if value.type == "cpu" else None
+    return (type(value), value) if isinstance(value, _SCALARS) else None
+
+
+def _meta_of(value: Any) -> Any:
+    if isinstance(value, LazyValue):
+        return value.meta
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _comes_true(recipe: Recipe, values: Sequence[Any]) -> bool:
+    """Whether the values can be computed and look as meta tensors said: there is no kernel for
+    some dtypes, and some make other strides."""
+    inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
+    tensors = [v.materialise() if isinstance(v, LazyValue) else v for v in inputs]
+    try:
+        with as_noted():
+            made = [expression.graph_module(*tensors) for expression in recipe.expressions]
+    except Exception:
+        return False
+    return all(_form(a) == _form(b) for a, b in zip(made, recipe.metas, strict=True))
+
+
+def _form(tensor: torch.Tensor) -> Any:
+    return (tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _input_of(value: Any, place: int) -> Any:
+    return value if place < 0 else value.inputs[place]

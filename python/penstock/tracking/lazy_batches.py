@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides whether a loader gives out lazy tensors.
+
+It does while an offloaded model is given what the program made of a batch, rather than the batch,
+and as long as that leads to a cut that moves something.
+"""
+
+from __future__ import annotations
+
+from penstock.tracking.batch_origin import ProvenanceTable
+from penstock.tracking.deferral import Deferral
+
+# Calls with such an input before batches become lazy.
+STRANGE_CALLS_MIN = 2
+# Calls in which it was of no use before they are plain again.
+USELESS_CALLS_MAX = 16
+
+
+class LazyBatches:
+    """What one offloaded model wants of the loader. Confined to the training thread."""
+
+    def __init__(self, provenance: ProvenanceTable) -> None:
+        self._provenance = provenance
+        self._strange_calls = 0
+        self._useless_calls = 0
+        self._has_given_up = False
+        self._is_on = False
+
+    @property
+    def is_undecided(self) -> bool:
+        return not self._is_on and not self._has_given_up
+
+    def note_call(self, has_stranger: bool, follows_calls: bool, moves: bool) -> None:
+        """To be called after each call of the model that ran a captured graph."""
+        if self._is_on:
+            self._useless_calls = 0 if follows_calls and moves else self._useless_calls + 1
+            if self._useless_calls >= USELESS_CALLS_MAX:
+                self.give_up()
+        elif has_stranger and not self._has_given_up:
+            self._strange_calls += 1
+            if self._strange_calls >= STRANGE_CALLS_MIN:
+                self._begin()
+
+    def _begin(self) -> None:
+        table = self._provenance
+        table.deferral = table.deferral or Deferral(table)
+        table.deferral.wanted_by.add(id(self))
+        self._is_on = True
+
+    def give_up(self) -> None:
+        """Batches are plain tensors from the next on, unless another model wants them lazy."""
+        self._has_given_up = True
+        self._is_on = False
+        if self._provenance.deferral is not None:
+            self._provenance.deferral.wanted_by.discard(id(self))

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor of a batch, or one that follows from it and is computed when its values are asked for.
+
+What a program does to a batch before it calls its model (`images.float() / 255`) could run in a
+worker like the model's own first operators, if it had not been run already by the time the model is
+called. So while a program does that, the loader gives out tensors of this class. The batch's own
+have their memory, and every reader of memory finds it there. What pure operators make of them is
+noted instead of run; its values are computed as soon as anything looks at them, and not at all if
+nothing ever does.
+
+Dynamo sees a wrapper around a meta tensor, which has no values that it could read by mistake. What
+`penstock.tracking.deferral` says may wait, waits; all else runs at once, on the values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeVar
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.dlpack import from_dlpack
+
+from penstock.graph.operator_twins import functional_twin
+from penstock.tracking.lazy_value import LazyValue
+from penstock.tracking.running_models import is_model_running
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def _untraced(function: F) -> F:
+    """Keeps Dynamo from looking into a function, which would put what it does into the graph."""
+    disabled: F = torch._dynamo.disable(function)
+    return disabled
+
+
+class LazyTensor(torch.Tensor):
+    """See the module's text. `isinstance(x, torch.Tensor)` holds; `type(x) is torch.Tensor` does
+    not."""
+
+    _value: LazyValue | None  # None while Dynamo traces
+    _meta: torch.Tensor
+    _stand_in: torch.Tensor | None  # for the values, while something traces
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def of(value: LazyValue) -> LazyTensor:
+        """One more tensor with that value."""
+        if isinstance(value.source, int):
+            # It has its own memory and shares the version counter, so writes are seen.
+            assert value.tensor is not None
+            tensor = torch.Tensor._make_subclass(LazyTensor, value.tensor)
+        else:
+            tensor = _wrapper(value.meta)
+        tensor._value, tensor._meta, tensor._stand_in = value, value.meta, None
+        return tensor
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Torch's protocol for wrappers. Who compiles something else than the offloaded model is
+        given the values."""
+        if self._value is None:
+            return ["_meta" if self._stand_in is not self._meta else "_materialised"], None
+        return ["_meta" if is_model_running() else "_materialised"], None
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any
+    ) -> LazyTensor:
+        (kind, meta), *_ = inner.items()
+        tensor = _wrapper(meta, size, stride)
+        tensor._value, tensor._meta = None, meta
+        tensor._stand_in = None if kind == "_meta" else meta
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    @property
+    def _materialised(self) -> torch.Tensor:
+        """The values, for a compiler that is not ours, whose code may write to them."""
+        with unset_fake_temporarily():
+            values = self._escaped()
+            if self._value is None or not isinstance(self._value.source, int):
+                return values
+            # The same memory by way of another storage: fake tensors know storages by identity, and
+            # refuse one that is around a wrapper and inside of it.
+            seen: torch.Tensor = from_dlpack(values)
+            return seen
+
+    # What reads values without the dispatcher. Dynamo must not look into any of it.
+
+    @_untraced
+    def numpy(self, *, force: bool = False) -> Any:
+        return self._escaped().numpy(force=force)
+
+    @_untraced
+    def tolist(self) -> Any:
+        return plain(self).tolist()
+
+    @_untraced
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._escaped().__array__(*args, **kwargs)
+
+    @_untraced
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._escaped().__dlpack__(**kwargs)
+
+    @_untraced
+    def data_ptr(self) -> int:
+        return self._escaped().data_ptr()
+
+    @_untraced
+    def untyped_storage(self) -> torch.UntypedStorage:
+        if self._value is None or is_model_running() or TracingContext.try_get() is not None:
+            return super().untyped_storage()
+        return self._escaped().untyped_storage()
+
+    @_untraced
+    def share_memory_(self) -> LazyTensor:
+        self._escaped().share_memory_()
+        return self
+
+    @_untraced
+    def is_shared(self) -> bool:
+        return bool(plain(self).is_shared())
+
+    @_untraced
+    def apply_(self, function: Callable[..., Any]) -> LazyTensor:
+        self._escaped().apply_(function)
+        return self
+
+    @_untraced
+    def map_(self, other: torch.Tensor, function: Callable[..., Any]) -> LazyTensor:
+        self._escaped().map_(_values_of(other), function)
+        return self
+
+    @_untraced
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data" and getattr(self, "_value", None) is not None:
+            assert self._value is not None
+            self._value = self._value.replaced(_values_of(value).detach())
+        super().__setattr__(name, value)
+
+    @_untraced
+    def __format__(self, specification: str) -> str:
+        return format(plain(self), specification)
+
+    @_untraced
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        return repr(plain(self))
+
+    @_untraced
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies are plain tensors."""
+        return plain(self).__reduce_ex__(protocol)
+
+    @_untraced
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        copied: torch.Tensor = copy.deepcopy(plain(self), memo)
+        return copied
+
+    def _escaped(self) -> torch.Tensor:
+        """The values for somebody who may write to them unseen: nothing waits from now on."""
+        if self._value is not None:
+            self._value.table.end_waiting(self._value)
+        return plain(self)
+
+
+def plain(tensor: LazyTensor) -> torch.Tensor:
+    """An ordinary tensor with the values of `tensor`, in the same memory where that has some."""
+    if tensor._value is not None:
+        return tensor._value.materialise()
+    if tensor._stand_in is None:
+        meta = tensor._meta
+        if not isinstance(meta, FakeTensor):
+            raise RuntimeError(
+                "penstock: a tensor of a batch was taken apart for a compiler and put together "
+                "without its values; call penstock.detach(model) and report this"
+            )
+        with meta.fake_mode:
+            tensor._stand_in = torch.empty_strided(
+                meta.shape, meta.stride(), dtype=meta.dtype, device="cpu"
+            )
+    return tensor._stand_in
+
+
+def is_written(tensor: LazyTensor) -> bool:
+    """Whether something was written to `tensor`, so that it is not what it was noted to be."""
+    return tensor._value is not None and tensor._version != tensor._value.first_version
+
+
+def _wrapper(meta: torch.Tensor, size: Any = None, stride: Any = None) -> LazyTensor:
+    tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+        LazyTensor,
+        meta.shape if size is None else size,
+        strides=meta.stride() if stride is None else stride,
+        dtype=meta.dtype,
+        device=torch.device("cpu"),
+    )
+    return tensor
+
+
+def _values_of(argument: Any) -> Any:
+    return plain(argument) if isinstance(argument, LazyTensor) else argument
+
+
+@_untraced
+def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+    lazies = [item for item in tree_leaves((args, kwargs)) if isinstance(item, LazyTensor)]
+    values = [item._value for item in lazies if item._value is not None]
+    if func._schema.is_mutable:
+        if len(values) == len(lazies) and _write_later(func, args, kwargs):
+            return args[0]
+        # What is still to be computed is computed before.
+        for value in values:
+            value.table.note_write(value)
+        return _write(func, args, kwargs)
+    if len(values) == len(lazies) and not any(is_written(item) for item in lazies):
+        if func in _SAME_TENSOR:
+            values[0].is_shared = True
+            return LazyTensor.of(values[0])
+        waiting = values[0].table.defer(func, args, kwargs)
+        if waiting is not None:
+            return waiting
+    if any(result.alias_info is not None for result in func._schema.returns):
+        # An ordinary tensor on the same memory: writes to it are not seen here.
+        for value in values:
+            value.table.end_waiting(value)
+    return func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
+
+
+def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
+    """Lets a write wait: to a tensor of which nobody has the values yet, nor a view, it is the
+    same as another value. What was made of the former one keeps that."""
+    target = args[0] if args else None
+    if not isinstance(target, LazyTensor) or is_written(target):
+        return False
+    former = target._value
+    if former is None or former.is_shared or former.tensor is not None:
+        return False
+    twin = functional_twin(func) if torch.Tag.inplace_view not in func.tags else None
+    waiting = former.table.defer(twin, args, kwargs) if twin is not None else None
+    if not isinstance(waiting, LazyTensor):
+        return False
+    value = waiting._value
+    assert value is not None
+    if (value.meta.dtype, value.meta.shape, value.meta.stride()) != (
+        former.meta.dtype,
+        former.meta.shape,
+        former.meta.stride(),
+    ):
+        return False  # the values would be converted, or it is an error
+    value.first_version = target._version + 1  # autograd counts the write when this returns
+    target._value = value
+    return True
+
+
+def _write(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs an operator that writes, and returns the tensors that it says it does."""
+    if torch.Tag.inplace_view in func.tags and isinstance(args[0], LazyTensor):
+        # Others may look at the same memory as before.
+        if args[0]._value is not None:
+            args[0]._value = args[0]._value.replaced(args[0]._value.materialise().detach())
+        func(plain(args[0]), *args[1:], **kwargs)
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
+        return args[0]
+    made = func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
+    schema = func._schema
+    written = {
+        frozenset(argument.alias_info.before_set): kwargs.get(argument.name)
+        if place >= len(args)
+        else args[place]
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    if len(schema.returns) != 1:
+        return made
+    alias = schema.returns[0].alias_info
+    if alias is None or not alias.is_write:
+        return made
+    return written.get(frozenset(alias.before_set), made)
+
+
+def _pickle(tensor: LazyTensor) -> Any:
+    return reduce_tensor(plain(tensor))
+
+
+ForkingPickler.register(LazyTensor, _pickle)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a lazy tensor, or how to come by them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.weak import TensorWeakRef
+
+from penstock.graph.expression import Expression
+from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+
+
+class LazyTable(Protocol):
+    """Decides for the lazy values of one loader: `penstock.tracking.deferral.Deferral`."""
+
+    provenance: ProvenanceTable
+
+    def knows(self, leaf: torch.Tensor) -> bool: ...
+
+    def forget(self, tensor: torch.Tensor) -> None: ...
+
+    def record_result(self, result: torch.Tensor, provenance: Provenance) -> None: ...
+
+    def end_waiting(self, value: LazyValue) -> None: ...
+
+    def note_write(self, value: LazyValue) -> None: ...
+
+    def defer(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+
+# A thread that fetches batches computes what waits of old ones, while another may be reading them.
+# Operators run under it, which take no other lock of ours.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class LazyValue:
+    """What the tensors of one object in the program share: its values, or how to come by them.
+    Thread-safe."""
+
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_of",
+        "first_version",
+        "handle",
+        "inputs",
+        "is_shared",
+        "meta",
+        "source",
+        "table",
+        "tensor",
+    )
+
+    def __init__(
+        self,
+        table: LazyTable,
+        handle: BatchHandle,
+        meta: torch.Tensor,
+        source: int | Expression,
+        inputs: Sequence[LazyValue | torch.Tensor] = (),
+        *,
+        tensor: torch.Tensor | None = None,
+        call: tuple[Callable[..., Any], Any, Any, int | None] | None = None,
+        is_shared: bool = True,
+    ) -> None:
+        self.table = table
+        self.handle: BatchHandle | None = handle  # as long as it is needed
+        self._of = weakref.ref(handle)
+        self.meta = meta
+        self.source = source
+        self.inputs = tuple(inputs)  # of the expression: leaves and constants
+        self.tensor = tensor
+        self.first_version = 0 if tensor is None else tensor._version
+        self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
+        self._call = call  # operator, arguments, keyword arguments, which of its results
+        with _lock:
+            handle.lazy_values.add(self)
+
+    def materialise(self) -> torch.Tensor:
+        """The values, computed now if they have not been."""
+        if self.tensor is None:
+            with _lock:
+                return self._compute()
+        return self.tensor
+
+    def _compute(self) -> torch.Tensor:
+        if self.tensor is None:
+            assert self._call is not None and self.handle is not None
+            operator, args, kwargs, place = self._call
+            with as_noted():
+                made = operator(*tree_map(_computed, args), **tree_map(_computed, kwargs))
+            self.tensor = made if place is None else made[place]
+            inputs = tuple(
+                TensorWeakRef(item.materialise()) if isinstance(item, LazyValue) else item
+                for item in self.inputs
+            )
+            # From here on it is like the result of a captured graph.
+            self.table.record_result(
+                self.tensor, Provenance(self.handle, self.source, self.tensor._version, inputs)
+            )
+            self.handle = self._call = None
+            self.inputs = ()
+        return self.tensor
+
+    @property
+    def batch(self) -> BatchHandle | None:
+        """The batch that it is of, while anything refers to that."""
+        return self._of()
+
+    def replaced(self, tensor: torch.Tensor) -> LazyValue:
+        """Other values, of which it is not known what they follow from."""
+        batch = self.batch or BatchHandle(0)
+        value = LazyValue(self.table, batch, self.meta, self.source, tensor=tensor)
+        value.handle = None
+        value.first_version = -1  # which none has, so that it counts as written
+        return value
+
+    def provenance(self) -> Provenance | None:
+        """What it follows from, if it is still to be computed and the batch is as it came."""
+        with _lock:
+            return None if self.handle is None else self._provenance(self.handle)
+
+    def _provenance(self, handle: BatchHandle) -> Provenance | None:
+        if isinstance(self.source, int):
+            return None
+        inputs: list[Any] = []
+        for item in self.inputs:
+            if isinstance(item, LazyValue):
+                leaf = item.materialise()
+                if not self.table.knows(leaf):
+                    return None
+                inputs.append(leaf)
+            else:
+                inputs.append(item)
+        return Provenance(handle, self.source, 0, tuple(inputs))
+
+
+def values_of(batch: BatchHandle) -> list[LazyValue]:
+    """The values that were made of a batch and are alive."""
+    with _lock:
+        return [value for value in batch.lazy_values if isinstance(value, LazyValue)]
+
+
+def compute_waiting(batch: BatchHandle) -> None:
+    """Computes what waits of a batch."""
+    for value in values_of(batch):
+        value.materialise()
+
+
+@contextlib.contextmanager
+def as_noted() -> Iterator[None]:
+    """Operators that were noted have been through autograd and autocast."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def _computed(argument: Any) -> Any:
+    return argument.materialise() if isinstance(argument, LazyValue) else argument

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How samples become batches: torch's own fetchers as they are, or seeded batch by batch."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from penstock.errors import UnsupportedError
+from penstock.stream.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
+from penstock.stream.progress import Progress
+from penstock.stream.sample_generators import WithGenerators, accepts_generator
+from penstock.stream.shard_state import (
+    ShardStarts,
+    continue_iteration,
+    is_stateful,
+    load_dataset_state,
+    shard_state,
+)
+from penstock.worker.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSpec:
+    """How samples become a batch, in torch's words. Picklable when its parts are."""
+
+    dataset_kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    fetch_threads: int
+
+    @staticmethod
+    def of(iterator: _BaseDataLoaderIter, fetch_threads: int) -> FetchSpec:
+        return FetchSpec(
+            iterator._dataset_kind,
+            iterator._dataset,
+            iterator._auto_collation,
+            iterator._collate_fn,
+            iterator._drop_last,
+            fetch_threads,
+        )
+
+    def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
+        """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;
+        begins to iterate an iterable dataset.
+        """
+        if pool is not None:
+            return ThreadedMapFetcher(
+                dataset, self.auto_collation, self.collate_fn, self.drop_last, pool
+            )
+        return _DatasetKind.create_fetcher(
+            self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
+        )
+
+
+class Fetcher(Protocol):
+    """What a worker makes the batches of one epoch with.
+
+    Raises StopIteration at the end of a shard, and what the dataset and its collate_fn raise.
+    ``threads_drew`` becomes True when samples that were fetched on several threads drew numbers
+    from generators that should make them reproducible and cannot.
+    """
+
+    threads_drew: bool
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
+
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        """What a shard is resumed with after its last batch, if anything of it has a state."""
+        ...
+
+
+class TorchFetcher:
+    """Torch's fetcher as it is.
+
+    A shard of ``starts`` goes on where it was left. ``before_dropped`` is called before each batch
+    that is made for nothing then.
+    """
+
+    threads_drew = False
+
+    def __init__(
+        self,
+        spec: FetchSpec,
+        pool: FetchPool | None,
+        starts: ShardStarts,
+        before_dropped: Callable[[], None],
+    ) -> None:
+        self._dataset = spec.dataset
+        self._starts = dict(starts) if spec.dataset_kind == _DatasetKind.Iterable else {}
+        self._before_dropped = before_dropped
+        for start in self._starts.values():
+            load_dataset_state(self._dataset, start)
+        self._fetcher = spec.make_fetcher(self._dataset, pool)
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        start = self._starts.pop(shard_id, None)
+        if start is not None:
+            continue_iteration(self._fetcher, start, indices, lambda place: self._before_dropped())
+        return self._fetcher.fetch(indices)
+
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        return shard_state(self._fetcher, self._dataset)
+
+
+class SeededFetcher:
+    """Batches whose random numbers follow from their place in the epoch alone.
+
+    An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
+    ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
+    own ``get_worker_info()``. ``starts`` and ``before_dropped`` are as for :class:`TorchFetcher`.
+    """
+
+    def __init__(
+        self,
+        spec: FetchSpec,
+        pool: FetchPool | None,
+        datasets: Mapping[int, Any],
+        shard_count: int,
+        seeds: EpochSeeds,
+        starts: ShardStarts,
+        before_dropped: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._starts = starts
+        self._before_dropped = before_dropped
+        self._datasets = datasets
+        self._shard_count = shard_count
+        self._seeds = seeds
+        self._fetchers: dict[int, Any] = {}
+        self._places: Counter[int] = Counter()
+        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._with_generators: WithGenerators | None = None
+        self._has_threads = pool is not None
+        self.threads_drew = False  # from the global generators, so not reproducibly
+        if self._is_map:
+            dataset = spec.dataset
+            if accepts_generator(dataset):
+                dataset = self._with_generators = WithGenerators(dataset, seeds)
+            if self._has_threads:
+                spec = replace(spec, collate_fn=self._collate_after_threads)
+            self._fetcher = spec.make_fetcher(dataset, pool)
+
+    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+        if self._is_map:
+            return self._fetch_by_index(indices, sequence)
+        if isinstance(self._datasets[shard_id], UnsupportedError):
+            raise self._datasets[shard_id]
+        before = torch_worker._worker_info
+        if self._shard_count > 1 or before is not None:
+            torch_worker._worker_info = torch_worker.WorkerInfo(
+                id=shard_id,
+                num_workers=self._shard_count,
+                seed=self._seeds.base_seed + shard_id,
+                dataset=self._datasets[shard_id],
+            )
+        try:
+            return self._fetch_of_shard(indices, shard_id)
+        finally:
+            torch_worker._worker_info = before
+
+    def _fetch_by_index(self, indices: Any, sequence: int) -> Any:
+        self._sequence = sequence
+        self.threads_drew = False
+        self._seeds.seed_generators(sequence)
+        if self._has_threads:
+            self._seeded_states = generator_states()
+        if self._with_generators is not None:
+            is_batch = self._spec.auto_collation
+            indices = self._with_generators.placed(indices, sequence, is_batch)
+        return self._fetcher.fetch(indices)
+
+    def _collate_after_threads(self, samples: Any) -> Any:
+        """collate_fn, whose own draws are as reproducible as without threads."""
+        if have_moved(self._seeded_states):
+            self.threads_drew = True
+            self._seeds.seed_generators(self._sequence)
+        return self._spec.collate_fn(samples)
+
+    def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
+        if shard_id not in self._fetchers:
+            self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
+        self._places[shard_id] += 1
+        self._seeds.seed_generators(shard_id, self._places[shard_id])
+        return self._fetchers[shard_id].fetch(indices)
+
+    def _make_fetcher(self, shard_id: int, indices: Any) -> Any:
+        self._seeds.seed_generators(shard_id, 0)
+        start = self._starts.get(shard_id)
+        load_dataset_state(self._datasets[shard_id], start)
+        fetcher = self._spec.make_fetcher(self._datasets[shard_id], None)
+        if start is None:
+            return fetcher
+
+        def before_batch(place: int) -> None:
+            self._before_dropped()
+            self._seeds.seed_generators(shard_id, place)
+
+        continue_iteration(fetcher, start, indices, before_batch)
+        self._places[shard_id] = start.batch_count
+        return fetcher
+
+    def forget(self, shard_id: int) -> None:
+        """Has a shard begin again, with the dataset and the start that it then has."""
+        self._fetchers.pop(shard_id, None)
+        self._places.pop(shard_id, None)
+
+    def state(self, shard_id: int) -> dict[str, Any] | None:
+        if self._is_map:
+            return shard_state(self._fetcher, self._spec.dataset)
+        if shard_id not in self._fetchers:
+            return None
+        return shard_state(self._fetchers[shard_id], self._datasets[shard_id])
+
+
+def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]:
+    """A dataset for each shard that a process serves: to the first the dataset itself, to the
+    others copies, as workers of their own would have them.
+
+    A copy that cannot be made is represented by the UnsupportedError to raise for its batches.
+    """
+    datasets: dict[int, Any] = {}
+    if spec.dataset_kind == _DatasetKind.Map:
+        return datasets
+    for shard_id in shards:
+        datasets[shard_id] = copy_for_shard(spec, shard_id) if datasets else spec.dataset
+    return datasets
+
+
+def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
+    """A copy of the dataset for one shard, or the UnsupportedError to raise for its batches."""
+    try:
+        return copy.deepcopy(spec.dataset)
+    except Exception as error:
+        return UnsupportedError(
+            f"shard {shard_id} needs a copy of the {type(spec.dataset).__name__} of its own, "
+            f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
+            f"copyable, or use as many workers as shards"
+        )
+
+
+class InProcessFetcher:
+    """Batches seeded one by one, made in the trainer's process, which sees nothing of the seeds.
+
+    In the place of torch's fetcher: shards take turns in :meth:`fetch`, as the workers' batches do.
+    """
+
+    def __init__(
+        self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds, progress: Progress
+    ) -> None:
+        datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
+        pool = make_pool(spec.fetch_threads)
+        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._fetcher = SeededFetcher(
+            spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
+        )
+        self._shard_count = shard_count
+        self._turns = deque(range(shard_count))
+        self._turns.rotate(-progress.first_shard_id)
+        self._sequence = progress.answered_count - 1
+        self.shard_id = 0  # of the last batch
+
+    @property
+    def threads_drew(self) -> bool:
+        return self._fetcher.threads_drew
+
+    def fetch(self, indices: Any) -> Any:
+        self._sequence += 1
+        with GeneratorsKept():
+            if self._is_map:
+                return self._fetcher.fetch(indices, self._sequence, 0)
+            while self._turns:
+                shard_id = self.shard_id = self._turns.popleft()
+                try:
+                    batch = self._fetcher.fetch(indices, self._sequence, shard_id)
+                except StopIteration:
+                    continue
+                except BaseException:
+                    self._turns.append(shard_id)
+                    raise
+                self._turns.append(shard_id)
+                return batch
+        raise StopIteration
+
+    def states(self) -> list[dict[str, Any] | None]:
+        """Those of all shards, as they are now."""
+        return [self._state(shard_id) for shard_id in range(self._shard_count)]
+
+    def _state(self, shard_id: int) -> dict[str, Any] | None:
+        state = self._fetcher.state(shard_id)
+        dataset: Any = self._datasets.get(shard_id)
+        if state is None and is_stateful(dataset):
+            return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
+        return state

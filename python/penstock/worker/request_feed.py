@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of a worker in the order in which it carries them out.
+
+While an epoch comes to its end the trainer may ask for batches of the next one, which will perhaps
+never begin. They are made at once where nobody can tell, that is where the dataset is as it was
+when the epoch began and the random numbers can be taken back; else they wait for their epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from penstock import _C
+from penstock.stream.batch_seeds import generator_states, put_back
+
+_IDLE_S = (
+    3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
+)
+
+
+class RequestFeed:
+    """Gives out fetches, epochs and early epochs; an early epoch is to be treated as an epoch.
+
+    ``rows`` are those of a plain TensorDataset, whose fetches are carried out natively on the way.
+    ``state_of_dataset`` is called when an epoch begins and ends, None where no epoch begins early;
+    what it returns is None when the state cannot be told. Raises ClosedError when the trainer has
+    hung up.
+    """
+
+    def __init__(
+        self,
+        server: _C.WorkerServer,
+        rows: list[torch.Tensor] | None,
+        state_of_dataset: Callable[[], Any] | None,
+    ) -> None:
+        self._server = server
+        self._rows = rows
+        self._state_of_dataset = state_of_dataset
+        self._state_at_begin = state_of_dataset() if state_of_dataset is not None else None
+        self._received: deque[_C.WorkerRequest] = deque()
+        self._early_epoch: int | None = None  # while its fetches are carried out before it begins
+        self._generators: tuple[Any, ...] = ()  # as they were before
+
+    def next(self) -> _C.WorkerRequest:
+        while True:
+            if self._early_epoch is not None and self._rows is None:
+                self._look_for_epoch()
+            request = self._received.popleft() if self._received else self._receive()
+            if request.is_early_epoch:
+                return self._begin_early(request)
+            if not request.is_epoch:
+                return request
+            if self._early_epoch is None:
+                if self._state_of_dataset is not None:
+                    self._state_at_begin = self._state_of_dataset()
+                return request
+            early_epoch, self._early_epoch = self._early_epoch, None
+            if request.epoch != early_epoch:
+                put_back(self._generators)
+                return request
+
+    def _receive(self) -> _C.WorkerRequest:
+        while True:
+            request = (
+                self._server.next(_IDLE_S)
+                if self._rows is None
+                else self._server.serve_rows(self._rows)
+            )
+            if request is not None:
+                return request
+
+    def _look_for_epoch(self) -> None:
+        """Takes in what has come, up to an epoch: the early one, which is now one like any other,
+        or another, before which fetches are not carried out that are dropped anyway.
+        """
+        while (request := self._server.next(0.0)) is not None:
+            if request.is_epoch and request.epoch == self._early_epoch:
+                self._early_epoch = None
+                return
+            if request.is_epoch:
+                self._received.clear()
+            self._received.append(request)
+            if request.is_epoch:
+                return
+
+    def _begin_early(self, request: _C.WorkerRequest) -> _C.WorkerRequest:
+        state = self._state_of_dataset() if self._state_of_dataset is not None else None
+        if state is not None and state == self._state_at_begin:
+            self._early_epoch = request.epoch
+            self._generators = generator_states()
+            return request
+        self._state_at_begin = state
+        return self._wait_for_epoch(request.epoch)
+
+    def _wait_for_epoch(self, early_epoch: int) -> _C.WorkerRequest:
+        held = []
+        while True:
+            request = self._server.next(_IDLE_S)
+            if request is None:
+                continue
+            if not request.is_epoch:
+                held.append(request)
+                continue
+            if request.epoch == early_epoch:
+                self._received.extend(held)
+            return request

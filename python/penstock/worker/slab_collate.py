@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has torch's collate functions write a worker's batches where they leave from: into the slab."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from penstock.stream.table_rows import is_collate_map_untouched
+from penstock.worker.fetching import FetchSpec
+
+
+class SlabServer(Protocol):
+    """What a worker's native server has of the slab of the batch being made."""
+
+    def collate(self, samples: list[Any], default_collate: Any) -> Any: ...
+
+    def new_bytes(self, bytes: int) -> torch.Tensor | None: ...
+
+
+def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
+    """The same with the native default_collate in the place of torch's."""
+    if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
+        return replace(fetch, collate_fn=_SlabCollate(server))
+    return fetch
+
+
+class _SlabCollate:
+    """default_collate into the slab;
+    torch's own as soon as the user has changed torch's registry.
+    """
+
+    draws_nothing = True
+
+    def __init__(self, server: SlabServer) -> None:
+        self._server = server
+
+    def __call__(self, samples: Any) -> Any:
+        if type(samples) is not list or not is_collate_map_untouched():
+            return torch_collate.default_collate(samples)
+        return self._server.collate(samples, torch_collate.default_collate)
+
+
+def lend_slabs_to_torch(server: SlabServer) -> None:
+    """Makes torch's collate functions write into the slab.
+
+    Inside a worker, torch's default_collate asks for a fresh shared storage for each tensor, whose
+    pages the kernel must first clear: most of the cost of a large batch. Here the storage lies in
+    the slab of the batch being made, so a collate_fn that calls default_collate gains what the
+    plain one does. Other uses of shared storages are untouched.
+    """
+    owner_pid = os.getpid()
+    new_shared = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
+            block = server.new_bytes(size)
+            if block is not None:
+                return block.untyped_storage()
+        return new_shared(size, device=device)  # type: ignore[no-untyped-call]
+
+    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[method-assign, assignment]

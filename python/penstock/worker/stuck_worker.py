@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells where a worker is that does not answer.
+
+Every worker has faulthandler write the Python stacks of its threads to a file in memory when it is
+sent a signal, which works while native code holds the interpreter lock too. The trainer sends it
+when its patience ends, and reads the file through /proc.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+
+_SIGNAL = signal.SIGRTMIN + 11
+_FILE_NAME = "penstock-stack"
+_OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_DUMP_SECONDS_MAX = 1.0
+_LINES_MAX = 40
+SAMPLES_SHOWN_MAX = 200  # characters
+_STATES = {
+    "T": "it is stopped by a signal",
+    "D": "it waits inside of the kernel, as for a disk or a network file system that is silent",
+    "Z": "it is dead",
+}
+
+
+def offer_stack() -> None:
+    """Called once in a worker: from now on the trainer can ask where it is."""
+    # The file must outlive the call; faulthandler keeps its number and not the file.
+    faulthandler.register(_SIGNAL, os.memfd_create(_FILE_NAME), all_threads=True)
+
+
+def spoken_debt(worker_id: int, pid: int | None, sequence: int, samples: str) -> str:
+    """Which batch a worker owes, of which samples where they have indices, and where it is. Waits
+    as `where_it_is` does."""
+    shown = samples if len(samples) <= SAMPLES_SHOWN_MAX else samples[:SAMPLES_SHOWN_MAX] + "..."
+    what = f"batch {sequence}, samples {shown}" if shown else f"batch {sequence}"
+    return f"Worker {worker_id} (pid {pid}) owes {what}; {where_it_is(pid)}".rstrip()
+
+
+def where_it_is(pid: int | None) -> str:
+    """The stacks of a worker, most recent call first, or why there are none; ends with a newline.
+
+    Waits up to a second for them.
+    """
+    if pid is None:
+        return "where it is cannot be told: it has no process id\n"
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state in _STATES:
+            return _STATES[state] + "\n"
+        file = _stack_file(pid)
+        if file is None or not _handles_signal(pid):
+            return "it has not begun to serve yet, and is still starting or reading its dataset\n"
+        return "where it is, most recent call first:\n" + _ask(pid, file)
+    except OSError as error:
+        return f"where it is cannot be told: {error}\n"
+
+
+def _ask(pid: int, file: Path) -> str:
+    begin = size = file.stat().st_size
+    deadline = time.monotonic() + _DUMP_SECONDS_MAX
+    os.kill(pid, _SIGNAL)
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        grown = file.stat().st_size
+        if grown > begin and grown == size:
+            break
+        size = grown
+    with file.open("rb") as stream:
+        stream.seek(begin)
+        lines = _without_own_frames(stream.read().decode(errors="replace").splitlines())
+    if not lines:
+        return "  (it has not said so within a second)\n"
+    if len(lines) > _LINES_MAX:
+        lines[_LINES_MAX:] = [f"({len(lines) - _LINES_MAX} more lines)"]
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _without_own_frames(lines: list[str]) -> list[str]:
+    """The stacks down to where penstock called the dataset."""
+    kept = []
+    is_ours = False
+    for line in lines:
+        is_ours = not line.lstrip().startswith(("Thread ", "Current thread ")) and (
+            is_ours or f'File "{_OWN_FOLDER}' in line
+        )
+        if not is_ours:
+            kept.append(line)
+    return kept
+
+
+def _stack_file(pid: int) -> Path | None:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if _FILE_NAME in os.readlink(entry):
+                return entry
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _handles_signal(pid: int) -> bool:
+    """Without a handler the signal would end the process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
+    return False

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a local worker process runs: torch's worker loop with penstock's transport under it.
+
+Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. What
+differs is where requests come from, and that the batch is built in shared memory that the trainer
+maps once.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock import _C
+from penstock.errors import ClosedError
+from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.shard_state import ShardStarts, load_dataset_state
+from penstock.stream.table_rows import plain_rows
+from penstock.worker.batch_pickle import dumps
+from penstock.worker.fetching import (
+    Fetcher,
+    FetchSpec,
+    SeededFetcher,
+    TorchFetcher,
+    datasets_of_shards,
+)
+from penstock.worker.fingerprint import fingerprint
+from penstock.worker.held_interrupt import release_in_child
+from penstock.worker.pickled_once import PickledOnce
+from penstock.worker.request_feed import RequestFeed
+from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
+from penstock.worker.start_turns import StartTurn
+from penstock.worker.stuck_worker import offer_stack
+from penstock.worker.threaded_fetch import FetchPool, make_pool
+
+_CONNECT_TIMEOUT_S = (
+    300.0  # the trainer starts its client when its last worker is started, which spawn makes slow
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker needs beside torch's own arguments. Picklable."""
+
+    endpoint: str
+    prefetch_factor: int
+    arena_bytes: int
+    parent_pid: int  # the trainer's, or 0 where a fork server is the parent
+    shard_count: int
+    is_seeded_by_batch: bool
+    starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
+    may_begin_early: bool  # whether the next epoch may be asked for before it begins
+
+
+def worker_loop(
+    turn: StartTurn,
+    parts: PickledOnce,
+    base_seed: int,
+    worker_id: int,
+    num_workers: int,
+) -> None:
+    """Serves one trainer until it hangs up or dies.
+
+    ``parts`` are what all workers get: a FetchSpec, the worker_init_fn, and a WorkerSpec.
+    """
+    try:
+        try:
+            release_in_child()
+            fetch, init_fn, spec = parts.value
+            del turn, parts
+            _work(fetch, init_fn, spec, base_seed, worker_id, num_workers)
+        finally:
+            # An interrupt that is pending is raised here, where it is caught, and a later one
+            # nowhere: this process ends.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        pass  # the trainer raises it anyway
+
+
+def _work(
+    fetch: FetchSpec,
+    init_fn: Callable[[int], None] | None,
+    spec: WorkerSpec,
+    base_seed: int,
+    worker_id: int,
+    num_workers: int,
+) -> None:
+    _set_up_process(base_seed, worker_id)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
+    )
+    try:
+        server = _C.WorkerServer.connect(
+            endpoint=spec.endpoint,
+            worker_id=worker_id,
+            prefetch_factor=spec.prefetch_factor,
+            arena_bytes=spec.arena_bytes,
+            parent_pid=spec.parent_pid,
+            timeout_s=_CONNECT_TIMEOUT_S,
+        )
+    except ClosedError:
+        return  # the trainer went away while this process started
+    lend_slabs_to_torch(server)
+    shards = range(worker_id, spec.shard_count, num_workers)
+    pool = make_pool(fetch.fetch_threads)
+    try:
+        _serve(server, fetch, init_fn, pool, worker_id, shards, spec)
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _set_up_process(base_seed: int, worker_id: int) -> None:
+    # The collector would write to every container that the trainer had at the fork, and the system
+    # would copy its page. What is there now stays for as long as the worker does.
+    gc.freeze()
+    signal_handling._set_worker_signal_handlers()
+    torch.multiprocessing._set_thread_name("pt_data_worker")
+    offer_stack()
+    _C.tune_malloc()
+    torch.set_num_threads(1)
+    random.seed(base_seed + worker_id)
+    torch.manual_seed(base_seed + worker_id)
+    np.random.seed(torch_worker._generate_state(base_seed, worker_id))
+
+
+def _serve(
+    server: _C.WorkerServer,
+    fetch: FetchSpec,
+    init_fn: Callable[[int], None] | None,
+    pool: FetchPool | None,
+    worker_id: int,
+    shards: range,
+    spec: WorkerSpec,
+) -> None:
+    where = f"in DataLoader worker process {worker_id}"
+    init_error: ExceptionWrapper | None = None
+    into_slab = collating_into(server, fetch)
+    fetcher: Fetcher
+    datasets: dict[int, Any] = {}
+    starts = spec.starts
+    try:
+        if init_fn is not None:
+            init_fn(worker_id)
+        if fetch.dataset_kind == _DatasetKind.Map:
+            load_dataset_state(fetch.dataset, starts.get(worker_id))
+        if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
+            mine = {worker_id: starts[worker_id]} if worker_id in starts else {}
+            fetcher = TorchFetcher(into_slab, pool, mine, server.begin)
+    except Exception:
+        init_error = ExceptionWrapper(where=where)
+    rows = None
+    if init_error is None and fetch.auto_collation:
+        rows = plain_rows(fetch.dataset, fetch.collate_fn)
+    ended_shards: set[int] = set()
+    state = partial(fingerprint, fetch.dataset, fetch.collate_fn) if spec.may_begin_early else None
+    feed = RequestFeed(server, rows, state)
+    while True:
+        try:
+            request = feed.next()
+        except ClosedError:
+            return
+        if request.is_epoch or request.is_early_epoch:
+            ended_shards.clear()
+            if spec.is_seeded_by_batch:
+                seeds = EpochSeeds(*_indices_of(request))
+                datasets = datasets or datasets_of_shards(fetch, shards)
+                fetcher = SeededFetcher(
+                    into_slab, pool, datasets, spec.shard_count, seeds, starts, server.begin
+                )
+                starts = {}  # later epochs of persistent workers begin at their beginning
+            else:
+                fetcher = TorchFetcher(into_slab, pool, {}, server.begin)
+            continue
+        if request.shard_id in ended_shards:
+            continue
+        server.begin()
+        batch: Any
+        raises = threads_drew = False
+        state_after: bytes | None = None
+        if init_error is not None:
+            batch, init_error, raises = init_error, None, True
+        else:
+            try:
+                batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
+                threads_drew = fetcher.threads_drew
+            except Exception as error:
+                if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
+                    ended_shards.add(request.shard_id)
+                    _answer_end(server, request)
+                    continue
+                # The traceback must not be kept in a variable: it would keep this frame, and the
+                # batch, alive.
+                batch, raises = ExceptionWrapper(where=where), True
+            try:
+                state_after = _state_after(fetcher, request)
+            except Exception:
+                batch, raises = ExceptionWrapper(where=where), True
+        marks = AnswerMarks(raises, threads_drew, state_after)
+        try:
+            _answer(server, request, batch, marks, where)
+        except ClosedError:
+            return
+        del batch, request
+
+
+class AnswerMarks(NamedTuple):
+    """What is said of a batch beside its content."""
+
+    raises: bool
+    threads_drew: bool
+    state: bytes | None  # pickled: of the dataset and its iterator after the batch
+
+
+def _state_after(fetcher: Fetcher, request: _C.WorkerRequest) -> bytes | None:
+    state = fetcher.state(request.shard_id)
+    return None if state is None else pickle.dumps(state)
+
+
+def _indices_of(request: _C.WorkerRequest) -> Any:
+    indices = request.indices()
+    return pickle.loads(indices) if request.is_pickled else indices
+
+
+def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest) -> None:
+    try:
+        server.answer_end(request)
+    except ClosedError:
+        pass  # the next wait for a request ends the loop
+
+
+def _answer(
+    server: _C.WorkerServer,
+    request: _C.WorkerRequest,
+    batch: Any,
+    marks: AnswerMarks,
+    where: str,
+) -> None:
+    try:
+        server.answer(request, batch, marks.raises, marks.threads_drew, marks.state, dumps)
+    except ClosedError:
+        raise
+    except Exception as error:
+        if marks.raises:  # the user's exception type cannot be pickled; its text can
+            wrapper = ExceptionWrapper(
+                (RuntimeError, RuntimeError(batch.exc_msg), None), where=where
+            )
+            wrapper.exc_msg = batch.exc_msg
+        else:
+            wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
+        server.answer(request, wrapper, True, False, marks.state, dumps)
