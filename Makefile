@@ -14,7 +14,7 @@ help:
 	@echo
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
-	@echo "  make test-all   the same with the longest (tests/long_tests.py), and what torch's own loader does in them"
+	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"

@@ -8,12 +8,12 @@ failed=
 
 say "C++ tests"
 ctest --test-dir "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')" \
-  --output-on-failure || failed="$failed C++"
+  --output-on-failure --parallel "$(nproc)" || failed="$failed C++"
 say "Python tests"
-# Several at a time, since much of a test is waiting for processes to start; a file's tests stay together, in the order of
-# tests/conftest.py. The name of the temporary folder is short, as sockets in it have names of at most 107 bytes.
+# Several at a time, since much of a test is waiting for processes to start; one that has nothing left to do takes tests
+# of another. The name of the temporary folder is short, as sockets in it have names of at most 107 bytes.
 folder=$(mktemp -d /tmp/t.XXXXXX)
-.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$folder/b" "$@" || failed="$failed Python"
+.venv/bin/python -m pytest -n 3 --dist worksteal --durations=25 --basetemp="$folder/b" "$@" || failed="$failed Python"
 rm -rf "$folder"
 [ -z "$failed" ] || stop "make test: failed:$failed"
 say "all tests passed"

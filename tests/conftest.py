@@ -6,6 +6,7 @@ Also what the tests of the cut share.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import random
 import sys
@@ -13,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from long_tests import LEFT_TO_TEST_ALL, LONG_FILES
 
 SEED = pytest.StashKey[int]()
 
@@ -61,35 +61,53 @@ def one_thread_and_fresh_dynamo() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_to_test_all(config, items)
-    places = {file: place for place, file in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(_file_of(item), len(places)))
     _rerun_torchs_half(items)
     _skip_what_needs_a_gpu(items)
 
 
 def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that is named, by its id or with -k, is run in any case."""
+    """Leaves out what is marked `long`, and torch's half of each test.
+
+    A test that is named, by its id or with -k, is run in any case.
+    """
+    long = [item for item in items if _is_long(item)]
     is_named = config.option.keyword or any("::" in argument for argument in config.args)
-    if is_named:
+    if is_named or config.getoption("--long"):
         return
-    named = [item for item in items if any(_is_of(item, test_id) for test_id in LEFT_TO_TEST_ALL)]
-    files = {_file_of(item) for item in items}
-    for test_id in LEFT_TO_TEST_ALL:
-        is_here = any(_is_of(item, test_id) for item in named)
-        if not is_here and test_id.partition("::")[0] in files:
-            raise pytest.UsageError(f"tests/long_tests.py names what is no test: {test_id}")
-    if not config.getoption("--long"):
-        gone = {*named, *(item for item in items if _is_torchs_half(item))}
-        config.hook.pytest_deselected(items=list(gone))
-        items[:] = [item for item in items if item not in gone]
+    _check_cases(items, long)
+    gone = {*long, *(item for item in items if _is_torchs_half(item))}
+    config.hook.pytest_deselected(items=list(gone))
+    items[:] = [item for item in items if item not in gone]
 
 
-def _is_of(item: pytest.Item, test_id: str) -> bool:
-    return item.nodeid == test_id or item.nodeid.startswith(f"{test_id}[")
+def _is_long(item: pytest.Item) -> bool:
+    """Whether `@pytest.mark.long` stands at the test, for all of its cases or for this one's id.
+
+    In an id that is given, a star stands for any text.
+    """
+    marks = [*item.iter_markers("long")]
+    case = item.callspec.id if isinstance(item, pytest.Function) and _has_cases(item) else ""
+    return any(
+        not mark.args or any(fnmatch.fnmatchcase(case, _escaped(one)) for one in mark.args)
+        for mark in marks
+    )
 
 
-def _file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+def _check_cases(items: list[pytest.Item], long: list[pytest.Item]) -> None:
+    """An id that no case of its test has is a mistake."""
+    marked = {item.nodeid.partition("[")[0] for item in items if any(item.iter_markers("long"))}
+    found = {item.nodeid.partition("[")[0] for item in long}
+    if marked - found:
+        raise pytest.UsageError(f"marked long, with ids that no case has: {sorted(marked - found)}")
+
+
+def _escaped(case: str) -> str:
+    """An id as a pattern, in which brackets mean themselves."""
+    return case.replace("[", "[[]")
+
+
+def _has_cases(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec")
 
 
 def _rerun_torchs_half(items: list[pytest.Item]) -> None:

@@ -58,6 +58,7 @@ GRAPHS = """
 """
 
 
+@pytest.mark.long
 def test_a_library_imported_after_gives_torchs_batches_through_penstock(tmp_path: Path) -> None:
     runs = {}
     for name, command in (("torch", PYTHON), ("penstock", PENSTOCK_RUN)):

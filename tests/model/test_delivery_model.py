@@ -67,6 +67,11 @@ BOUNDS = {
 }
 
 
+@pytest.mark.long(
+    "a worker is cut off and a message lost",
+    "one crash and one silence",
+    "three batches, credit of two",
+)
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: str) -> None:
     found = search(tmp_path, BOUNDS[bounds])

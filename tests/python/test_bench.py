@@ -43,6 +43,22 @@ def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return pytest.importorskip("stream_equal")
 
 
+@pytest.mark.long(
+    "audio",
+    "first_batch/tiny",
+    "forkserver_start/tensor",
+    "large",
+    "memory/object_list",
+    "memory/shared_list",
+    "nested",
+    "next_epoch/tiny",
+    "object_store",
+    "one_batch/object_store",
+    "photographs",
+    "spawn_start/array",
+    "tabular",
+    "text",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def workloads(monkeypatch: pytest.MonkeyPatch, one_thread_and_fresh_dynamo: None
     return pytest.importorskip("cut_workloads")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> None:
     records = records_of(tmp_path / "cut.jsonl", "--only", "tabular")

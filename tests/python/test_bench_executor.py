@@ -18,6 +18,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
     lines = tmp_path / "executor.jsonl"

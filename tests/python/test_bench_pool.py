@@ -50,6 +50,7 @@ def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
     assert again.returncode == 0 and "| 2 |" in again.stdout
 
 
+@pytest.mark.long
 def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
     lines = tmp_path / "soak.jsonl"
     done = run_bench("pool_soak.py", "--quick", "--out", str(lines))
@@ -63,6 +64,7 @@ def test_soak_counts_after_each_epoch(tmp_path: Path) -> None:
     assert "| trainer | fds |" in done.stdout
 
 
+@pytest.mark.long
 def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
     lines = tmp_path / "transport.jsonl"
     done = run_bench(
@@ -75,6 +77,7 @@ def test_the_loader_is_measured_for_each_size(tmp_path: Path) -> None:
     assert "| 4MB | loader |" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not MICRO.exists(), reason="the C++ benchmarks are built by make test")
 def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
     lines = tmp_path / "transport.jsonl"
@@ -85,6 +88,7 @@ def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
     assert pairs >= {("zmq", "raw"), ("pool_sockets", "libsodium"), ("loader", "pool_sockets")}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_a_link_is_filled_or_the_reason_said(tmp_path: Path) -> None:
     lines = tmp_path / "link.jsonl"

@@ -111,6 +111,7 @@ def test_workers_use_what_was_compiled_and_training_is_the_same(
     assert "a prefix was compiled" in caplog.text
 
 
+@pytest.mark.long
 def test_other_bits_are_seen_before_they_are_used(caplog: pytest.LogCaptureFixture) -> None:
     loader = run_until_compiled(Summing, caplog, 10)
     assert "a prefix was compiled" in caplog.text
@@ -185,6 +186,7 @@ class Resizing(Normalising):
         return self.net(x.permute(0, 2, 3, 1)).mean((1, 2))
 
 
+@pytest.mark.long
 def test_what_cannot_be_compiled_apart_is_left_to_the_executor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -51,6 +51,7 @@ def quickstart(monkeypatch: pytest.MonkeyPatch) -> Quickstart:
     return call_main
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_path: Path) -> None:
     picture, figures = tmp_path / "three.png", tmp_path / "three.json"
@@ -143,6 +144,7 @@ def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: Modul
     assert shorter == "2 steps with torch, 1 with swapped"
 
 
+@pytest.mark.long("purchases-moved2", "spectrogram-moved1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moved"),

@@ -354,6 +354,7 @@ def test_what_a_program_does_before_it_calls_its_model_is_part_of_the_plan(
     assert operators(json.loads(out)) == moved
 
 
+@pytest.mark.long
 def test_a_raw_tensor_beside_a_converted_one_does_not_end_the_search(
     run: Run, write: Write
 ) -> None:
@@ -435,6 +436,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.long("before", "by_exit", "by_message", "in_a_model")
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_program_that_fails_ends_as_under_run(run: Run, write: Write, failure: str) -> None:
     write("train.py", NET, f'if __name__ == "__main__":\n    {FAILURES[failure]}\n')

@@ -25,6 +25,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.long
 def test_every_canary_is_found_and_nothing_else() -> None:
     done = fuzz(f"--runs={INPUT_COUNT}")
     assert done.returncode == 0, done.stdout + done.stderr

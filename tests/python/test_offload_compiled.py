@@ -67,6 +67,7 @@ def test_a_compiled_model_is_cut_and_trains_as_compiled(
     assert not warnings_of(caplog)
 
 
+@pytest.mark.long("dropout_on_input")
 @pytest.mark.parametrize("name", ["dropout_on_input", "log_mel"])
 def test_under_inductor_training_is_that_of_inductor(name: str) -> None:
     """Whether the cut is used is for the comparison to say: fused anew, kernels may round anew."""

@@ -81,6 +81,7 @@ SURROUNDINGS = """
 """
 
 
+@pytest.mark.long("./train.py", "code/train.py")
 @pytest.mark.parametrize("path", ["train.py", "./train.py", "code/train.py"])
 def test_a_file_sees_the_surroundings_that_python_gives(run: Run, write: Write, path: str) -> None:
     write(path, SURROUNDINGS)
@@ -97,6 +98,7 @@ def test_a_linked_file_imports_from_the_folder_it_lies_in(
     assert run(*PENSTOCK, "link.py") == run(*PYTHON, "link.py") == (0, "found\n", "")
 
 
+@pytest.mark.long("package")
 @pytest.mark.parametrize("name", ["package.train", "package"])
 def test_a_module_sees_the_surroundings_that_python_gives(
     run: Run, write: Write, name: str
@@ -180,6 +182,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.long("-m train")
 @pytest.mark.parametrize("form", ["train.py", "-m train"])
 def test_a_program_and_what_it_spawns_have_penstocks_loader(
     run: Run, write: Write, form: str
@@ -214,6 +217,7 @@ def test_a_wrong_call_says_what_is_wrong(call: Call, arguments: str, reason: str
     assert re.match(f"penstock: {reason}", error), error
 
 
+@pytest.mark.long("-m penstock run")
 @pytest.mark.parametrize("form", ["--no-python penstock run", "-m penstock run"])
 def test_torchrun_starts_programs_under_penstock(run: Run, write: Write, form: str) -> None:
     write(

@@ -154,6 +154,7 @@ def holding(make: Callable[[Any], Any]) -> Holds:
     return Holds(make(samples(20)))
 
 
+@pytest.mark.long("DataLoader0-forkserver", "DataLoader1-forkserver", "DataLoader1-spawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])

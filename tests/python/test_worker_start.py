@@ -113,6 +113,7 @@ def with_bound_methods(dataset: Everything, method: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long("forkserver")
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
     scenario = Scenario(
@@ -136,6 +137,7 @@ class CountsPickles(Computed):
         return self.pickle_count
 
 
+@pytest.mark.long("forkserver")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_is_pickled_once_for_all_workers(method: str) -> None:
     dataset = CountsPickles(3, number)
