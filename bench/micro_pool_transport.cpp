@@ -288,8 +288,8 @@ void BM_PoolZmq(benchmark::State& state) {
 }
 
 // The keys of a pool, alike in both processes.
-struct net::PoolKeys {
-  net::PoolKeys() {
+struct PoolKeys {
+  PoolKeys() {
     for (const net::Role role : net::kRoles) {
       pairs.push_back(net::KeyPair::generate());
       keys[static_cast<size_t>(role)] = pairs.back().public_key();
@@ -331,7 +331,7 @@ void serve_pool(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
 
 void BM_PoolSockets(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
-  net::PoolKeys keys;
+  PoolKeys keys;
   const net::KeyRing worker = keys.ring_of(net::Role::kWorker);
   const net::KeyRing trainer = keys.ring_of(net::Role::kTrainer);
   const Sender sender([&](int port_fd) { serve_pool(port_fd, batch_bytes, worker); });
