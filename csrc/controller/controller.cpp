@@ -92,7 +92,8 @@ void Controller::take(const transport::Peer& peer, const transport::ControlMessa
     if (!farewell->is_worker && role == Role::kTrainer) return roster_.trainer_left(farewell->id, now);
   }
   if (std::holds_alternative<transport::StatusRequest>(message) && role == Role::kOperator)
-    return send(peer.routing_id, transport::Status{status_json(roster_, endpoint().text(), now)});
+    return send(peer.routing_id,
+                transport::Status{status_json(roster_, endpoint().text(), now, transport::kControlTextBytesMax)});
   if (const auto* drain = std::get_if<transport::DrainRequest>(&message); drain != nullptr && role == Role::kOperator) {
     const bool is_known = roster_.drain(drain->worker_id, now);
     return send(peer.routing_id, transport::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON. Pure.
+// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON of a bounded size.
+// Workers and trainers that do not fit are left out and counted. Pure.
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
-//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "since_report_s": 0.1}],
+//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "unfit_for": ["…"],
+//               "since_report_s": 0.1}],
 //  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
 //                "queue": {"ready_batches": 1, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
-//                          "delivered_batches": 4}}]}
+//                          "delivered_batches": 4}}],
+//  "workers_left_out": 0, "trainers_left_out": 0}
 //
 // Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -20,6 +24,8 @@ namespace penstock::controller {
 
 std::string spoken_id(uint64_t id);
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now);
+// Has at most `bytes_max` bytes, which are to be 16 KiB or more.
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, cluster::Instant now,
+                        size_t bytes_max);
 
 }  // namespace penstock::controller
