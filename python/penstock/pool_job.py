@@ -35,6 +35,7 @@ from penstock.job_code import PackedCode, extract_code, put_in_front
 from penstock.job_pickle import pickle_into
 from penstock.job_versions import Versions, imports_of, installed_version, reason_to_refuse
 from penstock.unpicklable import find_unpicklable
+from penstock.worker_errors import place_of_process
 
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES_MAX = 1 << 20
@@ -259,6 +260,6 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
             f"give it more, or have the dataset read its data instead of holding it"
         )
     return (
-        f"this worker ({worker}) could not unpickle its dataset ({said}); files and devices that "
-        f"it names have to be there on every worker"
+        f"this worker ({place_of_process()}) could not unpickle its dataset ({said}); files and "
+        f"devices that it names have to be there on every worker"
     )
