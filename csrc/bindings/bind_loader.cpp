@@ -69,7 +69,8 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
     state = py::bytes(reinterpret_cast<const char*>(batch.state().data()), batch.state().size());
   if (const auto& remote = batch.remote_error()) {
     const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
-    const auto error = make_error(remote->type_name, remote->text, "in penstock worker " + remote->worker);
+    const std::string where = remote->worker.empty() ? "" : "in penstock worker " + remote->worker;
+    const auto error = make_error(remote->type_name, remote->text, where);
     return py::make_tuple(kind, error, py::bool_(false), event.shard_id, std::move(state));
   }
   py::object value;

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -140,7 +141,11 @@ void bind_pool(py::module_& module) {
           py::arg("places"))
       .def("lose_own_worker", &PoolClient::lose_own_worker, py::arg("worker_id"))
       .def_property_readonly("open_worker_count", &PoolClient::open_worker_count)
-      .def("describe_pool", &PoolClient::describe_pool);
+      .def("describe_pool", &PoolClient::describe_pool, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("controller_silence_s", [](const PoolClient& self) {
+        const auto silence = self.controller_silence();
+        return silence ? std::optional(std::chrono::duration<double>(*silence).count()) : std::nullopt;
+      });
 }
 
 }  // namespace penstock::bindings

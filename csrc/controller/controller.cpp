@@ -85,7 +85,8 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     if (!farewell->is_worker && role == Role::kTrainer) return roster_.trainer_left(farewell->id, now);
   }
   if (std::holds_alternative<wire::StatusRequest>(message) && role == Role::kOperator)
-    return send(peer.routing_id, wire::Status{status_json(roster_, endpoint().text(), now)});
+    return send(peer.routing_id,
+                wire::Status{status_json(roster_, endpoint().text(), now, wire::kControlTextBytesMax)});
   if (const auto* drain = std::get_if<wire::DrainRequest>(&message); drain != nullptr && role == Role::kOperator) {
     const bool is_known = roster_.drain(drain->worker_id, now);
     return send(peer.routing_id, wire::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});

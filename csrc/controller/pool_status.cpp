@@ -6,9 +6,15 @@
 #include <cstdio>
 #include <optional>
 #include <string_view>
+#include <vector>
+
+#include "base/assert.h"
 
 namespace penstock::controller {
 namespace {
+
+constexpr size_t kStatusBytesMin = 16 << 10;
+constexpr size_t kFrameBytes = 256;  // what stands around the two lists, their counts included
 
 // Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
 std::string quoted(std::string_view text) {
@@ -71,6 +77,26 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   return json + ", \"delivered_batches\": " + std::to_string(queue.delivered_batches) + "}}";
 }
 
+struct EntryList {
+  std::string json{};  // the entries alone
+  size_t left_out_count = 0;
+};
+
+// Leaves out what does not fit, and nothing that does: one large entry must not hide those behind it.
+template <typename Entry>
+EntryList list_of(const std::vector<Entry>& entries, std::string (*to_json)(const Entry&), size_t bytes_max) {
+  EntryList list;
+  for (const Entry& entry : entries) {
+    const std::string text = (list.json.empty() ? "" : ", ") + to_json(entry);
+    if (list.json.size() + text.size() > bytes_max) {
+      ++list.left_out_count;
+    } else {
+      list.json += text;
+    }
+  }
+  return list;
+}
+
 }  // namespace
 
 std::string spoken_id(uint64_t id) {
@@ -79,22 +105,18 @@ std::string spoken_id(uint64_t id) {
   return text.data();
 }
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now) {
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now, size_t bytes_max) {
+  PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
   std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
   json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
-  json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count()) + "}, \"workers\": [";
-  const char* separator = "";
-  for (const auto& worker : roster.workers(now)) {
-    json += separator + worker_json(worker);
-    separator = ", ";
-  }
-  json += "], \"trainers\": [";
-  separator = "";
-  for (const auto& trainer : roster.trainers(now)) {
-    json += separator + trainer_json(trainer);
-    separator = ", ";
-  }
-  return json + "]}";
+  json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count()) + "}";
+  // There are fewer trainers than workers. Many of them still leave half of the room to workers.
+  const size_t room = bytes_max - json.size() - kFrameBytes;
+  const EntryList trainers = list_of(roster.trainers(now), trainer_json, room / 2);
+  const EntryList workers = list_of(roster.workers(now), worker_json, room - trainers.json.size());
+  json += ", \"workers\": [" + workers.json + "], \"trainers\": [" + trainers.json;
+  json += "], \"workers_left_out\": " + std::to_string(workers.left_out_count);
+  return json + ", \"trainers_left_out\": " + std::to_string(trainers.left_out_count) + "}";
 }
 
 }  // namespace penstock::controller

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON. Pure.
+// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON of a bounded size.
+// Workers and trainers that do not fit are left out and counted. Pure.
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
-//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false,
-//               "unfit_for": ["…"], "unfit_reason": "…" or null, "since_report_s": 0.1}],
+//               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "unfit_for": ["…"],
+//               "unfit_reason": "…" or null, "since_report_s": 0.1}],
 //  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
 //                "idle_s": 0.0, "batches_per_s": 20.5 or null, "waited_share": 0.1 or null,
 //                "queue": {"ready_batches": 1, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
-//                          "delivered_batches": 4}}]}
+//                          "delivered_batches": 4}}],
+//  "workers_left_out": 0, "trainers_left_out": 0}
 //
 // "unfit_reason" is for the last of "unfit_for". "idle_s" is for how long a trainer has had no use for workers, as
 // between epochs or at the end of a program's training; 0 while it has. The rates are those of the last seconds.
 // Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +27,7 @@ namespace penstock::controller {
 
 std::string spoken_id(uint64_t id);
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now);
+// Has at most `bytes_max` bytes, which are to be 16 KiB or more.
+std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now, size_t bytes_max);
 
 }  // namespace penstock::controller

@@ -32,11 +32,11 @@ class Batch {
   static Result<std::unique_ptr<Batch>> from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
                                                    std::vector<std::byte> payload, bool allow_pickle);
 
-  // What a pool's worker raised in the place of a batch.
+  // What is raised in the place of a pool's batch.
   struct RemoteError {
     std::string type_name;
     std::string text;
-    std::string worker;  // which one
+    std::string worker;  // that raised it; empty if the trainer did
   };
   static std::unique_ptr<Batch> from_error(const wire::Descriptor& descriptor, RemoteError error);
 

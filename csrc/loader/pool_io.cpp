@@ -154,7 +154,11 @@ void PoolIo::wake() {
   static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
 }
 
-std::string PoolIo::describe() const { return standing_.describe(options_.controller.text()); }
+std::string PoolIo::describe() const {
+  const bool has_answered = standing_.controller_silence().has_value();
+  return standing_.describe(options_.controller.text(),
+                            has_answered ? "" : net::lookup_failure(options_.controller.host));
+}
 
 // ---- The I/O thread
 
@@ -324,7 +328,10 @@ void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
 void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEvent& event, Instant now) {
   switch (event.kind) {
     case ConnectionEvent::Kind::kConnected: return session_.connected(worker_id, now);
-    case ConnectionEvent::Kind::kDisconnected: link.forget_pieces(); return session_.died(worker_id, now);
+    case ConnectionEvent::Kind::kDisconnected:
+      link.forget_pieces();
+      lost_at_ = link.endpoint().text();
+      return session_.died(worker_id, now);
     case ConnectionEvent::Kind::kRefused: break;
   }
   if (event.is_final) link.reconnect_at = now + kReconnectPause;
@@ -499,7 +506,7 @@ void PoolIo::ask(BatchKey key, Asked asked) {
                                                    std::to_string(asked.indices.size()) +
                                                    " bytes, more than a request to a pool may have; use smaller "
                                                    "batches, or indices that are integers",
-                                           .worker = "none"}));
+                                           .worker = {}}));
   }
   const Instant now = clock_now();
   if (is_idle(now) && controller_) controller_->hurry(now);
@@ -556,10 +563,11 @@ void PoolIo::fail_batch(BatchKey key, uint32_t death_count) {
                    descriptor_of(key),
                    {.type_name = "RuntimeError",
                     .text = std::to_string(death_count) + " workers died one after the other while they made " +
-                            wire::to_text(key) + samples +
-                            ", the last ones with nothing else to do; look for what ends the process there (memory, "
-                            "a crash in native code): run it with num_workers=0 and pool=None",
-                    .worker = "none"}));
+                            wire::to_text(key) + samples + ", the last ones with nothing else to do" +
+                            (lost_at_.empty() ? "" : " (one of them at " + lost_at_ + ")") +
+                            "; look for what ends the process there (memory, a crash in native code): run it with "
+                            "num_workers=0 and pool=\"\"",
+                    .worker = {}}));
 }
 
 // ---- What the user is told

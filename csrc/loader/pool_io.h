@@ -73,8 +73,11 @@ class PoolIo : public BatchSource {
   // One of this trainer's own workers is gone for good.
   void lose_own_worker(uint64_t worker_id);
 
-  // How things stand with the controller and the workers, in a sentence or two.
+  // How things stand with the controller and the workers, in a sentence or two. Before the controller has answered its
+  // name is looked up, which can block.
   std::string describe() const;
+  // As PoolStanding::controller_silence.
+  std::optional<cluster::Duration> controller_silence() const { return standing_.controller_silence(); }
 
   Result<void> start(std::unique_ptr<BatchStage> stage) override;
   void stop() override;
@@ -171,6 +174,7 @@ class PoolIo : public BatchSource {
   bool is_silence_told_ = false;
   bool was_served_ = false;   // some worker has answered a request
   bool is_hopeless_ = false;  // every worker of the pool has declined this trainer
+  std::string lost_at_;       // the endpoint of the worker whose connection was lost last
 
   Instant silent_links_at_{};  // when they are looked for
 

@@ -36,14 +36,30 @@ void PoolStanding::forget_refusal(uint64_t worker_id) {
   refusals_.erase(worker_id);
 }
 
-std::string PoolStanding::describe(const std::string& where) const {
+std::optional<cluster::Duration> PoolStanding::controller_silence() const {
   MutexLock lock(mutex_);
+  if (!controller_.has_answered) return std::nullopt;
+  return controller_.silence;
+}
+
+std::string PoolStanding::describe(const std::string& where, const std::string& lookup_failure) const {
+  MutexLock lock(mutex_);
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
+  const std::string command = "penstock controller --bind " + where;
   std::string text;
   if (!controller_.has_answered && !controller_.trouble.empty()) {
     text = "the controller at " + where + " cannot be talked to yet: " + controller_.trouble;
+  } else if (!controller_.has_answered && !lookup_failure.empty()) {
+    text = "the controller at " + where + " cannot be found: this machine knows no address of that name (" +
+           lookup_failure + "); correct the name, or give its address";
   } else if (!controller_.has_answered) {
-    text = "no controller has answered at " + where + " yet: start one there (penstock controller --bind " + where +
-           "), or name the address of the one that runs";
+    text = "no controller has answered at " + where + ", where one was asked for " + std::to_string(seconds) +
+           " s: start one there (" + command + "), or name the address of the one that runs";
+  } else if (controller_.silence >= kSilenceTold) {
+    text = "the controller at " + where + " answered until " + std::to_string(seconds) +
+           " s ago: see whether it has ended or cannot be reached, and start it again (" + command + "); " +
+           std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " that it had named work for this trainer";
   } else if (known_count_ == 0) {
     const std::string start = "start some (penstock worker --controller " + where + ")";
     text = "the controller at " + where + " has no worker for this trainer: ";
@@ -58,10 +74,6 @@ std::string PoolStanding::describe(const std::string& where) const {
   } else {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
            std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";
-  }
-  if (controller_.has_answered && controller_.silence >= kSilenceTold) {
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
-    text += "; the controller has been silent for " + std::to_string(seconds) + " s";
   }
   for (const auto& [worker_id, reason] : refusals_) text += "; worker " + spoken_worker(worker_id) + ": " + reason;
   return text;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "base/instant.h"
@@ -33,8 +34,11 @@ class PoolStanding {
   bool note_refusal(uint64_t worker_id, const std::string& reason);
   void forget_refusal(uint64_t worker_id);
 
-  // In a sentence or two. `where` is the controller's address.
-  std::string describe(const std::string& where) const;
+  // For how long the controller has said nothing; none if it never has said anything.
+  std::optional<cluster::Duration> controller_silence() const;
+
+  // In a sentence or two. `where` is the controller's address, and `lookup_failure` why nobody knows its host, if so.
+  std::string describe(const std::string& where, const std::string& lookup_failure) const;
 
  private:
   mutable Mutex mutex_;

@@ -121,6 +121,11 @@ Result<BindAddress> resolve_bind_address(const Endpoint& endpoint) {
                                   "; name an address or host of this machine, or * for every interface"};
 }
 
+std::string lookup_failure(const std::string& host) {
+  const int error = Addresses(host).error;
+  return error == 0 ? "" : ::gai_strerror(error);
+}
+
 bool is_ipv6_host(const std::string& host) {
   const Addresses addresses(host);
   return addresses.first(AF_INET) == nullptr && addresses.first(AF_INET6) != nullptr;

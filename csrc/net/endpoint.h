@@ -34,6 +34,9 @@ struct BindAddress {
 // not of the name.
 Result<BindAddress> resolve_bind_address(const Endpoint& endpoint);
 
+// Why no address is known of a host, in the system's words; empty if one is. A name is looked up, which can block.
+std::string lookup_failure(const std::string& host);
+
 // Whether a host has IPv6 addresses only. A name is looked up, which can block; one that is not known counts as IPv4.
 bool is_ipv6_host(const std::string& host);
 

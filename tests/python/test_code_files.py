@@ -19,6 +19,7 @@ from penstock.pool.code_files import (
     find_code,
 )
 from penstock.pool.job_code import pack_code
+from penstock.pool.travelling_code import TravellingCode
 
 
 def write_tree(root: Path, *names: str, content: str = "") -> str:
@@ -48,6 +49,19 @@ def test_a_file_that_a_program_writes_beside_its_code_makes_no_other_job(tmp_pat
         content="x" * 1000,
     )
     assert pack_code([root]) == [packed]
+
+
+def test_code_is_packed_once_for_a_loader(tmp_path: Path) -> None:
+    """The user edited a module while training ran, which goes on with what it has imported."""
+    root = write_tree(tmp_path / "one", "a.py")
+    other = write_tree(tmp_path / "two", "b.py")
+    code = TravellingCode()
+    packed = code.packed([root])
+    assert str(tmp_path / "one") in {each.root for each in packed}
+    write_tree(tmp_path / "one", "a.py", content="x = 1")
+    assert code.packed([root]) is packed
+    assert {root, other} <= {each.root for each in code.packed([root, other])}
+    assert code.packed(None) == []
 
 
 def test_modules_and_what_packages_read_travel(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,15 @@ from torch._utils import ExceptionWrapper
 
 import penstock
 from penstock.errors import PenstockError, WorkerError
-from penstock.pool.worker_errors import TEXT_BYTES_MAX, describe_error, make_error
+from penstock.pool.worker_errors import (
+    TEXT_BYTES_MAX,
+    describe_error,
+    make_error,
+    place_of_process,
+)
 
-WHERE = "in DataLoader worker process 3"
+WORKER = "in DataLoader worker process 3"
+WHERE = f"{WORKER} ({place_of_process()})"
 
 
 class OwnError(Exception):
@@ -54,7 +63,7 @@ def as_torch_raises(error: BaseException) -> Exception:
 )
 def test_a_type_of_pythons_or_torchs_is_raised_as_torch_raises_it(error: Exception) -> None:
     caught = raised(error)
-    made = make_error(*describe_error(caught), WHERE)
+    made = make_error(*describe_error(caught), WORKER)
     expected = as_torch_raises(caught)
     assert type(made) is type(expected)
     assert str(made) == str(expected)
@@ -62,10 +71,32 @@ def test_a_type_of_pythons_or_torchs_is_raised_as_torch_raises_it(error: Excepti
     assert made.__cause__ is None and made.__context__ is None
 
 
+def test_a_missing_file_is_missing_somewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user read that images/7.jpg is missing in penstock worker a129826fdf6b49b8."""
+    monkeypatch.chdir(tmp_path)
+    name, text = describe_error(raised(FileNotFoundError(2, "No such file", "images/7.jpg")))
+    monkeypatch.undo()
+    made = make_error(name, text, "in penstock worker a129826fdf6b49b8")
+    assert type(made) is FileNotFoundError
+    assert str(made).startswith(
+        f"Caught FileNotFoundError in penstock worker a129826fdf6b49b8 ({socket.gethostname()}, "
+        f"process {os.getpid()}, working directory {tmp_path}).\nOriginal Traceback"
+    )
+
+
+def test_an_error_of_the_trainers_own_blames_no_worker() -> None:
+    """The user read: Caught RuntimeError in penstock worker none."""
+    made = make_error("RuntimeError", "3 workers died one after the other", "")
+    assert type(made) is RuntimeError
+    assert str(made) == "3 workers died one after the other"
+
+
 def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:
     name, text = describe_error(raised(OwnError("why")))
     assert name == f"{__name__}.OwnError"
-    made = make_error(name, text, WHERE)
+    made = make_error(name, text, WORKER)
     assert type(made) is WorkerError is penstock.WorkerError
     assert isinstance(made, RuntimeError) and isinstance(made, PenstockError)
     assert str(made).startswith(f"{name} {WHERE}.\nOriginal Traceback (most recent call last)")
@@ -118,14 +149,15 @@ def test_no_module_is_imported_for_a_name() -> None:
 def test_what_would_end_a_program_or_an_epoch_does_not(end: BaseException) -> None:
     name, text = describe_error(raised(end))
     assert name == type(end).__name__
-    assert type(make_error(name, text, WHERE)) is WorkerError
+    assert type(make_error(name, text, WORKER)) is WorkerError
 
 
 def test_of_a_long_text_the_end_is_kept() -> None:
     name, text = describe_error(raised(ValueError("é" * TEXT_BYTES_MAX + "the end")))
     assert len(text.encode()) <= TEXT_BYTES_MAX
-    assert text.startswith("[the first bytes of ") and text.endswith("the end\n")
-    made = make_error(name, text, WHERE)
+    _, _, traceback = text.partition("\0")
+    assert traceback.startswith("[the first bytes of ") and traceback.endswith("the end\n")
+    made = make_error(name, text, WORKER)
     assert type(made) is ValueError and "the end" in str(made)
 
 

@@ -459,7 +459,13 @@ def test_the_header_names_the_packages_and_no_module_of_the_library() -> None:
     assert header["modules"] == {}
     packed = pack(Computed(3, number))
     header, _ = header_of(packed.blobs[packed.id])
-    assert header["modules"] == {"sample_datasets": str(Path(__file__).parents[1] / "contract")}
+    folder = Path(__file__).parents[1] / "contract"
+    assert header["modules"] == {"sample_datasets": str(folder)}
+    # What travels need not be at the worker.
+    sent = pack_job(Job(spec(Computed(3, number)), None, 1, False, "train.py"), pack_code([folder]))
+    header, _ = header_of(sent.blobs[sent.id])
+    assert header["modules"] == {}
+    assert [each["name"] for each in header["code"]] == ["contract"]
 
 
 class Touching:

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator
@@ -171,7 +172,8 @@ class Failing(Dataset[int]):
 def test_errors_are_raised_in_their_place_by_name(steady_pool: PoolProcesses) -> None:
     batches = iter(pooled(steady_pool, Failing(ValueError)))
     assert [int(next(batches)), int(next(batches))] == [0, 1]
-    with pytest.raises(ValueError, match="(?s)in penstock worker.*no sample two"):
+    words = rf"worker [0-9a-f]{{16}} \({socket.gethostname()}, process \d+, working directory /"
+    with pytest.raises(ValueError, match=f"(?s)in penstock {words}.*no sample two"):
         next(batches)
     assert [int(batch) for batch in batches] == [3, 4, 5]
     with pytest.raises(WorkerError, match="(?s)OwnError.*no sample two"):
@@ -219,7 +221,7 @@ def test_a_batch_that_kills_its_workers_fails_with_its_samples(pool: PoolProcess
     pool.start_worker(processes=2)
     batches = iter(pooled(pool, Deadly(), batch_size=2))
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
-    with pytest.raises(RuntimeError, match=r"3 workers died .* \(samples 4, 5\)"):
+    with pytest.raises(RuntimeError, match=r"^3 workers died .* \(samples 4, 5\).* at tcp://127"):
         next(batches)
     assert next(batches).tolist() == [6, 7]
 
@@ -263,6 +265,30 @@ def test_an_address_without_a_controller_is_named(pool: PoolProcesses) -> None:
     pool.close()
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=2)
     with pytest.raises(RuntimeError, match="(?s)timed out.*no controller has answered at tcp://"):
+        next(iter(loader))
+
+
+def test_a_name_that_nobody_knows_is_not_a_controller_that_is_to_be_started(
+    pool: PoolProcesses,
+) -> None:
+    loader = DataLoader(Augmented(4), pool="tcp://no-such-host.invalid:7000", timeout=1)
+    with pytest.raises(RuntimeError, match="(?s)timed out.*no address of that name") as caught:
+        next(iter(loader))
+    assert "start one" not in str(caught.value)
+
+
+def test_a_controller_that_answered_before_may_have_ended(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    dataset = Augmented(4)
+    loader = pooled(pool, dataset)
+    assert len(digests(loader)) == 4
+    pool.close()
+    dataset.count = 3  # of which the client of the epoch before knows nothing
+    loader.timeout = 2
+    words = (
+        r"(?s)timed out.*no controller has answered.*answered an epoch before this one until \d+"
+    )
+    with pytest.raises(RuntimeError, match=words):
         next(iter(loader))
 
 

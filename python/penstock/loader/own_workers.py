@@ -71,13 +71,13 @@ class OwnWorkers:
             f"not come to listen and {how}; see what it has written to stderr"
         )
 
-    def take_dead(self) -> list[int]:
-        """The ids of those that have died since the last call."""
-        dead = [
-            worker_id
+    def take_dead(self) -> dict[int, Any]:
+        """The processes that have died since the last call, by their workers' ids."""
+        dead = {
+            worker_id: process
             for process, (worker_id, _) in zip(self.processes, self.addresses, strict=False)
             if worker_id not in self._dead and not process.is_alive()
-        ]
+        }
         self._dead.update(dead)
         return dead
 

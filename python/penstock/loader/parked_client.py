@@ -26,6 +26,8 @@ class ParkedClient:
 
     def __init__(self) -> None:
         self._place: list[_Parked] = []
+        # When the controller last answered a client of this loader's, by time.monotonic().
+        self.controller_heard_at: float | None = None
         weakref.finalize(self, _end_all, self._place)
 
     def park(self, client: _C.PoolClient, purpose: Any) -> None:

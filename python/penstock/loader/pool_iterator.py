@@ -209,6 +209,9 @@ class PoolIter(LocalPoolIter):
         }
 
     def _end_client(self) -> None:
+        silence_s = self._pool_client.controller_silence_s
+        if silence_s is not None:
+            self._parked_client.controller_heard_at = time.monotonic() - silence_s
         if self._own_worker_count > 0 or self._has_failed or not self._is_sound:
             super()._end_client()
             return
@@ -223,10 +226,10 @@ class PoolIter(LocalPoolIter):
         """Nothing came for a while: looks after workers, and says what is waited for."""
         if self._shutdown:
             raise AssertionError("Invalid iterator state: shutdown when fetching next data")
-        for worker_id in self._own.take_dead():
+        for worker_id, process in self._own.take_dead().items():
             warnings.warn(
-                f"DataLoader's own worker {worker_id:016x} beside the pool died; what it owed is "
-                f"made by others",
+                f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
+                f"ended with {process.exitcode}; what it owed is made by others",
                 PoolWarning,
                 stacklevel=2,
             )
@@ -252,7 +255,14 @@ class PoolIter(LocalPoolIter):
         return f"\n{self._describe_pool()}"
 
     def _describe_pool(self) -> str:
-        return f"{self._pool_client.describe_pool()}{self._way_out}"
+        text = self._pool_client.describe_pool()
+        heard_at = self._parked_client.controller_heard_at
+        if self._pool_client.controller_silence_s is None and heard_at is not None:
+            text += (
+                f"; it answered an epoch before this one until {time.monotonic() - heard_at:.0f} s "
+                f"ago, so it may have ended since"
+            )
+        return f"{text}{self._way_out}"
 
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"

@@ -129,14 +129,20 @@ def _folders_to_import(name: str, module: types.ModuleType) -> Iterator[str]:
     else:
         places = [place for place in portions or () if isinstance(place, str)]
     for place in places:
-        if os.path.basename(place).partition(".")[0] == name and os.path.exists(place):
-            yield os.path.realpath(os.path.dirname(place))
+        folder = os.path.dirname(place)
+        is_by_name = os.path.basename(place).partition(".")[0] == name
+        # Most are installed: of those no disk is asked, which may be far away.
+        if is_by_name and not _is_installed(folder) and os.path.exists(place):
+            yield os.path.realpath(folder)
 
 
 def _is_own(folder: str) -> bool:
-    is_installed = any(part in _INSTALLED for part in folder.split(os.sep))
-    is_library = f"{folder}{os.sep}".startswith(_library_folders())
-    return os.path.isdir(folder) and not is_installed and not is_library
+    return not _is_installed(folder) and os.path.isdir(folder)
+
+
+def _is_installed(folder: str) -> bool:
+    is_package = any(part in _INSTALLED for part in folder.split(os.sep))
+    return is_package or f"{folder}{os.sep}".startswith(_library_folders())
 
 
 @functools.cache
@@ -146,7 +152,8 @@ def _library_folders() -> tuple[str, ...]:
     places += site.getsitepackages()
     if (of_user := site.getusersitepackages()) is not None:
         places.append(of_user)
-    return tuple(os.path.realpath(place) + os.sep for place in places)
+    real = [os.path.realpath(place) for place in places]
+    return tuple(place + os.sep for place in {*places, *real})
 
 
 def _folders_of_commands() -> list[str]:

@@ -34,6 +34,7 @@ from penstock.pool.job_code import PackedCode, extract_code, put_in_front
 from penstock.pool.job_pickle import pickle_into
 from penstock.pool.job_versions import Versions, imports_of, installed_version, reason_to_refuse
 from penstock.pool.unpicklable import find_unpicklable
+from penstock.pool.worker_errors import place_of_process
 from penstock.worker.fetching import FetchSpec
 
 _LENGTH = struct.Struct("<Q")
@@ -259,6 +260,6 @@ def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -
             f"give it more, or have the dataset read its data instead of holding it"
         )
     return (
-        f"this worker ({worker}) could not unpickle its dataset ({said}); files and devices that "
-        f"it names have to be there on every worker"
+        f"this worker ({place_of_process()}) could not unpickle its dataset ({said}); files and "
+        f"devices that it names have to be there on every worker"
     )

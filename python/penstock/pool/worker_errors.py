@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of a pool's workers, which cross as text: the name of a type, and a traceback.
+"""Errors of a pool's workers, which cross as text: the name of a type, a place, and a traceback.
 
 The worker describes what was raised, and the trainer makes an exception of the description. It is
 what torch's DataLoader would raise, where that is a type of Python's or torch's own; nothing is
@@ -9,11 +9,13 @@ imported and nothing unpickled for it.
 from __future__ import annotations
 
 import builtins
+import os
+import socket
 
 import torch
 from torch._utils import ExceptionWrapper
 
-from penstock.errors import WorkerError
+from penstock.errors import PenstockError, WorkerError
 
 TEXT_BYTES_MAX = 64 * 1024
 
@@ -22,25 +24,44 @@ _ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
 
 
 def describe_error(error: BaseException) -> tuple[str, str]:
-    """The name of the error's type and its traceback, as torch's workers format it.
+    """The name of the error's type, and where it was raised, a zero character and its traceback, as
+    torch's workers format it.
 
-    A name has no module when the type is one of Python's. Of a text above the cap the end is kept,
-    which has the message.
+    A name has no module when the type is one of Python's. Of a traceback above the cap the end is
+    kept, which has the message.
     """
     cls = type(error)
     name = cls.__qualname__
     if cls.__module__ != "builtins":
         name = f"{cls.__module__}.{name}"
     wrapper = ExceptionWrapper((cls, error, error.__traceback__))
-    return name, _end_of(wrapper.exc_msg)
+    place = f"{place_of_process()}\0"
+    return name, place + _end_of(wrapper.exc_msg, TEXT_BYTES_MAX - len(os.fsencode(place)))
+
+
+def place_of_process() -> str:
+    """Which process this is, for somebody at another machine who reads of a missing file."""
+    try:
+        folder = os.getcwd()
+    except OSError:
+        folder = "which is gone"
+    host = socket.gethostname()
+    place = f"{host}, process {os.getpid()}, working directory {folder}"
+    return place.encode("utf-8", "backslashreplace").decode()
 
 
 def make_error(type_name: str, text: str, where: str) -> Exception:
     """The exception to raise in the trainer for what :func:`describe_error` gave in a worker.
 
-    ``where`` is how torch says it, such as ``in DataLoader worker process 0``.
+    ``where`` is how torch says it, such as ``in DataLoader worker process 0``. "" is in the trainer
+    itself, which has no traceback to show.
     """
     cls = _known_type(type_name)
+    if not where:
+        return (cls or PenstockError)(text)
+    place, has_place, traceback = text.partition("\0")
+    if has_place:
+        where, text = f"{where} ({place})", traceback
     if cls is not None:
         error = _as_torch_raises(cls, text, where)
         if text in str(error):
@@ -71,9 +92,9 @@ def _as_torch_raises(cls: type[Exception], text: str, where: str) -> Exception:
     raise AssertionError("reraise() returned")
 
 
-def _end_of(text: str) -> str:
+def _end_of(text: str, bytes_max: int) -> str:
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= TEXT_BYTES_MAX:
+    if len(data) <= bytes_max:
         return data.decode()
     note = f"[the first bytes of {len(data)} are left out]\n"
-    return note + data[len(note) - TEXT_BYTES_MAX :].decode("utf-8", "ignore")
+    return note + data[len(note) - bytes_max :].decode("utf-8", "ignore")

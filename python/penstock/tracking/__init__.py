@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor came from which batch, and tensors whose values wait until somebody asks for them."""
+"""Which tensor came from which batch, and tensors whose values wait until they are asked for."""

@@ -195,6 +195,78 @@ TEST_F(ControllerTest, GarbageAndOtherVersionsAreAnsweredWithASentence) {
   EXPECT_TRUE(std::holds_alternative<TrainerRoster>(exchange(*client, trainer(1))));
 }
 
+// Whether strings end and brackets match, which a text that was cut off fails.
+bool is_whole_json(const std::string& text) {
+  std::string open;
+  bool is_in_string = false;
+  for (size_t place = 0; place < text.size(); ++place) {
+    const char c = text[place];
+    if (is_in_string && c == '\\') {
+      ++place;
+    } else if (c == '"') {
+      is_in_string = !is_in_string;
+    } else if (!is_in_string && (c == '{' || c == '[')) {
+      open += c == '{' ? '}' : ']';
+    } else if (!is_in_string && (c == '}' || c == ']')) {
+      if (open.empty() || open.back() != c) return false;
+      open.pop_back();
+      if (open.empty()) return place + 1 == text.size();
+    }
+  }
+  return false;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t place = text.find(part); place != std::string::npos; place = text.find(part, place + 1)) ++count;
+  return count;
+}
+
+// `penstock status --json` printed text that no JSON reader took: it ended in the middle of a worker.
+TEST(PoolStatus, StatusOfMoreThanFitsIsWholeJsonThatCountsWhatIsLeftOut) {
+  const Instant now{};
+  cluster::Roster roster(1, now);
+  for (uint64_t id = 1; id <= 300; ++id) {
+    roster.worker_reported({.worker_id = id,
+                            .incarnation = 1,
+                            .endpoint = "tcp://127.0.0.1:5",
+                            .about = std::string(wire::kControlAboutBytesMax, '\xff')},
+                           now);
+    roster.trainer_reported({.trainer_id = id,
+                             .job = "train.py",
+                             .worker_count_max = 8,
+                             .queue = {},
+                             .about = std::string(wire::kControlAboutBytesMax, '\xff')},
+                            now);
+  }
+  const std::string json = status_json(roster, "tcp://127.0.0.1:7000", now, wire::kControlTextBytesMax);
+  EXPECT_LE(json.size(), wire::kControlTextBytesMax);
+  EXPECT_TRUE(is_whole_json(json)) << json.substr(json.size() - 200);
+  const size_t worker_count = count_of(json, "\"assigned_to\"");
+  const size_t trainer_count = count_of(json, "\"queue\"");
+  EXPECT_GT(worker_count, 50u);
+  EXPECT_GT(trainer_count, 50u);
+  EXPECT_NE(json.find("\"workers_left_out\": " + std::to_string(300 - worker_count)), std::string::npos);
+  EXPECT_NE(json.find("\"trainers_left_out\": " + std::to_string(300 - trainer_count)), std::string::npos);
+  // A message carries all of it.
+  const auto sent = wire::parse_control(wire::write_control(wire::Status{json}));
+  ASSERT_TRUE(sent) << sent.error().message;
+  EXPECT_EQ(std::get<wire::Status>(sent.value()).json, json);
+}
+
+TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
+  const Instant now{};
+  cluster::Roster roster(1, now);
+  roster.worker_reported({.worker_id = 1, .incarnation = 1, .endpoint = "tcp://a:1", .about = std::string(4096, '\n')},
+                         now);
+  roster.worker_reported({.worker_id = 2, .incarnation = 1, .endpoint = "tcp://b:1", .about = "small"}, now);
+  const std::string json = status_json(roster, "tcp://127.0.0.1:7000", now, 16 << 10);
+  EXPECT_TRUE(is_whole_json(json)) << json;
+  EXPECT_EQ(json.find("tcp://a:1"), std::string::npos);
+  EXPECT_NE(json.find("tcp://b:1"), std::string::npos);
+  EXPECT_NE(json.find("\"workers_left_out\": 1"), std::string::npos);
+}
+
 TEST(PoolStatus, IdsAreSixteenDigits) {
   EXPECT_EQ(spoken_id(0xabc), "0000000000000abc");
   EXPECT_EQ(spoken_id(~uint64_t{0}), "ffffffffffffffff");

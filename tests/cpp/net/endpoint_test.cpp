@@ -68,5 +68,11 @@ TEST(Endpoint, OnlyAHostWithoutIPv4CountsAsIPv6) {
   EXPECT_FALSE(is_ipv6_host("no-such-host.invalid"));
 }
 
+TEST(Endpoint, WhyAHostIsNotKnownIsSaidInTheSystemsWords) {
+  EXPECT_EQ(lookup_failure("127.0.0.1"), "");
+  EXPECT_EQ(lookup_failure("::1"), "");
+  EXPECT_NE(lookup_failure("no-such-host.invalid"), "");
+}
+
 }  // namespace
 }  // namespace penstock::net

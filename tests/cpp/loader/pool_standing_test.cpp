@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/pool_standing.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+namespace penstock::loader {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr char kWhere[] = "tcp://alpha:7000";
+
+void expect_said(const std::string& text, const std::string& words) {
+  EXPECT_NE(text.find(words), std::string::npos) << text;
+}
+
+TEST(PoolStanding, ControllerThatNeverAnsweredIsToBeStarted) {
+  PoolStanding standing;
+  standing.note({.silence = seconds(7)}, 0, 0);
+  expect_said(standing.describe(kWhere, ""),
+              "no controller has answered at tcp://alpha:7000, where one was asked for 7 s");
+  expect_said(standing.describe(kWhere, ""), "penstock controller --bind tcp://alpha:7000");
+  EXPECT_FALSE(standing.controller_silence());
+}
+
+// The user was told to start a controller at an address with a typing mistake in it.
+TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
+  PoolStanding standing;
+  standing.note({}, 0, 0);
+  const std::string text = standing.describe(kWhere, "Name or service not known");
+  expect_said(text, "knows no address of that name (Name or service not known)");
+  EXPECT_EQ(text.find("start"), std::string::npos) << text;
+}
+
+// The user was told to start workers, or that no controller had answered, when the controller had died.
+TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas) {
+  PoolStanding standing;
+  standing.note({.has_answered = true, .silence = seconds(12)}, 2, 1);
+  const std::string text = standing.describe(kWhere, "");
+  expect_said(text, "the controller at tcp://alpha:7000 answered until 12 s ago");
+  expect_said(text, "1 of 2 workers that it had named work for this trainer");
+  EXPECT_EQ(standing.controller_silence(), seconds(12));
+  standing.note({.has_answered = true, .silence = seconds(12)}, 0, 0);
+  EXPECT_EQ(standing.describe(kWhere, "").find("penstock worker"), std::string::npos);
+}
+
+TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
+  PoolStanding standing;
+  standing.note({.has_answered = true, .silence = seconds(1)}, 0, 0);
+  expect_said(standing.describe(kWhere, ""), "has no worker for this trainer: start some");
+  standing.note({.has_answered = true, .silence = seconds(1)}, 2, 1);
+  expect_said(standing.describe(kWhere, ""), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
+}
+
+}  // namespace
+}  // namespace penstock::loader
