@@ -74,6 +74,7 @@ def controller(python: str, environment: dict[str, str]) -> Iterator[str]:
             yield line.split("listens at ")[1].split(",")[0]
         finally:
             process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=LIMIT_S)
 
 
 def start(python: str, case: Case, address: str, environment: dict[str, str]) -> dict[str, float]:
