@@ -30,7 +30,7 @@ class PoolClient : public Client {
   void lose_own_worker(uint64_t worker_id) { io_.lose_own_worker(worker_id); }
   uint32_t open_worker_count() const { return io_.worker_count(); }
   std::string describe_pool() const { return io_.describe(); }
-  std::optional<cluster::Duration> controller_silence() const { return io_.controller_silence(); }
+  std::optional<Duration> controller_silence() const { return io_.controller_silence(); }
 
  private:
   PoolIo& io_;  // owned by the client

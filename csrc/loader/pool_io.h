@@ -77,7 +77,7 @@ class PoolIo : public BatchSource {
   // name is looked up, which can block.
   std::string describe() const;
   // As PoolStanding::controller_silence.
-  std::optional<cluster::Duration> controller_silence() const { return standing_.controller_silence(); }
+  std::optional<Duration> controller_silence() const { return standing_.controller_silence(); }
 
   Result<void> start(std::unique_ptr<BatchStage> stage) override;
   void stop() override;

@@ -36,7 +36,7 @@ void PoolStanding::forget_refusal(uint64_t worker_id) {
   refusals_.erase(worker_id);
 }
 
-std::optional<cluster::Duration> PoolStanding::controller_silence() const {
+std::optional<Duration> PoolStanding::controller_silence() const {
   MutexLock lock(mutex_);
   if (!controller_.has_answered) return std::nullopt;
   return controller_.silence;

@@ -35,7 +35,7 @@ class PoolStanding {
   void forget_refusal(uint64_t worker_id);
 
   // For how long the controller has said nothing; none if it never has said anything.
-  std::optional<cluster::Duration> controller_silence() const;
+  std::optional<Duration> controller_silence() const;
 
   // In a sentence or two. `where` is the controller's address, and `lookup_failure` why nobody knows its host, if so.
   std::string describe(const std::string& where, const std::string& lookup_failure) const;
