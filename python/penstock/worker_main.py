@@ -27,6 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock import _C
 from penstock.batch_pickle import dumps
 from penstock.batch_seeds import EpochSeeds
+from penstock.dataset_watch import DatasetWatch, RowsWatch, Watch
 from penstock.errors import ClosedError
 from penstock.fetching import (
     Fetcher,
@@ -35,7 +36,7 @@ from penstock.fetching import (
     TorchFetcher,
     datasets_of_shards,
 )
-from penstock.fingerprint import fingerprint
+from penstock.fingerprint import Fingerprint, fingerprint
 from penstock.held_interrupt import release_in_child
 from penstock.pickled_once import PickledOnce
 from penstock.request_feed import RequestFeed
@@ -166,8 +167,8 @@ def _serve(
     if init_error is None and fetch.auto_collation:
         rows = plain_rows(fetch.dataset, fetch.collate_fn)
     ended_shards: set[int] = set()
-    state = partial(fingerprint, fetch.dataset, fetch.collate_fn) if spec.may_begin_early else None
-    feed = RequestFeed(server, rows, state)
+    watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
+    feed = RequestFeed(server, rows, watch)
     while True:
         try:
             request = feed.next()
@@ -215,6 +216,14 @@ def _serve(
         except ClosedError:
             return
         del batch, request
+
+
+def _watch(fetch: FetchSpec, rows: list[torch.Tensor] | None) -> Watch:
+    return RowsWatch(rows) if rows is not None else DatasetWatch(partial(_look, fetch))
+
+
+def _look(fetch: FetchSpec, allowed_s: float) -> Fingerprint | None:
+    return fingerprint(fetch.dataset, fetch.collate_fn, cost_s_max=allowed_s)
 
 
 class AnswerMarks(NamedTuple):
