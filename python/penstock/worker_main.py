@@ -193,7 +193,9 @@ def _serve(
         raises = threads_drew = False
         state_after: bytes | None = None
         if init_error is not None:
-            batch, init_error, raises = init_error, None, True
+            batch, raises = init_error, True
+            if not spec.is_seeded_by_batch:
+                init_error = None  # then there is no fetcher until the next epoch, as in torch's
         else:
             try:
                 batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
