@@ -10,6 +10,8 @@ say "The C++ parts, one at a time"
 say "penstock and torch's DataLoader, side by side"
 .venv/bin/python bench/loader.py "$@"
 [ $# -eq 0 ] || exit 0
+say "How a worker sees whether its dataset has changed"
+.venv/bin/python bench/dataset_look.py --out bench/out/dataset-look.jsonl --markdown
 say "The executor of prefixes against eager torch and TorchScript"
 .venv/bin/python bench/executor.py --out bench/out/executor.jsonl --markdown
 say "The cut against no cut and against the maximal one"

@@ -3,16 +3,19 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
 #include "bindings/python_collate.h"
+#include "bindings/python_content.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
+#include "worker/process_memory.h"
 #include "worker/row_batch.h"
 #include "worker/server.h"
 
@@ -77,6 +80,22 @@ Server::Received serve_rows(Server& server, const std::vector<at::Tensor>& sourc
   }
 }
 
+// Whether nobody but this process can write to the memory of the tensors, which lie on the CPU.
+bool are_own(const std::vector<at::Tensor>& tensors) {
+  const auto memory = worker::ProcessMemory::read();
+  return memory && std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
+           const at::Storage& storage = tensor.storage();
+           const auto kind = memory.value().kind_of({static_cast<const std::byte*>(storage.data()), storage.nbytes()});
+           return kind == worker::MemoryKind::kOwn || kind == worker::MemoryKind::kReadOnly;
+         });
+}
+
+std::optional<py::bytes> digest_of(PlainContent& content, const py::object& value) {
+  const auto digest = content.digest(value);
+  if (!digest) return std::nullopt;
+  return py::bytes(reinterpret_cast<const char*>(digest->data()), sizeof *digest);
+}
+
 }  // namespace
 
 void bind_worker(py::module_& module) {
@@ -84,6 +103,12 @@ void bind_worker(py::module_& module) {
   module.def("is_plain_tensor", [](py::handle object) {
     return is_exact_tensor(object.ptr()) && worker::is_plain_tensor(THPVariable_Unpack(object.ptr()));
   });
+  module.def("are_own", &are_own, py::arg("tensors"));
+  py::class_<PlainContent>(module, "PlainContent")
+      .def(py::init<double>(), py::arg("cost_s_max"))
+      .def("digest", &digest_of, py::arg("value"))
+      .def("spend", &PlainContent::spend, py::arg("cost_s"))
+      .def_property_readonly("is_opaque", &PlainContent::is_opaque);
   module.def(
       "encode_prefix",
       [](const std::string& text, const std::vector<at::Tensor>& constants, uint64_t seed, const py::bytes& library,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Translation between a Python batch and its nest (wire/nest.h): the only code, with python_collate and
-// plain_nest, that walks Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become
+// Translation between a Python batch and its nest (wire/nest.h): the only code, with python_collate, plain_nest and
+// python_content, that walks Python objects. Exact dicts, lists, tuples, text, numbers, None and plain tensors become
 // tokens; anything else, or a container that appears twice, makes the whole batch one pickle whose tensors still travel
 // in the table.
 

@@ -109,3 +109,17 @@ def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
     figures = pytest.importorskip("figures")
     low, high = figures.median_interval([1.0, 1.2, 1.1, 5.0, 1.15, 1.05, 1.1])
     assert 1.0 <= low <= 1.1 <= high <= 1.2
+
+
+@pytest.mark.slow
+def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    command = [sys.executable, str(BENCH / "dataset_look.py"), "--quick", "--data", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--out", str(lines)], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    cases = {record["parameters"]["case"] for record in records}
+    assert len(cases) == 8 and len(records) == 3 * len(cases)
+    assert all(f"| {case} |" in done.stdout for case in cases)

@@ -12,6 +12,7 @@ import random
 import re
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,55 @@ class Counting(Augmented):
     def __getitem__(self, index: int) -> Any:
         self.fetched_count += 1
         return (*super().__getitem__(index), self.fetched_count)
+
+
+class Visits(Augmented):
+    """Counts how often each sample was asked for, in something that is large."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.array = np.zeros(5000, dtype=np.int64)
+        self.tensor = torch.zeros(5000, dtype=torch.int64)
+        self.list = [1000] * 100
+        self.lists = [[1000] for _ in range(100)]
+        self.dict = dict.fromkeys(range(100), 1000)
+        self.counts = VISITS_OF[kind]
+
+    def __getitem__(self, index: int) -> Any:
+        counts = self.counts(self, index)
+        counts[index] += 1
+        return (index, int(counts[index]), torch.rand(()))
+
+
+class _Firsts:
+    """Each list's first number, by the list's index."""
+
+    def __init__(self, lists: list[list[int]]) -> None:
+        self.lists = lists
+
+    def __getitem__(self, index: int) -> int:
+        return self.lists[index][0]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.lists[index][0] = value
+
+
+class VisitsOfItsClass(Augmented):
+    visits = np.zeros(5000, dtype=np.int64)
+
+    def __getitem__(self, index: int) -> Any:
+        self.visits[index] += 1
+        return (index, int(self.visits[index]))
+
+
+VISITS_OF: dict[str, Callable[[Visits, int], Any]] = {
+    "array": lambda visits, index: visits.array,
+    "tensor": lambda visits, index: visits.tensor,
+    "array of a tensor": lambda visits, index: visits.tensor.numpy(),
+    "list": lambda visits, index: visits.list,
+    "list of lists": lambda visits, index: _Firsts(visits.lists),
+    "dict": lambda visits, index: visits.dict,
+}
 
 
 class OwnGenerator(Augmented):
@@ -136,6 +186,11 @@ DATASETS: dict[str, Callable[[], dict[str, Any]]] = {
     "failing": lambda: {"dataset": Failing(), "shuffle": True},
     "counting": lambda: {"dataset": Counting(), "shuffle": True},
     "own numbers": lambda: {"dataset": OwnGenerator(), "shuffle": True},
+    **{
+        f"visits in a large {kind}": lambda kind=kind: {"dataset": Visits(kind), "shuffle": True}
+        for kind in VISITS_OF
+    },
+    "visits in an array of the class": lambda: {"dataset": VisitsOfItsClass(), "shuffle": True},
     "free order": lambda: {"dataset": Augmented(3), "in_order": False, "num_workers": 1},
     "prefetch_factor": lambda: {"dataset": Augmented(), "shuffle": True, "prefetch_factor": 5},
 }
@@ -294,6 +349,9 @@ def test_fresh_workers_begin_early_too() -> None:
         {"batch_size": None},
         {"dataset": Counting()},
         {"dataset": OwnGenerator()},
+        {"dataset": Visits("array")},
+        {"dataset": Visits("array of a tensor")},
+        {"dataset": Visits("list of lists")},
     ],
     ids=lambda options: re.sub(" object at 0x[0-9a-f]*", "", str(options)),
 )
@@ -411,6 +469,111 @@ def test_a_state_between_epochs_knows_nothing_of_early_batches() -> None:
     second = loader()
     second.load_state_dict(state)
     assert [batch[0].tolist() for batch in second] == expected
+
+
+def large_datasets(folder: Path) -> dict[str, Any]:
+    """What datasets commonly hold, each too large to be looked into item by item."""
+    np.save(folder / "rows.npy", np.zeros((100, 10_000)))
+    paths = [(f"/data/train/{index:08d}.jpeg", index % 1000) for index in range(20_000)]
+    return {
+        "map": np.load(folder / "rows.npy", mmap_mode="r"),
+        "array": np.zeros((100, 10_000)),
+        "tensor": torch.zeros((100, 10_000)),
+        "texts": paths,
+        "paths": [Path(path) for path, _ in paths[:1000]],
+        "tensors": [torch.zeros(10) for _ in range(5_000)],
+    }
+
+
+class Holding(Augmented):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+    def __getitem__(self, index: int) -> int:
+        assert self.held[index] is not None
+        return index
+
+
+@pytest.mark.parametrize("kind", ["map", "array", "tensor", "texts", "paths", "tensors"])
+def test_large_datasets_that_stay_as_they_are_begin_early(kind: str, tmp_path: Path) -> None:
+    loader = DataLoader(
+        Holding(large_datasets(tmp_path)[kind]),
+        batch_size=3,
+        num_workers=2,
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        for _ in loader:
+            pass
+        assert made_early(loader, 4)
+
+
+class ToldToWrite(Dataset[int]):
+    """Waits for a byte at each sample, and writes to itself if that is a w."""
+
+    def __init__(self, reader: int) -> None:
+        self.reader = reader
+        self.written = np.zeros(5000)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if os.read(self.reader, 1) == b"w":
+            self.written[index] += 1
+        return index + 10 * int(self.written[index])
+
+
+def print_warnings(worker_id: int) -> None:
+    """As without pytest, which collects those of this process."""
+
+    def show(message: Any, category: type[Warning], *_: Any) -> None:
+        os.write(2, f"{category.__name__}: {message}\n".encode())
+
+    warnings.showwarning = show
+
+
+def epoch_after_early_writes(numbers_move: bool) -> list[int]:
+    """The second epoch's samples, where its first batch was made early and wrote."""
+    reader, writer = os.pipe()
+    loader = DataLoader(
+        ToldToWrite(reader),
+        batch_size=4,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+        worker_init_fn=print_warnings,
+    )
+    os.write(writer, b"....wwww")
+    for _ in loader:
+        pass
+    assert made_early(loader, 1)
+    if numbers_move:
+        torch.rand(1)
+        os.write(writer, b"....")
+    (batch,) = list(loader)
+    os.write(writer, b"....")
+    del loader
+    os.close(reader)
+    os.close(writer)
+    return sorted(batch.tolist())
+
+
+def test_the_first_write_in_samples_made_in_vain_is_warned_of(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert epoch_after_early_writes(numbers_move=True) == [10, 11, 12, 13]
+    said = capfd.readouterr().err
+    assert "PoolWarning: Samples of an epoch that never began have changed the dataset" in said
+    assert "pass overlap_epochs=False" in said
+
+
+def test_the_first_write_in_samples_made_early_for_their_epoch_is_like_any_other(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert epoch_after_early_writes(numbers_move=False) == [10, 11, 12, 13]
+    assert "PoolWarning" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes"])

@@ -131,6 +131,24 @@ def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
     wait_until_dead([before[1][2], new_pid], 10)
 
 
+def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_live(
+    pool: PoolProcesses, tmp_path: Path
+) -> None:
+    """A full /tmp, or no process number left, as one was to be replaced, and all were killed."""
+    worker = pool.start_worker(processes=2)
+    (_, _, doomed), (_, _, other) = worker.served(2)
+    temporary = Path(pool.environment["TMPDIR"])
+    temporary.rename(tmp_path / "away")
+    os.kill(doomed, signal.SIGKILL)
+    said = worker.wait_for_lines(lambda line: "could not be started" in line, 2)
+    assert all("No such file or directory" in line and str(temporary) in line for line in said)
+    assert is_alive(other)
+    (tmp_path / "away").rename(temporary)
+    _, _, new = worker.served(3)[2]
+    assert is_alive(new) and is_alive(other)
+    assert worker.end(signal.SIGTERM) == 0
+
+
 def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
     for folder in ("keys", "others"):
         _pool.make_key_folder(str(pool.folder / folder))

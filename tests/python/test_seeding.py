@@ -178,6 +178,40 @@ def test_an_error_comes_in_the_place_of_its_batch_and_moves_no_seed() -> None:
         assert epochs(loader, 1) == expected
 
 
+def refuse_second_worker(worker_id: int) -> None:
+    if worker_id == 1:
+        raise LookupError("no worker 1 today")
+
+
+def error_or_none(iterator: Iterator[Any]) -> Exception | None:
+    try:
+        next(iterator)
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("dataset", [Augmented(12), Shard(24)], ids=["map", "iterable"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_worker_that_could_not_be_initialised_gives_no_batch(dataset: Any, keeps: bool) -> None:
+    """There was one error, and after it came batches of a worker that nobody had initialised."""
+    loader = DataLoader(
+        dataset,
+        batch_size=2,
+        seeding="batch",
+        num_workers=2,
+        worker_init_fn=refuse_second_worker,
+        persistent_workers=keeps,
+    )
+    for _ in range(2):
+        iterator = iter(loader)
+        outcomes = [error_or_none(iterator) for _ in range(6)]
+        assert [type(outcome) for outcome in outcomes] == [type(None), LookupError] * 3
+        for error in outcomes[1::2]:
+            assert str(error).startswith("Caught LookupError in DataLoader worker process 1.")
+            assert "no worker 1 today" in str(error)
+
+
 def test_free_order_changes_no_batch() -> None:
     ordered = [describe(batch) for batch in seeded(num_workers=2)]
     free = [describe(batch) for batch in seeded(num_workers=2, in_order=False)]

@@ -118,11 +118,22 @@ class _Child:
         return self._process is not None or self.start_at is not None
 
     def start(self) -> None:
+        """Starts the process; where the system refuses, says so and has it tried again."""
         self.start_at = None
         self._started_at = time.monotonic()
-        # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
+        try:
+            self._launch()
+        except (OSError, MemoryError) as error:
+            self._forget()
+            self._start_later(
+                f"a process could not be started ({error}); the system has to have memory, process "
+                f"numbers and descriptors left, and room for temporary files; another try follows"
+            )
+
+    def _launch(self) -> None:
         self._code = CodeFolder()
         spec = replace(self._spec, code_root=self._code.path)
+        # A session of its own: Ctrl-C at a terminal is for the parent, which tells it once.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(asdict(spec))],
             stdin=subprocess.DEVNULL,
@@ -146,10 +157,13 @@ class _Child:
 
     def schedule(self, code: int) -> None:
         """Has it started again, after a pause."""
+        self._start_later(f"a process {_ending(code)}; another one starts")
+
+    def _start_later(self, what: str) -> None:
         if time.monotonic() - self._started_at >= _LIVED_LONG_S:
             self._pause_s = _PAUSE_S
         self.start_at = time.monotonic() + self._pause_s
-        self._log.tell(f"a process {_ending(code)}; another one starts in {self._pause_s:g} s")
+        self._log.tell(f"{what} in {self._pause_s:g} s")
         self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def end(self) -> None:

@@ -4,6 +4,11 @@
 Batches of the next epoch may be made before it begins, and be dropped when it begins otherwise than
 expected. Nobody can tell only where fetching changes nothing that later samples read, and where
 nobody but the worker can change what they read.
+
+Data is read whole, however large, since whatever marks a write less than that can be gone past: a
+tensor does not count what is written through numpy's view of it, a read-only array may have a view
+that is not, and the pages that a process has written to are only told by some kernels. So a look at
+a dataset takes time in proportion to it, and is given up beyond a time that the caller sets.
 """
 
 from __future__ import annotations
@@ -11,94 +16,127 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
-import dis
 import enum
 import functools
 import pathlib
 import pickle
 import random
 import re
+import sys
 import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.worker.pickled_once import PrivateMap
+from penstock import _C
 
-_OBJECTS_MAX = 2000  # some milliseconds
-_ITEMS_MAX = 64  # a longer container counts as data, which nobody changes
-_BYTES_MAX = 4096  # a larger array, too
+_OBJECT_S = 2e-6  # what looking at an object takes here, about
 
-_COMPARED = (  # by value
+_COMPARED = (  # by value, where it has no digest
     type(None), bool, int, float, complex, str, bytes, range, slice, type, type(Ellipsis),
     np.generic, np.dtype, torch.dtype, torch.device, torch.Size, enum.Enum, pathlib.PurePath,
     re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal,
-    types.ModuleType, types.BuiltinFunctionType, np.ufunc, property, weakref.ref,
-    type(threading.Lock()), type(threading.RLock()), types.MethodWrapperType,
-    types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.BuiltinFunctionType, np.ufunc, type(threading.Lock()), type(threading.RLock()),
+    types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_DIGESTED = (list, tuple, set, frozenset, dict, bytearray, torch.Tensor, np.ndarray)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
 _IMMUTABLE_MODULES = ("pyarrow.", "penstock.worker.shared_list.")  # whose objects cannot be changed
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # Py_TPFLAGS_...; classes of Python are not immutable
 _MUTABLE_HEAP_TYPE = _HEAP_TYPE | _IMMUTABLE_TYPE
-_LIBRARY_FOLDERS = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_POINTER_BYTES = 8
+_PYTHONS_FOLDERS = (*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), "<frozen ")
+_PACKAGES_FOLDER = re.compile(r"/(site|dist)-packages/")
 
 
 class _OpaqueError(Exception):
     """Something is met whose changes cannot be seen from here."""
 
 
-def fingerprint(*roots: Any) -> list[Any] | None:
-    """Values that are equal later if nothing was changed that these objects lead to.
+class Fingerprint:
+    """Equal to a later one of the same objects if nothing was changed that they lead to."""
 
-    Code is followed into the program's own functions and the globals that they name, not into
-    installed packages. None when something could change unseen: memory shared with other processes,
-    open files and other foreign handles, or more than can be looked at. Does not touch the items of
-    long containers, whose pages a worker may share with the trainer.
+    def __init__(self, parts: list[Any], seen: dict[Any, Any]) -> None:
+        self._parts = parts
+        self._seen = seen  # kept alive, so that the ids among the parts stay theirs
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return isinstance(other, Fingerprint) and self._parts == other._parts
+        except Exception:  # a value may refuse to be compared, which says as little
+            return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def fingerprint(*roots: Any, cost_s_max: float) -> Fingerprint | None:
+    """What all that these objects lead to is now.
+
+    Code is followed into the program's own functions and classes and the globals that they name,
+    not into installed packages. None when something could change unseen: memory shared with other
+    processes, open files and other foreign handles, or more than can be looked at in ``cost_s_max``
+    seconds, by an estimate that is the same each time. Reads the items of containers of plain data
+    without a count of references, so that a worker goes on sharing their pages with the trainer.
     """
-    walk = _Walk()
+    walk = _Walk(cost_s_max)
     try:
         for root in roots:
             walk.visit(root)
     except Exception:  # not ours alone: an object may refuse to be looked at, which says as little
         return None
-    return walk.parts
+    return Fingerprint(walk.parts, walk.seen)
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, cost_s_max: float) -> None:
         self.parts: list[Any] = []
-        self._seen: dict[int, Any] = {}  # by id, kept alive so that ids stay theirs
+        self.seen: dict[Any, Any] = {}  # mostly by id
+        self._content = _C.PlainContent(cost_s_max)
 
     def visit(self, value: Any) -> None:
-        if isinstance(value, _COMPARED):
-            self.parts.append(value)
-            return
-        if id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        if len(self._seen) + len(self.parts) > _OBJECTS_MAX:
+        self._content.spend(_OBJECT_S)
+        if self._content.is_opaque:
             raise _OpaqueError
-        self._look_into(value)
+        if type(value) in _PLAIN:  # zeros of different types and signs are equal and not the same
+            self.parts.append(self._content.digest(value) or value)
+            return
+        is_value = isinstance(value, _COMPARED)
+        self.parts.append(value if is_value else id(value))
+        if id(value) in self.seen:
+            return
+        if not is_value:
+            self.seen[id(value)] = value
+            self._look_into(value)
+        elif isinstance(value, type):
+            self._look_into_class(value)
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            if not isinstance(value.__self__, types.ModuleType):
+                self.visit(value.__self__)
+        elif hasattr(value, "__dict__"):
+            self.seen[id(value)] = value
+            self._visit_attributes(value)
 
-    def _visit_all(self, values: Iterator[Any]) -> None:
+    def _visit_all(self, values: Iterable[Any]) -> None:
         for value in values:
             self.visit(value)
+
+    def _visit_attributes(self, value: Any) -> None:
+        attributes = vars(value)
+        self._visit_all(attributes)
+        self._visit_all(attributes.values())
 
     def _look_into(self, value: Any) -> None:
         kind = type(value)
         self.parts.append(kind)
-        if isinstance(value, torch.Tensor):
-            self.parts.append(_of_tensor(value))
-        elif isinstance(value, np.ndarray):
-            self.parts.append(_of_array(value))
+        if isinstance(value, (*_CONTAINERS, *_DIGESTED)):
+            self._look_into_data(value)
         elif isinstance(value, (torch.Generator, random.Random)) or kind.__module__.startswith(
             "numpy.random"
         ):
@@ -106,67 +144,139 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._look_into_function(value)
         elif isinstance(value, types.MethodType):
-            self._visit_all(iter((value.__func__, value.__self__)))
+            self._visit_all((value.__func__, value.__self__))
         elif isinstance(value, (staticmethod, classmethod)):
             self.visit(value.__func__)
+        elif isinstance(value, property):
+            self._visit_all((value.fget, value.fset, value.fdel))
         elif isinstance(value, functools.partial):
-            self._visit_all(iter((value.func, value.args, value.keywords)))
-        elif isinstance(value, _CONTAINERS):
-            self._look_into_container(value)
+            self._visit_all((value.func, value.args, value.keywords, vars(value)))
+        elif isinstance(value, weakref.ref):
+            self.visit(value())
+        elif isinstance(value, types.ModuleType):
+            self._look_into_module(value, tuple(vars(value)))
         elif not f"{kind.__module__}.".startswith(_IMMUTABLE_MODULES):
             self._look_into_object(value)
 
-    def _look_into_container(self, value: Any) -> None:
+    def _look_into_data(self, value: Any) -> None:
+        if hasattr(value, "__dict__") and not isinstance(value, np.memmap):
+            self._visit_attributes(value)
+        if isinstance(value, _CONTAINERS) and type(value) not in _CONTAINERS:
+            self._visit_all(_slot_values(value))
+        if isinstance(value, collections.defaultdict):
+            self.visit(value.default_factory)
+        digest = self._content.digest(value) if isinstance(value, _DIGESTED) else None
+        if digest is not None:
+            self.parts.append(digest)
+        elif isinstance(value, _CONTAINERS):
+            self._look_into_items(value)
+        else:
+            raise _OpaqueError
+
+    def _look_into_items(self, value: Any) -> None:
         base: Any = next(base for base in _CONTAINERS if isinstance(value, base))
-        count = base.__len__(value)  # a subclass may do anything in its own
-        self.parts.append(count)
-        if count <= _ITEMS_MAX:
+        self.parts.append(base.__len__(value))  # a subclass may do anything in its own
+        if isinstance(value, collections.OrderedDict):
+            self._visit_all(collections.OrderedDict.__iter__(value))
+        else:
             self._visit_all(base.__iter__(value))
-            if isinstance(value, dict):
-                self._visit_all(iter(dict.values(value)))
-        if hasattr(value, "__dict__"):
-            self._visit_all(iter(vars(value).values()))
+        if isinstance(value, dict):
+            self._visit_all(dict.values(value))
 
     def _look_into_object(self, value: Any) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         if kind.__module__.partition(".")[0] == "multiprocessing" or not _is_of_python(kind):
             raise _OpaqueError
-        slots = [name for base in kind.__mro__ for name in _slots_of(base)]
-        attributes = getattr(value, "__dict__", {})
-        self._visit_all(iter(attributes))
-        self._visit_all(iter(attributes.values()))
-        self._visit_all(getattr(value, name, None) for name in slots)
-        for base in kind.__mro__:
-            for member in vars(base).values():
-                if isinstance(member, types.FunctionType) and not _is_of_library(member):
-                    self.visit(member)
+        if hasattr(value, "__dict__"):
+            self._visit_attributes(value)
+        self._visit_all(_slot_values(value))
+        self.visit(kind)
+
+    def _look_into_class(self, kind: type) -> None:
+        self.seen[id(kind)] = kind
+        self._visit_all(kind.__mro__[1:])
+        is_of_library = _is_of_library(kind)
+        for name, member in vars(kind).items():
+            if isinstance(member, types.FunctionType):
+                is_looked_at = not _is_of_library(member)  # a program may have replaced some
+            elif isinstance(member, (staticmethod, classmethod, property)):
+                is_looked_at = not is_of_library
+            else:
+                is_looked_at = not (is_of_library or name.startswith("__") or name == "_abc_impl")
+            if is_looked_at:
+                self.parts.append(name)
+                self.visit(member)
 
     def _look_into_function(self, value: types.FunctionType) -> None:
-        self._visit_all(iter(value.__defaults__ or ()))
-        self._visit_all(iter((value.__kwdefaults__ or {}).values()))
+        self._visit_all(value.__defaults__ or ())
+        self._visit_all((value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
             try:
                 self.visit(cell.cell_contents)
             except ValueError:
                 self.parts.append(None)  # not filled yet
-        if _is_of_library(value):
+        if not _is_of_library(value):
+            self._visit_attributes(value)
+            names = _names_in(value.__code__)
+            self._look_into_names(value.__globals__, names)
+            for name in names:  # imported where they are used
+                if name in sys.modules and name not in value.__globals__:
+                    self._look_into_module(sys.modules[name], names)
+
+    def _look_into_names(self, place: dict[str, Any], names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in place:
+                continue
+            if isinstance(place[name], types.ModuleType):
+                self._look_into_module(place[name], names)
+            else:
+                self.parts.append(name)
+                self.visit(place[name])
+
+    def _look_into_module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
+        """Those of its attributes that are named where it is used."""
+        self.parts.append(module.__name__)
+        if _is_of_library(module) or (id(module), names) in self.seen:
             return
-        for name in _globals_in(value.__code__):
-            if name in value.__globals__:
-                self.visit(value.__globals__[name])
+        self.seen[(id(module), names)] = module
+        self._look_into_names(vars(module), names)
 
 
-def _is_of_library(function: types.FunctionType) -> bool:
-    return function.__code__.co_filename.startswith(_LIBRARY_FOLDERS)
+def _is_of_library(thing: types.FunctionType | type | types.ModuleType) -> bool:
+    """Whether it comes from an installed package or from Python itself."""
+    if isinstance(thing, types.FunctionType):
+        return _is_library_file(thing.__code__.co_filename)
+    if isinstance(thing, type):
+        found = sys.modules.get(thing.__module__)
+        if found is None:
+            return False
+        thing = found
+    if thing.__name__ == "__main__":
+        return False
+    file = getattr(thing, "__file__", None)
+    return file is None or _is_library_file(file)
 
 
-def _is_of_python(kind: type) -> bool:
+@functools.cache
+def _is_library_file(path: str) -> bool:
+    return path.startswith(_PYTHONS_FOLDERS) or bool(_PACKAGES_FOLDER.search(path))
+
+
+@functools.cache
+def _is_of_python(kind: Any) -> bool:
     """Whether all that an object of this kind holds is in its attributes."""
     return all(
         base in (object, types.SimpleNamespace)
-        or (base.__flags__ & _MUTABLE_HEAP_TYPE) == _HEAP_TYPE
+        or ((base.__flags__ & _MUTABLE_HEAP_TYPE) == _HEAP_TYPE and _has_no_room(base))
         for base in kind.__mro__
     ) and (bool(kind.__dictoffset__) or any(_slots_of(base) for base in kind.__mro__))
+
+
+def _has_no_room(kind: type) -> bool:
+    """Whether its objects are no larger than its attributes need."""
+    room = kind.__basicsize__ - (kind.__base__.__basicsize__ if kind.__base__ else 0)
+    own = [*_slots_of(kind), *({"__dict__", "__weakref__"} & vars(kind).keys())]
+    return room <= _POINTER_BYTES * len(own)
 
 
 def _slots_of(kind: type) -> list[str]:
@@ -180,31 +290,21 @@ def _slots_of(kind: type) -> list[str]:
     ]
 
 
+def _slot_values(value: Any) -> list[Any]:
+    kind: Any = type(value)
+    return [getattr(value, name, None) for name in _slots_of_all(kind)]
+
+
 @functools.cache
-def _globals_in(code: types.CodeType) -> tuple[str, ...]:
-    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+def _slots_of_all(kind: Any) -> list[str]:
+    return [name for base in kind.__mro__ for name in _slots_of(base)]
+
+
+@functools.cache
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """All that it could look up: globals, attributes, modules that it imports."""
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return (*names, *(name for part in inner for name in _globals_in(part)))
-
-
-def _of_tensor(value: torch.Tensor) -> Any:
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_shared():
-        raise _OpaqueError
-    if value.nbytes <= _BYTES_MAX:
-        return (value.shape, value.dtype, bytes(value.detach().clone().untyped_storage()))
-    if value.is_inference():
-        raise _OpaqueError  # it does not count its changes
-    return (value.shape, value._version)
-
-
-def _of_array(value: Any) -> Any:
-    owner = value
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    is_own = isinstance(owner.base, (type(None), bytes, PrivateMap)) or not owner.flags.writeable
-    if value.dtype.hasobject or not is_own:
-        raise _OpaqueError  # or memory of something else, which may be shared
-    return (value.shape, value.tobytes() if value.nbytes <= _BYTES_MAX else None)
+    return (*code.co_names, *(name for part in inner for name in _names_in(part)))
 
 
 def _of_generator(value: Any) -> Any:

@@ -2,20 +2,21 @@
 """The requests of a worker in the order in which it carries them out.
 
 While an epoch comes to its end the trainer may ask for batches of the next one, which will perhaps
-never begin. They are made at once where nobody can tell, that is where the dataset is as it was
-when the epoch began and the random numbers can be taken back; else they wait for their epoch.
+never begin. They are made at once where nobody can tell, that is where the dataset has stayed what
+it was and the random numbers can be taken back; else they wait for their epoch.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from penstock import _C
 from penstock.stream.batch_seeds import generator_states, put_back
+from penstock.worker.dataset_watch import Watch
 
 _IDLE_S = (
     3600.0  # one wait for a request; the native side notices a dead trainer and signals by itself
@@ -26,24 +27,26 @@ class RequestFeed:
     """Gives out fetches, epochs and early epochs; an early epoch is to be treated as an epoch.
 
     ``rows`` are those of a plain TensorDataset, whose fetches are carried out natively on the way.
-    ``state_of_dataset`` is called when an epoch begins and ends, None where no epoch begins early;
-    what it returns is None when the state cannot be told. Raises ClosedError when the trainer has
-    hung up.
+    ``watch`` is None where no epoch begins early. Raises ClosedError when the trainer has hung up.
     """
 
     def __init__(
         self,
         server: _C.WorkerServer,
         rows: list[torch.Tensor] | None,
-        state_of_dataset: Callable[[], Any] | None,
+        watch: Watch | None,
     ) -> None:
         self._server = server
         self._rows = rows
-        self._state_of_dataset = state_of_dataset
-        self._state_at_begin = state_of_dataset() if state_of_dataset is not None else None
+        self._watch = watch
         self._received: deque[_C.WorkerRequest] = deque()
         self._early_epoch: int | None = None  # while its fetches are carried out before it begins
         self._generators: tuple[Any, ...] = ()  # as they were before
+        self._note_epoch()
+
+    def _note_epoch(self) -> None:
+        self._began_at = time.monotonic()
+        self._fetch_count = 0  # since then
 
     def next(self) -> _C.WorkerRequest:
         while True:
@@ -53,15 +56,15 @@ class RequestFeed:
             if request.is_early_epoch:
                 return self._begin_early(request)
             if not request.is_epoch:
+                self._fetch_count += 1
                 return request
-            if self._early_epoch is None:
-                if self._state_of_dataset is not None:
-                    self._state_at_begin = self._state_of_dataset()
-                return request
-            early_epoch, self._early_epoch = self._early_epoch, None
-            if request.epoch != early_epoch:
-                put_back(self._generators)
-                return request
+            if request.epoch == self._early_epoch:
+                self._adopt_early()
+                continue
+            if self._early_epoch is not None:
+                self._drop_early()
+            self._note_epoch()
+            return request
 
     def _receive(self) -> _C.WorkerRequest:
         while True:
@@ -79,7 +82,7 @@ class RequestFeed:
         """
         while (request := self._server.next(0.0)) is not None:
             if request.is_epoch and request.epoch == self._early_epoch:
-                self._early_epoch = None
+                self._adopt_early()
                 return
             if request.is_epoch:
                 self._received.clear()
@@ -88,13 +91,25 @@ class RequestFeed:
                 return
 
     def _begin_early(self, request: _C.WorkerRequest) -> _C.WorkerRequest:
-        state = self._state_of_dataset() if self._state_of_dataset is not None else None
-        if state is not None and state == self._state_at_begin:
+        batch_s = (time.monotonic() - self._began_at) / max(1, self._fetch_count)
+        has_stayed = self._watch is not None and self._watch.has_stayed(batch_s)
+        if not has_stayed:
+            request = self._wait_for_epoch(request.epoch)
+        self._note_epoch()
+        if has_stayed:
             self._early_epoch = request.epoch
             self._generators = generator_states()
-            return request
-        self._state_at_begin = state
-        return self._wait_for_epoch(request.epoch)
+        return request
+
+    def _adopt_early(self) -> None:
+        self._early_epoch = None
+        self._began_at = time.monotonic()  # the trainer may have done something else meanwhile
+
+    def _drop_early(self) -> None:
+        self._early_epoch = None
+        put_back(self._generators)
+        if self._watch is not None and self._fetch_count > 0:
+            self._watch.note_dropped(self._fetch_count)
 
     def _wait_for_epoch(self, early_epoch: int) -> _C.WorkerRequest:
         held = []

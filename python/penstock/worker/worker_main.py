@@ -30,6 +30,7 @@ from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStarts, load_dataset_state
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
+from penstock.worker.dataset_watch import DatasetWatch, RowsWatch, Watch
 from penstock.worker.fetching import (
     Fetcher,
     FetchSpec,
@@ -37,7 +38,7 @@ from penstock.worker.fetching import (
     TorchFetcher,
     datasets_of_shards,
 )
-from penstock.worker.fingerprint import fingerprint
+from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.held_interrupt import release_in_child
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.request_feed import RequestFeed
@@ -166,8 +167,8 @@ def _serve(
     if init_error is None and fetch.auto_collation:
         rows = plain_rows(fetch.dataset, fetch.collate_fn)
     ended_shards: set[int] = set()
-    state = partial(fingerprint, fetch.dataset, fetch.collate_fn) if spec.may_begin_early else None
-    feed = RequestFeed(server, rows, state)
+    watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
+    feed = RequestFeed(server, rows, watch)
     while True:
         try:
             request = feed.next()
@@ -192,7 +193,9 @@ def _serve(
         raises = threads_drew = False
         state_after: bytes | None = None
         if init_error is not None:
-            batch, init_error, raises = init_error, None, True
+            batch, raises = init_error, True
+            if not spec.is_seeded_by_batch:
+                init_error = None  # then there is no fetcher until the next epoch, as in torch's
         else:
             try:
                 batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
@@ -215,6 +218,14 @@ def _serve(
         except ClosedError:
             return
         del batch, request
+
+
+def _watch(fetch: FetchSpec, rows: list[torch.Tensor] | None) -> Watch:
+    return RowsWatch(rows) if rows is not None else DatasetWatch(partial(_look, fetch))
+
+
+def _look(fetch: FetchSpec, allowed_s: float) -> Fingerprint | None:
+    return fingerprint(fetch.dataset, fetch.collate_fn, cost_s_max=allowed_s)
 
 
 class AnswerMarks(NamedTuple):

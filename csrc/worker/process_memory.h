@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Who can write to which memory of this process, as the system's table of its mappings says.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+namespace penstock::worker {
+
+enum class MemoryKind : uint8_t {
+  kOwn,       // only this process sees what it writes there
+  kReadOnly,  // cannot be written here; a file that is mapped, or what the trainer has sealed
+  kShared,    // another process may write there too
+  kUnknown,   // not mapped, or not all of it
+};
+
+// The table as it was when it was read. Thread-compatible.
+class ProcessMemory {
+ public:
+  // Reads the table of the calling process.
+  static Result<ProcessMemory> read();
+  // `table` is in the form of /proc/self/maps.
+  static Result<ProcessMemory> parse(std::string_view table);
+
+  // Of memory that lies in several mappings, the kind that allows most. Empty memory is read-only.
+  MemoryKind kind_of(std::span<const std::byte> memory) const;
+
+ private:
+  struct Mapping {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    MemoryKind kind = MemoryKind::kUnknown;
+  };
+
+  std::vector<Mapping> mappings_;  // by address, as the system lists them
+};
+
+}  // namespace penstock::worker

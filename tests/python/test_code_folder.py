@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of modules lives as long as the process that made it, whoever else shares /tmp."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.pool.code_folder import CodeFolder
+
+HOLDER = """\
+import sys
+from penstock.pool.code_folder import CodeFolder
+folder = CodeFolder()
+print(folder.path, flush=True)
+sys.stdin.read()
+folder.remove()
+"""
+# The process that made the folder is gone, and its child has it.
+HANDED_ON = """\
+import os, sys
+from penstock.pool.code_folder import CodeFolder
+folder = CodeFolder()
+if os.fork() > 0:
+    os._exit(0)
+print(folder.path, flush=True)
+os.close(1)
+sys.stdin.read()
+"""
+MAKER = """\
+import os, sys
+from penstock.pool.code_folder import CodeFolder
+for _ in range(50):
+    folder = CodeFolder()
+    assert os.path.isdir(folder.path), folder.path
+    folder.remove()
+    assert not os.path.exists(folder.path), folder.path
+"""
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # looked up anew
+    return tmp_path
+
+
+def can_enter_a_namespace() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+
+
+@contextlib.contextmanager
+def holder(program: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A process that has a folder, and which folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip()), process
+    finally:
+        process.communicate(timeout=90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "within",
+    [
+        (),
+        pytest.param(
+            NAMESPACE,
+            marks=pytest.mark.skipif(not can_enter_a_namespace(), reason="no PID namespaces"),
+        ),
+    ],
+    ids=["same pids", "other pids"],
+)
+def test_a_live_folder_is_left_alone(within: Sequence[str]) -> None:
+    """Two containers with one /tmp and other pids took each other's modules away."""
+    folder = CodeFolder()
+    module = Path(folder.path) / "module.py"
+    module.write_text("")
+    subprocess.run([*within, sys.executable, "-c", MAKER], check=True, timeout=90)
+    assert module.exists()
+    folder.remove()
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_forked_child_still_has_is_left_alone() -> None:
+    with holder(HANDED_ON) as (path, process):
+        process.wait(timeout=90)
+        CodeFolder().remove()
+        assert path.exists()
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_has_left_is_taken_away_by_the_next() -> None:
+    with holder(HOLDER) as (path, process):
+        (path / "module.py").write_text("")
+        process.kill()
+    assert path.exists()
+    CodeFolder().remove()
+    assert not path.exists()
+
+
+def test_a_folder_goes_with_what_is_in_it(temporary: Path) -> None:
+    folder = CodeFolder()
+    assert Path(folder.path).stat().st_mode & 0o777 == 0o700
+    (Path(folder.path) / "package").mkdir()
+    folder.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_only_folders_of_this_user_are_taken_away(temporary: Path) -> None:
+    made = CodeFolder()
+    prefix = Path(made.path).name.rpartition("-")[0]
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (temporary / f"{prefix}-link").symlink_to(elsewhere)
+    (temporary / f"{prefix}-file").write_text("")
+    CodeFolder().remove()
+    assert elsewhere.exists()
+    assert (temporary / f"{prefix}-file").exists()
+    made.remove()
+
+
+@pytest.mark.slow
+def test_processes_that_make_folders_at_once_do_not_take_each_others() -> None:
+    makers = [subprocess.Popen([sys.executable, "-c", MAKER]) for _ in range(4)]
+    assert [maker.wait(timeout=90) for maker in makers] == [0] * 4

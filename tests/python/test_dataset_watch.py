@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a dataset is looked at, how long that may take, and what follows. Time is an argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import PoolWarning
+from penstock.worker.dataset_watch import DatasetWatch
+
+
+class Looks:
+    """A dataset that says what it is, and notes for how long each look may take."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.takes_s = takes_s
+        self.state: Any = 0
+        self.allowed: list[float] = []
+
+    def __call__(self, allowed_s: float) -> Any:
+        self.allowed.append(allowed_s)
+        return self.state if self.takes_s <= allowed_s else None
+
+
+def test_what_stays_is_known_to_stay_at_the_first_look_after_the_beginning() -> None:
+    watch = DatasetWatch(Looks())
+    assert watch.has_stayed(0.1)
+    assert watch.has_stayed(0.1)
+
+
+def test_a_look_takes_no_longer_than_a_batch_within_bounds() -> None:
+    looks = Looks()
+    watch = DatasetWatch(looks)
+    for batch_s in (0.0, 0.1, 10.0):
+        assert watch.has_stayed(batch_s)
+    assert looks.allowed == [0.005, 0.005, 0.1, 0.25]
+
+
+def test_a_change_is_compared_with_the_look_before() -> None:
+    looks = Looks()
+    watch = DatasetWatch(looks)
+    looks.state = 1  # such as a file that the first sample opens
+    assert not watch.has_stayed(0.1)
+    assert watch.has_stayed(0.1)
+
+
+def test_a_dataset_that_always_changes_is_not_looked_at_for_ever() -> None:
+    looks = Looks()
+    watch = DatasetWatch(looks)
+    for epoch in range(10):
+        looks.state = epoch + 1
+        assert not watch.has_stayed(0.1)
+    assert len(looks.allowed) == 4
+
+
+def test_what_takes_long_is_looked_at_where_batches_take_as_long() -> None:
+    looks = Looks(takes_s=0.08)
+    watch = DatasetWatch(looks)
+    assert not watch.has_stayed(0.1), "the first state is not known"
+    assert watch.has_stayed(0.1)
+
+
+def test_a_look_that_failed_is_tried_again_only_with_twice_the_time() -> None:
+    looks = Looks(takes_s=10)
+    watch = DatasetWatch(looks)
+    for batch_s in (0.009, 0.01, 0.01, 0.019, 0.02, 1, 1, 1):
+        assert not watch.has_stayed(batch_s)
+    assert looks.allowed == [0.005, 0.01, 0.02, 0.25]
+
+
+def test_batches_made_in_vain_that_changed_nothing_are_forgotten() -> None:
+    watch = DatasetWatch(Looks())
+    assert watch.has_stayed(0.1)
+    watch.note_dropped(3)
+    assert watch.has_stayed(0.1)
+
+
+def test_batches_made_in_vain_that_changed_the_dataset_are_warned_of_and_the_last() -> None:
+    looks = Looks()
+    watch = DatasetWatch(looks)
+    assert watch.has_stayed(0.1)
+    looks.state = 1
+    with pytest.warns(PoolWarning, match="3 batches of the next epoch were made early"):
+        watch.note_dropped(3)
+    assert looks.allowed[-1] == 0.1
+    assert not watch.has_stayed(0.1)
+    assert not watch.has_stayed(0.1)
