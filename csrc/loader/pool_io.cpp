@@ -428,6 +428,7 @@ std::unique_ptr<Batch> PoolIo::make_batch(uint64_t worker_id, const wire::PoolAn
     }
     error.type_name = "penstock.errors.PenstockError";
     error.text = "the batch cannot be read: " + made.error().message;
+    error.worker = spoken_place(worker_id);
   } else {
     const std::string_view text = text_of(answer.body);
     const size_t end = std::min(text.find('\0'), text.size());
@@ -464,11 +465,16 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
                  .error = {}});
 }
 
+std::string PoolIo::spoken_place(uint64_t worker_id) const {
+  const WorkerLink* link = links_->find(worker_id);
+  return spoken_worker(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
+}
+
 void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
   if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
-    tell("worker " + spoken_worker(worker_id) + " does not work for this trainer: " + reason);
+    tell("worker " + spoken_place(worker_id) + " does not work for this trainer: " + reason);
 }
 
 // When every worker has declined nothing will ever come, unless others join: that is an error for a job that nobody

@@ -123,6 +123,8 @@ class PoolIo : public BatchSource {
                    std::span<const std::byte> piece, Instant now);
   std::unique_ptr<Batch> make_batch(uint64_t worker_id, const wire::PoolAnswer& answer,
                                     std::optional<IncomingBatch> whole);
+  // A worker's id, and its endpoint while there is a link: what a user can find it by.
+  std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_unfitness(uint32_t pool_count, uint32_t unfit_count);
 

@@ -201,6 +201,7 @@ TEST_F(PoolClientTest, WhyAWorkerDeclinesIsToldAndThePoolWaitedFor) {
   const Event event = next();
   ASSERT_EQ(event.kind, Event::Kind::kNews);
   EXPECT_NE(event.message().find("another torch"), std::string::npos) << event.message();
+  EXPECT_NE(event.message().find(" at tcp://127.0.0.1:"), std::string::npos) << event.message();
   EXPECT_NE(client_->describe_pool().find("no controller has answered"), std::string::npos);
   EXPECT_NE(client_->describe_pool().find("another torch"), std::string::npos);
 }
