@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's "Three machines", by README's own commands: network namespaces are the machines."""
+"""The "Three machines" of docs/how-to/pools.md, by its own commands: network namespaces are the machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pool_processes import Process
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "docs" / "how-to" / "pools.md"
 PROCESSES = 2  # instead of README's 16, which is what beta has CPUs for
 SECONDS_MAX = 90.0
 LISTENS = "0A"  # the state of a socket, as /proc/net/tcp has it

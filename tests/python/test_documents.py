@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people read first: short, in lines that fit, with links that lead somewhere and code that is
+code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages for users. Those beside the code have tests of their own.
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+README_LINES_MAX = 200
+COLUMNS_MAX = 120
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Lines outside of tables and code, with their numbers."""
+    is_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith(("|", "    ")):
+            yield number, line
+
+
+def test_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_fit(page: Path) -> None:
+    assert [(number, line) for number, line in prose(page) if len(line) > COLUMNS_MAX] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8"))]
+    files = [target.partition("#")[0] for target in targets if "://" not in target]
+    assert [name for name in files if name and not (page.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_is_python(page: Path) -> None:
+    for block in PYTHON.findall(page.read_text(encoding="utf-8")):
+        compile(block, str(page), "exec")
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [name for name in pages if name != "README.md" and f"({name})" not in index] == []
