@@ -114,8 +114,15 @@ TEST_F(WithoutAuthenticator, LibzmqItselfLetsAnUnknownKeyIn) {
   char bound[256];
   size_t length = sizeof bound;
   ASSERT_EQ(zmq_getsockopt(server.get(), ZMQ_LAST_ENDPOINT, bound, &length), 0);
-  const auto client = connect(Endpoint::parse(bound).value(), KeyPair::generate(), keys_.public_key(Role::kController));
-  expect_connected(*client);
+  // On a busy machine libzmq itself gives a handshake up now and then, after its interval: another client tries again.
+  std::optional<ConnectionEvent> event;
+  for (int attempt = 0; attempt < 3 && !(event && event->kind == ConnectionEvent::Kind::kConnected); ++attempt) {
+    const auto client =
+        connect(Endpoint::parse(bound).value(), KeyPair::generate(), keys_.public_key(Role::kController));
+    event = next_event(*client);
+  }
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->kind, ConnectionEvent::Kind::kConnected) << event->reason;
 }
 
 TEST_F(WithoutAuthenticator, AServerOfOursLetsNobodyIn) {
