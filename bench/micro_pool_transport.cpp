@@ -40,7 +40,7 @@
 #include "net/server_socket.h"
 #include "wire/pool_record.h"
 
-namespace penstock::transport {
+namespace penstock {
 namespace {
 
 constexpr size_t kSlabCount = 4;  // used in turn, as a worker's and a trainer's are
@@ -403,4 +403,4 @@ BENCHMARK(BM_PoolSockets)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTi
 BENCHMARK(BM_PoolCrypto)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
 
 }  // namespace
-}  // namespace penstock::transport
+}  // namespace penstock

@@ -24,7 +24,7 @@
 #include "wire/message.h"
 #include "wire/nest.h"
 
-namespace penstock::transport {
+namespace penstock {
 namespace {
 
 using std::chrono::seconds;
@@ -174,4 +174,4 @@ void BM_SlabHandOver(benchmark::State& state) {
 BENCHMARK(BM_SlabHandOver)->UseRealTime();
 
 }  // namespace
-}  // namespace penstock::transport
+}  // namespace penstock

@@ -8,7 +8,7 @@
 
 namespace penstock::fuzz {
 
-using namespace penstock::transport;
+using namespace penstock::wire;
 
 namespace {
 

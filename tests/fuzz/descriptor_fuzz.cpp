@@ -9,7 +9,7 @@
 
 namespace penstock::fuzz {
 
-using namespace penstock::transport;
+using namespace penstock::wire;
 
 std::vector<Bytes> make_seeds() {
   std::vector<Bytes> seeds;

@@ -10,7 +10,7 @@
 
 namespace penstock::fuzz {
 
-using namespace penstock::transport;
+using namespace penstock::wire;
 
 namespace {
 

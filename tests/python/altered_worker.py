@@ -19,8 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import penstock
-from penstock.pool import pool_worker, running_job, worker_process
+from penstock.pool import job_versions, pool_worker, running_job, worker_process
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.worker import batch_pickle
@@ -67,7 +66,7 @@ def send_errors_that_end_programs(names: str) -> None:
 
 
 def say_another_version(version: str) -> None:
-    penstock.__version__ = version
+    job_versions.__version__ = version
 
 
 def have_little_memory(mebibytes: str) -> None:

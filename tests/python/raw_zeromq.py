@@ -5,6 +5,7 @@ could do at a pool's ports. The records are those of csrc/wire/PROTOCOL.md, made
 from __future__ import annotations
 
 import ctypes
+import errno
 import ctypes.util
 import os
 import struct
@@ -92,7 +93,10 @@ class RawSocket:
         parts = []
         while True:
             size = ctypes.c_size_t(len(buffer))
-            count = self._check(self._zmq.zmq_recv(self._socket, buffer, size, 0))
+            count = self._zmq.zmq_recv(self._socket, buffer, size, 0)
+            if count < 0 and ctypes.get_errno() == errno.EINTR:
+                continue  # by a signal, that of a child that ended for example
+            self._check(count)
             parts.append(ctypes.string_at(buffer, count))
             more = ctypes.c_int(0)
             size = ctypes.c_size_t(ctypes.sizeof(more))
@@ -131,7 +135,7 @@ def _text(text: str) -> bytes:
 
 def worker_report(worker_id: int, endpoint: str, version: int = 1) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
-    return control(1, head, _text(endpoint), _text("by hand"), bytes(4), version=version)
+    return control(1, head, _text(endpoint), _text("by hand"), bytes(4), _text(""), version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:

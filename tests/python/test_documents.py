@@ -47,7 +47,7 @@ def test_lines_fit(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
-    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8"))]
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
     files = [target.partition("#")[0] for target in targets if "://" not in target]
     assert [name for name in files if name and not (page.parent / name).exists()] == []
 

@@ -14,8 +14,7 @@ from test_offload import fresh, train
 from test_offload_workers import BATCH_COUNT, Batches
 from torch import nn
 
-from penstock import DataLoader, offload
-from penstock.cut import embedding_ids
+from penstock import DataLoader, embedding_ids, offload
 from penstock.cut.offloading import detach
 
 WIDE = next(case for case in CASES if case.name == "wide_and_deep")

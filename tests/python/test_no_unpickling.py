@@ -71,6 +71,11 @@ WHOSE_BYTES = {
     ("worker/pickled_once.py", "_Unpickler", "pickle.Unpickler"): "the parent's, in a local worker",
     ("pool/pool_job.py", "unpack_job", "pickle.loads"): "the trainer's, in a worker",
     ("cut/prefix_compiler.py", "main", "torch.load"): "the trainer's, in a process that it started",
+    (
+        "cli/command_line.py",
+        "_carry_out",
+        "importlib.import_module",
+    ): "names of our own modules",
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
     ("pool/running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
@@ -88,6 +93,9 @@ NATIVE_OPENERS = re.compile(
 NATIVE_WHOSE_BYTES = {
     ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
+    ("bindings/python_content.cpp", '"numpy").attr("ndarray")'): "a fixed name",
+    ("bindings/python_content.cpp", '"numpy").attr("generic")'): "a fixed name",
+    ("bindings/python_content.cpp", '"torch.nn").attr("Parameter")'): "a fixed name",
     (
         "bindings/python_nest.cpp",
         "loads_(py::bytes",

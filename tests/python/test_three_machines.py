@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The "Three machines" of docs/how-to/pools.md, by its own commands: network namespaces are the machines."""
+"""The "Three machines" of docs/how-to/pools.md, by its own commands.
+
+Network namespaces are the machines.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ void Dispatch::forgive""",
     "what was outstanding is not said on the next link": (
         Mutation(
             "pool_session.cpp",
-            "  for (const BatchKey key : repeated) send_request(worker_id, peer, key);\n",
+            "  for (const wire::BatchKey key : repeated) send_request(worker_id, peer, key);\n",
             "",
         ),
         Mutation("pool_session.cpp", "static_cast<uint32_t>(repeated.size())", "0u"),

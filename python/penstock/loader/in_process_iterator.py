@@ -81,8 +81,14 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
                 self._is_order_of_globals = have_moved(before)
         elif not self._is_seeded_by_batch and start is not None and not has_state:
             self._continue_iteration(loader, start)
-        progress.shard_states_now = self._shard_states
+        if progress.finish_resuming is None:
+            progress.shard_states_now = self._states_reader()
         progress.begin(int(self._base_seed))
+
+    def __del__(self) -> None:
+        # What the loader keeps of this epoch must not keep the iterator of the dataset alive.
+        if hasattr(self, "_progress"):
+            self._progress.freeze_states()
 
     def _make_fetcher(self, loader: LoaderFace) -> Any:
         pool = make_pool(loader.fetch_threads)
@@ -108,17 +114,20 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
             self._dataset_fetcher = self._make_fetcher(loader)
             if self._dataset_kind == _DatasetKind.Iterable:
                 self._continue_iteration(loader, start)
+        self._progress.shard_states_now = self._states_reader()
         if self._is_order_of_globals and have_moved(before):
             # The order was still to be drawn when the state was taken, from these generators.
             self._sampler_iter = iter(self._index_sampler)
             self._note_order()
             self._pull_ahead()
 
-    def _shard_states(self) -> list[Any]:
+    def _states_reader(self) -> Callable[[], list[Any]]:
+        """Reads the shards' states. It does not hold this iterator, whose threads end with it."""
         fetcher = self._dataset_fetcher
         if isinstance(fetcher, InProcessFetcher):
-            return fetcher.states()
-        return [shard_state(fetcher, self._dataset)]
+            return fetcher.states_reader()
+        of_map = self._dataset_kind == _DatasetKind.Map
+        return functools.partial(_only_shard, None if of_map else fetcher, self._dataset)
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
         """As :meth:`penstock.DataLoader.lookahead`, of this iterator's stream."""
@@ -183,3 +192,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         is_map = self._dataset_kind == _DatasetKind.Map
         answer = progress.answer_pulled if is_map else progress.answer
         answer(shard_id, None, is_error)
+
+
+def _only_shard(fetcher: Any, dataset: Any) -> list[Any]:
+    return [shard_state(fetcher, dataset)]

@@ -181,8 +181,9 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
             iterator = begin()
-        if progress.finish_resuming is not None:
-            progress.finish_resuming()
+        finish, progress.finish_resuming = progress.finish_resuming, None
+        if finish is not None:
+            finish()
         return iterator
     finally:
         loader._resuming = None

@@ -196,6 +196,12 @@ class Progress:
         self.shard_states = [None] * process_count
         self.last_shard_id = (self.answered_count - 1) % process_count
 
+    def freeze_states(self) -> None:
+        """The iterator ends: the shards' states stay as they are now."""
+        if self.shard_states_now is not None:
+            self.shard_states = copy.deepcopy(self.shard_states_now())
+            self.shard_states_now = None
+
     def finish(self) -> None:
         self.is_finished = True
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -259,6 +260,7 @@ class InProcessFetcher:
     ) -> None:
         datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
         pool = make_pool(spec.fetch_threads)
+        self._dataset = spec.dataset
         self._is_map = spec.dataset_kind == _DatasetKind.Map
         self._fetcher = SeededFetcher(
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
@@ -291,8 +293,13 @@ class InProcessFetcher:
                 return batch
         raise StopIteration
 
-    def states(self) -> list[dict[str, Any] | None]:
-        """Those of all shards, as they are now."""
+    def states_reader(self) -> Callable[[], list[dict[str, Any] | None]]:
+        """Reads the states of all shards, as they are when it is called. Holds no threads."""
+        if self._is_map:
+            return functools.partial(_states_of_map, self._dataset, self._shard_count)
+        return self._states
+
+    def _states(self) -> list[dict[str, Any] | None]:
         return [self._state(shard_id) for shard_id in range(self._shard_count)]
 
     def _state(self, shard_id: int) -> dict[str, Any] | None:
@@ -301,3 +308,7 @@ class InProcessFetcher:
         if state is None and is_stateful(dataset):
             return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
         return state
+
+
+def _states_of_map(dataset: Any, shard_count: int) -> list[dict[str, Any] | None]:
+    return [shard_state(None, dataset) for _ in range(shard_count)]
