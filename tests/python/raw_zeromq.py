@@ -5,8 +5,8 @@ could do at a pool's ports. The records are those of csrc/wire/PROTOCOL.md, made
 from __future__ import annotations
 
 import ctypes
-import errno
 import ctypes.util
+import errno
 import os
 import struct
 from pathlib import Path
