@@ -10,6 +10,7 @@
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "loader/client.h"
+#include "loader/stream.h"
 
 namespace py = pybind11;
 
@@ -17,6 +18,8 @@ namespace penstock::bindings {
 
 using loader::Batch;
 using loader::Client;
+using loader::EpochProgress;
+using loader::Stream;
 using std::chrono::steady_clock;
 
 namespace {
@@ -55,7 +58,9 @@ py::tuple describe_leaves(Batch& batch) {
   return py::make_tuple(leaves, boundary, batch.descriptor().sequence);
 }
 
-py::tuple to_python(Client::Event event, const py::object& loads, bool with_leaves) {
+// What Python is given of an event: its kind, its value, what belongs to the value, its shard and that one's state.
+// Notes where a batch cannot be rebuilt here, which is raised in its place.
+py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
   if (event.kind == Client::Event::Kind::kNews)
@@ -63,7 +68,7 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
   if (event.kind != Client::Event::Kind::kBatch) {
     return py::make_tuple(kind, event.worker_id, event.is_worker_done, event.shard_id, py::none());
   }
-  Batch& batch = *event.batch;
+  Batch& batch = *of_event;
   py::object state = py::none();
   if (!batch.state().empty())
     state = py::bytes(reinterpret_cast<const char*>(batch.state().data()), batch.state().size());
@@ -77,7 +82,7 @@ py::tuple to_python(Client::Event event, const py::object& loads, bool with_leav
   try {
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
-    // The batch cannot be rebuilt here. It is raised in its place, after its successor was asked for.
+    event.is_unreadable = true;
     return py::make_tuple(kind, error.value(), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object extra = py::none();
@@ -97,61 +102,97 @@ std::span<const std::byte> bytes_of(const py::bytes& object) {
   return std::as_bytes(std::span(view.data(), view.size()));
 }
 
-bool submit(Client& client, const py::object& index, const py::object& dumps) {
-  using wire::IndexKind;
-  if (PyList_CheckExact(index.ptr())) {
-    std::vector<int64_t> indices;
-    indices.reserve(static_cast<size_t>(PyList_GET_SIZE(index.ptr())));
-    bool is_plain = true;
-    for (py::handle item : py::reinterpret_borrow<py::list>(index)) {
-      int overflow = 0;
-      is_plain = is_plain && PyLong_CheckExact(item.ptr());
-      if (!is_plain) break;
-      indices.push_back(PyLong_AsLongLongAndOverflow(item.ptr(), &overflow));
-      is_plain = overflow == 0;
+// A sampler of the user's: `pull` gives the indices of the next batch, or raises StopIteration; `dumps` pickles those
+// that are not plain integers.
+class PulledIndices : public loader::IndexSource {
+ public:
+  PulledIndices(py::function pull, py::function dumps) : pull_(std::move(pull)), dumps_(std::move(dumps)) {}
+
+  std::optional<Indices> next() override {
+    py::object index;
+    try {
+      index = pull_();
+    } catch (py::error_already_set& error) {
+      if (error.matches(PyExc_StopIteration)) return std::nullopt;
+      throw;
     }
-    if (is_plain) return client.submit(IndexKind::kIntegers, std::as_bytes(std::span(indices)));
+    using wire::IndexKind;
+    if (PyList_CheckExact(index.ptr()) && read_integers(py::reinterpret_borrow<py::list>(index)))
+      return Indices{.kind = IndexKind::kIntegers, .body = std::as_bytes(std::span(integers_))};
+    if (PyLong_CheckExact(index.ptr())) {
+      int overflow = 0;
+      integers_.assign(1, PyLong_AsLongLongAndOverflow(index.ptr(), &overflow));
+      if (overflow == 0) return Indices{.kind = IndexKind::kInteger, .body = std::as_bytes(std::span(integers_))};
+    }
+    pickled_ = dumps_(index).cast<py::bytes>();
+    return Indices{.kind = IndexKind::kPickle, .body = bytes_of(pickled_)};
   }
-  if (PyLong_CheckExact(index.ptr())) {
-    int overflow = 0;
-    const int64_t value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-    if (overflow == 0) return client.submit(IndexKind::kInteger, std::as_bytes(std::span(&value, 1)));
+
+ private:
+  bool read_integers(const py::list& index) {
+    integers_.clear();
+    integers_.reserve(index.size());
+    for (py::handle item : index) {
+      int overflow = 0;
+      if (!PyLong_CheckExact(item.ptr())) return false;
+      integers_.push_back(PyLong_AsLongLongAndOverflow(item.ptr(), &overflow));
+      if (overflow != 0) return false;
+    }
+    return true;
   }
-  const auto pickled = dumps(index).cast<py::bytes>();
-  return client.submit(IndexKind::kPickle, bytes_of(pickled));
+
+  py::function pull_;
+  py::function dumps_;
+  std::vector<int64_t> integers_;
+  py::bytes pickled_;
+};
+
+loader::EpochPlan plan_of(int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress) {
+  return {.seeds = {.base_seed = base_seed, .epoch = epoch}, .progress = std::move(progress)};
 }
 
-void use_index_stream(Client& client, int64_t sample_count, int64_t batch_size, bool drop_last, bool shuffle,
-                      std::optional<at::Generator> generator, int64_t skipped_batch_count) {
-  client.use_index_stream({.sample_count = sample_count,
-                           .batch_size = batch_size,
-                           .drop_last = drop_last,
-                           .shuffle = shuffle,
-                           .generator = std::move(generator),
-                           .skipped_batch_count = skipped_batch_count});
+// Waits for the next event that `take` finds, looking after signals; kNothing after `timeout_s`.
+template <typename Take>
+Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
+  // Trying first, with the lock held, saves a whole switch interval when another Python thread is computing.
+  Client::Event event = take();
+  if (event.kind != Client::Event::Kind::kNothing) return event;
+  const auto wait = std::chrono::duration<double>(std::min(timeout_s, 1e6));
+  const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(wait);
+  while (event.kind == Client::Event::Kind::kNothing && wait_for_arrival(stream.client(), deadline)) event = take();
+  return event;
 }
 
-void begin_early(Client& client, const py::bytes& seeds, int64_t sample_count, int64_t batch_size, bool drop_last,
-                 bool shuffle, std::optional<at::Generator> generator, std::optional<uint64_t> seed,
-                 uint64_t epoch_seed) {
-  client.begin_early(bytes_of(seeds),
-                     {.sample_count = sample_count,
-                      .batch_size = batch_size,
-                      .drop_last = drop_last,
-                      .shuffle = shuffle,
-                      .generator = std::move(generator),
-                      .seed = seed},
-                     epoch_seed);
+py::tuple next(Stream& stream, double timeout_s, const py::object& loads, bool with_leaves) {
+  auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_next(); });
+  auto given = to_python(event, event.batch.get(), loads, with_leaves);
+  if (event.is_unreadable) stream.progress()->note_error();
+  return given;
 }
 
-py::dict counters_of(const Client& client) {
+py::tuple look_ahead(Stream& stream, uint32_t batch_count, double timeout_s, const py::object& loads,
+                     bool with_leaves) {
+  auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_look_ahead(batch_count); });
+  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, with_leaves);
+  Client::Event& waiting = stream.last_ahead();
+  return to_python(waiting, waiting.batch.get(), loads, with_leaves);
+}
+
+py::object bytes_or_none(const EpochProgress::State& state) {
+  if (state.empty()) return py::none();
+  return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
+}
+
+// What was counted since the client began, where a batch that waits to be looked at is ready and not delivered.
+py::dict counters_of(Stream& stream) {
+  const Client& client = stream.client();
   const auto& counters = client.counters();
   py::dict result;
   result["batches"] = counters.batches.value();
   result["batch_bytes"] = counters.batch_bytes.value();
   result["copied_batches"] = counters.copied_batches.value();
   result["inline_batches"] = counters.inline_batches.value();
-  result["stale_batches"] = counters.stale_batches.value();
+  result["stale_batches"] = counters.stale_batches.value() + stream.dropped_ahead_count();
   result["early_batches"] = counters.early_batches.value();
   result["boundary_batches"] = counters.boundary_batches.value();
   result["compiled_batches"] = counters.compiled_batches.value();
@@ -162,13 +203,13 @@ py::dict counters_of(const Client& client) {
   result["fetch_s"] = static_cast<double>(counters.fetch_ns.value()) * 1e-9;
   result["prefix_s"] = static_cast<double>(counters.prefix_ns.value()) * 1e-9;
   result["outstanding"] = client.outstanding_count();
-  result["ready"] = client.ready_count();
+  result["ready"] = stream.ready_count();
   return result;
 }
 
 // What is looked at for every batch: a tuple is made several times faster than a dict of all.
-py::tuple load_counters_of(const Client& client) {
-  const auto& counters = client.counters();
+py::tuple load_counters_of(Stream& stream) {
+  const auto& counters = stream.client().counters();
   return py::make_tuple(counters.batches.value(), counters.boundary_batches.value(),
                         static_cast<double>(counters.fetch_ns.value()) * 1e-9,
                         static_cast<double>(counters.prefix_ns.value()) * 1e-9);
@@ -177,11 +218,11 @@ py::tuple load_counters_of(const Client& client) {
 }  // namespace
 
 void bind_loader(py::module_& module) {
-  py::class_<Client> client(module, "Client");
+  py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
                        bool in_order, bool keep_workers, bool keep_indices, bool pin_memory, int device_index) {
-             return std::make_unique<Client>(loader::ClientOptions{.worker_count = worker_count,
+             return std::make_shared<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
                                                                    .shard_count = shard_count,
                                                                    .prefetch_bytes = prefetch_bytes,
@@ -196,39 +237,7 @@ void bind_loader(py::module_& module) {
            py::arg("pin_memory"), py::arg("device_index"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
-      .def(
-          "begin_epoch",
-          [](Client& self, const py::bytes& seeds, uint64_t first_sequence, uint32_t first_shard_id,
-             uint64_t epoch_seed) {
-            self.begin_epoch(bytes_of(seeds), {first_sequence, first_shard_id, epoch_seed});
-          },
-          py::arg("seeds"), py::kw_only(), py::arg("first_sequence"), py::arg("first_shard_id"), py::arg("epoch_seed"))
-      .def("submit", &submit, py::arg("index"), py::arg("dumps"))
-      .def("has_room", &Client::has_room)
-      .def("use_index_stream", &use_index_stream, py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
-           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("skipped_batch_count"))
-      .def("submit_from_stream", &Client::submit_from_stream)
-      .def("fill_from_stream", &Client::fill_from_stream)
-      .def("has_stream_ended", &Client::has_stream_ended)
-      .def("begin_early", &begin_early, py::arg("seeds"), py::kw_only(), py::arg("sample_count"), py::arg("batch_size"),
-           py::arg("drop_last"), py::arg("shuffle"), py::arg("generator"), py::arg("seed"), py::arg("epoch_seed"))
-      .def("adopt_early", &Client::adopt_early, py::arg("generator"))
-      .def(
-          "next",
-          [](Client& self, double timeout_s, const py::object& loads, bool with_leaves) {
-            // Trying first, with the lock held, saves a whole switch interval when another Python thread is computing.
-            auto event = self.try_next();
-            if (event.kind == Client::Event::Kind::kNothing) {
-              const auto wait = std::chrono::duration_cast<steady_clock::duration>(
-                  std::chrono::duration<double>(std::min(timeout_s, 1e6)));
-              const auto deadline = steady_clock::now() + wait;
-              while (event.kind == Client::Event::Kind::kNothing && wait_for_arrival(self, deadline)) {
-                event = self.try_next();
-              }
-            }
-            return to_python(std::move(event), loads, with_leaves);
-          },
-          py::arg("timeout_s"), py::arg("loads"), py::arg("with_leaves"))
+      .def("drop_epoch", [](Client& self) { self.begin_epoch(); })
       .def("awaited",
            [](const Client& self) -> py::object {
              const auto awaited = self.awaited();
@@ -248,17 +257,87 @@ void bind_loader(py::module_& module) {
                return true;
              });
            })
-      .def("retire_held", &Client::retire_held)
-      .def("load_counters", &load_counters_of)
-      .def("counters", &counters_of);
+      .def("retire_held", &Client::retire_held);
   py::enum_<Client::Event::Kind>(client, "Event", py::arithmetic())
       .value("BATCH", Client::Event::Kind::kBatch)
       .value("SHARD_ENDED", Client::Event::Kind::kShardEnded)
       .value("WORKER_LOST", Client::Event::Kind::kWorkerLost)
       .value("END", Client::Event::Kind::kEnd)
-      .value("MORE_ROOM", Client::Event::Kind::kMoreRoom)
       .value("NEWS", Client::Event::Kind::kNews)
       .value("NOTHING", Client::Event::Kind::kNothing);
+
+  py::class_<EpochProgress, std::shared_ptr<EpochProgress>>(module, "EpochProgress")
+      .def(py::init<uint32_t>(), py::arg("shard_count"))
+      .def_property_readonly("answered_count", &EpochProgress::answered_count)
+      .def_property_readonly("yielded_count", &EpochProgress::yielded_count)
+      .def_property_readonly("shard_counts", &EpochProgress::shard_counts)
+      .def_property_readonly("last_shard_id", &EpochProgress::last_shard_id)
+      .def_property_readonly("is_finished", &EpochProgress::is_finished)
+      .def(
+          "shard_state",
+          [](const EpochProgress& self, uint32_t shard_id) { return bytes_or_none(self.shard_state(shard_id)); },
+          py::arg("shard_id"))
+      .def(
+          "set_shard_state",
+          [](EpochProgress& self, uint32_t shard_id, const py::bytes& state) {
+            const auto bytes = bytes_of(state);
+            self.set_shard_state(shard_id, {bytes.begin(), bytes.end()});
+          },
+          py::arg("shard_id"), py::arg("state"))
+      .def("answer", &EpochProgress::answer, py::arg("shard_id"), py::arg("is_error"))
+      .def("note_error", &EpochProgress::note_error)
+      .def("skip_answer", &EpochProgress::skip_answer)
+      .def("finish", &EpochProgress::finish)
+      .def("resume", &EpochProgress::resume, py::arg("answered_count"), py::arg("yielded_count"),
+           py::arg("last_shard_id"))
+      .def("set_shard_answers", &EpochProgress::set_shard_answers, py::arg("shard_id"), py::arg("count"))
+      .def("share_out", &EpochProgress::share_out, py::arg("shard_count"));
+
+  py::class_<Stream>(module, "Stream")
+      .def(py::init([](std::shared_ptr<Client> client, bool is_iterable, bool asks_while_room, bool may_begin_early,
+                       bool is_seeded_by_batch) {
+             return std::make_unique<Stream>(std::move(client),
+                                             loader::StreamOptions{.is_iterable = is_iterable,
+                                                                   .asks_while_room = asks_while_room,
+                                                                   .may_begin_early = may_begin_early,
+                                                                   .is_seeded_by_batch = is_seeded_by_batch});
+           }),
+           py::arg("client"), py::kw_only(), py::arg("is_iterable"), py::arg("asks_while_room"),
+           py::arg("may_begin_early"), py::arg("is_seeded_by_batch"))
+      .def(
+          "begin_with_sampler",
+          [](Stream& self, int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress,
+             std::optional<at::Generator> base_generator, int64_t sample_count, int64_t batch_size, bool drop_last,
+             bool shuffle, std::optional<at::Generator> generator) {
+            auto plan = plan_of(base_seed, epoch, std::move(progress));
+            plan.base_generator = std::move(base_generator);
+            self.begin_epoch(std::move(plan), {.sample_count = sample_count,
+                                               .batch_size = batch_size,
+                                               .drop_last = drop_last,
+                                               .shuffle = shuffle,
+                                               .generator = std::move(generator)});
+          },
+          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("base_generator"),
+          py::arg("sample_count"), py::arg("batch_size"), py::arg("drop_last"), py::arg("shuffle"),
+          py::arg("generator"))
+      .def(
+          "begin_with_indices",
+          [](Stream& self, int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress, py::function pull,
+             py::function dumps) {
+            self.begin_epoch(plan_of(base_seed, epoch, std::move(progress)),
+                             std::make_unique<PulledIndices>(std::move(pull), std::move(dumps)));
+          },
+          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("pull"), py::arg("dumps"))
+      .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("with_leaves"))
+      .def("look_ahead", &look_ahead, py::arg("batch_count"), py::arg("timeout_s"), py::arg("loads"),
+           py::arg("with_leaves"))
+      .def("give_ahead",
+           [](Stream& self) {
+             PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");
+             static_cast<void>(self.try_next());
+           })
+      .def("load_counters", &load_counters_of)
+      .def("counters", &counters_of);
 }
 
 }  // namespace penstock::bindings

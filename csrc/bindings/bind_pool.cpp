@@ -74,16 +74,16 @@ Result<std::unique_ptr<PoolIo>> make_io(const PoolSettings& settings, const Clie
                                   id.value(), std::move(own_keys), std::move(own_workers));
 }
 
-std::unique_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {
+std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {
   auto source = unwrap(without_gil([&] { return make_io(settings, options); }));
   PoolIo& io = *source;
-  return std::make_unique<PoolClient>(options, io, std::move(source));
+  return std::make_shared<PoolClient>(options, io, std::move(source));
 }
 
 }  // namespace
 
 void bind_pool(py::module_& module) {
-  py::class_<PoolClient, loader::Client>(module, "PoolClient")
+  py::class_<PoolClient, loader::Client, std::shared_ptr<PoolClient>>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,

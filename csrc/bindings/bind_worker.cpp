@@ -165,7 +165,12 @@ void bind_worker(py::module_& module) {
           },
           py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"), py::arg("state"),
           py::arg("dumps"))
-      .def("answer_end", [](Server& self, const Server::Received& request) { unwrap(self.answer_end(request)); })
+      .def(
+          "answer_end",
+          [](Server& self, const Server::Received& request, const std::optional<std::string>& state) {
+            unwrap(self.answer_end(request, state ? std::as_bytes(std::span(*state)) : std::span<const std::byte>()));
+          },
+          py::arg("request"), py::arg("state"))
       .def("serve_rows", &serve_rows, py::arg("sources"))
       .def(
           "collate",

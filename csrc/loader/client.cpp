@@ -27,7 +27,6 @@ class Client::Impl {
 
     uint32_t number;
     cluster::RequestOrder order;
-    std::optional<IndexStream> stream;
     uint64_t seed = 0;                                 // of what prefixes draw
     std::vector<std::byte> seeds;                      // of one that is begun early
     uint64_t early_count = 0;                          // requests made before it began
@@ -75,30 +74,25 @@ class Client::Impl {
   void begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
     const uint32_t number = (early ? early->number : now.number) + 1;
     early.reset();
-    if (now.stream) index_buffer = now.stream->take_buffer();
     now = Epoch(number, order_options(first));
     now.seed = first.seed;
     inbox.set_epochs(number, number);
     if (number > 1 || !seeds.empty()) announce(RequestKind::kEpoch, number, seeds);
   }
 
-  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions wanted, uint64_t seed) {
-    PENSTOCK_ASSERT(!early && now.stream && now.stream->is_exhausted(), "the next epoch begins early once, at the end");
+  void begin_early(std::span<const std::byte> seeds, uint64_t seed) {
+    PENSTOCK_ASSERT(!early, "the next epoch begins early once");
     early.emplace(now.number + 1, order_options({}));
-    early->stream.emplace(std::move(wanted), std::move(index_buffer));
     early->seeds.assign(seeds.begin(), seeds.end());
     early->seed = seed;
     inbox.set_epochs(now.number, early->number);
     announce(RequestKind::kEarlyEpoch, early->number, seeds);
-    fill(*early);
   }
 
-  void adopt_early(const std::optional<at::Generator>& generator) {
+  void adopt_early() {
     PENSTOCK_ASSERT(early, "no epoch was begun early");
-    if (now.stream) index_buffer = now.stream->take_buffer();
     now = *std::move(early);
     early.reset();
-    if (generator) now.stream->rebind(*generator);
     now.early_count = now.order.send_count();
     inbox.set_epochs(now.number, now.number);
     announce(RequestKind::kEpoch, now.number, now.seeds);
@@ -106,7 +100,7 @@ class Client::Impl {
 
   void announce(RequestKind kind, uint32_t number, std::span<const std::byte> seeds) {
     broadcast({.kind = kind,
-               .index_kind = seeds.empty() ? wire::IndexKind::kNone : wire::IndexKind::kPickle,
+               .index_kind = seeds.empty() ? wire::IndexKind::kNone : wire::IndexKind::kIntegers,
                .epoch = number},
               seeds);
   }
@@ -116,7 +110,8 @@ class Client::Impl {
     source->announce(request, body);
   }
 
-  bool submit(Epoch& epoch, wire::IndexKind kind, std::span<const std::byte> body) {
+  bool submit(wire::IndexKind kind, std::span<const std::byte> body) {
+    Epoch& epoch = early ? *early : now;
     // The workers may be fewer than when this was found to have room.
     if (!source->has_bounded_memory())
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
@@ -161,27 +156,6 @@ class Client::Impl {
     return now.order.undelivered_count() + (early ? early->order.undelivered_count() : 0);
   }
 
-  void submit_after_delivery() {
-    if (early) return fill(*early);
-    if (!source->has_bounded_memory()) return fill(now);  // there may be more workers than there were
-    if (options.prefetch_bytes == 0) {
-      submit_from_stream(now);
-      return;
-    }
-    while (has_room() && submit_from_stream(now)) {
-    }
-  }
-
-  void fill(Epoch& epoch) {
-    while (undelivered_count() < depth() && has_room() && submit_from_stream(epoch)) {
-    }
-  }
-
-  bool submit_from_stream(Epoch& epoch) {
-    const auto indices = epoch.stream->next();
-    return indices && submit(epoch, wire::IndexKind::kIntegers, std::as_bytes(*indices));
-  }
-
   Event try_next() {
     for (;;) {
       switch (now.order.next()) {
@@ -220,13 +194,26 @@ class Client::Impl {
     return has_arrived;
   }
 
+  void count_delivered(const Batch& batch) {
+    const wire::Descriptor& descriptor = batch.descriptor();
+    auto& counters = inbox.counters();
+    counters.batches.add(1);
+    counters.batch_bytes.add(batch.frame().payload_bytes);
+    const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
+    counters.fetch_ns.add(descriptor.fetch_time * unit_ns);
+    counters.prefix_ns.add(descriptor.prefix_time * unit_ns);
+    if (descriptor.sequence < now.early_count) counters.early_batches.add(1);
+    if (!batch.frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    if ((descriptor.flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
+    if ((descriptor.flags & wire::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
+  }
+
   ClientOptions options;
   std::string endpoint{};  // where workers of its own find it
   std::unique_ptr<BatchSource> source;
   Inbox& inbox;
   Epoch now;
   std::optional<Epoch> early;  // the one after it, of which batches are asked for already
-  at::Tensor index_buffer;     // of the last epoch's stream
   uint64_t largest_batch_bytes = 0;
 
  private:
@@ -243,10 +230,7 @@ class Client::Impl {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:
         return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
-      case Arrival::Kind::kGrown:
-        if (!now.stream) return Event{.kind = Event::Kind::kMoreRoom, .batch = {}, .error = {}};
-        fill(now);
-        return std::nullopt;
+      case Arrival::Kind::kGrown: return Event{.kind = Event::Kind::kMoreRoom, .batch = {}, .error = {}};
       case Arrival::Kind::kNews:
         return Event{.kind = Event::Kind::kNews, .batch = {}, .error = std::move(arrival.error)};
       case Arrival::Kind::kFailed:
@@ -256,14 +240,17 @@ class Client::Impl {
                      .error = std::move(arrival.error)};
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != now.number) return std::nullopt;
-        const uint32_t worker_id = source->worker_of(now.order.shard_ended(arrival.sequence));
+        const uint32_t shard_id = now.order.shard_ended(arrival.sequence);
+        const uint32_t worker_id = source->worker_of(shard_id);
         now.asked.erase(arrival.sequence);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) source->dismiss(arrival.worker_id);
         return Event{.kind = Event::Kind::kShardEnded,
                      .worker_id = arrival.worker_id,
+                     .shard_id = shard_id,
                      .is_worker_done = is_done,
+                     .state = std::move(arrival.state),
                      .batch = {},
                      .error = {}};
       }
@@ -288,16 +275,6 @@ class Client::Impl {
     now.asked.erase(sequence);
     source->finish(*batch);
     settle_memory(*batch);
-    auto& counters = inbox.counters();
-    counters.batches.add(1);
-    counters.batch_bytes.add(batch->frame().payload_bytes);
-    const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
-    counters.fetch_ns.add(batch->descriptor().fetch_time * unit_ns);
-    counters.prefix_ns.add(batch->descriptor().prefix_time * unit_ns);
-    if (sequence < now.early_count) counters.early_batches.add(1);
-    if (!batch->frame().boundary_keys.empty()) counters.boundary_batches.add(1);
-    if ((batch->descriptor().flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
-    if ((batch->descriptor().flags & wire::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
     const uint32_t worker_id = batch->descriptor().worker_id;
     return {.kind = Event::Kind::kBatch,
             .worker_id = worker_id,
@@ -333,30 +310,21 @@ void Client::begin_epoch(std::span<const std::byte> seeds, const EpochStart& fir
   impl_->begin_epoch(seeds, first);
 }
 
-void Client::begin_early(std::span<const std::byte> seeds, IndexStreamOptions options, uint64_t seed) {
-  impl_->begin_early(seeds, std::move(options), seed);
-}
-void Client::adopt_early(const std::optional<at::Generator>& generator) { impl_->adopt_early(generator); }
+void Client::begin_early(std::span<const std::byte> seeds, uint64_t seed) { impl_->begin_early(seeds, seed); }
+void Client::adopt_early() { impl_->adopt_early(); }
+bool Client::has_early() const { return impl_->early.has_value(); }
 
-bool Client::submit(wire::IndexKind kind, std::span<const std::byte> body) {
-  return impl_->submit(impl_->now, kind, body);
-}
+bool Client::submit(wire::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
 
 bool Client::has_room() const { return impl_->has_room(); }
+uint32_t Client::depth() const { return impl_->depth(); }
+uint32_t Client::undelivered_count() const { return impl_->undelivered_count(); }
+uint32_t Client::shard_count() const { return impl_->order_options({}).shard_count; }
+bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }
 
-void Client::use_index_stream(IndexStreamOptions options) {
-  impl_->now.stream.emplace(std::move(options), std::move(impl_->index_buffer));
-}
-bool Client::submit_from_stream() { return impl_->submit_from_stream(impl_->now); }
-bool Client::has_stream_ended() const { return impl_->now.stream && impl_->now.stream->is_exhausted(); }
-void Client::fill_from_stream() { impl_->fill(impl_->now); }
-
-Client::Event Client::try_next() {
-  Event event = impl_->try_next();
-  if (event.kind == Event::Kind::kBatch && impl_->now.stream) impl_->submit_after_delivery();
-  impl_->source->note_ready(ready_count());
-  return event;
-}
+Client::Event Client::try_next() { return impl_->try_next(); }
+void Client::count_delivered(const Batch& batch) { impl_->count_delivered(batch); }
+void Client::note_ready(uint32_t count) { impl_->source->note_ready(count); }
 
 std::optional<Client::Awaited> Client::awaited() const { return impl_->awaited(); }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's end of its workers, local ones or those of a pool. The I/O thread of its source owns every socket: it
-// greets workers, sends requests, and turns what they answer into batches. The trainer's thread submits requests, takes
-// batches in torch's order, and sleeps only when nothing has arrived. A C++ training loop uses it the same way as the
-// Python loader.
+// The trainer's end of its workers, local ones or those of a pool: requests go out, batches come in torch's order. The
+// I/O thread of its source owns every socket: it greets workers, sends requests, and turns what they answer into
+// batches. When to ask for what is decided by a stream (stream.h), which every trainer goes through.
 //
 // The thread starts in start(), after the workers were forked. In a forked child a client is inert: its destructor
 // leaves everything as it is, because the thread that owns it exists only in the parent.
@@ -24,7 +23,6 @@
 #include "loader/batch_source.h"
 #include "loader/counters.h"
 #include "loader/device_stage.h"
-#include "loader/index_stream.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
@@ -70,35 +68,33 @@ class Client {
   // epoch.
   void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
 
-  // While an epoch ends whose stream has_stream_ended(): asks for batches of the next one, which is expected to begin
-  // with these seeds and to take its indices from this stream, in what room the ending epoch leaves from now on. `seed`
-  // is as for EpochStart.
-  void begin_early(std::span<const std::byte> seeds, IndexStreamOptions options, uint64_t seed = 0);
-  // Begins the epoch that was begun early, with what has come of it. Its stream draws from `generator` from now on, if
-  // it is one that draws from a generator of the user's.
-  void adopt_early(const std::optional<at::Generator>& generator);
+  // Begins the next epoch while this one ends: its batches can be asked for, and wait until adopt_early().
+  void begin_early(std::span<const std::byte> seeds, uint64_t seed);
+  // Begins the epoch that was begun early, with what has come of it.
+  void adopt_early();
+  bool has_early() const;
 
-  // Sends one request to the worker of the shard whose turn it is. Returns false, sending nothing, when no shard has
-  // data left.
+  // Sends one request to the worker of the shard whose turn it is: of this epoch, or of the one that was begun early.
+  // Returns false, sending nothing, when no shard has data left.
   bool submit(wire::IndexKind kind, std::span<const std::byte> body);
 
-  // Whether one more request keeps within prefetch_bytes, where a batch that is not here yet counts as the largest seen
-  // so far. One request is always within it, and before the first batch of all has come, only one.
+  // Whether one more request keeps within prefetch_factor batches a worker and within prefetch_bytes, where a batch
+  // that is not here yet counts as the largest seen so far. One request is always within prefetch_bytes, and before the
+  // first batch of all has come, only one.
   bool has_room() const;
-
-  // From now on next() itself submits the next batch of `stream` whenever it hands one out; with prefetch_bytes, as
-  // many as there is room for.
-  void use_index_stream(IndexStreamOptions options);
-  bool has_stream_ended() const;
-  // Submits the next batch of the stream; false at its end or when no shard has data left.
-  bool submit_from_stream();
-  // Submits from the stream until prefetch_factor batches a worker are on the way or here, or prefetch_bytes are.
-  void fill_from_stream();
+  // How many batches may be asked for and not delivered: prefetch_factor for each worker that there is now.
+  uint32_t depth() const;
+  // Batches that were asked for and not delivered, those that have come included.
+  uint32_t undelivered_count() const;
+  // In how many shards a dataset is read.
+  uint32_t shard_count() const;
+  // Whether workers come and go.
+  bool is_elastic() const;
 
   struct Event {
     enum class Kind : uint8_t {
       kBatch,
-      kShardEnded,  // a shard is exhausted; submit one request in its place and call next() again
+      kShardEnded,  // a shard is exhausted; submit one request in its place
       kWorkerLost,  // the worker closed its connection without being told to
       kEnd,         // nothing more will come in this epoch
       kMoreRoom,    // more may be asked for than before
@@ -108,8 +104,10 @@ class Client {
     };
     Kind kind = Kind::kNothing;
     uint32_t worker_id = 0;
-    uint32_t shard_id = 0;        // of kBatch
-    bool is_worker_done = false;  // of kShardEnded: it was the worker's last one
+    uint32_t shard_id = 0;           // of kBatch and kShardEnded
+    bool is_worker_done = false;     // of kShardEnded: it was the worker's last one
+    bool is_unreadable = false;      // of kBatch: the user is given an error in its place
+    std::vector<std::byte> state{};  // of kShardEnded: of the shard's dataset then, if it has one
     std::unique_ptr<Batch> batch;
     std::optional<Error> error;
 
@@ -118,6 +116,8 @@ class Client {
 
   // What comes next, if it is here already. Never blocks.
   Event try_next();
+  // Counts a batch that the user was given.
+  void count_delivered(const Batch& batch);
   // Waits for something to arrive until `deadline`; then call try_next(). Blocks; needs no lock of the caller's.
   bool wait_until(std::chrono::steady_clock::time_point deadline);
 
@@ -144,6 +144,7 @@ class Client {
   const loader::LoaderCounters& counters() const;
   uint32_t outstanding_count() const;  // asked for and not here yet
   uint32_t ready_count() const;        // here and not delivered yet
+  void note_ready(uint32_t count);     // of the user's, for the controller of a pool
 
  private:
   class Impl;

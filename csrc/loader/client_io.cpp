@@ -245,6 +245,7 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
                             .worker_id = worker_id,
                             .epoch = descriptor.epoch,
                             .sequence = descriptor.sequence,
+                            .state = parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>(),
                             .batch = {},
                             .error = {}});
     case DescriptorKind::kSlab:

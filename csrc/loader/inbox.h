@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/bounded_queue.h"
 #include "base/result.h"
@@ -32,6 +33,7 @@ struct Arrival {
   uint32_t worker_id = 0;
   uint32_t epoch = 0;
   uint64_t sequence = 0;
+  std::vector<std::byte> state{};  // of kEnd: of the shard's dataset, if it has one
   std::unique_ptr<Batch> batch;
   std::optional<Error> error;
 };

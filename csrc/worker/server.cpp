@@ -155,8 +155,11 @@ Result<void> Server::answer(const Received& request, BatchContent content, uint8
   return send_descriptor(descriptor);
 }
 
-Result<void> Server::answer_end(const Received& request) {
-  return send_descriptor(describe(request, DescriptorKind::kEnd, 0));
+Result<void> Server::answer_end(const Received& request, std::span<const std::byte> state) {
+  const Descriptor descriptor = describe(request, DescriptorKind::kEnd, 0);
+  if (state.empty()) return send_descriptor(descriptor);
+  const std::span<const std::byte> parts[] = {std::as_bytes(std::span(&descriptor, 1)), state};
+  return (*socket_)->send(parts);
 }
 
 Descriptor Server::describe(const Received& request, DescriptorKind kind, uint8_t flags) const {

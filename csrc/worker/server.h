@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,8 +61,9 @@ class Server {
 
   // Runs the prefixes on a batch, seals it and names it to the trainer. `flags` are of wire::Descriptor.
   Result<void> answer(const Received& request, BatchContent content, uint8_t flags);
-  // Tells the trainer that this worker's share of an iterable dataset is exhausted.
-  Result<void> answer_end(const Received& request);
+  // Tells the trainer that a shard of an iterable dataset is exhausted, and the state of its dataset then, if it has
+  // one.
+  Result<void> answer_end(const Received& request, std::span<const std::byte> state = {});
 
  private:
   // Ends this process when the trainer is dead and the main thread does not come back to see it.

@@ -77,6 +77,7 @@ DATASETS: list[Any] = [CountsEpochs, KeepsPlace, OwnGenerator]
 WORKERS = [
     {"num_workers": 0},
     pytest.param({"num_workers": 3}, marks=pytest.mark.slow),
+    pytest.param({"num_workers": 3, "persistent_workers": True}, marks=pytest.mark.slow),
 ]
 
 

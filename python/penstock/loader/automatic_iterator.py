@@ -131,7 +131,7 @@ class AutomaticPoolIter(LocalPoolIter):
     def _go_on_with_another_pool(self, loader: LoaderFace) -> None:
         self._replace_pool(loader)
         self._progress.share_out(self._shard_count)
-        self._asked_again = self._asked.copy()
+        self._asked_again = self._unanswered().copy()
         if self._recipe is None:
             self._begin_requests()
             return

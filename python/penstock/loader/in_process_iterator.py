@@ -191,7 +191,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         shard_id = fetcher.shard_id if isinstance(fetcher, InProcessFetcher) else 0
         is_map = self._dataset_kind == _DatasetKind.Map
         answer = progress.answer_pulled if is_map else progress.answer
-        answer(shard_id, None, is_error)
+        answer(shard_id, is_error)
 
 
 def _only_shard(fetcher: Any, dataset: Any) -> list[Any]:

@@ -82,13 +82,14 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         state["generators"] = _snapshot_to_json(GeneratorSnapshot.take(loader))
         if _carries_its_dataset(loader):
             state["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+        if progress is not None and progress.is_finished and _keeps_its_workers(loader):
+            before = _decoded_all(loader, progress.shard_states)
+            if before is not None:
+                counts = [0] * len(before)
+                state["shards"] = {"counts": counts, "last": None, "states": None, "before": before}
         return state
     if progress.start_as_json is None:
         progress.start_as_json = _snapshot_to_json(progress.start)
-    if progress.shard_states_now is not None:
-        states = copy.deepcopy(progress.shard_states_now())
-    else:
-        states = [_decoded(one, has_pool(loader)) for one in progress.shard_states]
     state.update(
         _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
@@ -98,10 +99,16 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         shards={
             "counts": list(progress.shard_counts),
             "last": progress.last_shard_id,
-            "states": states if any(one is not None for one in states) else None,
+            "states": _decoded_all(loader, progress.shard_states),
+            "before": _decoded_all(loader, progress.states_before),
         },
     )
     return state
+
+
+def _decoded_all(loader: LoaderFace, states: list[Any]) -> list[Any] | None:
+    decoded = [_decoded(one, has_pool(loader)) for one in states]
+    return decoded if any(one is not None for one in decoded) else None
 
 
 def _decoded(state: Any, is_of_pool: bool) -> Any:
@@ -131,15 +138,18 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
                 f"{name} {now.get(name)!r}, so its stream is another; build the loader as it was"
             )
     shards = state["shards"]
-    if shards is None or _is_between_epochs(state):
+    if shards is None:
         return
     process_count = shard_count(loader)
-    if shards["states"] is not None and len(shards["states"]) != process_count:
-        raise ValueError(
-            f"the state has those that {type(loader.dataset).__name__} had in "
-            f"{len(shards['states'])} processes, and this loader reads it in {process_count}; "
-            f"resume with num_workers={len(shards['states'])}"
-        )
+    for states in (shards["states"], shards.get("before")):
+        if states is not None and len(states) != process_count:
+            raise ValueError(
+                f"the state has those that {type(loader.dataset).__name__} had in "
+                f"{len(states)} processes, and this loader reads it in {process_count}; "
+                f"resume with num_workers={len(states)}"
+            )
+    if _is_between_epochs(state):
+        return
     answered_count = state["_sampler_iter_yielded"]
     if answered_count < 0 or (
         now["kind"] == "iterable"
@@ -178,6 +188,8 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         draws_seed=state["draws_seed"],
         point=None if is_between else _resume_point(loader, state),
     )
+    if state["shards"] is not None and state["shards"].get("before") is not None:
+        progress.states_before = state["shards"]["before"]
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
             iterator = begin()
@@ -193,6 +205,11 @@ def _keeps_its_seed(loader: LoaderFace) -> bool:
     """Whether the next ``iter()`` only resets the iterator, which keeps its base seed then."""
     is_there = getattr(loader, "_iterator", None) is not None
     return loader.persistent_workers and is_there and not is_seeded_by_batch(loader)
+
+
+def _keeps_its_workers(loader: LoaderFace) -> bool:
+    """Whether the next epoch goes on with the datasets as the workers have them."""
+    return bool(loader.persistent_workers) and is_parallel(loader) and not has_pool(loader)
 
 
 def _carries_its_dataset(loader: LoaderFace) -> bool:

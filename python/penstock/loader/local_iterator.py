@@ -2,7 +2,7 @@
 """The iterator behind ``iter(loader)``: torch's class with penstock's transport in it.
 
 The trainer's Python does what only it can: pull the user's sampler, start processes, raise what a
-worker raised. Dispatch, receiving, reordering and the memory of batches are native.
+worker raised. What an epoch is, and when which batch is asked for, is the native stream's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import pickle
 import time
 import warnings
+import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
@@ -31,9 +33,7 @@ from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
 from penstock.loader.native_thread import NativeThread
 from penstock.loader.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.loader.prefetch_depth import prefetch_depth
-from penstock.stream.batch_seeds import EpochSeeds
-from penstock.stream.early_epochs import EarlyEpochs
-from penstock.stream.expected_epoch import draw_seed, pickle_seeds
+from penstock.stream.batch_seeds import EpochSeeds, draw_seed
 from penstock.stream.index_order import IndexOrder
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.progress import CountedPulls
@@ -52,7 +52,6 @@ _BATCH = int(_C.Client.Event.BATCH)
 _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
 _END = int(_C.Client.Event.END)
-_MORE_ROOM = int(_C.Client.Event.MORE_ROOM)
 _NEWS = int(_C.Client.Event.NEWS)
 
 STANDING_COUNTS = ("outstanding", "ready")  # the others only grow
@@ -77,7 +76,6 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._undo_seed(loader)
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         self._owner_pid = os.getpid()
-        self._uses_stream = False
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
         self._settle_num_workers(loader)
@@ -99,11 +97,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             torch.accelerator.current_device_index() if self._pin_memory else None
         )
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
-        self._early = EarlyEpochs(is_allowed=self._can_begin_early(loader))
+        self._may_begin_early = self._can_begin_early(loader)
         self._past_counters = loader._past_counters
         self._ahead = deque()
-        self._dropped_ahead = 0
-        self._asked = deque()
+        self._asked: deque[Any] = deque()
+        self._asked_first = 0
         loader._live_iterators.add(self)
         self._open_pool(loader)
         self._reset(loader, first_iter=True)
@@ -129,6 +127,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             pin_memory=bool(self._pin_memory and loader.device is None),
             device_index=cuda_index(loader.device),
         )
+        self._stream = self._make_stream()
         retire_at_forks(self._client)
         self._native_thread = NativeThread()
         self._shutdown = False
@@ -141,6 +140,15 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         for message in loader._prefixes.values():
             self._client.install_prefix(message)
 
+    def _make_stream(self) -> _C.Stream:
+        return _C.Stream(
+            self._client,
+            is_iterable=self._dataset_kind == _DatasetKind.Iterable,
+            asks_while_room=self._asks_while_room,
+            may_begin_early=self._may_begin_early,
+            is_seeded_by_batch=self._is_seeded_by_batch,
+        )
+
     def _start_workers(self, loader: LoaderFace) -> None:
         spec = WorkerSpec(
             self._client.endpoint,
@@ -150,7 +158,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             self._shard_count,
             self._is_seeded_by_batch,
             self._progress.starts,
-            self._early.is_allowed,
+            dict(enumerate(self._progress.states_before)),
+            self._may_begin_early,
         )
         fetch = FetchSpec.of(self, loader.fetch_threads)
         seed = int(self._base_seed)
@@ -158,8 +167,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
         if not first_iter:
+            before = self._progress
             self._progress = loader._begin_progress()
             self._progress.draws_seed = self._is_seeded_by_batch
+            if before.is_finished and not self._is_elastic:
+                self._progress.states_before = before.shard_states
         progress = self._progress
         _BaseDataLoaderIter._reset(self, cast(Any, loader), first_iter)
         self._note_sampler()
@@ -167,12 +179,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             self._num_yielded = progress.point.yielded_count
         self._provenance = loader._provenance
         self._meter = None if self._is_elastic else loader._load_meter
-        self._pickled_seeds = b""
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
                 self._base_seed = draw_seed(loader.generator)
             self._seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
-            self._pickled_seeds = pickle_seeds(self._seeds)
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
@@ -180,47 +190,30 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         is_map = self._dataset_kind == _DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
         self._asked.clear()
+        self._asked_first = progress.answered_count
         if is_map and self._recipe is None:
             self._resume_sampler()
         progress.begin(int(self._base_seed))
         self._base_generator = loader.generator
-        self._next_epoch = loader._epoch_count if self._is_seeded_by_batch else None
         self._begin_requests()
 
     def _begin_requests(self) -> None:
         """Has the workers go on with the epoch after what was answered already."""
         progress = self._progress
-        self._drop_ahead()
+        self._ahead.clear()
         if self._meter is not None:
             pids = [worker.pid for worker in self._workers]
             self._meter.begin(self._num_workers, pids, self._prefetch_depth * self._num_workers)
-        self._uses_stream = self._recipe is not None
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
-        self._pulls = None
         self._workers_status = [True] * self._num_workers
-        asked_ahead = self._prefetch_depth * self._num_workers
-        next_seeds = self._seeds._replace(epoch=self._seeds.epoch + 1)
-        self._early.note_epoch(
-            self._recipe, asked_ahead, self._base_generator, self._next_epoch, next_seeds
-        )
-        if not self._early.try_adopt(self._client, self._recipe, self._pickled_seeds):
-            self._client.begin_epoch(
-                self._pickled_seeds,
-                first_sequence=progress.answered_count,
-                first_shard_id=progress.first_shard_id,
-                epoch_seed=self._epoch_seed,
-            )
-            if self._recipe is not None:
-                self._client.use_index_stream(
-                    **self._recipe._asdict(), skipped_batch_count=progress.answered_count
-                )
-        if self._uses_stream:
-            self._client.fill_from_stream()
-        elif self._asks_while_room:
-            self._ask_for_more()
+        epoch = {**self._seeds._asdict(), "progress": progress.counts}
+        if self._recipe is None:
+            pull = partial(_pull, weakref.ref(self))
+            self._stream.begin_with_indices(**epoch, pull=pull, dumps=dumps_index)
         else:
-            for _ in range(self._prefetch_factor * self._num_workers):
-                self._try_put_index()
+            generator = self._base_generator
+            recipe = self._recipe._asdict()
+            self._stream.begin_with_sampler(**epoch, base_generator=generator, **recipe)
 
     def _can_begin_early(self, loader: LoaderFace) -> bool:
         """Whether nothing speaks against asking for the next epoch before it begins, as far as it
@@ -233,33 +226,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             and not is_stateful(loader.dataset)
         )
 
-    def _ask_for_more(self) -> None:
-        """After a batch or the end of a shard: torch asks for one in its place."""
-        if not self._asks_while_room:
-            # Who looked ahead past the end of a shard may have had more asked for already.
-            if self._client.has_room():
-                self._try_put_index()
-            return
-        while self._client.has_room() and self._try_put_index():
-            pass
-
     def _next_index(self) -> Any:
-        if self._pulls is not None:
-            return next(self._pulls)
         index = super()._next_index()
         if self._dataset_kind == _DatasetKind.Map and self._in_order:
             # The sampler may fill the same list again.
             self._asked.append(index.copy() if type(index) is list else index)
         return index
 
-    def _try_put_index(self) -> bool:  # type: ignore[override]  # torch's does not say
-        if self._uses_stream:
-            return self._client.submit_from_stream()
-        try:
-            index = self._next_index()
-        except StopIteration:
-            return False
-        return self._client.submit(index, dumps_index)
+    def _unanswered(self) -> deque[Any]:
+        """What a sampler that is not torch's own gave for batches still to come."""
+        while self._asked and self._asked_first < self._progress.answered_count:
+            self._asked.popleft()
+            self._asked_first += 1
+        return self._asked
 
     def _next_data(self) -> Any:
         if self._meter is None:
@@ -267,7 +246,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         called_at = time.monotonic()
         self._meter.note_call()
         value = self._deliver()
-        self._meter.note(called_at, time.monotonic(), self._client.load_counters())
+        self._meter.note(called_at, time.monotonic(), self._stream.load_counters())
         return value
 
     def _take_ahead(self, batch_count: int) -> None:
@@ -279,20 +258,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                 self._meter.note_waiting(time.monotonic() - called_at)
 
     def _deliver(self) -> Any:
-        taken = self._ahead.popleft() if self._ahead else self._take()
+        if self._ahead:
+            taken = self._ahead.popleft()
+            if type(taken) is tuple:
+                self._stream.give_ahead()
+        else:
+            taken = self._take()
         if type(taken) is not tuple:
             self._end_or_raise(taken)
         value, extra, shard_id, state = taken
-        progress = self._progress
-        progress.answer(shard_id, state, is_error=type(extra) is bool)
-        if self._asked:
-            self._asked.popleft()
-        if not self._uses_stream:
-            self._ask_for_more()
-        if progress.answered_count >= self._early.answers_before:
-            if self._pulls is None or self._pulls.has_ended:
-                self._early.begin(self._client)
-        if self._drawing_threads and self._client.counters()["unrepeatable_batches"]:
+        if state is not None:
+            self._progress.counts.set_shard_state(shard_id, state)
+        self._unanswered()
+        if self._drawing_threads and self._stream.counters()["unrepeatable_batches"]:
             self._draw_warning.give(self._drawing_threads)
             self._drawing_threads = 0  # it is said, and need not be looked for again
         if extra is True:
@@ -301,17 +279,24 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             raise value
         return value
 
-    def _take(self) -> Taken:
-        """Waits for what comes next. Nothing is submitted for it, but by a native stream."""
+    def _take(self, ahead_count: int = 0) -> Taken:
+        """Waits for what comes next, and has the stream ask for a batch in its place.
+
+        With ``ahead_count`` it is not given to the user yet, and waits in the stream beside others
+        until there are so many; nothing is asked for in its place.
+        """
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         deadline = None
         if self._is_elastic:
             deadline = time.monotonic() + self._timeout
             wait_s = min(wait_s, _STATUS_CHECK_INTERVAL_S)
         while True:
-            kind, value, extra, shard_id, state = self._client.next(
-                wait_s, loads, self._provenance is not None
-            )
+            with_leaves = self._provenance is not None
+            if ahead_count > 0:
+                event = self._stream.look_ahead(ahead_count, wait_s, loads, with_leaves)
+            else:
+                event = self._stream.next(wait_s, loads, with_leaves)
+            kind, value, extra, shard_id, state = event
             if kind == _BATCH:
                 if type(extra) is not bool:
                     handle = None if extra is None else self._record_leaves(*extra)
@@ -325,9 +310,6 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             if kind == _SHARD_ENDED:
                 if extra:  # it was the worker's last
                     self._workers_status[value] = False
-                self._ask_for_more()
-            elif kind == _MORE_ROOM:
-                self._ask_for_more()
             elif kind == _NEWS:
                 warnings.warn(value, PoolWarning, stacklevel=4)
             elif kind == _WORKER_LOST:
@@ -365,12 +347,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     ) -> BatchHandle:
         provenance = self._provenance
         assert provenance is not None
-        progress = self._progress
         handle = BatchHandle(
             len(leaves),
             boundary,
-            progress.epoch,
-            progress.answered_count - 1,
+            self._progress.epoch,
+            sequence,
             (self._epoch_seed, sequence),
         )
         provenance.record_batch(handle, leaves)
@@ -431,12 +412,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._close_pool()
 
     def _close_pool(self) -> None:
-        self._early.forget()
-        self._drop_ahead()
+        self._ahead.clear()
         self._past_counters.update(
             {name: count for name, count in self._count().items() if name not in STANDING_COUNTS}
         )
-        self._dropped_ahead = 0
         self._shutdown = True
         try:
             self._end_client()
@@ -452,3 +431,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def __del__(self) -> None:
         self._shutdown_workers()
+
+
+def _pull(iterator: weakref.ref[LocalPoolIter]) -> Any:
+    """The next indices of the user's sampler. The stream must not keep the iterator alive."""
+    live = iterator()
+    if live is None:
+        raise StopIteration
+    return live._next_index()

@@ -8,8 +8,8 @@ come and so has a cache in front of a slow table hold what will be asked for.
 
 Looking is not taking: the stream, the generators, the state and the moments at which the sampler is
 pulled are those of a program that does not look. So values can be seen of those batches alone that
-are asked for already. They are taken out of the client early and wait here, in their order; the
-requests that would have followed them are made when the trainer is given them.
+are asked for already. They wait in the stream, in their order; the requests that would have
+followed them are made when the trainer is given them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from torch.utils.data import _DatasetKind
 from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
-from penstock.stream.index_order import IndexOrder, IndexPulls
-from penstock.stream.indices import IndexRecipe
+from penstock.stream.index_order import IndexOrder
 
 if TYPE_CHECKING:
     from penstock.stream.progress import Progress
@@ -47,13 +46,8 @@ Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 class LooksAhead:
     """What an iterator over workers needs to look ahead. Confined to the trainer's thread."""
 
-    _ahead: deque[Taken]  # taken out of the client, and not given to the trainer yet
-    _dropped_ahead: int  # batches that were taken so, and never given
-    _asked: deque[Any]  # what a sampler that is not torch's own gave for batches still to come
-    _recipe: IndexRecipe | None  # where the sampler is torch's own
-    _order: IndexOrder | None
-    _uses_stream: bool  # which submits by itself
-    _pulls: IndexPulls | None  # in the native stream's stead, once it was stopped
+    _ahead: deque[Taken]  # what waits in the stream, as Python has it
+    _order: IndexOrder | None  # where the sampler is torch's own
     _progress: Progress
     _prefetch_factor: Any  # an int, with workers
     _prefetch_depth: int
@@ -63,17 +57,18 @@ class LooksAhead:
     _dataset_kind: int
     _asks_while_room: bool
 
-    _client: _C.Client
+    _stream: _C.Stream
 
-    def _take(self) -> Taken:
-        """Waits for the next batch in order, without asking for one in its place."""
+    def _take(self, ahead_count: int = 0) -> Taken:
+        """Waits for the next batch in order; with ``ahead_count`` it is only looked at."""
+        raise NotImplementedError
+
+    def _unanswered(self) -> deque[Any]:
+        """What a sampler that is not torch's own gave for batches still to come."""
         raise NotImplementedError
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
         """What next() does where there is no batch."""
-        raise NotImplementedError
-
-    def _try_put_index(self) -> bool:
         raise NotImplementedError
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
@@ -102,9 +97,9 @@ class LooksAhead:
         if self._order is not None:
             return indices_from(self._order, self._progress.answered_count, batch_count)
         self._check_depth(batch_count)
-        if self._asks_while_room and len(self._asked) < batch_count:
+        if self._asks_while_room and len(self._unanswered()) < batch_count:
             self._take_ahead(batch_count)  # by which the sampler is pulled for the others
-        asked = itertools.islice(self._asked, batch_count)
+        asked = itertools.islice(self._unanswered(), batch_count)
         return [index.copy() if type(index) is list else index for index in asked]
 
     def _take_ahead(self, batch_count: int) -> None:
@@ -113,64 +108,21 @@ class LooksAhead:
         Blocks until they have come. Raises what next() raises when one does not come within the
         timeout, and leaves everything as it is.
         """
-        if len(self._ahead) < batch_count:
-            self._stop_stream()
         while len(self._ahead) < batch_count:
             if self._ahead and not _is_batch(self._ahead[-1]):
                 return
             try:
-                taken = self._take()
+                taken = self._take(batch_count)
             except Exception as error:
                 taken = _without_frames(error)
             if taken is NoBatch.LATE:
                 self._end_or_raise(taken)
-            if taken is not NoBatch.END:
-                self._ahead.append(taken)
-            elif not self._try_ask_for(batch_count - len(self._ahead)):
+            if taken is NoBatch.END:
                 return
-
-    def _try_ask_for(self, batch_count: int) -> bool:
-        """Asks for up to so many where no program can tell, and returns whether it asked for one:
-        of shards that go on where others have ended, and with prefetch_bytes, where it depends on
-        the clock anyway how many are asked for.
-        """
-        if self._dataset_kind != _DatasetKind.Iterable and not self._asks_while_room:
-            return False
-        asked_count = 0
-        while asked_count < batch_count and self._client.has_room() and self._try_put_index():
-            asked_count += 1
-        return asked_count > 0
-
-    def _stop_stream(self) -> None:
-        """From now on Python submits what the native stream would have: when the trainer is given a
-        batch, and not already when one is taken.
-
-        Without prefetch_bytes it is known how many were asked for: so many ahead, no more nor less.
-        """
-        if not self._uses_stream or self._asks_while_room or self._client.has_stream_ended():
-            return
-        assert self._order is not None
-        place = self._progress.answered_count + self._prefetch_depth * self._num_workers
-        self._pulls = self._order.pulls_from(place)
-        self._uses_stream = False
-        empty = IndexRecipe(0, 1, drop_last=False, shuffle=False, generator=None)
-        self._client.use_index_stream(**empty._asdict(), skipped_batch_count=0)
-        self._client.submit_from_stream()  # nothing, and now it knows of its end
-
-    def _drop_ahead(self) -> None:
-        self._dropped_ahead += self._ahead_count()
-        self._ahead.clear()
-
-    def _ahead_count(self) -> int:
-        return sum(type(taken) is tuple for taken in self._ahead)
+            self._ahead.append(taken)
 
     def _count(self) -> dict[str, Any]:
-        """What the client has counted, where batches that were taken ahead are not delivered."""
-        counters = self._client.counters()
-        counters["batches"] -= self._ahead_count() + self._dropped_ahead
-        counters["ready"] += self._ahead_count()
-        counters["stale_batches"] += self._dropped_ahead
-        return counters
+        return self._stream.counters()
 
     def _check_depth(self, batch_count: int) -> None:
         worker_count, who = self._sure_workers()

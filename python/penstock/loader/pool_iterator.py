@@ -120,6 +120,7 @@ class PoolIter(LocalPoolIter):
             self._own.end()
             raise
         self._shutdown = False
+        self._stream = self._make_stream()
         self._counted_before = super()._count()
         try:
             if parked is None:
@@ -183,9 +184,9 @@ class PoolIter(LocalPoolIter):
         self._prefix_ids.clear()
         self._pool_client.use_blobs([self._job_id])
 
-    def _take(self) -> Taken:
+    def _take(self, ahead_count: int = 0) -> Taken:
         try:
-            return super()._take()
+            return super()._take(ahead_count)
         except BaseException as error:
             self._is_sound = False
             if isinstance(error, PenstockError):
@@ -216,7 +217,7 @@ class PoolIter(LocalPoolIter):
             super()._end_client()
             return
         # Nobody waits any more for what is on its way.
-        self._client.begin_epoch(b"", first_sequence=0, first_shard_id=0, epoch_seed=0)
+        self._client.drop_epoch()
         self._parked_client.park(self._pool_client, self._purpose)
 
     def _end_workers(self) -> None:

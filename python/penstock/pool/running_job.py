@@ -29,6 +29,7 @@ from penstock.worker.threaded_fetch import FetchPool, make_pool
 
 _EPOCHS_MAX = 2  # whose last and first batches may take turns
 _BATCH_COUNT = struct.Struct("<Q")
+_SEEDS = struct.Struct("<qq")  # as loader::EpochSeeds writes them
 
 
 class RunningJob:
@@ -178,7 +179,7 @@ class _Epoch:
 
 
 def seeds_of(work: _C.PoolWork) -> EpochSeeds:
-    return EpochSeeds(*pickle.loads(work.seeds))
+    return EpochSeeds(*_SEEDS.unpack(work.seeds))
 
 
 def _start_of(state: bytes) -> ShardStart | None:

@@ -49,6 +49,11 @@ class EpochSeeds(NamedTuple):
         return sequence.generate_state(count)
 
 
+def draw_seed(generator: torch.Generator | None) -> int:
+    """What torch's loader and its RandomSampler draw, from torch's default generator if None."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
 def generator_states() -> tuple[Any, ...]:
     """The states of the global generators, to be compared or put back."""
     return (torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False))

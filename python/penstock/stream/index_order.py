@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from penstock.stream.expected_epoch import draw_seed
+from penstock.stream.batch_seeds import draw_seed
 from penstock.stream.indices import IndexRecipe
 
 
@@ -41,39 +41,9 @@ class IndexOrder:
         indices: list[int] = self._permutation[first:end].tolist()
         return indices
 
-    def pulls_from(self, place: int) -> IndexPulls:
-        """Goes on with the epoch in the native stream's stead; ``place`` is the next batch's."""
-        return IndexPulls(self, self._recipe, place)
-
     def _draw(self, state: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator()
         generator.set_state(state)
         if self._recipe.generator is None:  # the sampler makes one, from a seed that it draws
             generator = torch.Generator().manual_seed(draw_seed(generator))
         return torch.randperm(self._recipe.sample_count, generator=generator, device="cpu")
-
-
-class IndexPulls:
-    """Pulls as torch's sampler has them, the last one's draw from the user's generator included."""
-
-    def __init__(self, order: IndexOrder, recipe: IndexRecipe, place: int) -> None:
-        self._order = order
-        self._recipe = recipe
-        self._place = place
-        self.has_ended = False
-
-    def __next__(self) -> list[int]:
-        batch = self._order.batch(self._place)
-        if batch is None or len(batch) < self._recipe.batch_size:
-            self._end()
-        if batch is None:
-            raise StopIteration
-        self._place += 1
-        return batch
-
-    def _end(self) -> None:
-        """RandomSampler draws one more permutation when it is exhausted, and uses none of it."""
-        recipe = self._recipe
-        if not self.has_ended and recipe.shuffle and recipe.generator is not None:
-            torch.randperm(recipe.sample_count, generator=recipe.generator, device="cpu")
-        self.has_ended = True

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock import _C
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 from penstock.stream.shard_state import ShardStarts, is_stateful
 
@@ -102,6 +103,9 @@ class ResumePoint:
 class Progress:
     """The account of one epoch, kept by its iterator and read by the loader.
 
+    What is counted is counted natively, by the stream where there is one; here is what only Python
+    knows: the generators, the sampler's states, and the states of datasets as objects.
+
     Confined to the trainer's thread.
     """
 
@@ -122,31 +126,72 @@ class Progress:
         self.draws_seed = draws_seed  # a base seed, which persistent workers keep from their first
         self.point = point
         self.base_seed: int | None = None  # until the iterator is there
-        self.is_finished = False
-        self.answered_count = 0  # requests whose batch or error the user was given
-        self.yielded_count = 0  # batches the user was given
-        self.shard_counts = [0] * shard_count  # answers by shard; for map-style ones, by process
-        self.shard_states: list[Any] = [None] * shard_count  # after the last answer of each
+        self.counts = _C.EpochProgress(shard_count)
         # In the trainer's own process the states are those of the moment in which they are asked
         # for: the program may have changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
+        self._resumed_states: list[Any] = [None] * shard_count  # until workers send others
+        # Of the shards after the epoch before, where workers that stay have them.
+        self.states_before: list[Any] = [None] * shard_count
         # The last thing that resuming does, with the generators as they are then.
         self.finish_resuming: Callable[[], None] | None = None
-        self.last_shard_id: int | None = None
-        self.sampler_state: dict[str, Any] | None = None  # after the pull of the last answer
         self.pulled_count = 0
         self._sampled_count = 0
         self._sampler_states: deque[dict[str, Any]] = deque()  # of pulls not answered yet
+        self._sampler_state: dict[str, Any] | None = None
         if point is not None:
-            self.answered_count = self.pulled_count = point.answered_count
-            self.yielded_count = point.yielded_count
-            self.last_shard_id = point.last_shard_id
-            self.sampler_state = point.sampler_state
+            self.pulled_count = point.answered_count
+            self.counts.resume(point.answered_count, point.yielded_count, point.last_shard_id)
+            self._sampler_state = point.sampler_state
             if point.sampler_state is not None:
                 self._sampled_count = point.sampler_state["samples_yielded"]
             for shard_id, shard in point.starts.items():
-                self.shard_counts[shard_id] = shard.batch_count
-                self.shard_states[shard_id] = shard.state
+                self.counts.set_shard_answers(shard_id, shard.batch_count)
+                self._resumed_states[shard_id] = shard.state
+        self._taken_state_count = self.answered_count  # answers whose sampler state was taken
+
+    @property
+    def answered_count(self) -> int:
+        """Requests whose batch or error the user was given."""
+        return self.counts.answered_count
+
+    @property
+    def yielded_count(self) -> int:
+        """Batches the user was given."""
+        return self.counts.yielded_count
+
+    @property
+    def shard_counts(self) -> list[int]:
+        """Answers by shard; for map-style datasets, by process."""
+        return self.counts.shard_counts
+
+    @property
+    def last_shard_id(self) -> int | None:
+        return self.counts.last_shard_id
+
+    @property
+    def is_finished(self) -> bool:
+        return self.counts.is_finished
+
+    @property
+    def shard_states(self) -> list[Any]:
+        """After the last answer of each shard: bytes as its worker sent them, or as resumed."""
+        if self.shard_states_now is not None:
+            return copy.deepcopy(self.shard_states_now())
+        sent = map(self.counts.shard_state, range(len(self._resumed_states)))
+        return [
+            resumed if state is None else state
+            for state, resumed in zip(sent, self._resumed_states, strict=True)
+        ]
+
+    @property
+    def sampler_state(self) -> dict[str, Any] | None:
+        """After the pull of the last answer."""
+        while self._taken_state_count < self.answered_count:
+            self._taken_state_count += 1
+            if self._sampler_states:
+                self._sampler_state = self._sampler_states.popleft()
+        return self._sampler_state
 
     @property
     def starts(self) -> ShardStarts:
@@ -156,7 +201,7 @@ class Progress:
     def first_shard_id(self) -> int:
         """The shard whose turn it is first, where shards are read in turn."""
         last_shard_id = -1 if self.last_shard_id is None else self.last_shard_id
-        return (last_shard_id + 1) % len(self.shard_counts)
+        return (last_shard_id + 1) % len(self._resumed_states)
 
     def begin(self, base_seed: int) -> None:
         self.base_seed = base_seed
@@ -168,42 +213,31 @@ class Progress:
             self._sampled_count += len(index) if isinstance(index, (list, tuple)) else 1
             self._sampler_states.append({"samples_yielded": self._sampled_count, **state})
 
-    def answer(self, shard_id: int, state: Any, is_error: bool) -> None:
-        """The next request was answered. ``state`` is that of its shard, None if it has none."""
-        self.answered_count += 1
-        if not is_error:
-            self.yielded_count += 1
-        self.shard_counts[shard_id] += 1
-        self.last_shard_id = shard_id
-        if state is not None:
-            self.shard_states[shard_id] = state
-        if self._sampler_states:
-            self.sampler_state = self._sampler_states.popleft()
+    def answer(self, shard_id: int, is_error: bool) -> None:
+        """The next request was answered, in the trainer's own process."""
+        self.counts.answer(shard_id, is_error)
 
-    def answer_pulled(self, shard_id: int, state: Any, is_error: bool) -> None:
+    def answer_pulled(self, shard_id: int, is_error: bool) -> None:
         """The same where nothing is asked for ahead: an interrupt may have taken pulls before."""
         if self.answered_count == self.pulled_count:
             return  # the sampler itself failed
         while self.answered_count + 1 < self.pulled_count:
-            self.answered_count += 1
-            if self._sampler_states:
-                self._sampler_states.popleft()
-        self.answer(shard_id, state, is_error)
+            self.counts.skip_answer()
+        self.answer(shard_id, is_error)
 
     def share_out(self, process_count: int) -> None:
         """So many processes make the rest of a map-style dataset's epoch."""
-        self.shard_counts = [0] * process_count
-        self.shard_states = [None] * process_count
-        self.last_shard_id = (self.answered_count - 1) % process_count
+        self.counts.share_out(process_count)
+        self._resumed_states = [None] * process_count
 
     def freeze_states(self) -> None:
         """The iterator ends: the shards' states stay as they are now."""
         if self.shard_states_now is not None:
-            self.shard_states = copy.deepcopy(self.shard_states_now())
+            self._resumed_states = self.shard_states
             self.shard_states_now = None
 
     def finish(self) -> None:
-        self.is_finished = True
+        self.counts.finish()
 
 
 class CountedPulls:

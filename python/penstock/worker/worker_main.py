@@ -27,7 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock import _C
 from penstock.errors import ClosedError
 from penstock.stream.batch_seeds import EpochSeeds
-from penstock.stream.shard_state import ShardStarts, load_dataset_state
+from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_dataset_state
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, RowsWatch, Watch
@@ -63,6 +63,7 @@ class WorkerSpec:
     shard_count: int
     is_seeded_by_batch: bool
     starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
+    states_before: dict[int, Any]  # of the shards' datasets when the epoch began, or None
     may_begin_early: bool  # whether the next epoch may be asked for before it begins
 
 
@@ -156,6 +157,10 @@ def _serve(
     try:
         if init_fn is not None:
             init_fn(worker_id)
+        if any(spec.states_before.get(shard_id) is not None for shard_id in shards):
+            if fetch.dataset_kind == _DatasetKind.Iterable and spec.is_seeded_by_batch:
+                datasets = datasets_of_shards(fetch, shards)
+            _load_states_before(datasets or {worker_id: fetch.dataset}, spec)
         if fetch.dataset_kind == _DatasetKind.Map:
             load_dataset_state(fetch.dataset, starts.get(worker_id))
         if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
@@ -203,7 +208,7 @@ def _serve(
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
                     ended_shards.add(request.shard_id)
-                    _answer_end(server, request)
+                    _answer_end(server, request, _state_at_end(fetcher, request))
                     continue
                 # The traceback must not be kept in a variable: it would keep this frame, and the
                 # batch, alive.
@@ -218,6 +223,13 @@ def _serve(
         except ClosedError:
             return
         del batch, request
+
+
+def _load_states_before(datasets: dict[int, Any], spec: WorkerSpec) -> None:
+    for shard_id, dataset in datasets.items():
+        start, before = spec.starts.get(shard_id), spec.states_before.get(shard_id)
+        if (start is None or start.state is None) and before is not None and "dataset" in before:
+            load_between_epochs(dataset, before["dataset"])
 
 
 def _watch(fetch: FetchSpec, rows: list[torch.Tensor] | None) -> Watch:
@@ -246,9 +258,16 @@ def _indices_of(request: _C.WorkerRequest) -> Any:
     return pickle.loads(indices) if request.is_pickled else indices
 
 
-def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest) -> None:
+def _state_at_end(fetcher: Fetcher, request: _C.WorkerRequest) -> bytes | None:
     try:
-        server.answer_end(request)
+        return _state_after(fetcher, request)
+    except Exception:
+        return None  # that of the last batch stands
+
+
+def _answer_end(server: _C.WorkerServer, request: _C.WorkerRequest, state: bytes | None) -> None:
+    try:
+        server.answer_end(request, state)
     except ClosedError:
         pass  # the next wait for a request ends the loop
 

@@ -58,7 +58,7 @@ class StreamTest : public test::SeededTest {
 
   void start(const ClientOptions& options, test::WorkerArguments arguments = {}) {
     options_ = options;
-    client_ = std::make_unique<Client>(options);
+    client_ = std::make_shared<Client>(options);
     arguments.endpoint = client_->endpoint();
     arguments.prefetch_factor = options.prefetch_factor;
     for (uint32_t worker_id = 0; worker_id < options.worker_count; ++worker_id) {
@@ -156,7 +156,7 @@ class StreamTest : public test::SeededTest {
   }
 
   ClientOptions options_;
-  std::unique_ptr<Client> client_;
+  std::shared_ptr<Client> client_;
   std::vector<pid_t> worker_pids_;
   std::vector<Indices> batches_;
   size_t submitted_count_ = 0;

@@ -74,8 +74,9 @@ int serve(Server& server) {
     const int64_t first = indices.empty() ? 0 : indices.front();
     if (first == kDie) ::raise(SIGKILL);
     if (first == kEnd) ended_shards.insert(shard_id);
-    const auto answered =
-        first == kEnd ? server.answer_end(received.value()) : answer(server, received.value(), indices);
+    const std::string state = "shard " + std::to_string(shard_id) + " has ended";
+    const auto answered = first == kEnd ? server.answer_end(received.value(), std::as_bytes(std::span(state)))
+                                        : answer(server, received.value(), indices);
     if (!answered) return answered.error().code == Errc::kClosed ? EXIT_SUCCESS : 4;
     while (first == kStall) ::poll(nullptr, 0, -1);
   }

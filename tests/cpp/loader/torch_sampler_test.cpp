@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// IndexStream against torch's BatchSampler over RandomSampler or SequentialSampler, said again here.
-#include "loader/index_stream.h"
+// TorchSampler against torch's BatchSampler over RandomSampler or SequentialSampler, said again here.
+#include "loader/torch_sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -26,7 +26,7 @@ using Indices = std::vector<int64_t>;
 // happens at the pull that finds none.
 class TorchSamplers {
  public:
-  explicit TorchSamplers(IndexStreamOptions options) : options_(std::move(options)) {}
+  explicit TorchSamplers(TorchSamplerOptions options) : options_(std::move(options)) {}
 
   std::optional<Indices> next_batch() {
     Indices batch;
@@ -63,13 +63,13 @@ class TorchSamplers {
     return {first, first + drawn.numel()};
   }
 
-  IndexStreamOptions options_;
+  TorchSamplerOptions options_;
   Indices permutation_;
   int64_t position_ = 0;
   bool is_done_ = false;
 };
 
-class IndexStreamTest : public test::SeededTest {
+class TorchSamplerTest : public test::SeededTest {
  protected:
   static bool is_same_state(const at::Generator& left, const at::Generator& right) {
     return left.get_state().equal(right.get_state());
@@ -77,7 +77,7 @@ class IndexStreamTest : public test::SeededTest {
   static at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
 
   // Pulls both in step and compares what they give, and after every pull where the generators stand.
-  static void expect_as_torch(const IndexStreamOptions& options, uint64_t seed) {
+  static void expect_as_torch(const TorchSamplerOptions& options, uint64_t seed) {
     default_generator().set_current_seed(seed);
     auto ours = options;
     auto torchs = options;
@@ -85,7 +85,7 @@ class IndexStreamTest : public test::SeededTest {
       ours.generator = options.generator->clone();
       torchs.generator = options.generator->clone();
     }
-    IndexStream stream(ours);
+    TorchSampler stream(ours);
     TorchSamplers samplers(torchs);
     // The default generator is one for both, so each is given its turn from the same state.
     auto torchs_default = default_generator().clone();
@@ -99,7 +99,7 @@ class IndexStreamTest : public test::SeededTest {
     };
     for (;;) {
       const auto expected = in_torchs_turn([&] { return samplers.next_batch(); });
-      const auto given = stream.next();
+      const auto given = stream.next_integers();
       ASSERT_EQ(given.has_value(), expected.has_value());
       ASSERT_TRUE(is_same_state(default_generator(), torchs_default));
       if (options.generator) {
@@ -108,40 +108,40 @@ class IndexStreamTest : public test::SeededTest {
       if (!given) break;
       ASSERT_EQ(Indices(given->begin(), given->end()), *expected);
     }
-    EXPECT_FALSE(stream.next()) << "after its end";
+    EXPECT_FALSE(stream.next_integers()) << "after its end";
     ASSERT_TRUE(is_same_state(default_generator(), torchs_default)) << "a pull after the end drew a number";
   }
 };
 
-TEST_F(IndexStreamTest, RandomSettingsGiveTorchsIndicesAndLeaveTheGeneratorsWhereTorchDoes) {
+TEST_F(TorchSamplerTest, RandomSettingsGiveTorchsIndicesAndLeaveTheGeneratorsWhereTorchDoes) {
   for (int round = 0; round < 400 && !HasFatalFailure(); ++round) {
-    IndexStreamOptions options{.sample_count = draw<int64_t>(1, 200),
-                               .batch_size = draw<int64_t>(1, 40),
-                               .drop_last = toss(),
-                               .shuffle = toss(),
-                               .generator = std::nullopt};
+    TorchSamplerOptions options{.sample_count = draw<int64_t>(1, 200),
+                                .batch_size = draw<int64_t>(1, 40),
+                                .drop_last = toss(),
+                                .shuffle = toss(),
+                                .generator = std::nullopt};
     if (toss()) options.generator = at::detail::createCPUGenerator(random()());
     expect_as_torch(options, random()());
   }
 }
 
-TEST_F(IndexStreamTest, SkippedBatchesAreDrawnAndLeftOut) {
+TEST_F(TorchSamplerTest, SkippedBatchesAreDrawnAndLeftOut) {
   for (int round = 0; round < 200 && !HasFailure(); ++round) {
     const uint64_t generator_seed = random()();
-    const IndexStreamOptions options{.sample_count = draw<int64_t>(0, 60),
-                                     .batch_size = draw<int64_t>(1, 20),
-                                     .drop_last = toss(),
-                                     .shuffle = toss(),
-                                     .generator = at::detail::createCPUGenerator(generator_seed)};
+    const TorchSamplerOptions options{.sample_count = draw<int64_t>(0, 60),
+                                      .batch_size = draw<int64_t>(1, 20),
+                                      .drop_last = toss(),
+                                      .shuffle = toss(),
+                                      .generator = at::detail::createCPUGenerator(generator_seed)};
     auto resumed_options = options;
     resumed_options.generator = at::detail::createCPUGenerator(generator_seed);
     resumed_options.skipped_batch_count = draw<int64_t>(0, 30);
-    IndexStream whole(options);
-    IndexStream resumed(resumed_options);
-    for (int64_t batch = 0; batch < resumed_options.skipped_batch_count; ++batch) whole.next();
+    TorchSampler whole(options);
+    TorchSampler resumed(resumed_options);
+    for (int64_t batch = 0; batch < resumed_options.skipped_batch_count; ++batch) whole.next_integers();
     for (bool is_more = true; is_more && !HasFailure();) {
-      const auto expected = whole.next();
-      const auto given = resumed.next();
+      const auto expected = whole.next_integers();
+      const auto given = resumed.next_integers();
       ASSERT_EQ(given.has_value(), expected.has_value());
       is_more = given.has_value();
       if (is_more) {
@@ -152,7 +152,7 @@ TEST_F(IndexStreamTest, SkippedBatchesAreDrawnAndLeftOut) {
   }
 }
 
-TEST_F(IndexStreamTest, BatchesThatDivideTheSamplesEvenlyEndOnePullLater) {
+TEST_F(TorchSamplerTest, BatchesThatDivideTheSamplesEvenlyEndOnePullLater) {
   for (const bool drop_last : {false, true}) {
     expect_as_torch({.sample_count = 40,
                      .batch_size = 10,
@@ -163,42 +163,42 @@ TEST_F(IndexStreamTest, BatchesThatDivideTheSamplesEvenlyEndOnePullLater) {
   }
 }
 
-TEST_F(IndexStreamTest, ABatchLargerThanTheSamplesIsOnePartialBatchOrNone) {
+TEST_F(TorchSamplerTest, ABatchLargerThanTheSamplesIsOnePartialBatchOrNone) {
   for (const bool drop_last : {false, true}) {
     expect_as_torch({.sample_count = 5, .batch_size = 8, .drop_last = drop_last, .shuffle = true, .generator = {}},
                     seed());
   }
 }
 
-TEST_F(IndexStreamTest, NoSamplesAreNoBatches) {
+TEST_F(TorchSamplerTest, NoSamplesAreNoBatches) {
   expect_as_torch({.sample_count = 0, .batch_size = 8, .drop_last = false, .shuffle = false, .generator = {}}, seed());
 }
 
-TEST_F(IndexStreamTest, NothingIsDrawnBeforeTheFirstPull) {
+TEST_F(TorchSamplerTest, NothingIsDrawnBeforeTheFirstPull) {
   const auto before = default_generator().clone();
-  const IndexStream stream({.sample_count = 10, .batch_size = 2, .shuffle = true, .generator = {}});
+  const TorchSampler stream({.sample_count = 10, .batch_size = 2, .shuffle = true, .generator = {}});
   EXPECT_TRUE(is_same_state(default_generator(), before));
 }
 
-TEST_F(IndexStreamTest, AKnownSeedIsNotDrawn) {
-  const IndexStreamOptions drawn{.sample_count = 20, .batch_size = 20, .shuffle = true, .generator = {}};
+TEST_F(TorchSamplerTest, AKnownSeedIsNotDrawn) {
+  const TorchSamplerOptions drawn{.sample_count = 20, .batch_size = 20, .shuffle = true, .generator = {}};
   at::manual_seed(11);
-  IndexStream expected(drawn);
-  const auto indices = *expected.next();
+  TorchSampler expected(drawn);
+  const auto indices = *expected.next_integers();
   at::manual_seed(11);
-  IndexStreamOptions known = drawn;
+  TorchSamplerOptions known = drawn;
   known.seed = static_cast<uint64_t>(at::empty({}, at::kLong).random_().item<int64_t>());
   const auto before = at::detail::getDefaultCPUGenerator().get_state();
-  IndexStream stream(known);
-  EXPECT_TRUE(std::ranges::equal(*stream.next(), indices));
+  TorchSampler stream(known);
+  EXPECT_TRUE(std::ranges::equal(*stream.next_integers(), indices));
   EXPECT_TRUE(at::equal(at::detail::getDefaultCPUGenerator().get_state(), before));
 }
 
-TEST_F(IndexStreamTest, AMillionShuffledSamplesComeOnceEach) {
-  IndexStream stream({.sample_count = 1'000'000, .batch_size = 4096, .shuffle = true, .generator = {}});
+TEST_F(TorchSamplerTest, AMillionShuffledSamplesComeOnceEach) {
+  TorchSampler stream({.sample_count = 1'000'000, .batch_size = 4096, .shuffle = true, .generator = {}});
   std::vector<bool> has_come(1'000'000, false);
   size_t count = 0;
-  while (const auto batch = stream.next()) {
+  while (const auto batch = stream.next_integers()) {
     for (const int64_t index : *batch) {
       ASSERT_FALSE(has_come[static_cast<size_t>(index)]);
       has_come[static_cast<size_t>(index)] = true;

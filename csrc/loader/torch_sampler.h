@@ -12,9 +12,11 @@
 #include <optional>
 #include <span>
 
+#include "loader/index_source.h"
+
 namespace penstock::loader {
 
-struct IndexStreamOptions {
+struct TorchSamplerOptions {
   int64_t sample_count = 0;
   int64_t batch_size = 1;
   bool drop_last = false;
@@ -25,14 +27,17 @@ struct IndexStreamOptions {
 };
 
 // Confined to the trainer's thread.
-class IndexStream {
+class TorchSampler : public IndexSource {
  public:
   // `buffer` is what take_buffer() of an earlier stream gave, or undefined: a permutation of a large dataset is
   // megabytes, whose pages are better faulted in once than at every epoch.
-  explicit IndexStream(IndexStreamOptions options, at::Tensor buffer = {});
+  explicit TorchSampler(TorchSamplerOptions options, at::Tensor buffer = {});
 
-  // The indices of the next batch, valid until the next call, or nothing at the end.
-  std::optional<std::span<const int64_t>> next();
+  const TorchSamplerOptions& options() const { return options_; }
+
+  std::optional<Indices> next() override;
+  // The same as integers.
+  std::optional<std::span<const int64_t>> next_integers();
 
   // Draws from another generator from now on: the user's own, which has come to where a copy of it is. Without effect
   // on a stream that made its generator from a seed.
@@ -50,7 +55,7 @@ class IndexStream {
   void start();
   void exhaust();
 
-  IndexStreamOptions options_;
+  TorchSamplerOptions options_;
   at::Tensor indices_;
   int64_t position_ = 0;
   bool has_started_ = false;

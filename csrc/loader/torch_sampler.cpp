@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/index_stream.h"
+#include "loader/torch_sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
@@ -20,12 +20,12 @@ uint64_t draw_seed() {
 
 }  // namespace
 
-IndexStream::IndexStream(IndexStreamOptions options, at::Tensor buffer)
+TorchSampler::TorchSampler(TorchSamplerOptions options, at::Tensor buffer)
     : options_(std::move(options)), indices_(std::move(buffer)) {
   if (!indices_.defined()) indices_ = at::empty({0}, at::TensorOptions().dtype(at::kLong));
 }
 
-void IndexStream::start() {
+void TorchSampler::start() {
   has_started_ = true;
   if (!options_.shuffle) {
     at::arange_out(indices_, options_.sample_count);
@@ -38,7 +38,7 @@ void IndexStream::start() {
   at::randperm_out(indices_, options_.sample_count, options_.generator);
 }
 
-void IndexStream::exhaust() {
+void TorchSampler::exhaust() {
   if (is_exhausted_) return;
   is_exhausted_ = true;
   // Torch draws a last permutation here and takes none of it: the generator moves on, which its owner can see.
@@ -47,12 +47,18 @@ void IndexStream::exhaust() {
   }
 }
 
-std::optional<std::span<const int64_t>> IndexStream::next() {
+std::optional<IndexSource::Indices> TorchSampler::next() {
+  const auto integers = next_integers();
+  if (!integers) return std::nullopt;
+  return Indices{.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(*integers)};
+}
+
+std::optional<std::span<const int64_t>> TorchSampler::next_integers() {
   for (; options_.skipped_batch_count > 0; --options_.skipped_batch_count) pull();
   return pull();
 }
 
-std::optional<std::span<const int64_t>> IndexStream::pull() {
+std::optional<std::span<const int64_t>> TorchSampler::pull() {
   PENSTOCK_ASSERT(options_.batch_size > 0 && options_.sample_count >= 0);
   if (!has_started_) start();
   const int64_t left = options_.sample_count - position_;

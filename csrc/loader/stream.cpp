@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/stream.h"
+
+#include <utility>
+
+#include "base/assert.h"
+
+namespace penstock::loader {
+
+using std::chrono::steady_clock;
+
+Stream::Stream(std::shared_ptr<Client> client, const StreamOptions& options)
+    : client_(std::move(client)), options_(options) {
+  plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
+}
+
+// ---- Epochs
+
+void Stream::begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler) {
+  begin(std::move(plan));
+  recipe_ = sampler;
+  recipe_.skipped_batch_count = static_cast<int64_t>(plan_.progress->answered_count());
+  if (!adopt_early(recipe_)) {
+    client_->begin_epoch(seeds_to_tell(plan_.seeds), {.sequence = plan_.progress->answered_count(),
+                                                      .shard_id = plan_.progress->next_shard_id(),
+                                                      .seed = plan_.seeds.seed_of_draws()});
+    auto own = std::make_unique<TorchSampler>(recipe_, std::move(index_buffer_));
+    sampler_ = own.get();
+    indices_ = std::move(own);
+  }
+  ask_for_first();
+}
+
+void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
+  begin(std::move(plan));
+  was_met_ = expected_ ? false : was_met_;
+  expected_.reset();
+  early_sampler_.reset();
+  indices_ = std::move(indices);
+  sampler_ = nullptr;
+  client_->begin_epoch(seeds_to_tell(plan_.seeds), {.sequence = plan_.progress->answered_count(),
+                                                    .shard_id = plan_.progress->next_shard_id(),
+                                                    .seed = plan_.seeds.seed_of_draws()});
+  ask_for_first();
+}
+
+void Stream::begin(EpochPlan plan) {
+  dropped_ahead_count_ += ahead_.size();
+  ahead_.clear();
+  end_states_.clear();
+  if (sampler_ != nullptr) index_buffer_ = sampler_->take_buffer();
+  sampler_ = nullptr;
+  indices_.reset();
+  plan_ = std::move(plan);
+  if (!plan_.progress) plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
+}
+
+std::span<const std::byte> Stream::seeds_to_tell(const EpochSeeds& seeds) {
+  seed_bytes_.clear();
+  if (options_.is_seeded_by_batch) seed_bytes_ = seeds.to_bytes();
+  return seed_bytes_;
+}
+
+// Where the epoch that was expected begins now, it goes on with what has come of it.
+bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
+  auto expected = std::exchange(expected_, std::nullopt);
+  auto early = std::exchange(early_sampler_, nullptr);
+  if (!expected) return false;
+  was_met_ = expected->is_met(plan_.seeds, sampler);
+  if (!early || !was_met_) return false;
+  expected->catch_up();
+  if (sampler.generator) early->rebind(*sampler.generator);
+  client_->adopt_early();
+  sampler_ = early.get();
+  indices_ = std::move(early);
+  return true;
+}
+
+// Asks for batches of the next epoch, once all of this one were asked for. Where that was in vain the last time, what
+// the next epoch draws is only noted, until an expectation is met again.
+void Stream::begin_early() {
+  if (!options_.may_begin_early || expected_ || sampler_ == nullptr || !sampler_->is_exhausted()) return;
+  const NextSeeds next{.seeds = {.base_seed = plan_.seeds.base_seed, .epoch = plan_.seeds.epoch + 1},
+                       .draws_base_seed = options_.is_seeded_by_batch,
+                       .base_generator = plan_.base_generator};
+  expected_.emplace(next, recipe_);
+  if (!was_met_) return;
+  client_->begin_early(seeds_to_tell(expected_->seeds()), expected_->seeds().seed_of_draws());
+  early_sampler_ = std::make_unique<TorchSampler>(expected_->early_sampler(), sampler_->take_buffer());
+  fill();
+}
+
+// ---- What is asked for
+
+void Stream::ask_for_first() {
+  if (options_.asks_while_room || client_->is_elastic() || sampler_ != nullptr) return fill();
+  // As torch does, which pulls an exhausted sampler as often.
+  for (uint32_t count = client_->depth(); count > 0; --count) ask();
+}
+
+void Stream::ask_in_place() {
+  if (client_->has_early() || options_.asks_while_room || client_->is_elastic()) return fill();
+  // Who looked ahead past the end of a shard may have had more asked for already.
+  if (client_->has_room()) ask();
+}
+
+void Stream::fill() {
+  const bool is_bounded = !options_.asks_while_room || client_->is_elastic() || client_->has_early();
+  while ((!is_bounded || client_->undelivered_count() < client_->depth()) && client_->has_room() && ask()) {
+  }
+}
+
+// Asks for batches beyond those that follow from what the user was given, where that cannot be told from outside: of
+// shards that go on where others have ended, and where it depends on the clock anyway how many are asked for.
+bool Stream::ask_ahead(uint64_t batch_count) {
+  if (!options_.is_iterable && !options_.asks_while_room) return false;
+  uint64_t asked_count = 0;
+  while (asked_count < batch_count && client_->has_room() && ask()) ++asked_count;
+  return asked_count > 0;
+}
+
+bool Stream::ask() {
+  IndexSource* source = client_->has_early() ? early_sampler_.get() : indices_.get();
+  if (source == nullptr) return false;
+  const auto indices = source->next();
+  return indices && client_->submit(indices->kind, indices->body);
+}
+
+// ---- What comes
+
+Stream::Event Stream::try_take() {
+  for (;;) {
+    Event event = client_->try_next();
+    switch (event.kind) {
+      case Event::Kind::kMoreRoom: fill(); continue;
+      case Event::Kind::kShardEnded:
+        if (!event.state.empty()) end_states_[event.shard_id] = std::move(event.state);
+        ask_in_place();
+        return event;
+      default: return event;
+    }
+  }
+}
+
+void Stream::give(const Event& event) {
+  const Batch& batch = *event.batch;
+  client_->count_delivered(batch);
+  plan_.progress->answer(event.shard_id, batch.raises() || batch.remote_error() || event.is_unreadable);
+  if (!batch.state().empty())
+    plan_.progress->set_shard_state(event.shard_id, {batch.state().begin(), batch.state().end()});
+  ask_in_place();
+  begin_early();
+}
+
+Stream::Event Stream::try_next() {
+  Event event;
+  if (ahead_.empty()) {
+    event = try_take();
+  } else {
+    event = std::move(ahead_.front());
+    ahead_.pop_front();
+  }
+  if (event.kind == Event::Kind::kBatch) give(event);
+  if (event.kind == Event::Kind::kEnd) finish();
+  client_->note_ready(ready_count());
+  return event;
+}
+
+// Only now: while batches of an ended shard wait to be given, its state is the one after the last that was.
+void Stream::finish() {
+  for (auto& [shard_id, state] : end_states_) plan_.progress->set_shard_state(shard_id, std::move(state));
+  end_states_.clear();
+  plan_.progress->finish();
+}
+
+Stream::Event Stream::next(steady_clock::time_point deadline) {
+  for (;;) {
+    Event event = try_next();
+    if (event.kind != Event::Kind::kNothing || !client_->wait_until(deadline)) return event;
+  }
+}
+
+Stream::Event Stream::try_look_ahead(uint32_t batch_count) {
+  for (;;) {
+    Event event = try_take();
+    if (event.kind == Event::Kind::kEnd && ahead_.size() < batch_count && ask_ahead(batch_count - ahead_.size()))
+      continue;
+    if (event.kind != Event::Kind::kBatch) return event;
+    ahead_.push_back(std::move(event));
+    return {.kind = Event::Kind::kBatch, .batch = {}, .error = {}};
+  }
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The stream of batches that a trainer reads: what an epoch is, how many batches are asked for ahead, how far the epoch
+// has come and how another trainer goes on from there, batches of the next epoch before it begins, and looking ahead.
+// Whatever the workers are (local ones or a pool's) and whoever the trainer is (Python's loader or a C++ program), it
+// goes through here. Indices come from an IndexSource: torch's own samplers natively, a sampler of the user's through
+// one call.
+//
+// Which batches are asked for when is torch's own rule: prefetch_factor for each worker when an epoch begins, and one
+// in the place of each batch that the user is given.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "loader/client.h"
+#include "loader/epoch_progress.h"
+#include "loader/epoch_seeds.h"
+#include "loader/expected_epoch.h"
+#include "loader/index_source.h"
+#include "loader/torch_sampler.h"
+
+namespace penstock::loader {
+
+struct StreamOptions {
+  bool is_iterable = false;         // shards end at moments of their own
+  bool asks_while_room = false;     // as many as there is room for, and not one in the place of each
+  bool may_begin_early = false;     // the next epoch may be asked for before it begins
+  bool is_seeded_by_batch = false;  // workers are told the seeds of each epoch
+};
+
+// What an epoch begins with.
+struct EpochPlan {
+  EpochSeeds seeds{};
+  std::optional<at::Generator> base_generator{};  // that the next epoch's base seed is drawn from, seeded by batch
+  // Where it begins, and what is kept up to date as batches are given. One of its own without one.
+  std::shared_ptr<EpochProgress> progress = {};
+};
+
+// Thread-compatible: for one trainer thread.
+class Stream {
+ public:
+  using Event = Client::Event;
+
+  // `client` is shared with whoever keeps it for the next stream.
+  Stream(std::shared_ptr<Client> client, const StreamOptions& options);
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  Client& client() { return *client_; }
+
+  // Forgets the epoch before and asks for the first batches of the next one: those of torch's own sampler (its options
+  // are those of the whole epoch, also where `plan.progress` begins later), or those that `indices` gives.
+  void begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler);
+  void begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices);
+
+  // What comes next if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
+  // does not leave the stream. Throws what the index source throws; the batch is lost then, as in torch's loader.
+  Event try_next();
+  // The same, and waits until `deadline` if nothing is here. kNothing at the deadline. Blocks.
+  Event next(std::chrono::steady_clock::time_point deadline);
+
+  // Has what comes next wait here in its place, without asking for a batch in its stead, until `batch_count` wait.
+  // kBatch if the last of ahead() is new. Any other event is the caller's to treat, and does not come again. Never
+  // blocks.
+  Event try_look_ahead(uint32_t batch_count);
+  // The batches that wait here, the next one first. Those of an epoch that was left are dropped.
+  const std::deque<Event>& ahead() const { return ahead_; }
+  // The newest of them, whose batch may turn out to be unreadable.
+  Event& last_ahead() { return ahead_.back(); }
+
+  // How far the epoch has come. Never null.
+  const std::shared_ptr<EpochProgress>& progress() const { return plan_.progress; }
+
+  // As Client::counters(), where batches that wait in ahead() are ready and not delivered.
+  uint32_t ready_count() const { return client_->ready_count() + static_cast<uint32_t>(ahead_.size()); }
+  uint64_t dropped_ahead_count() const { return dropped_ahead_count_; }
+
+ private:
+  void begin(EpochPlan plan);
+  void ask_for_first();
+  void ask_in_place();
+  bool ask_ahead(uint64_t batch_count);
+  bool ask();
+  void fill();
+  void give(const Event& event);
+  void finish();
+  void begin_early();
+  bool adopt_early(const TorchSamplerOptions& sampler);
+  Event try_take();
+  std::span<const std::byte> seeds_to_tell(const EpochSeeds& seeds);
+
+  std::shared_ptr<Client> client_;
+  StreamOptions options_;
+  EpochPlan plan_;
+  std::unique_ptr<IndexSource> indices_;
+  TorchSampler* sampler_ = nullptr;  // indices_, where it is torch's own
+  TorchSamplerOptions recipe_;       // what it was made with
+  at::Tensor index_buffer_;          // of the last epoch's sampler
+  std::vector<std::byte> seed_bytes_;
+  std::deque<Event> ahead_;
+  std::map<uint32_t, std::vector<std::byte>> end_states_;  // of shards that have ended, by shard
+  uint64_t dropped_ahead_count_ = 0;
+  std::optional<ExpectedEpoch> expected_;
+  std::unique_ptr<TorchSampler> early_sampler_;
+  bool was_met_ = true;  // the last expectation; the first is taken to be
+};
+
+}  // namespace penstock::loader
