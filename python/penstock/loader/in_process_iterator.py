@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -86,6 +87,9 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         progress.begin(int(self._base_seed))
 
     def __del__(self) -> None:
+        # Module globals are cleared while Python goes down.
+        if sys is None or sys.is_finalizing():
+            return
         # What the loader keeps of this epoch must not keep the iterator of the dataset alive.
         if hasattr(self, "_progress"):
             self._progress.freeze_states()
