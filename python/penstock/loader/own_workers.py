@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from penstock import _C
+from penstock import _C, _pool
 from penstock.errors import PenstockError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_worker import run_worker
@@ -38,6 +38,9 @@ class OwnWorkers:
         """Raises PenstockError when one of them did not come to listen."""
         is_child = self._context.get_start_method() != "forkserver"
         pipes = []
+        if count > 0:
+            # Made before the workers are there, of which one that is killed could leave half of it.
+            _pool.shared_key_folder()
         for _ in range(count):
             receiver, sender = self._context.Pipe(duplex=False)
             code = CodeFolder()
