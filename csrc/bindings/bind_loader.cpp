@@ -221,20 +221,23 @@ void bind_loader(py::module_& module) {
   py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,
-                       bool in_order, bool keep_workers, bool keep_indices, bool pin_memory, int device_index) {
+                       uint32_t slab_count, bool in_order, bool any_worker, bool keep_workers, bool keep_indices,
+                       bool pin_memory, int device_index) {
              return std::make_shared<Client>(loader::ClientOptions{.worker_count = worker_count,
                                                                    .prefetch_factor = prefetch_factor,
+                                                                   .slab_count = slab_count,
                                                                    .shard_count = shard_count,
                                                                    .prefetch_bytes = prefetch_bytes,
                                                                    .in_order = in_order,
+                                                                   .any_worker = any_worker,
                                                                    .keep_workers = keep_workers,
                                                                    .keep_indices = keep_indices,
                                                                    .pin_memory = pin_memory,
                                                                    .device_index = device_index});
            }),
            py::kw_only(), py::arg("worker_count"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"),
-           py::arg("shard_count"), py::arg("in_order"), py::arg("keep_workers"), py::arg("keep_indices"),
-           py::arg("pin_memory"), py::arg("device_index"))
+           py::arg("shard_count"), py::arg("slab_count"), py::arg("in_order"), py::arg("any_worker"),
+           py::arg("keep_workers"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"))
       .def_property_readonly("endpoint", &Client::endpoint)
       .def("start", [](Client& self) { unwrap(self.start()); })
       .def("drop_epoch", [](Client& self) { self.begin_epoch(); })
@@ -262,6 +265,7 @@ void bind_loader(py::module_& module) {
       .value("BATCH", Client::Event::Kind::kBatch)
       .value("SHARD_ENDED", Client::Event::Kind::kShardEnded)
       .value("WORKER_LOST", Client::Event::Kind::kWorkerLost)
+      .value("WORKER_GONE", Client::Event::Kind::kWorkerGone)
       .value("END", Client::Event::Kind::kEnd)
       .value("NEWS", Client::Event::Kind::kNews)
       .value("NOTHING", Client::Event::Kind::kNothing);

@@ -206,13 +206,19 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
 bool Dispatch::has_room(const Worker& worker) const {
   if (worker.outstanding.empty()) return true;
   if (worker.outstanding.size() >= options_.depth_max || largest_bytes_ == 0) return false;
-  return (worker.outstanding.size() + 1) * largest_bytes_ <= worker.credit_bytes;
+  if (options_.asked_ahead_below < Duration::max() && usual_time(worker) >= options_.asked_ahead_below) return false;
+  return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;
+}
+
+// Its mean; before its first answer that of most.
+Duration Dispatch::usual_time(const Worker& worker) const {
+  if (const auto mean = worker.mean.value()) return *mean;
+  return times_.count() > 0 ? times_.quantile(0.5) : Duration(1);
 }
 
 // How long from now until it would answer one more.
 Duration Dispatch::answer_time(const Worker& worker, Instant now) const {
-  const Duration usual = times_.count() > 0 ? times_.quantile(0.5) : Duration(1);
-  const Duration mean = worker.mean.value().value_or(usual);
+  const Duration mean = usual_time(worker);
   const auto count = static_cast<int64_t>(worker.outstanding.size());
   if (count == 0) return mean;
   const Duration spent = busy_time(worker, worker.outstanding.front(), now);
@@ -286,7 +292,7 @@ Duration Dispatch::busy_time(const Worker& worker, wire::BatchKey key, Instant n
 }
 
 std::optional<Duration> Dispatch::late_after() const {
-  if (times_.count() < options_.hedge_samples_min) return std::nullopt;
+  if (!options_.hedges || times_.count() < options_.hedge_samples_min) return std::nullopt;
   const Duration usual = times_.quantile(options_.hedge_quantile);
   return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
 }

@@ -33,6 +33,10 @@ namespace penstock::cluster {
 struct DispatchOptions {
   uint32_t depth_max = 2;  // requests that a worker may have at once
   uint32_t deaths_max = 3;
+  // A worker whose batches take longer by its mean is asked for one at a time: the next waits for whoever is free
+  // first.
+  Duration asked_ahead_below = Duration::max();
+  bool hedges = true;
   // A request is late once its worker took `hedge_factor` times what `hedge_quantile` of the batches take, and
   // `hedge_floor` at least. Before so many samples nothing is.
   double hedge_quantile = 0.95;
@@ -138,6 +142,7 @@ class Dispatch {
   void place(Instant now);
   std::optional<WorkerSlot> choose(wire::BatchKey key, const Request& request, Instant now);
   bool has_room(const Worker& worker) const;
+  Duration usual_time(const Worker& worker) const;
   Duration answer_time(const Worker& worker, Instant now) const;
   void ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now);
   void take_from(WorkerSlot slot, wire::BatchKey key);

@@ -47,14 +47,17 @@ class Client::Impl {
   }
 
   static std::unique_ptr<Impl> of_local_workers(const ClientOptions& options) {
-    auto io = std::make_unique<ClientIo>(
-        ClientIoOptions{.worker_count = options.worker_count,
-                        .arrival_count_max = 2 * options.worker_count * (options.prefetch_factor + 4)});
+    auto io = std::make_unique<ClientIo>(ClientIoOptions{
+        .worker_count = options.worker_count,
+        .arrival_count_max = 2 * options.worker_count * (std::max(options.prefetch_factor, options.slab_count) + 4),
+        .any_worker_depth = options.any_worker ? options.prefetch_factor : 0});
     const std::string endpoint = io->endpoint();
     auto impl = std::make_unique<Impl>(options, std::move(io));
     impl->endpoint = endpoint;
     return impl;
   }
+
+  uint32_t slab_count() const { return options.slab_count != 0 ? options.slab_count : options.prefetch_factor; }
 
   // How many batches are asked for ahead.
   uint32_t depth() const { return options.prefetch_factor * std::max(1u, source->worker_count()); }
@@ -230,6 +233,8 @@ class Client::Impl {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:
         return Event{.kind = Event::Kind::kWorkerLost, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
+      case Arrival::Kind::kGone:
+        return Event{.kind = Event::Kind::kWorkerGone, .worker_id = arrival.worker_id, .batch = {}, .error = {}};
       case Arrival::Kind::kGrown: return Event{.kind = Event::Kind::kMoreRoom, .batch = {}, .error = {}};
       case Arrival::Kind::kNews:
         return Event{.kind = Event::Kind::kNews, .batch = {}, .error = std::move(arrival.error)};
@@ -290,7 +295,7 @@ class Client::Impl {
     if (!source->has_bounded_memory()) return batch.lease()->mark_held();
     if ((batch.descriptor().flags & wire::kDescriptorTransient) != 0) return;
     auto& view = batch.lease()->view();
-    if (view.held_count() >= shm::spare_slab_count(view.alive_count(), options.prefetch_factor)) {
+    if (view.held_count() >= shm::spare_slab_count(view.alive_count(), slab_count())) {
       batch.copy_out();
       inbox.counters().copied_batches.add(1);
       return;
@@ -320,6 +325,8 @@ bool Client::has_room() const { return impl_->has_room(); }
 uint32_t Client::depth() const { return impl_->depth(); }
 uint32_t Client::undelivered_count() const { return impl_->undelivered_count(); }
 uint32_t Client::shard_count() const { return impl_->order_options({}).shard_count; }
+bool Client::may_any_worker() const { return impl_->options.any_worker; }
+uint64_t Client::largest_batch_bytes() const { return impl_->largest_batch_bytes; }
 bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }
 
 Client::Event Client::try_next() { return impl_->try_next(); }

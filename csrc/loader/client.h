@@ -30,9 +30,13 @@ namespace penstock::loader {
 struct ClientOptions {
   uint32_t worker_count = 1;
   uint32_t prefetch_factor = 2;
+  uint32_t slab_count = 0;      // that a local worker has to answer with; 0: prefetch_factor
   uint32_t shard_count = 0;     // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
   uint64_t prefetch_bytes = 0;  // bound on the bytes of batches asked for and not delivered, see has_room(); 0: none
   bool in_order = true;
+  // Any worker may make any batch: the one that will answer soonest is asked, and what one that died owed is made by
+  // the others. Without it the worker of a shard makes its batches, and its death ends the stream.
+  bool any_worker = false;
   bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
   bool keep_indices = true;   // of requests that were not answered, for awaited()
   bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
@@ -88,6 +92,9 @@ class Client {
   uint32_t undelivered_count() const;
   // In how many shards a dataset is read.
   uint32_t shard_count() const;
+  // Whether any worker may make any batch.
+  bool may_any_worker() const;
+  uint64_t largest_batch_bytes() const;  // of those that have come; 0 before the first
   // Whether workers come and go.
   bool is_elastic() const;
 
@@ -96,6 +103,7 @@ class Client {
       kBatch,
       kShardEnded,  // a shard is exhausted; submit one request in its place
       kWorkerLost,  // the worker closed its connection without being told to
+      kWorkerGone,  // the same, where others make what it owed
       kEnd,         // nothing more will come in this epoch
       kMoreRoom,    // more may be asked for than before
       kNews,        // `error` says something that the user should read; nothing has failed

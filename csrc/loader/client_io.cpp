@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client_io.h"
-#include "base/identity.h"
 
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -12,6 +11,9 @@
 #include <exception>
 #include <system_error>
 #include <utility>
+
+#include "base/identity.h"
+#include "base/live_clock.h"
 
 namespace penstock::loader {
 
@@ -38,6 +40,7 @@ ClientIo::ClientIo(const ClientIoOptions& options)
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       outgoing_(kOutgoingCountMax),
       channels_(options.worker_count) {
+  if (options_.any_worker_depth > 0) dispatch_.emplace(options_.worker_count, options_.any_worker_depth);
   auto listener = shm::FdListener::bind(endpoint_);
   if (listener) {
     listener_.emplace(std::move(listener).value());
@@ -92,20 +95,30 @@ void ClientIo::stop() {
 }
 
 void ClientIo::fetch(const wire::Request& request, std::span<const std::byte> body) {
-  send(worker_of(request.shard_id), wire::write_message(request, body));
+  if (options_.any_worker_depth == 0) return send(worker_of(request.shard_id), wire::write_message(request, body));
+  if (outgoing_.push(
+          {.kind = Outgoing::Kind::kToAny, .request = request, .message = wire::write_message(request, body)}))
+    wake();
 }
 
 void ClientIo::announce(const wire::Request& request, std::span<const std::byte> body) {
+  const bool is_epoch = request.kind == wire::RequestKind::kEpoch || request.kind == wire::RequestKind::kEarlyEpoch;
+  if (is_epoch && options_.any_worker_depth > 0) {
+    if (outgoing_.push(
+            {.kind = Outgoing::Kind::kEpoch, .request = request, .message = wire::write_message(request, body)}))
+      wake();
+    return;
+  }
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
     send(worker_id, wire::write_message(request, body));
 }
 
 void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
-  if (outgoing_.push({.worker_id = worker_id, .is_dismissal = false, .message = std::move(message)})) wake();
+  if (outgoing_.push({.worker_id = worker_id, .message = std::move(message)})) wake();
 }
 
 void ClientIo::dismiss(uint32_t worker_id) {
-  if (outgoing_.push({.worker_id = worker_id, .is_dismissal = true, .message = {}})) wake();
+  if (outgoing_.push({.kind = Outgoing::Kind::kDismissal, .worker_id = worker_id})) wake();
 }
 
 void ClientIo::wake() {
@@ -196,20 +209,51 @@ void ClientIo::accept_workers() {
 
 void ClientIo::send_outgoing() {
   while (auto item = outgoing_.try_pop()) {
-    Channel& channel = channels_[item->worker_id];
-    if (item->is_dismissal) {
-      channel.is_dismissed = true;
-      if (channel.connection) channel.connection->shut_down();
-      continue;
+    switch (item->kind) {
+      case Outgoing::Kind::kMessage: transmit(item->worker_id, std::move(item->message)); break;
+      case Outgoing::Kind::kDismissal: {
+        Channel& channel = channels_[item->worker_id];
+        channel.is_dismissed = true;
+        if (channel.connection) channel.connection->shut_down();
+        break;
+      }
+      case Outgoing::Kind::kToAny:
+        dispatch_->ask({.epoch = item->request.epoch, .sequence = item->request.sequence}, std::move(item->message),
+                       clock_now());
+        break;
+      case Outgoing::Kind::kEpoch:
+        dispatch_->announce(item->request.kind, item->request.epoch, std::move(item->message));
+        break;
     }
-    if (channel.is_dismissed || channel.is_lost) continue;
-    if (!channel.is_ready) {
-      channel.waiting.push_back(std::move(item->message));
-      continue;
-    }
-    // A peer that is gone shows on its connection; what it still owed is reported there.
-    static_cast<void>(channel.socket->send(item->message));
+    if (dispatch_) send_dispatched();
   }
+}
+
+void ClientIo::send_dispatched() {
+  for (auto& send : dispatch_->take_sends()) transmit(send.worker_id, std::move(send.message));
+  for (const auto& failure : dispatch_->take_failures()) {
+    const std::string text = std::to_string(failure.death_count) +
+                             " workers died one after the other while they made " + wire::to_text(failure.key) +
+                             "; look for what ends the process there (memory, a crash in native code): run it with "
+                             "num_workers=0";
+    inbox_.arrive({.kind = Arrival::Kind::kBatch,
+                   .epoch = failure.key.epoch,
+                   .sequence = failure.key.sequence,
+                   .batch = Batch::from_error({.sequence = failure.key.sequence, .epoch = failure.key.epoch},
+                                              {.type_name = "RuntimeError", .text = text, .worker = {}}),
+                   .error = {}});
+  }
+}
+
+void ClientIo::transmit(uint32_t worker_id, std::vector<std::byte> message) {
+  Channel& channel = channels_[worker_id];
+  if (channel.is_dismissed || channel.is_lost) return;
+  if (!channel.is_ready) {
+    channel.waiting.push_back(std::move(message));
+    return;
+  }
+  // A peer that is gone shows on its connection; what it still owed is reported there.
+  static_cast<void>(channel.socket->send(message));
 }
 
 void ClientIo::receive_from(uint32_t worker_id) {
@@ -238,6 +282,10 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
       channel.is_ready = true;
       for (const auto& message : channel.waiting) static_cast<void>(channel.socket->send(message));
       channel.waiting.clear();
+      if (dispatch_) {
+        dispatch_->worker_came(worker_id, clock_now());
+        send_dispatched();
+      }
       return;
     case DescriptorKind::kEnd:
       if (is_of_other_epoch) return;
@@ -253,7 +301,12 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
   }
   auto batch = make_batch(channel, descriptor, parts);
   if (!batch) return inbox_.fail(worker_id, batch.error());
-  if (is_of_other_epoch) {  // its slab goes back as the batch dies here
+  bool counts = true;
+  if (dispatch_) {
+    counts = dispatch_->answered(worker_id, {.epoch = descriptor.epoch, .sequence = descriptor.sequence}, clock_now());
+    send_dispatched();
+  }
+  if (is_of_other_epoch || !counts) {  // its slab goes back as the batch dies here
     inbox_.counters().stale_batches.add(1);
     return;
   }
@@ -352,9 +405,19 @@ size_t ClientIo::settle_losses() {
     }
     receive_from(worker_id);
     channel.is_lost = true;
-    inbox_.arrive({.kind = Arrival::Kind::kLost, .worker_id = worker_id, .batch = {}, .error = {}});
+    lose(worker_id);
   }
   return pending_count;
+}
+
+void ClientIo::lose(uint32_t worker_id) {
+  auto kind = Arrival::Kind::kLost;
+  if (dispatch_) {
+    dispatch_->worker_died(worker_id, clock_now());
+    if (dispatch_->has_workers()) kind = Arrival::Kind::kGone;
+  }
+  inbox_.arrive({.kind = kind, .worker_id = worker_id, .batch = {}, .error = {}});
+  if (dispatch_) send_dispatched();
 }
 
 }  // namespace penstock::loader

@@ -17,6 +17,7 @@
 #include "base/file_descriptor.h"
 #include "base/result.h"
 #include "loader/batch_source.h"
+#include "loader/local_dispatch.h"
 #include "net/socket.h"
 #include "shm/fd_channel.h"
 
@@ -25,6 +26,8 @@ namespace penstock::loader {
 struct ClientIoOptions {
   uint32_t worker_count = 1;
   size_t arrival_count_max = 64;
+  // A batch may be made by any worker, of which each is asked for so many at once; 0: the worker of its shard makes it.
+  uint32_t any_worker_depth = 0;
 };
 
 class ClientIo : public BatchSource {
@@ -51,9 +54,11 @@ class ClientIo : public BatchSource {
 
  private:
   struct Outgoing {
-    uint32_t worker_id;
-    bool is_dismissal;
-    std::vector<std::byte> message;
+    enum class Kind : uint8_t { kMessage, kDismissal, kToAny, kEpoch };
+    Kind kind = Kind::kMessage;
+    uint32_t worker_id = 0;   // of the first two
+    wire::Request request{};  // of the others
+    std::vector<std::byte> message{};
   };
   // A worker as the I/O thread sees it.
   struct Channel {
@@ -72,6 +77,9 @@ class ClientIo : public BatchSource {
   void run(const std::stop_token& stop);
   void accept_workers();
   void send_outgoing();
+  void send_dispatched();
+  void transmit(uint32_t worker_id, std::vector<std::byte> message);
+  void lose(uint32_t worker_id);
   void receive_from(uint32_t worker_id);
   void receive_descriptor(uint32_t worker_id, net::MessageParts& parts);
   Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
@@ -95,8 +103,9 @@ class ClientIo : public BatchSource {
   Mutex views_mutex_;
   std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
   std::unique_ptr<net::SocketContext> context_;
-  std::vector<Channel> channels_;  // used by the I/O thread alone once it runs
-  std::jthread thread_;            // named pk_client_io
+  std::vector<Channel> channels_;          // used by the I/O thread alone once it runs
+  std::optional<LocalDispatch> dispatch_;  // the same
+  std::jthread thread_;                    // named pk_client_io
 };
 
 }  // namespace penstock::loader

@@ -25,6 +25,7 @@ struct Arrival {
     kBatch,
     kEnd,     // a shard has no more
     kLost,    // a worker went away
+    kGone,    // a worker went away, and others make what it owed
     kGrown,   // there are more workers than before
     kNews,    // `error` says something that the user should read
     kFailed,  // `error` says what went wrong between the processes

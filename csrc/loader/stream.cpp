@@ -9,6 +9,13 @@ namespace penstock::loader {
 
 using std::chrono::steady_clock;
 
+namespace {
+
+constexpr uint32_t kStretch = 4;                    // times as many batches as are asked for otherwise
+constexpr uint64_t kStretchBytesMax = 64ULL << 20;  // of all batches that were asked for then
+
+}  // namespace
+
 Stream::Stream(std::shared_ptr<Client> client, const StreamOptions& options)
     : client_(std::move(client)), options_(options) {
   plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
@@ -21,9 +28,10 @@ void Stream::begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler) {
   recipe_ = sampler;
   recipe_.skipped_batch_count = static_cast<int64_t>(plan_.progress->answered_count());
   if (!adopt_early(recipe_)) {
-    client_->begin_epoch(seeds_to_tell(plan_.seeds), {.sequence = plan_.progress->answered_count(),
-                                                      .shard_id = plan_.progress->next_shard_id(),
-                                                      .seed = plan_.seeds.seed_of_draws()});
+    client_->begin_epoch(seeds_to_tell(plan_.seeds),
+                         {.sequence = plan_.progress->answered_count(),
+                          .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
+                          .seed = plan_.seeds.seed_of_draws()});
     auto own = std::make_unique<TorchSampler>(recipe_, std::move(index_buffer_));
     sampler_ = own.get();
     indices_ = std::move(own);
@@ -38,9 +46,10 @@ void Stream::begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices) {
   early_sampler_.reset();
   indices_ = std::move(indices);
   sampler_ = nullptr;
-  client_->begin_epoch(seeds_to_tell(plan_.seeds), {.sequence = plan_.progress->answered_count(),
-                                                    .shard_id = plan_.progress->next_shard_id(),
-                                                    .seed = plan_.seeds.seed_of_draws()});
+  client_->begin_epoch(seeds_to_tell(plan_.seeds),
+                       {.sequence = plan_.progress->answered_count(),
+                        .shard_id = plan_.progress->next_shard_id() % client_->shard_count(),
+                        .seed = plan_.seeds.seed_of_draws()});
   ask_for_first();
 }
 
@@ -99,7 +108,7 @@ void Stream::ask_for_first() {
 }
 
 void Stream::ask_in_place() {
-  if (client_->has_early() || options_.asks_while_room || client_->is_elastic()) return fill();
+  if (client_->has_early() || options_.asks_while_room || client_->is_elastic() || may_stretch()) return fill();
   // Who looked ahead past the end of a shard may have had more asked for already.
   if (client_->has_room()) ask();
 }
@@ -107,6 +116,24 @@ void Stream::ask_in_place() {
 void Stream::fill() {
   const bool is_bounded = !options_.asks_while_room || client_->is_elastic() || client_->has_early();
   while ((!is_bounded || client_->undelivered_count() < client_->depth()) && client_->has_room() && ask()) {
+  }
+}
+
+// When a sampler of the user's is pulled, and when torch's draws from a generator of the user's, can be seen, and must
+// not depend on how fast batches come.
+bool Stream::may_stretch() const {
+  return client_->may_any_worker() && !options_.asks_while_room && sampler_ != nullptr &&
+         (!recipe_.shuffle || !recipe_.generator) && !client_->has_early();
+}
+
+// The trainer waits for a batch that is late.
+void Stream::stretch() {
+  if (!may_stretch()) return;
+  for (;;) {
+    const uint64_t count = client_->undelivered_count();
+    const bool fits = (count + 1) * client_->largest_batch_bytes() <= kStretchBytesMax;
+    if (client_->largest_batch_bytes() == 0 || !fits || count >= uint64_t{kStretch} * client_->depth()) return;
+    if (!client_->has_room() || !ask()) return;
   }
 }
 
@@ -162,6 +189,7 @@ Stream::Event Stream::try_next() {
   }
   if (event.kind == Event::Kind::kBatch) give(event);
   if (event.kind == Event::Kind::kEnd) finish();
+  if (event.kind == Event::Kind::kNothing) stretch();
   client_->note_ready(ready_count());
   return event;
 }

@@ -7,7 +7,8 @@
 // one call.
 //
 // Which batches are asked for when is torch's own rule: prefetch_factor for each worker when an epoch begins, and one
-// in the place of each batch that the user is given.
+// in the place of each batch that the user is given. Where any worker may make any batch, small batches are asked for
+// beyond that while the trainer waits for a slow one, so that the other workers do not wait too.
 
 #include <chrono>
 #include <cstdint>
@@ -87,6 +88,8 @@ class Stream {
   bool ask_ahead(uint64_t batch_count);
   bool ask();
   void fill();
+  void stretch();
+  bool may_stretch() const;
   void give(const Event& event);
   void finish();
   void begin_early();

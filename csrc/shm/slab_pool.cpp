@@ -31,6 +31,7 @@ Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes) {
 }
 
 Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
+  if (!options_.waits) return acquire_now(bytes);
   if (!arena_ || bytes > arena_->slab_bytes()) {
     if (bytes > options_.arena_bytes / 2) return make_transient(bytes);
     if (auto made = make_arena(bytes); !made) return made.error();
@@ -65,6 +66,10 @@ Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
     auto region = try_acquire(bytes);
     if (!region) return region.error();
     if (region.value()) return *std::move(region).value();
+    if (!options_.waits && is_worn_out()) {
+      if (auto made = make_arena(bytes); !made) return made.error();
+      return acquire_now(bytes);
+    }
   }
   return make_transient(bytes);
 }

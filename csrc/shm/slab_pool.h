@@ -27,6 +27,9 @@ struct SlabRegion {
 struct SlabPoolOptions {
   uint64_t arena_bytes = 0;  // cap of the lasting arena
   uint32_t prefetch_factor = 2;
+  // Whether a batch for which no slab is free waits for one. Without it, it gets an arena of its own: where any worker
+  // may be asked for the batch that the trainer waits for, all slabs may be with batches that come after it.
+  bool waits = true;
 };
 
 // Confined to the thread that serves requests.

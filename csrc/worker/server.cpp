@@ -76,7 +76,10 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
 
 Server::Server(const ServerOptions& options, shm::FdConnection connection)
     : options_(options),
-      maker_({.arena_bytes = options.arena_bytes, .prefetch_factor = options.prefetch_factor}, is_closing_),
+      maker_({.arena_bytes = options.arena_bytes,
+              .prefetch_factor = options.prefetch_factor,
+              .waits = options.waits_for_slabs},
+             is_closing_),
       connection_(std::move(connection)),
       context_(std::make_unique<net::SocketContext>()),
       watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid(),

@@ -53,6 +53,7 @@ class WorkerServer:
         worker_id: int,
         prefetch_factor: int,
         arena_bytes: int,
+        waits_for_slabs: bool,
         parent_pid: int,
         timeout_s: float,
     ) -> WorkerServer: ...
@@ -162,6 +163,7 @@ class Client:
         BATCH: ClassVar[Client.Event]
         SHARD_ENDED: ClassVar[Client.Event]
         WORKER_LOST: ClassVar[Client.Event]
+        WORKER_GONE: ClassVar[Client.Event]
         END: ClassVar[Client.Event]
         NEWS: ClassVar[Client.Event]
         NOTHING: ClassVar[Client.Event]
@@ -179,7 +181,9 @@ class Client:
         prefetch_factor: int,
         prefetch_bytes: int,
         shard_count: int,
+        slab_count: int,
         in_order: bool,
+        any_worker: bool,
         keep_workers: bool,
         keep_indices: bool,
         pin_memory: bool,

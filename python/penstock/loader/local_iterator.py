@@ -38,6 +38,7 @@ from penstock.stream.index_order import IndexOrder
 from penstock.stream.indices import recognise_sampler
 from penstock.stream.progress import CountedPulls
 from penstock.stream.shard_state import is_stateful
+from penstock.stream.table_rows import plain_rows
 from penstock.tracking.batch_origin import BatchHandle
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.batch_pickle import dumps_index, loads
@@ -51,8 +52,12 @@ if TYPE_CHECKING:
 _BATCH = int(_C.Client.Event.BATCH)
 _SHARD_ENDED = int(_C.Client.Event.SHARD_ENDED)
 _WORKER_LOST = int(_C.Client.Event.WORKER_LOST)
+_WORKER_GONE = int(_C.Client.Event.WORKER_GONE)
 _END = int(_C.Client.Event.END)
 _NEWS = int(_C.Client.Event.NEWS)
+
+_STRETCH = 4  # as kStretch of the native stream
+_SLABS_MAX = 64
 
 STANDING_COUNTS = ("outstanding", "ready")  # the others only grow
 
@@ -114,14 +119,25 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _open_pool(self, loader: LoaderFace) -> None:
         """Starts ``self._num_workers`` workers, and what is native in the trainer."""
-        self._pool = LocalWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self._any_worker = self._may_any_worker_make_any_batch(loader)
+        # A worker may have made all the batches that the trainer has, while another makes one.
+        self._slab_count = self._prefetch_depth
+        if self._any_worker:
+            self._slab_count = min(_SLABS_MAX, _STRETCH * self._prefetch_depth * self._num_workers)
+        self._pool = LocalWorkers(
+            loader.multiprocessing_context or torch.multiprocessing,
+            ends_trainer=not self._any_worker,
+        )
+        self._gone: set[int] = set()  # workers that died and that the others do without
         self._workers = self._pool.processes
         self._client = _C.Client(
             worker_count=self._num_workers,
             prefetch_factor=self._prefetch_depth,
             prefetch_bytes=loader.prefetch_bytes or 0,
-            shard_count=self._shard_count,
+            shard_count=1 if self._any_worker else self._shard_count,
+            slab_count=self._slab_count,
             in_order=bool(self._in_order),
+            any_worker=self._any_worker,
             keep_workers=bool(self._persistent_workers),
             keep_indices=self._timeout > 0,
             pin_memory=bool(self._pin_memory and loader.device is None),
@@ -152,8 +168,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     def _start_workers(self, loader: LoaderFace) -> None:
         spec = WorkerSpec(
             self._client.endpoint,
-            self._prefetch_depth,
+            self._slab_count,
             arena_bytes(),
+            self._any_worker,
             self._pool.parent_pid,
             self._shard_count,
             self._is_seeded_by_batch,
@@ -205,7 +222,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             pids = [worker.pid for worker in self._workers]
             self._meter.begin(self._num_workers, pids, self._prefetch_depth * self._num_workers)
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
-        self._workers_status = [True] * self._num_workers
+        self._workers_status = [place not in self._gone for place in range(self._num_workers)]
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
         if self._recipe is None:
             pull = partial(_pull, weakref.ref(self))
@@ -214,6 +231,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             generator = self._base_generator
             recipe = self._recipe._asdict()
             self._stream.begin_with_sampler(**epoch, base_generator=generator, **recipe)
+
+    def _may_any_worker_make_any_batch(self, loader: LoaderFace) -> bool:
+        """Whether nothing in the stream says which worker made a batch. Then the one is asked that
+        will answer soonest, and what a worker owed that died is made by the others.
+        """
+        return (
+            self._is_seeded_by_batch
+            and self._dataset_kind == _DatasetKind.Map
+            and self._num_workers > 1
+            and loader.worker_init_fn is None  # which is told who it is, and may fail in one alone
+            and not is_stateful(loader.dataset)
+            and plain_rows(loader.dataset, loader.collate_fn) is None  # no row is slow
+        )
 
     def _can_begin_early(self, loader: LoaderFace) -> bool:
         """Whether nothing speaks against asking for the next epoch before it begins, as far as it
@@ -312,6 +342,17 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
                     self._workers_status[value] = False
             elif kind == _NEWS:
                 warnings.warn(value, PoolWarning, stacklevel=4)
+            elif kind == _WORKER_GONE:
+                sleep_if_python_exits()
+                self._gone.add(value)
+                self._workers_status[value] = False
+                how = self._pool.how_it_ended(self._workers[value])
+                warnings.warn(
+                    f"DataLoader worker {value} (pid {self._workers[value].pid}) {how}; what it "
+                    f"owed is made by the others, which are {sum(self._workers_status)} now",
+                    PoolWarning,
+                    stacklevel=4,
+                )
             elif kind == _WORKER_LOST:
                 sleep_if_python_exits()
                 self._pool.raise_lost([self._workers[value]])
@@ -383,7 +424,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             for worker, is_active in zip(self._workers, self._workers_status, strict=True)
             if is_active and not worker.is_alive()
         ]
-        if dead:
+        # Where any worker may make any batch, the native side tells of those that are missed.
+        if dead and (not self._any_worker or len(dead) == sum(self._workers_status)):
             self._pool.raise_lost(dead)
 
     @property

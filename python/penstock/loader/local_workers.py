@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import signal
 import threading
 import time
 import warnings
@@ -29,10 +30,13 @@ _KILLED_S_MAX = 5.0
 class LocalWorkers:
     """Children of the trainer, or of its fork server. Confined to the trainer's thread."""
 
-    def __init__(self, context: Any) -> None:
-        """``context`` is a context of multiprocessing."""
+    def __init__(self, context: Any, *, ends_trainer: bool = True) -> None:
+        """``context`` is a context of multiprocessing. With ``ends_trainer`` the death of one is
+        raised in the trainer's main thread at once, as torch has it.
+        """
         self.processes: list[Any] = []
         self._context = context
+        self._ends_trainer = ends_trainer
         self._are_pids_set = False
 
     @property
@@ -61,11 +65,15 @@ class LocalWorkers:
         finally:
             turns.close()
             parts.close()
-        # Torch's handler of SIGCHLD raises for these what it would for its own.
-        pids = tuple(process.pid for process in self.processes)
-        _utils.signal_handling._set_worker_pids(id(self), pids)
-        _utils.signal_handling._set_SIGCHLD_handler()
         explain_later_kills()
+        if self._ends_trainer:
+            # Torch's handler of SIGCHLD raises for these what it would for its own.
+            self._set_pids(self.processes)
+            _utils.signal_handling._set_SIGCHLD_handler()
+
+    def _set_pids(self, processes: list[Any]) -> None:
+        pids = tuple(process.pid for process in processes)
+        _utils.signal_handling._set_worker_pids(id(self), pids)
         self._are_pids_set = True
 
     def _start(self, process: Any) -> None:
@@ -96,12 +104,25 @@ class LocalWorkers:
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
                 pass  # a child of the fork server, or reaped already
+        if not self._are_pids_set:
+            self._set_pids(lost)
         try:
             _utils.signal_handling._error_if_any_worker_fails()
         except RuntimeError as error:
             raise explain(error) from None
         pids = ", ".join(str(process.pid) for process in lost)
         raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+
+    @staticmethod
+    def how_it_ended(process: Any) -> str:
+        """How a process that went away ended, in words that follow its name."""
+        process.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+        code = process.exitcode
+        if code is None:
+            return "hung up and has not ended"
+        if code >= 0:
+            return f"ended with status {code}"
+        return f"was killed by {signal.Signals(-code).name}"
 
     def end(self) -> None:
         """Waits for them, who were told to go, and ends those that do not go in time."""

@@ -42,6 +42,8 @@ class RequestFeed:
         self._received: deque[_C.WorkerRequest] = deque()
         self._early_epoch: int | None = None  # while its fetches are carried out before it begins
         self._generators: tuple[Any, ...] = ()  # as they were before
+        self._awaited_epoch: int | None = None  # whose fetches wait until it begins
+        self._held: list[_C.WorkerRequest] = []
         self._note_epoch()
 
     def _note_epoch(self) -> None:
@@ -54,17 +56,19 @@ class RequestFeed:
                 self._look_for_epoch()
             request = self._received.popleft() if self._received else self._receive()
             if request.is_early_epoch:
-                return self._begin_early(request)
-            if not request.is_epoch:
+                if self._try_begin_early(request):
+                    return request
+            elif not request.is_epoch:
+                if request.epoch == self._awaited_epoch:
+                    self._held.append(request)
+                    continue
                 self._fetch_count += 1
                 return request
-            if request.epoch == self._early_epoch:
+            elif request.epoch == self._early_epoch:
                 self._adopt_early()
-                continue
-            if self._early_epoch is not None:
-                self._drop_early()
-            self._note_epoch()
-            return request
+            else:
+                self._begin(request)
+                return request
 
     def _receive(self) -> _C.WorkerRequest:
         while True:
@@ -90,16 +94,26 @@ class RequestFeed:
             if request.is_epoch:
                 return
 
-    def _begin_early(self, request: _C.WorkerRequest) -> _C.WorkerRequest:
+    def _try_begin_early(self, request: _C.WorkerRequest) -> bool:
+        """Whether fetches of the early epoch are carried out before it begins; else they wait."""
         batch_s = (time.monotonic() - self._began_at) / max(1, self._fetch_count)
-        has_stayed = self._watch is not None and self._watch.has_stayed(batch_s)
-        if not has_stayed:
-            request = self._wait_for_epoch(request.epoch)
+        if self._watch is None or not self._watch.has_stayed(batch_s):
+            self._awaited_epoch = request.epoch
+            return False
         self._note_epoch()
-        if has_stayed:
-            self._early_epoch = request.epoch
-            self._generators = generator_states()
-        return request
+        self._early_epoch = request.epoch
+        self._generators = generator_states()
+        return True
+
+    def _begin(self, request: _C.WorkerRequest) -> None:
+        """An epoch begins that was not begun early; its fetches may have waited for it."""
+        if self._early_epoch is not None:
+            self._drop_early()
+        if request.epoch == self._awaited_epoch:
+            self._received.extend(self._held)
+        self._awaited_epoch = None
+        self._held.clear()
+        self._note_epoch()
 
     def _adopt_early(self) -> None:
         self._early_epoch = None
@@ -110,16 +124,3 @@ class RequestFeed:
         put_back(self._generators)
         if self._watch is not None and self._fetch_count > 0:
             self._watch.note_dropped(self._fetch_count)
-
-    def _wait_for_epoch(self, early_epoch: int) -> _C.WorkerRequest:
-        held = []
-        while True:
-            request = self._server.next(_IDLE_S)
-            if request is None:
-                continue
-            if not request.is_epoch:
-                held.append(request)
-                continue
-            if request.epoch == early_epoch:
-                self._received.extend(held)
-            return request

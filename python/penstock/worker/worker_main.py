@@ -57,8 +57,9 @@ class WorkerSpec:
     """What a worker needs beside torch's own arguments. Picklable."""
 
     endpoint: str
-    prefetch_factor: int
+    slab_count: int  # that it has to answer with
     arena_bytes: int
+    any_worker: bool  # any worker may be asked for any batch
     parent_pid: int  # the trainer's, or 0 where a fork server is the parent
     shard_count: int
     is_seeded_by_batch: bool
@@ -108,8 +109,9 @@ def _work(
         server = _C.WorkerServer.connect(
             endpoint=spec.endpoint,
             worker_id=worker_id,
-            prefetch_factor=spec.prefetch_factor,
+            prefetch_factor=spec.slab_count,
             arena_bytes=spec.arena_bytes,
+            waits_for_slabs=not spec.any_worker,
             parent_pid=spec.parent_pid,
             timeout_s=_CONNECT_TIMEOUT_S,
         )
@@ -172,6 +174,7 @@ def _serve(
     if init_error is None and fetch.auto_collation:
         rows = plain_rows(fetch.dataset, fetch.collate_fn)
     ended_shards: set[int] = set()
+    of_epochs: dict[int, Fetcher] = {}  # this one's and the early one's, seeded by batch
     watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
     feed = RequestFeed(server, rows, watch)
     while True:
@@ -187,6 +190,9 @@ def _serve(
                 fetcher = SeededFetcher(
                     into_slab, pool, datasets, spec.shard_count, seeds, starts, server.begin
                 )
+                # A batch of this epoch may be asked for after the next one was begun early.
+                of_epochs = {epoch: of_epochs[epoch] for epoch in list(of_epochs)[-1:]}
+                of_epochs[request.epoch] = fetcher
                 starts = {}  # later epochs of persistent workers begin at their beginning
             else:
                 fetcher = TorchFetcher(into_slab, pool, {}, server.begin)
@@ -203,6 +209,7 @@ def _serve(
                 init_error = None  # then there is no fetcher until the next epoch, as in torch's
         else:
             try:
+                fetcher = of_epochs.get(request.epoch, fetcher)
                 batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
                 threads_drew = fetcher.threads_drew
             except Exception as error:

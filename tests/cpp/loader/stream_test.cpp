@@ -155,6 +155,32 @@ TEST_F(WholeStreamTest, TheDeathOfAWorkerIsToldAndTheStreamEnds) {
   expect_worker_ends(1, "signal 9");
 }
 
+TEST_F(WholeStreamTest, WhereAnyWorkerMayMakeABatchTheDeathOfOneCostsNothing) {
+  start_stream({.worker_count = 2, .prefetch_factor = 2, .slab_count = 32, .shard_count = 1, .any_worker = true},
+               {.is_seeded_by_batch = true});
+  begin_listed({{1}, {2}, {3}, {test::kStall}, {4}, {5}, {6}, {7}});
+  std::vector<uint64_t> sequences;
+  bool is_told = false;
+  for (;;) {
+    const Event event = take();
+    if (event.kind == Event::Kind::kBatch) {
+      sequences.push_back(event.batch->descriptor().sequence);
+      expect_right(*event.batch);
+      // The worker that stalls answers, and never comes back.
+      if (sequences.size() == 4) ::kill(worker_pids_[event.worker_id], SIGKILL);
+      continue;
+    }
+    if (event.kind != Event::Kind::kWorkerGone) {
+      EXPECT_EQ(event.kind, Event::Kind::kEnd) << event.message();
+      break;
+    }
+    is_told = true;
+    expect_worker_ends(event.worker_id, "signal 9");
+  }
+  EXPECT_EQ(sequences, counting(8));
+  EXPECT_TRUE(is_told);
+}
+
 TEST_F(WholeStreamTest, ABatchThatRaisesIsAnErrorInItsPlace) {
   start_stream({.worker_count = 2});
   begin_listed({{1}, {test::kRaise}, {2}});

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With seeding="batch" any worker may make any batch of a map-style dataset.
+
+A worker with a slow batch made the others wait, and the death of one ended the training, though
+another would have made the very same batches.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from penstock import DataLoader
+from penstock.errors import PoolWarning
+
+pytestmark = pytest.mark.slow
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """What a sample draws follows from its batch. Some samples kill the worker that makes them."""
+
+    def __init__(self, count: int, deadly: dict[int, str] | None = None) -> None:
+        self.count = count
+        self.deadly = deadly or {}  # by sample, a file that is there once it has killed a worker
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        name = self.deadly.get(index)
+        if name is not None and get_worker_info() is not None and not os.path.exists(name):
+            if not name.endswith("always"):
+                Path(name).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index + torch.rand(3)
+
+
+def loader_of(dataset: Any, num_workers: int = 3, **options: Any) -> Any:
+    torch.manual_seed(3)
+    return DataLoader(
+        dataset, batch_size=4, num_workers=num_workers, seeding="batch", shuffle=True, **options
+    )
+
+
+def expected(count: int) -> list[torch.Tensor]:
+    return list(loader_of(Drawing(count), 0))
+
+
+def assert_same(batches: list[torch.Tensor], count: int) -> None:
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected(count)]
+
+
+def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> None:
+    deadly = {17: str(tmp_path / "a"), 61: str(tmp_path / "b")}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PoolWarning)
+        batches = list(loader_of(Drawing(100, deadly)))
+    assert_same(batches, 100)
+    told = [str(one.message) for one in caught if one.category is PoolWarning]
+    assert len(told) == 2
+    assert all("was killed by SIGKILL; what it owed is made by the others" in text for text in told)
+    assert "which are 1 now" in told[1]
+
+
+def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Path) -> None:
+    dataset = Drawing(60, {30: str(tmp_path / "always")})
+    loader = loader_of(dataset, 4)
+    batches, errors = [], []
+    iterator = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)
+        while True:
+            try:
+                batches.append(next(iterator))
+            except StopIteration:
+                break
+            except RuntimeError as error:
+                errors.append(str(error))
+    (error,) = errors
+    assert "3 workers died one after the other while they made batch" in error
+    whole = [batch.tolist() for batch in expected(60)]
+    assert len(batches) == 14
+    assert all(batch.tolist() in whole for batch in batches)
+
+
+def test_the_death_of_all_workers_is_torchs_error(tmp_path: Path) -> None:
+    deadly = {index: str(tmp_path / "always") for index in range(40)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)
+        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(?s?\)? ?\d+\)"):
+            list(loader_of(Drawing(40, deadly), 2))
+
+
+def test_persistent_workers_that_are_left_make_the_next_epochs(tmp_path: Path) -> None:
+    loader = loader_of(Drawing(40, {7: str(tmp_path / "a")}), persistent_workers=True)
+    reference = loader_of(Drawing(40), persistent_workers=True)
+    torch.manual_seed(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)
+        got = [[batch.tolist() for batch in loader] for _ in range(3)]
+    torch.manual_seed(5)
+    assert got == [[batch.tolist() for batch in reference] for _ in range(3)]
+
+
+class Uneven(Drawing):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.2 if index % 17 == 3 else 0.001)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_slow_batches_change_neither_order_nor_content(in_order: bool) -> None:
+    batches = [batch.tolist() for batch in loader_of(Uneven(120), in_order=in_order)]
+    whole = [batch.tolist() for batch in expected(120)]
+    if in_order:
+        assert batches == whole
+    assert sorted(batches) == sorted(whole)
+
+
+class FirstBlocks(Drawing):
+    """Sample 0 is made once somebody has made the last one."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        super().__init__(count)
+        self.done = folder / "done"
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.count - 1:
+            self.done.touch()
+        while index == 0 and not self.done.exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_while_one_batch_is_late_the_others_are_made_beyond_what_is_usually_asked_for(
+    tmp_path: Path,
+) -> None:
+    # Two workers are asked for four batches ahead; the sixteenth lets the first one go on.
+    dataset = FirstBlocks(64, tmp_path)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, seeding="batch")
+    batches = [batch[:, 0].floor().tolist() for batch in loader]
+    assert batches == [[4 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(16)]
+
+
+def test_a_sampler_of_the_users_is_pulled_no_earlier_because_a_batch_is_late(
+    tmp_path: Path,
+) -> None:
+    pulled = []
+
+    def order() -> Any:
+        for index in range(64):
+            pulled.append(index)
+            yield index
+
+    class Order:
+        def __iter__(self) -> Any:
+            return order()
+
+        def __len__(self) -> int:
+            return 64
+
+    dataset = FirstBlocks(64, tmp_path)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, seeding="batch", sampler=Order())
+    timer = threading.Timer(0.5, dataset.done.touch)
+    timer.start()
+    next(iter(loader))
+    timer.join()
+    assert len(pulled) == 20
+
+
+def test_where_a_dataset_has_a_state_each_worker_makes_its_own_batches(tmp_path: Path) -> None:
+    class Stateful(Drawing):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+        def __getitem__(self, index: int) -> Any:
+            info = get_worker_info()
+            return -1 if info is None else info.id
+
+    batches = [batch[0].item() for batch in loader_of(Stateful(48))]
+    assert batches == [0, 1, 2] * 4
