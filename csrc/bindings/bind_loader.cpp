@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
@@ -202,6 +203,7 @@ py::dict counters_of(Stream& stream) {
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;
   result["fetch_s"] = static_cast<double>(counters.fetch_ns.value()) * 1e-9;
   result["prefix_s"] = static_cast<double>(counters.prefix_ns.value()) * 1e-9;
+  result["epochs_s"] = std::chrono::duration<double>(stream.epochs_time()).count();
   result["outstanding"] = client.outstanding_count();
   result["ready"] = stream.ready_count();
   return result;
@@ -215,9 +217,21 @@ py::tuple load_counters_of(Stream& stream) {
                         static_cast<double>(counters.prefix_ns.value()) * 1e-9);
 }
 
+// An object that interrupts the main thread, as Ctrl-C does, when the last reference to it goes: an interrupt that
+// comes while an object is finalized is dropped by Python. Where an exception is on its way already it does nothing.
+py::object interrupt_when_dropped() {
+  static int tag = 0;
+  // pybind11's own capsules hide the exception from their destructors.
+  const auto interrupt = [](PyObject*) {
+    if (PyErr_Occurred() == nullptr) PyErr_SetInterruptEx(SIGINT);
+  };
+  return py::reinterpret_steal<py::object>(PyCapsule_New(&tag, nullptr, interrupt));
+}
+
 }  // namespace
 
 void bind_loader(py::module_& module) {
+  module.def("interrupt_when_dropped", &interrupt_when_dropped);
   py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,

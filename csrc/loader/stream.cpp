@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/live_clock.h"
 
 namespace penstock::loader {
 
@@ -57,6 +58,8 @@ void Stream::begin(EpochPlan plan) {
   dropped_ahead_count_ += ahead_.size();
   ahead_.clear();
   end_states_.clear();
+  past_epochs_ = epochs_time();
+  begun_at_ = given_at_ = clock_now();
   if (sampler_ != nullptr) index_buffer_ = sampler_->take_buffer();
   sampler_ = nullptr;
   indices_.reset();
@@ -171,6 +174,7 @@ Stream::Event Stream::try_take() {
 
 void Stream::give(const Event& event) {
   const Batch& batch = *event.batch;
+  given_at_ = clock_now();
   client_->count_delivered(batch);
   plan_.progress->answer(event.shard_id, batch.raises() || batch.remote_error() || event.is_unreadable);
   if (!batch.state().empty())

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 
+#include "base/instant.h"
 #include "loader/client.h"
 #include "loader/epoch_progress.h"
 #include "loader/epoch_seeds.h"
@@ -80,6 +81,8 @@ class Stream {
   // As Client::counters(), where batches that wait in ahead() are ready and not delivered.
   uint32_t ready_count() const { return client_->ready_count() + static_cast<uint32_t>(ahead_.size()); }
   uint64_t dropped_ahead_count() const { return dropped_ahead_count_; }
+  // From the beginning of each epoch to the last batch that the user was given of it, added up.
+  Duration epochs_time() const { return past_epochs_ + (given_at_ - begun_at_); }
 
  private:
   void begin(EpochPlan plan);
@@ -110,6 +113,9 @@ class Stream {
   uint64_t dropped_ahead_count_ = 0;
   std::optional<ExpectedEpoch> expected_;
   std::unique_ptr<TorchSampler> early_sampler_;
+  Duration past_epochs_{0};
+  Instant begun_at_{};
+  Instant given_at_{};   // the last time; when the epoch began before its first batch
   bool was_met_ = true;  // the last expectation; the first is taken to be
 };
 

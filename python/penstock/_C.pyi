@@ -158,6 +158,8 @@ class PoolServer:
 
 # loader
 
+def interrupt_when_dropped() -> object: ...
+
 class Client:
     class Event:
         BATCH: ClassVar[Client.Event]

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock._version import __version__ as __version__
-from penstock.errors import PenstockError, WorkerError
+from penstock.errors import PenstockError, PoolWarning, WorkerError
 
 if TYPE_CHECKING:
     from penstock.cli.installation import install, uninstall
@@ -27,6 +27,7 @@ __all__ = [
     "DataLoader",
     "PenstockError",
     "Plan",
+    "PoolWarning",
     "SharedList",
     "WorkerError",
     "detach",

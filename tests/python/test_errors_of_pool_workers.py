@@ -103,6 +103,13 @@ def test_another_type_is_a_worker_error_that_begins_with_its_name() -> None:
     assert str(made).rstrip().endswith("OwnError: why")
 
 
+def test_what_the_trainer_says_itself_is_said_alone() -> None:
+    """`Caught RuntimeError in penstock worker none.\\nOriginal 3 workers died one after...`"""
+    made = make_error("RuntimeError", "3 workers died", "")
+    assert type(made) is RuntimeError
+    assert str(made) == "3 workers died"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -27,6 +27,7 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
+from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.threaded_fetch import make_pool
 
@@ -182,7 +183,9 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         except StopIteration:
             self._progress.finish()
             raise
-        except Exception:
+        except Exception as error:
+            if (sample := spoken_sample(error)) and hasattr(error, "add_note"):
+                error.add_note(f"raised for {sample}")
             self._note_answer(is_error=True)
             raise
         self._note_answer(is_error=False)

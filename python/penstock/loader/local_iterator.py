@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import pickle
+import sys
 import time
 import warnings
 import weakref
@@ -72,6 +73,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     _workers: list[Any]
     _shutdown = True  # until there is something to shut down
     _is_elastic = False  # whether the number of workers may change at any time
+    _any_worker = False  # whether any worker may make any batch
 
     def __init__(self, loader: LoaderFace) -> None:
         self._progress = loader._begin_progress()
@@ -101,6 +103,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._pin_device_index = (
             torch.accelerator.current_device_index() if self._pin_memory else None
         )
+        self._gone: set[int] = set()  # workers that died and that the others do without
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._may_begin_early = self._can_begin_early(loader)
         self._past_counters = loader._past_counters
@@ -128,7 +131,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             loader.multiprocessing_context or torch.multiprocessing,
             ends_trainer=not self._any_worker,
         )
-        self._gone: set[int] = set()  # workers that died and that the others do without
+        self._gone.clear()
         self._workers = self._pool.processes
         self._client = _C.Client(
             worker_count=self._num_workers,
@@ -472,7 +475,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         self._pool.end()
 
     def __del__(self) -> None:
-        self._shutdown_workers()
+        try:
+            self._shutdown_workers()
+        except KeyboardInterrupt:
+            # The workers were ended at once. Python would print the interrupt and drop it here.
+            if not sys.is_finalizing():
+                self._interrupt = _C.interrupt_when_dropped()
 
 
 def _pull(iterator: weakref.ref[LocalPoolIter]) -> Any:

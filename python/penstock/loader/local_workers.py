@@ -17,13 +17,15 @@ from typing import Any, NoReturn
 from torch.utils.data import _utils
 
 from penstock.loader.out_of_memory import explain, explain_later_kills
+from penstock.pool.unpicklable import find_unpicklable
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.held_interrupt import HeldInterrupt
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.start_turns import StartTurns
 from penstock.worker.worker_main import WorkerSpec, worker_loop
 
-# How long the system may take to end a process that was killed.
+# How long processes have that are to end, and the system to end one that was killed.
+_TERMINATED_S_MAX = 1.0
 _KILLED_S_MAX = 5.0
 
 
@@ -38,6 +40,7 @@ class LocalWorkers:
         self._context = context
         self._ends_trainer = ends_trainer
         self._are_pids_set = False
+        self._roots: dict[str, Any] = {}  # what workers get of the user's
 
     @property
     def parent_pid(self) -> int:
@@ -50,6 +53,9 @@ class LocalWorkers:
         """Raises what the system and pickle raise; the processes made until then are there."""
         is_fresh = self._context.get_start_method() in ("spawn", "forkserver")
         parts = PickledOnce((fetch, init_fn, spec))
+        self._roots = {
+            "dataset": fetch.dataset, "collate_fn": fetch.collate_fn, "worker_init_fn": init_fn
+        }  # fmt: skip
         turns = StartTurns(count, len(os.sched_getaffinity(0)) if is_fresh else count)
         try:
             for worker_id in range(count):
@@ -79,7 +85,8 @@ class LocalWorkers:
     def _start(self, process: Any) -> None:
         try:
             process.start()
-        except (TypeError, AttributeError, PicklingError):
+        except (TypeError, AttributeError, PicklingError) as error:
+            self._name_unpicklable(error)
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "
@@ -91,6 +98,16 @@ class LocalWorkers:
             )
             raise
         self.processes.append(process)
+
+    def _name_unpicklable(self, error: Exception) -> None:
+        """Notes which part of what workers get cannot be pickled."""
+        found = find_unpicklable(self._roots)
+        if found is not None and hasattr(error, "add_note"):
+            error.add_note(
+                f"{found.path}, a {type(found.value).__qualname__}, cannot be pickled, and the "
+                f"workers are fresh processes (multiprocessing_context): make it in the worker, "
+                f"when it is first used, or leave it out of __getstate__"
+            )
 
     def raise_lost(self, lost: list[Any]) -> NoReturn:
         """Raises torch's error for processes that went away:
@@ -135,11 +152,19 @@ class LocalWorkers:
             if self._are_pids_set:
                 _utils.signal_handling._remove_worker_pids(id(self))
                 self._are_pids_set = False
-            for process in self.processes:
+            self._end_alive()
+
+    def _end_alive(self) -> None:
+        alive = [process for process in self.processes if process.is_alive()]
+        try:
+            for process in alive:
+                process.terminate()
+            deadline = time.monotonic() + _TERMINATED_S_MAX
+            for process in alive:
+                process.join(timeout=max(0.0, deadline - time.monotonic()))
+        finally:  # also of an interrupt
+            for process in alive:
                 # Reaped, so that neither a zombie nor its pipe is left.
-                if process.is_alive():
-                    process.terminate()
-                    process.join(timeout=1)
                 if process.is_alive():  # it has not come to see the signal on a busy machine
                     process.kill()
                     process.join(timeout=_KILLED_S_MAX)

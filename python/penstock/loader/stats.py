@@ -12,14 +12,28 @@ from penstock.tuning.worker_choice import WorkerChoice
 class LoaderStats:
     """Counts over the iterators that a loader has made, the live ones included.
 
+    ``print(loader.stats())`` shows them in words. A parallel loader counts; with num_workers=0 the
+    numbers are 0.
+
     ``iterator`` is "penstock", "pool", "torch" (num_workers=0: torch's own in-process iterator) or
     "fallback" (torch's iterator in the place of ours, for ``fallback_reason``); None before the
-    first ``iter()``. Seconds are wall-clock: ``wait_s`` is how long the trainer waited for batches,
-    ``fetch_s`` how long workers took to make those delivered, ``prefix_s`` how much of that went
-    into what :func:`penstock.offload` moved. ``outstanding`` batches are asked for and not here
-    yet, ``ready`` ones are here and not taken. ``early_batches`` were asked for before their epoch
-    began, ``stale_batches`` came and were dropped because their epoch was left. ``worker_choice``
-    is that of ``num_workers="auto"``, once there is one.
+    first ``iter()``.
+
+    Seconds are wall-clock: ``epochs_s`` is the time from the beginning of each epoch to its last
+    batch, ``wait_s`` how long of it the trainer waited for batches, in ``waits`` times, ``fetch_s``
+    how long workers took to make those delivered, ``prefix_s`` how much of that went into what
+    :func:`penstock.offload` moved.
+
+    ``batches`` were delivered, with ``batch_bytes`` of tensors. Of them ``copied_batches`` were
+    copied out of shared memory because the program holds many others, ``inline_batches`` came
+    through a socket because no shared memory could be had, ``early_batches`` were asked for before
+    their epoch began, ``boundary_batches`` carried what :func:`penstock.offload` moved,
+    ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches`` have
+    random numbers that ``fetch_threads`` drew in no certain order. ``stale_batches`` came and were
+    dropped because their epoch was left. ``arenas`` of shared memory were mapped. ``outstanding``
+    batches are asked for and not here yet, ``ready`` ones are here and not taken.
+
+    ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """
 
     iterator: str | None = None
@@ -35,9 +49,40 @@ class LoaderStats:
     unrepeatable_batches: int = 0
     arenas: int = 0
     waits: int = 0
+    epochs_s: float = 0.0
     wait_s: float = 0.0
     fetch_s: float = 0.0
     prefix_s: float = 0.0
     outstanding: int = 0
     ready: int = 0
     worker_choice: WorkerChoice | None = None
+
+    def __str__(self) -> str:
+        if self.iterator is None:
+            return "DataLoader has not been iterated over"
+        if not self.batches:
+            return f"DataLoader ({self.iterator}) has counted no batch"
+        lines = [
+            f"DataLoader ({self.iterator}) delivered {self.batches} batches of "
+            f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.epochs_s:.3g} s, and the "
+            f"trainer waited {100 * self._waiting_share:.0f} % of that time",
+            f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch"
+            + (f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on what offload() moved, in "
+               f"{self.boundary_batches} batches" if self.boundary_batches else ""),
+            f"{self.ready} batches are here and {self.outstanding} are asked for",
+        ]  # fmt: skip
+        notable = {
+            "were copied, because the program holds many others": self.copied_batches,
+            "came through a socket, for want of shared memory": self.inline_batches,
+            "came after their epoch was left, and were dropped": self.stale_batches,
+            "were made before their epoch began": self.early_batches,
+            "have random numbers that cannot be repeated": self.unrepeatable_batches,
+        }
+        lines += [f"{count} {what}" for what, count in notable.items() if count]
+        if self.worker_choice is not None:
+            lines.append(str(self.worker_choice))
+        return "\n  ".join(lines)
+
+    @property
+    def _waiting_share(self) -> float:
+        return min(1.0, self.wait_s / self.epochs_s) if self.epochs_s > 0 else 0.0

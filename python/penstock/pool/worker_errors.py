@@ -16,6 +16,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from penstock.errors import PenstockError, WorkerError
+from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
 
@@ -36,7 +37,8 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         name = f"{cls.__module__}.{name}"
     wrapper = ExceptionWrapper((cls, error, error.__traceback__))
     place = f"{place_of_process()}\0"
-    return name, place + _end_of(wrapper.exc_msg, TEXT_BYTES_MAX - len(os.fsencode(place)))
+    text = name_sample(wrapper.exc_msg, spoken_sample(error))
+    return name, place + _end_of(text, TEXT_BYTES_MAX - len(os.fsencode(place)))
 
 
 def place_of_process() -> str:

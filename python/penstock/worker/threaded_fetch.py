@@ -27,6 +27,8 @@ import torch
 from torch.utils.data import Subset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from penstock.worker.failed_sample import keep_index
+
 # For threads that are in the user's code when they should end: long enough for most answers of a
 # storage, since a thread that comes back from native code while the interpreter goes down can abort
 # the process; short enough not to be taken for a hang.
@@ -204,7 +206,10 @@ class _BatchFetch:
         self._samples, self._failures = [], {}
         if not failures:
             return samples
-        first = failures[min(failures)]
+        place = min(failures)
+        first = failures[place]
+        if place < len(self._indices):
+            keep_index(first, self._indices[place])
         try:
             raise first
         finally:

@@ -31,6 +31,7 @@ from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_d
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, RowsWatch, Watch
+from penstock.worker.failed_sample import name_sample, spoken_sample
 from penstock.worker.fetching import (
     Fetcher,
     FetchSpec,
@@ -217,9 +218,11 @@ def _serve(
                     ended_shards.add(request.shard_id)
                     _answer_end(server, request, _state_at_end(fetcher, request))
                     continue
+                sample = spoken_sample(error)
                 # The traceback must not be kept in a variable: it would keep this frame, and the
                 # batch, alive.
                 batch, raises = ExceptionWrapper(where=where), True
+                batch.exc_msg = name_sample(batch.exc_msg, sample)
             try:
                 state_after = _state_after(fetcher, request)
             except Exception:

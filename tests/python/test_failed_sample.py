@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exception of the dataset names the sample: the traceback has the line, not the index."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, Subset
+
+from penstock import DataLoader
+from penstock.pool.worker_errors import describe_error
+
+needs_notes = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="an exception carries notes from Python 3.11 on"
+)
+
+
+class Fails(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise LookupError(f"no {index}")
+        return index
+
+
+def fails_to_collate(samples: list[int]) -> Any:
+    raise LookupError("no batch")
+
+
+def text_of(loader: Any) -> str:
+    with pytest.raises(LookupError) as caught:
+        list(loader)
+    return "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("fetch_threads", [1, 3])
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(0, marks=needs_notes), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_the_sample_is_named(num_workers: int, fetch_threads: int) -> None:
+    loader = DataLoader(Fails(), batch_size=4, num_workers=num_workers, fetch_threads=fetch_threads)
+    assert "sample 7 of the dataset" in text_of(loader)
+
+
+@needs_notes
+def test_of_a_subset_its_own_index_is_named() -> None:
+    text = text_of(DataLoader(Subset(Fails(), [3, 7]), batch_size=2))
+    assert "sample 1 of the dataset" in text
+
+
+@pytest.mark.slow
+def test_the_last_line_is_torchs() -> None:
+    loader = DataLoader(Fails(), batch_size=4, num_workers=1)
+    with pytest.raises(LookupError) as caught:
+        list(loader)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Caught LookupError in DataLoader worker process 0."
+    assert lines[1] == "Original Traceback (most recent call last):"
+    assert lines[2] == "  (sample 7 of the dataset)"
+    assert lines[-1] == "LookupError: no 7"
+
+
+@pytest.mark.slow
+def test_where_collating_fails_no_sample_is_named() -> None:
+    loader = DataLoader(Fails(), batch_size=2, num_workers=1, collate_fn=fails_to_collate)
+    assert "of the dataset" not in text_of(loader)
+
+
+def test_what_a_pools_worker_sends_names_it_too() -> None:
+    with pytest.raises(LookupError) as caught:
+        list(TorchLoader(Fails(), batch_size=4))
+    name, text = describe_error(caught.value)
+    assert name == "LookupError"
+    assert "\n  (sample 7 of the dataset)\n" in text
+
+
+def test_a_tensor_index_is_named() -> None:
+    indices = [[torch.tensor(7)]]
+    loader = DataLoader(Fails(), batch_sampler=indices)
+    if sys.version_info >= (3, 11):
+        assert "sample tensor(7) of the dataset" in text_of(loader)

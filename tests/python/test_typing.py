@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A type checker sees penstock's types in a program of the user's: the package has py.typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+pytest.importorskip("mypy")
+pytestmark = pytest.mark.slow
+
+
+def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import penstock\n"
+        "import torch\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(3))\n"
+        "penstock.DataLoader(data, fetch_threads='two')\n"
+        "reveal_type(penstock.DataLoader(data).stats().waits)\n"
+    )
+    package = Path(penstock.__file__).parent
+    assert (package / "py.typed").exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), str(program)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,
+        # Beside the package, as a checker finds what is installed.
+        env={**os.environ, "MYPYPATH": str(package.parent)},
+    )
+    assert 'Argument "fetch_threads"' in done.stdout, done.stdout + done.stderr
+    assert re.search(r'Revealed type is "(builtins\.)?int"', done.stdout), done.stdout
+    assert "Found 1 error in" in done.stdout, done.stdout
