@@ -278,45 +278,10 @@ multiprocessing.process.BaseProcess.join = told_join
 """
 
 
-def test_a_second_ctrl_c_while_workers_are_waited_for_ends_the_program(tmp_path: Path) -> None:
-    """It printed "Exception ignored in: <function LocalPoolIter.__del__" and a second traceback."""
-    source = f"""{HEAD}{JOINING}
-def busy():
-    {BUSY["reads a pipe for ever"]}
-
-def main():
-    for batch in Epoch(DataLoader(Rows(), batch_size=2, num_workers=2)):
-        pass
-
-class Epoch:
-    \"\"\"Held by the loop alone, so that it goes while the interrupt is on its way.\"\"\"
-    def __init__(self, loader):
-        self.iterator = iter(loader)
-        self.count = 0
-    def __iter__(self):
-        return self
-    def __next__(self):
-        self.count += 1
-        if self.count == 5:
-            say_pids(self.iterator)
-        return next(self.iterator)
-
-main()
-"""
-    with running("penstock", source, tmp_path) as run:
-        pids = run.read_pids()
-        run.signal(signal.SIGINT)
-        assert run.read_line() == "joining"
-        run.signal(signal.SIGINT)
-        code, out, error = run.finish()
-        assert (code, out) == (-signal.SIGINT, "")
-        assert error.count("Traceback") == 1 and "ignored" not in error, error
-        assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
-
-
 def test_ctrl_c_while_workers_of_a_dropped_iterator_are_waited_for_reaches_the_program(
     tmp_path: Path,
 ) -> None:
+    """It printed "Exception ignored in: <function LocalPoolIter.__del__" and was dropped."""
     source = f"""{HEAD}{JOINING}
 def busy():
     os.read(reader, 1)
