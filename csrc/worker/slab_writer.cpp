@@ -34,11 +34,18 @@ uint64_t end_of(const wire::Frame& frame) {
   return align_up(end, kPayloadAlignment);
 }
 
+// Named tensors are gone from torch 2.15 on.
+template <typename Tensor>
+bool has_names(const Tensor& tensor) {
+  if constexpr (requires { tensor.has_names(); }) return tensor.has_names();
+  return false;
+}
+
 }  // namespace
 
 bool is_plain_tensor(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) return false;
-  if (tensor.is_quantized() || tensor.is_nested() || tensor.requires_grad() || tensor.has_names() || tensor.is_conj() ||
+  if (tensor.is_quantized() || tensor.is_nested() || tensor.requires_grad() || has_names(tensor) || tensor.is_conj() ||
       tensor.is_neg() || tensor._is_zerotensor()) {
     return false;
   }

@@ -448,12 +448,15 @@ def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     return wrap_inline(call_impl) if is_torchs else call_impl
 
 
+# Those that torch has: IncorrectUsage is gone from torch 2.12 on.
+_CAPTURE_FAILURES = tuple(
+    getattr(torch._dynamo.exc, name)
+    for name in ("TorchDynamoException", "FailOnRecompileLimitHit", "IncorrectUsage")
+    if hasattr(torch._dynamo.exc, name)
+)
+
+
 def _is_capture_failure(error: Exception) -> bool:
-    return isinstance(
-        error,
-        (
-            torch._dynamo.exc.TorchDynamoException,
-            torch._dynamo.exc.FailOnRecompileLimitHit,
-            torch._dynamo.exc.IncorrectUsage,
-        ),
-    ) or (isinstance(error, RuntimeError) and "dynamo" in str(error).lower())
+    return isinstance(error, _CAPTURE_FAILURES) or (
+        isinstance(error, RuntimeError) and "dynamo" in str(error).lower()
+    )

@@ -74,7 +74,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     if tensor.requires_grad or type(tensor) is torch.nn.Parameter:
         return _rebuild_leaf, (tensor.detach(), type(tensor), tensor.requires_grad)
     is_lazy = tensor.is_conj() or tensor.is_neg()
-    if tensor.device.type == "cpu" and not is_lazy and not tensor.has_names():
+    has_names = hasattr(tensor, "has_names") and tensor.has_names()  # gone from torch 2.15 on
+    if tensor.device.type == "cpu" and not is_lazy and not has_names:
         # A dtype that the table does not know: the storage travels as bytes.
         block = _bytes_of(tensor.untyped_storage())
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
