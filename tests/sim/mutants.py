@@ -51,7 +51,7 @@ void Dispatch::forgive""",
     "credit is not looked at": (
         Mutation(
             "dispatch.cpp",
-            "  return (worker.outstanding.size() + 1) * largest_bytes_ <= worker.credit_bytes;",
+            "  return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;",
             "  return true;",
         ),
     ),
