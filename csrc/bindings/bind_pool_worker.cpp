@@ -140,16 +140,17 @@ void bind_pool_worker(py::module_& module) {
       .def_readonly("trainer_id", &worker::Standing::trainer_id)
       .def_property_readonly("drain_cause", [](const worker::Standing& self) { return spoken(self.drain_cause); })
       .def_readonly("left_count", &worker::Standing::left_count);
-  py::class_<PoolServer>(module, "PoolServer")
+  py::class_<PoolServer, PoolServer::Handle>(module, "PoolServer")
       .def_static(
           "start",
           [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> controller,
              std::optional<std::string> key_folder, const std::string& about, uint64_t arena_bytes,
              uint64_t blob_bytes_max, double patience_s, pid_t parent_pid) {
-            return unwrap(without_gil([&] {
+            auto started = unwrap(without_gil([&] {
               return start({bind, std::move(advertised), std::move(controller), std::move(key_folder), about,
                             arena_bytes, blob_bytes_max, patience_s, parent_pid});
             }));
+            return PoolServer::Handle(started.release());
           },
           py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("controller"), py::arg("key_folder"),
           py::arg("about"), py::arg("arena_bytes"), py::arg("blob_bytes_max"), py::arg("patience_s"),

@@ -348,7 +348,9 @@ void Client::stop() {
   impl_->source->stop();
 }
 
-void Client::retire_held() { impl_->source->retire_held(); }
+void Client::retire_held() {
+  if (impl_.is_owner()) impl_->source->retire_held();
+}
 const loader::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
   const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included

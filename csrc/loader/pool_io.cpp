@@ -187,7 +187,7 @@ void PoolIo::run(const std::stop_token& stop) {
     session_.tick(clock_now());
     carry_out();
     note_standing(clock_now());
-    wait(stop);
+    if (auto waited = wait(stop); !waited) return inbox_.fail(0, waited.error());
   }
 }
 
@@ -215,7 +215,7 @@ void PoolIo::part() {
   controller_.reset();
 }
 
-void PoolIo::wait(const std::stop_token& stop) {
+Result<void> PoolIo::wait(const std::stop_token& stop) {
   std::optional<Instant> due = earlier(controller_->due_at(), session_.next_tick());
   due = earlier(due, links_->due_at());
   for (const auto& [worker_id, at] : connect_again_at_) due = earlier(due, at);
@@ -226,7 +226,7 @@ void PoolIo::wait(const std::stop_token& stop) {
   if (actions_.size() > 0 || stop.stop_requested()) timeout = milliseconds(0);
   const auto ready = ready_set_->wait(timeout);
   is_awake_.store(true);
-  if (!ready) return inbox_.fail(0, ready.error());
+  if (!ready) return ready.error();
   for (const uint64_t tag : ready.value()) {
     if (tag == wake_tag_) {
       uint64_t count = 0;
@@ -235,6 +235,7 @@ void PoolIo::wait(const std::stop_token& stop) {
     if (tag == controller_tag_) is_controller_ready_ = true;
     links_->note_ready(tag);
   }
+  return {};
 }
 
 // ---- The controller

@@ -107,7 +107,7 @@ class PoolIo : public BatchSource {
   void part();
   void post(std::function<void()> action);
   void wake();
-  void wait(const std::stop_token& stop);
+  Result<void> wait(const std::stop_token& stop);
 
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);

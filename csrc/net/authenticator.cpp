@@ -8,7 +8,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <future>
+#include <iostream>
 #include <vector>
 
 namespace penstock::net {
@@ -117,11 +119,21 @@ void Authenticator::run(const std::stop_token& stop, void* context, std::promise
     return;
   }
   started.set_value({});
+  try {
+    serve(stop, socket.get());
+  } catch (const std::exception& error) {
+    // Without an answer every client is refused, and libzmq tells nobody why.
+    std::cerr << "penstock: the thread pk_keys, which checks the keys of those who connect, failed: " << error.what()
+              << "; nobody is let in any more\n";
+  }
+}
+
+void Authenticator::serve(const std::stop_token& stop, void* socket) {
   while (!stop.stop_requested()) {
-    zmq_pollitem_t items[] = {{socket.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd_.get(), ZMQ_POLLIN, 0}};
+    zmq_pollitem_t items[] = {{socket, 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd_.get(), ZMQ_POLLIN, 0}};
     // A context that ends under it, or memory that ran out: without an answer every client is refused.
     if (zmq_poll(items, 2, -1) < 0 && zmq_errno() != EINTR) return;
-    if ((items[0].revents & ZMQ_POLLIN) != 0) answer(socket.get());
+    if ((items[0].revents & ZMQ_POLLIN) != 0) answer(socket);
   }
 }
 

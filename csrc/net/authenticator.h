@@ -75,6 +75,7 @@ class Authenticator {
  private:
   // Answers until it is told to stop. Says through `started` whether it could begin.
   void run(const std::stop_token& stop, void* context, std::promise<Result<void>>& started);
+  void serve(const std::stop_token& stop, void* socket);
   void answer(void* socket);
   // The role of `key` for the server of `domain`; none if it is turned away.
   std::optional<Role> look_up(const std::string& domain, const PublicKey& key) const;

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <exception>
 #include <future>
 #include <span>
 
@@ -35,13 +36,14 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
   std::promise<Result<void>> opened;
   auto outcome = opened.get_future();
   // Its sockets are of the thread that makes them.
-  server->thread_ = std::jthread([io = &server->io_, opened = std::move(opened)](const std::stop_token& stop) mutable {
-    ::pthread_setname_np(::pthread_self(), "pk_pool_server");
-    auto result = io->open();
-    const bool is_open = static_cast<bool>(result);
-    opened.set_value(std::move(result));
-    if (is_open) io->run(stop);
-  });
+  server->thread_ =
+      std::jthread([self = server.get(), opened = std::move(opened)](const std::stop_token& stop) mutable {
+        ::pthread_setname_np(::pthread_self(), "pk_pool_server");
+        auto result = self->open();
+        const bool is_open = static_cast<bool>(result);
+        opened.set_value(std::move(result));
+        if (is_open) self->run(stop);
+      });
   if (auto result = outcome.get(); !result) return result.error();
   return server;
 }
@@ -53,6 +55,30 @@ PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
       io_(options_, worker_id, exchange_) {}
 
 PoolServer::~PoolServer() { close(); }
+
+namespace {
+
+Error failed(const std::exception& error) {
+  return {Errc::kFailed, std::string("the thread pk_pool_server, which speaks with trainers, failed: ") + error.what()};
+}
+
+}  // namespace
+
+Result<void> PoolServer::open() {
+  try {
+    return io_.open();
+  } catch (const std::exception& error) {
+    return failed(error);
+  }
+}
+
+void PoolServer::run(const std::stop_token& stop) {
+  try {
+    io_.run(stop);
+  } catch (const std::exception& error) {
+    exchange_.close(failed(error));  // next() says it
+  }
+}
 
 void PoolServer::close() {
   thread_.request_stop();

@@ -4,9 +4,11 @@
 // finished ones in pieces. A thread of its own talks to trainers and the controller (pool_server_io.h); this is what
 // the thread that makes batches sees of it.
 
+#include <unistd.h>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,6 +44,15 @@ class PoolServer {
   PoolServer(const PoolServer&) = delete;
   PoolServer& operator=(const PoolServer&) = delete;
   ~PoolServer();
+
+  // For a unique_ptr that a forked child may inherit, which has neither the thread nor the sockets: it leaves all of it
+  // alone.
+  struct Deleter {
+    void operator()(PoolServer* server) const {
+      if (server->owner_pid_ == ::getpid()) std::default_delete<PoolServer>()(server);
+    }
+  };
+  using Handle = std::unique_ptr<PoolServer, Deleter>;
 
   uint64_t worker_id() const { return worker_id_; }
   const net::Endpoint& endpoint() const { return io_.endpoint(); }
@@ -85,9 +96,13 @@ class PoolServer {
 
  private:
   static uint32_t time_since(const PoolWork& work);
+  // On the I/O thread.
+  Result<void> open();
+  void run(const std::stop_token& stop);
 
   const PoolServerOptions options_;
   const uint64_t worker_id_;
+  const pid_t owner_pid_ = ::getpid();
   WorkExchange exchange_;
   BatchMaker maker_;
   PrefixShelf shelf_;

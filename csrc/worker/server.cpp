@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <iostream>
 #include <iterator>
 #include <utility>
 
@@ -33,7 +35,13 @@ Server::Watchdog::Watchdog(int connection_fd, pid_t parent_pid, std::atomic<bool
     : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       thread_([this, connection_fd, parent_pid, &is_closing](const std::stop_token& stop) {
         ::pthread_setname_np(::pthread_self(), "pk_watchdog");
-        run(connection_fd, parent_pid, is_closing, stop);
+        try {
+          run(connection_fd, parent_pid, is_closing, stop);
+        } catch (const std::exception& error) {
+          std::cerr << "penstock: the thread pk_watchdog, which looks after the trainer, failed: " << error.what()
+                    << "; this worker ends\n";
+          is_closing.store(true);
+        }
       }) {}
 
 Server::Watchdog::~Watchdog() {

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/child_process.h"
 #include "../net/pool_sockets.h"
 #include "megabyte.h"
 #include "net/control_limits.h"
@@ -124,6 +125,21 @@ class PoolServerTest : public net::PoolSocketsTest {
   std::unique_ptr<PoolServer> server_;
   std::future<Error> ended_;
 };
+
+// A dataset that forked a child, which ended as Python does, joined a thread that the child does not have.
+TEST_F(PoolServerTest, AForkedChildThatDropsTheServerLeavesItsParentsAlone) {
+  auto started = PoolServer::start(options());
+  ASSERT_TRUE(started) << started.error().message;
+  PoolServer::Handle server(std::move(started).value().release());
+  EXPECT_EQ(test::in_child([&]() -> std::string {
+              server.reset();
+              return "";
+            }),
+            "");
+  const auto work = server->next(std::chrono::steady_clock::now() + std::chrono::milliseconds(10));
+  ASSERT_FALSE(work);
+  EXPECT_EQ(work.error().code, Errc::kTimeout) << "the parent's serves on";
+}
 
 TEST_F(PoolServerTest, BatchesComeInPiecesAndAreWhatWasMade) {
   start(options());
