@@ -15,7 +15,7 @@ import torch
 from penstock import _C
 from penstock.graph.compiled_library import Library
 from penstock.graph.plan import Plan
-from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
+from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
 
 
@@ -79,8 +79,7 @@ class InProcessPool:
                 seed = _C.seed_of_batch(seed, *handle.place)
                 handle.boundary.update(self._run(keys, executor, leaves, seed))
         if self._provenance is not None:
-            for index, leaf in enumerate(leaves if not torch.is_inference_mode_enabled() else []):
-                self._provenance.record(leaf, Provenance(handle, index, leaf._version))
+            self._provenance.record_batch(handle, leaves)
             if self._provenance.deferral is not None:
                 return self._provenance.deferral.delivered(fresh, handle, leaves)
         return fresh

@@ -233,7 +233,8 @@ def test_the_table_fits_a_terminal_and_tells_like_reasons_once() -> None:
     plan = explain(nn.Sequential(*layers), images(0)[0].float())
     text = str(plan)
     assert all(len(line) <= COLUMNS for line in text.splitlines())
-    assert "[1] it reads 0.weight, which training changes (39 others likewise)" in text
+    assert "[1] each reads one of these, which training changes: 0.weight, " in text
+    assert "and 34 more" in text
     assert len({call.reason for call in plan.kept}) == 40
     assert "everything that can move" in text and f"{plan.raw_bytes:,}" in text
     long = "clone, sub_, div_, mul_, add_, clamp_, mul_, add_, pow_ at transforms.py:60"

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,11 +60,13 @@ class CutContext:
     is_open: bool = True  # False once cutting was given up
     installed: set[str] = field(default_factory=set)
     repricer: Repricer | None = None  # with cut="auto", while nothing random may move
+    _calls_by_rows: Counter[int | None] = field(default_factory=Counter)  # of their batches
     known_ids: list[KnownIds] = field(default_factory=list)  # by cut that is in use
     foreign_calls: int = 0  # since the last call with a tensor of the loader
     reasons: set[str] = field(default_factory=set)  # refusals that were logged
     mistrusts: int = 0  # how often a worker was found to be wrong
     is_foreign: bool = True  # no tensor of the loader was seen in this call so far
+    has_written: bool = False  # a tensor of the batch was given that was written to before
     has_stranger: bool = False  # the program may have made an input of this call of the batch
     follows_calls: bool = False  # it has, and it is known how
     lazy: LazyBatches = field(init=False)
@@ -98,7 +101,7 @@ class CutContext:
     def begin_call(self) -> None:
         """To be called before the model runs."""
         self.is_foreign = True
-        self.has_stranger = self.follows_calls = False
+        self.has_stranger = self.follows_calls = self.has_written = False
         self._graph_count = 0
         self._plans = []
         self.batch = None
@@ -137,9 +140,21 @@ class CutContext:
             moves = any(plan.moved for plan in self._plans)
             self.lazy.note_call(self.has_stranger, self.follows_calls, moves)
             self._withdraw_unused()
-        if self.is_open and self._plans and not _are_same(self._plans, self._shown):
+        if self.is_open and self._plans and self._is_of_usual_batch():
+            if _are_same(self._plans, self._shown):
+                return
             self._shown = self._plans
             self.publish(joined(self._plans))
+
+    def _is_of_usual_batch(self) -> bool:
+        """Whether most calls so far were given batches of as many rows as this one's.
+
+        The last batch of an epoch is often smaller, and its plan would hide the one of all others.
+        """
+        handle = self.batch() if self.batch is not None else None
+        rows = None if handle is None else handle.rows
+        self._calls_by_rows[rows] += 1
+        return self._calls_by_rows[rows] >= max(self._calls_by_rows.values())
 
     def install(self, cut: PlannedCut) -> None:
         if cut.prefix not in self.installed:
@@ -194,7 +209,7 @@ class CutContext:
         """Notes that one captured graph stays whole."""
         if reason not in self.reasons:
             self.reasons.add(reason)
-            logger.warning("penstock: nothing moves for this graph: %s", reason)
+            logger.warning("penstock: nothing of this model moves to the workers: %s", reason)
         self.publish(Plan(refused=reason))
 
     def note_idle(self, reason: str) -> None:
@@ -207,7 +222,14 @@ class CutContext:
         """Counts calls without any tensor of the loader, so that a cut that never comes has a
         reason."""
         self.foreign_calls = self.foreign_calls + 1 if self.is_foreign else 0
-        if self.foreign_calls == FOREIGN_CALLS_MAX:
+        if self.foreign_calls == FOREIGN_CALLS_MAX and self.has_written:
+            self.refuse_graph(
+                f"{FOREIGN_CALLS_MAX} calls in a row were given a tensor of the batch that was "
+                "written to in place before (x.clamp_(), x /= 255), and the workers' results are "
+                "those of the batch as it came; make another tensor of it (x = x.clamp(), "
+                "x = x / 255), or offload a function that does it and calls the model"
+            )
+        elif self.foreign_calls == FOREIGN_CALLS_MAX:
             self.refuse_graph(
                 f"{FOREIGN_CALLS_MAX} calls in a row were given no tensor of the batch, and nothing"
                 " that follows from one by operators that can be followed (random ones, indexing "

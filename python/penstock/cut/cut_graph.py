@@ -135,6 +135,12 @@ class CutGraph:
                 return None, None  # tensors of two batches at once
             handle = found.handle
             provenance_of[index] = found
+        if handle is None:
+            was_written = self._context.provenance.was_written
+            self._context.has_written |= any(
+                isinstance(inputs[index], torch.Tensor) and was_written(inputs[index])
+                for index in self._looked_up
+            )
         self._context.note_inputs(
             handle is not None,
             lambda: self._has_stranger(inputs, provenance_of),

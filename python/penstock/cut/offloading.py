@@ -367,7 +367,8 @@ class OffloadedCall(StandIn):
             self.context.note_idle(
                 f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
                 f"this forward, or gave up after {limit} captures because it keeps changing; "
-                f"TORCH_LOGS=graph_breaks,recompiles shows what it met"
+                f"TORCH_LOGS=graph_breaks,recompiles shows what it met; a model that was compiled "
+                f"after offload() is to be compiled first, and the result offloaded"
             )
 
     def _backend(self) -> Callable[..., Any]:

@@ -23,6 +23,8 @@ KINDS = tuple(
         r"it depends on a value that stays: ",
     )
 )
+_READ = re.compile(r"it reads (\S+), which training changes")
+NAMES_MAX = 6  # of parameters in a line of the table
 CUT_NAMES = {"none": "no cut", "maximal": "everything that can move", "chosen": "this plan"}
 
 
@@ -49,10 +51,8 @@ def format_plan(plan: PlanRecord) -> str:
         for call in calls
     ]
     lines = [*align(rows, "<<>>><"), ""]
-    for kind, (reason, *others) in kinds.items():
-        plural = "others" if len(others) > 1 else "other"
-        likewise = f" ({len(others)} {plural} likewise)" if others else ""
-        lines += wrap(f"[{numbers[kind]}] {reason}{likewise}", indent="    ")
+    for kind, reasons in kinds.items():
+        lines += wrap(f"[{numbers[kind]}] {_spoken(list(reasons))}", indent="    ")
     totals = [("per batch", "worker ms", "trainer ms", "bytes read")]
     totals += [
         (
@@ -72,6 +72,19 @@ def format_plan(plan: PlanRecord) -> str:
     if plan.priced is not None:
         lines += wrap(format_price(plan.priced))
     return "\n".join(lines)
+
+
+def _spoken(reasons: list[str]) -> str:
+    """One reason, or what those of several calls have in common and what each of them names."""
+    if len(reasons) == 1:
+        return reasons[0]
+    read = [match[1] for reason in reasons if (match := _READ.match(reason))]
+    if len(read) == len(reasons):
+        more = len(read) - NAMES_MAX
+        names = ", ".join(read[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+        return f"each reads one of these, which training changes: {names}"
+    plural = "others" if len(reasons) > 2 else "other"
+    return f"{reasons[0]} ({len(reasons) - 1} {plural} likewise, with names of their own)"
 
 
 def format_price(price: RunningPrice) -> str:

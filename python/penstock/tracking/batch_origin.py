@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.graph.expression import Expression
 
 
+_WRITTEN = -1  # the version of no tensor
+
+
 class Deferring(Protocol):
     """Holds operators on a loader's batches back until their values are asked for."""
 
@@ -42,6 +45,7 @@ class BatchHandle:
     sequence: int = 0  # in its epoch, from 0
     # What the draws of an offloaded model are seeded with: of its epoch, and its number there.
     place: tuple[int, int] = (0, 0)
+    rows: int | None = None  # of its first tensor: what tells the last batch of an epoch apart
     # If the batch's tensors are lazy: their values, and those of what was made of them; and
     # whether more may be that nobody computes before it is asked for.
     lazy_values: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
@@ -94,6 +98,7 @@ class ProvenanceTable:
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
         self.delivered_at = time.monotonic()
+        handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
                 self.record(leaf, Provenance(handle, index, leaf._version))
@@ -107,7 +112,14 @@ class ProvenanceTable:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Drops the provenance of ``tensor``, which was written to without its version telling."""
-        self._entries.pop(tensor, None)
+        entry = self._entries.get(tensor)
+        if entry is not None:
+            self._entries[tensor] = entry._replace(version=_WRITTEN)
+
+    def was_written(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` came from the loader and was written to in place since."""
+        entry: _Entry | None = self._entries.get(tensor)
+        return entry is not None and not tensor.is_inference() and tensor._version != entry.version
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was
