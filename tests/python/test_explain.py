@@ -96,7 +96,7 @@ def test_the_plan_names_calls_places_reasons_and_bytes() -> None:
     assert plan.worker_s > 0
     text = str(plan)
     assert "interpolate at cut_models.py" in text and f"{plan.boundary_bytes:,}" in text
-    width = {line.index("worker") for line in text.splitlines()[2:7]}
+    width = {line.index("worker") for line in text[text.index("operator ") :].splitlines()[2:7]}
     assert len(width) == 1  # the column is aligned
     read_back = json.loads(plan.to_json())
     assert read_back["moved"][0]["operator"] == plan.moved[0].operator

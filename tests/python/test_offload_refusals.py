@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 
 import pytest
@@ -157,6 +159,24 @@ def test_a_write_to_the_batch_before_the_model_is_said_to_be_the_reason() -> Non
         batch.clamp_(-1, 1)
         model(batch)
     assert pool.plan is not None and "written to in place" in str(pool.plan.refused)
+
+
+@pytest.mark.slow
+def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing said that offload() had succeeded."""
+    caplog.set_level(logging.INFO, "penstock")
+    pool = InProcessPool([])
+    model = offload(fresh(TwoGraphs), pool, cut="maximal")
+    for _ in range(3):
+        model(pool.deliver(torch.randn(10, 20)))
+    told = [r.getMessage() for r in caplog.records if "run in the workers" in r.getMessage()]
+    assert len(told) == 1
+    assert re.match(
+        r"penstock: \d+ of \d+ calls run in the workers, which spares the trainer about .* ms of "
+        r"work a batch; the workers spend .* ms on it\. print\(loader\.plan\) shows which",
+        told[0],
+    )
+    assert str(pool.plan).startswith(f"{len(pool.plan.moved)} of ")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from penstock.cut.compiled_prefixes import CompiledPrefixes
 from penstock.cut.unused_cuts import UnusedCuts
 from penstock.graph.compiled_library import Library
 from penstock.graph.plan import Plan, joined
+from penstock.graph.plan_table import verdict
 from penstock.graph.planning import CutOptions, PlannedCut
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
 from penstock.tracking.lazy_batches import LazyBatches
@@ -60,6 +61,7 @@ class CutContext:
     is_open: bool = True  # False once cutting was given up
     installed: set[str] = field(default_factory=set)
     repricer: Repricer | None = None  # with cut="auto", while nothing random may move
+    _is_told: bool = False  # that something moves
     _calls_by_rows: Counter[int | None] = field(default_factory=Counter)  # of their batches
     known_ids: list[KnownIds] = field(default_factory=list)  # by cut that is in use
     foreign_calls: int = 0  # since the last call with a tensor of the loader
@@ -243,6 +245,9 @@ class CutContext:
         shown = self.provenance.use.plan_of(id(self))
         if plan.refused is None or shown is None or shown.refused is not None:
             self._show(plan)
+        if plan.moved and not self._is_told:
+            self._is_told = True
+            logger.info("penstock: %s print(loader.plan) shows which", verdict(plan))
 
     def _show(self, plan: Plan | None) -> None:
         """Makes the loader's plan that of all of its models, of which this one has `plan`."""

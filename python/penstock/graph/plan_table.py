@@ -50,7 +50,7 @@ def format_plan(plan: PlanRecord) -> str:
         )
         for call in calls
     ]
-    lines = [*align(rows, "<<>>><"), ""]
+    lines = [*wrap(verdict(plan)), "", *align(rows, "<<>>><"), ""]
     for kind, reasons in kinds.items():
         lines += wrap(f"[{numbers[kind]}] {_spoken(list(reasons))}", indent="    ")
     totals = [("per batch", "worker ms", "trainer ms", "bytes read")]
@@ -65,13 +65,28 @@ def format_plan(plan: PlanRecord) -> str:
     ]
     lines += ["", *align(totals, "<>>>"), ""]
     lines += wrap(
-        f"{len(plan.moved)} of {len(calls)} calls run in the workers. Trainer ms are those of "
-        f"calls that could move; bytes read are the trainer's, out of {plan.raw_bytes:,} of the "
-        "raw batch that the model is given."
+        "Worker ms and trainer ms are those of calls that could move, each timed alone, one after "
+        "the other; in a step they overlap with other work. Bytes read are the trainer's, out of "
+        f"{plan.raw_bytes:,} of the raw batch that the model is given."
     )
     if plan.priced is not None:
         lines += wrap(format_price(plan.priced))
     return "\n".join(lines)
+
+
+def verdict(plan: PlanRecord) -> str:
+    """One sentence: how much moves, and what that spares the trainer."""
+    count = len(plan.moved) + len(plan.kept)
+    moved = f"{len(plan.moved)} of {count} calls run in the workers"
+    spent = {item.cut: item.trainer_s for item in plan.totals}
+    if not plan.moved or "none" not in spent or "chosen" not in spent:
+        return f"{moved}."
+    spared_ms = (spent["none"] - spent["chosen"]) * 1e3
+    step = "" if plan.priced is None else f" in steps of {plan.priced.step_s * 1e3:.3g} ms"
+    return (
+        f"{moved}, which spares the trainer about {spared_ms:.3g} ms of work a batch{step}; the "
+        f"workers spend {sum(call.worker_s for call in plan.moved) * 1e3:.3g} ms on it."
+    )
 
 
 def _spoken(reasons: list[str]) -> str:

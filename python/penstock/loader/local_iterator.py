@@ -105,7 +105,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         )
         self._gone: set[int] = set()  # workers that died and that the others do without
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
-        self._may_begin_early = self._can_begin_early(loader)
+        self._may_begin_early = bool(self._can_begin_early(loader))
         self._past_counters = loader._past_counters
         self._ahead = deque()
         self._asked: deque[Any] = deque()
