@@ -35,7 +35,8 @@ void Dispatch::lose_worker(WorkerSlot slot, Loss loss, Instant now) {
   for (const wire::BatchKey key : worker.outstanding) {
     Request& request = requests_.at(key);
     std::erase(request.workers, slot);
-    if (loss == Loss::kDied && worker.running == key && ++request.death_count >= options_.deaths_max) {
+    const bool is_blamed = options_.blames_all || worker.running == key;
+    if (loss == Loss::kDied && is_blamed && ++request.death_count >= options_.deaths_max) {
       fail(key);
       continue;
     }

@@ -37,6 +37,8 @@ struct DispatchOptions {
   // first.
   Duration asked_ahead_below = Duration::max();
   bool hedges = true;
+  // Workers do not say what they have begun: any batch that one owes when it dies may have been to blame.
+  bool blames_all = false;
   // A request is late once its worker took `hedge_factor` times what `hedge_quantile` of the batches take, and
   // `hedge_floor` at least. Before so many samples nothing is.
   double hedge_quantile = 0.95;

@@ -23,7 +23,7 @@ constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 
 LocalDispatch::LocalDispatch(uint32_t worker_count, uint32_t depth)
     : worker_count_(worker_count),
-      dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false}),
+      dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false, .blames_all = true}),
       knows_early_(worker_count, false) {}
 
 std::vector<LocalDispatch::Send> LocalDispatch::take_sends() { return std::exchange(sends_, {}); }
@@ -94,14 +94,6 @@ void LocalDispatch::carry_out() {
       case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
       case Dispatch::Command::Kind::kIdle: break;
     }
-  }
-  note_running();
-}
-
-void LocalDispatch::note_running() {
-  for (uint32_t worker_id = 0; worker_id < worker_count_; ++worker_id) {
-    const auto owed = dispatch_.outstanding(worker_id);
-    if (!owed.empty()) dispatch_.started(worker_id, owed.front());
   }
 }
 

@@ -4,7 +4,8 @@
 // the dispatch that pools have. What a worker owed that died is made by the others; a batch that kills one worker after
 // the other fails alone. Decides and sends nothing: its caller owns the sockets.
 //
-// A worker carries out its requests in their order, so what it has begun is the oldest that it owes.
+// A worker does not say which request it has begun. So whatever it owed when it died is made alone from then on, where
+// the next death is its own.
 
 #include <cstddef>
 #include <cstdint>
@@ -56,7 +57,6 @@ class LocalDispatch {
 
  private:
   void carry_out();
-  void note_running();
 
   const uint32_t worker_count_;
   uint32_t lost_count_ = 0;

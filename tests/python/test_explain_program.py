@@ -149,7 +149,7 @@ def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
     assert [line.split()[0] for line in lines[2:8]] == [
         "float", "truediv", "sub", "conv2d", "mean", "linear",
     ]  # fmt: skip
-    assert "it reads conv.weight, which training changes" in out
+    assert "each reads one of these, which training changes: conv.weight, " in out
     assert {"no cut", "everything that can move", "this plan"} <= {
         re.split(" {2,}", line)[0] for line in lines
     }

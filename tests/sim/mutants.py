@@ -59,7 +59,7 @@ void Dispatch::forgive""",
         Mutation("dispatch.cpp", "++request.death_count >=", "request.death_count >="),
     ),
     "silence counts as a death of what was begun": (
-        Mutation("dispatch.cpp", "loss == Loss::kDied && worker.running", "worker.running"),
+        Mutation("dispatch.cpp", "loss == Loss::kDied && is_blamed", "is_blamed"),
     ),
     "a lane goes on elsewhere without its state": (
         Mutation("dispatch.cpp", "is_lane_start = is_new;", "static_cast<void>(is_new);"),
