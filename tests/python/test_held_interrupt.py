@@ -66,7 +66,11 @@ def test_an_interrupt_at_a_fork_is_not_lost(
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(path), where, pool], capture_output=True, text=True, timeout=100
+        [sys.executable, str(path), where, pool],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},  # where shared keys are kept
     )
     said, left = done.stdout.splitlines()
     assert (said in outcome, left) == (True, "[]"), done

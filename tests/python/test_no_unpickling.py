@@ -79,7 +79,6 @@ WHOSE_BYTES = {
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
     ("pool/running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
-    ("pool/running_job.py", "seeds_of", "pickle.loads"): "the trainer's, in a worker",
     ("worker/worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
     ("worker/shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
     ("worker/shared_list.py", "SharedList.__iter__", "pickle.loads"): "the process's own memory",
