@@ -142,7 +142,12 @@ def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> No
     path = write("train.py", "import time\nprint(1, flush=True)\nwhile True: time.sleep(0.05)")
     for command in (PENSTOCK, PYTHON):
         process = subprocess.Popen(
-            [*command, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Who runs in the background of a script has it ignored, and so have its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         with process:
             assert process.stdout is not None
