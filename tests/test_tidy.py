@@ -37,11 +37,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
 # and `__main__` there lead to everything and nothing leads to them.
 PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
+    "seams": ("",),
     "tuning": ("",),
-    "stream": ("",),
+    "stream": ("seams",),
     "worker": ("stream",),
     "pool": ("worker",),
-    "graph": ("",),
+    "graph": ("seams",),
     "tracking": ("graph",),
     "loader": ("pool", "tracking", "tuning"),
     "cut": ("loader",),
@@ -84,6 +85,7 @@ def find_faults(root: Path) -> list[str]:
             *include_faults(root),
             *import_faults(root),
             *room_faults(root),
+            *seam_faults(root),
             *name_faults(root),
             *tag_faults(root),
         ]
@@ -186,6 +188,75 @@ def room_faults(root: Path) -> Iterator[str]:
                 yield f"{shown}: {other} goes against the arrows"
     for circle in circles(imports):
         yield f"python: a circle of imports: {', '.join(circle)}"
+
+
+def seam_faults(root: Path) -> Iterator[str]:
+    """Private names of torch outside the seams, and inside a seam those that it does not look for.
+
+    A name is private if it or a module on its way begins with one underscore. Attributes of objects
+    are known by the names that the seams look for.
+    """
+    package = root / "python" / "penstock"
+    trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
+    seams = {path for path in trees if path.parent.name == "seams"}
+    looked_for = {path: set(required_names(trees[path])) for path in seams}
+    # Iterators of ours override methods of torch's, and call each other's.
+    attributes = {
+        name.rpartition(".")[2]
+        for path, names in looked_for.items()
+        if path.stem != "iterators"
+        for name in names
+    }
+    for path, tree in trees.items():
+        shown = path.relative_to(root).as_posix()
+        for full_name in torch_names(tree):
+            name = full_name.partition(".__")[0]
+            if not any(is_private(part) for part in name.split(".")):
+                continue
+            if path not in seams:
+                yield f"{shown}: {name} is private to torch; it belongs into penstock.seams"
+            elif not any(f"{wanted}.".startswith(f"{name}.") for wanted in looked_for[path]):
+                yield f"{shown}: {name} is used and not looked for"
+        for node in ast.walk(tree) if path not in seams else ():
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                if node.attr in attributes and not is_own:
+                    yield f"{shown}: .{node.attr} is private to torch; penstock.seams has it"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def required_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a seam's call of `require` lists."""
+    for node in ast.walk(tree):
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if is_call and node.func.id == "require":
+            names = ast.literal_eval(node.args[1])
+            yield from names
+
+
+def torch_names(tree: ast.AST) -> Iterator[str]:
+    """Every dotted name of torch that a module imports or reads, in full."""
+    homes = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("torch."):
+            for alias in node.names:
+                homes[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if f"{a.name}.".startswith("torch."))
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            parts: list[str] = []
+            below: ast.AST = node
+            while isinstance(below, ast.Attribute):
+                parts.append(below.attr)
+                below = below.value
+            if isinstance(below, ast.Name) and below.id in homes:
+                yield ".".join([homes[below.id], *reversed(parts)])
 
 
 def python_room(name: str) -> str:
@@ -348,6 +419,11 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         ("python/penstock/utils/x.py", "", "not a room"),
         ("python/penstock/graph/x.py", "import penstock", "the façade"),
         ("python/penstock/graph/x.py", "from penstock.cut import y", "against the arrows"),
+        ("python/penstock/cut/x.py", "from torch._ops import OpOverload", "private to torch"),
+        ("python/penstock/cut/x.py", "from torch.utils import _pytree", "private to torch"),
+        ("python/penstock/cut/x.py", "import torch._dynamo", "private to torch"),
+        ("python/penstock/cut/x.py", "torch._C._is_tracing()", "private to torch"),
+        ("python/penstock/seams/x.py", "from torch._ops import OpOverload", "not looked for"),
     ],
 )
 def test_a_planted_fault_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses to load the native part beside a torch it was not built for: torch's C++ interface is not
-stable, and a
-mismatch would otherwise show as an undefined symbol or a crash."""
+"""Refuses to load the native part beside a torch that it was not built for.
+
+Torch's C++ interface is not stable. A mismatch would show as an undefined symbol or a crash.
+"""
 
 from __future__ import annotations
 

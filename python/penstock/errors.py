@@ -27,6 +27,31 @@ class UnsupportedError(PenstockError):
     """This build of penstock, or this machine, cannot do what was asked."""
 
 
+class MissingTorchNameError(UnsupportedError, ImportError):
+    """This torch lacks private names that a part of penstock uses.
+
+    An ImportError, as it is raised when that part is imported. ``names`` are the missing ones, as
+    dotted paths from torch's root; ``torch_version`` is the torch that lacks them.
+    """
+
+    def __init__(
+        self,
+        seam: str,
+        names: list[str],
+        torch_version: str,
+        tested: tuple[str, ...],
+        needed_by: str,
+        without: str,
+    ) -> None:
+        self.names = names
+        self.torch_version = torch_version
+        super().__init__(
+            f"torch {torch_version} lacks {', '.join(names)}, which {needed_by} needs "
+            f"(penstock.seams.{seam}); penstock was tested with torch {' and '.join(tested)}. "
+            f"{without} Install one of these versions of torch, or a newer penstock"
+        )
+
+
 class WorkerError(PenstockError, RuntimeError):
     """A worker of a pool raised an exception of a type that the trainer does not make.
 

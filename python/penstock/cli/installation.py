@@ -15,9 +15,8 @@ from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from penstock.loader import dataloader
+from penstock.seams.iterators import BaseIterator
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -97,10 +96,10 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _own_class(self).__init__(self, *args, **kwargs)
 
-    def __iter__(self) -> _BaseDataLoaderIter:
+    def __iter__(self) -> BaseIterator:
         return _own_class(self).__iter__(self)  # type: ignore[no-any-return]
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
+    def _get_iterator(self) -> BaseIterator:
         return _own_class(self)._get_iterator(self)  # type: ignore[no-any-return]
 
     # Lightning patches this on the class that it starts from, found there or not, and puts back

@@ -24,6 +24,7 @@ from penstock.graph.capture import first_sentence
 from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import BoundaryValue
 from penstock.graph.sizes import REMEMBERED_SIZES
+from penstock.seams.storages import write_count
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ class CheckedBoundary:
         for tensor in boundary:
             # A program that writes to what the model returned may have written to a boundary
             # tensor.
-            first = self._versions.setdefault(tensor, tensor._version)
-            if first != tensor._version:
+            first = self._versions.setdefault(tensor, write_count(tensor))
+            if first != write_count(tensor):
                 return None
         return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
 

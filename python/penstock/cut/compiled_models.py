@@ -9,18 +9,27 @@ bits (`whole_comparison.py`).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule, innermost_backend
 
 from penstock.graph.call_labels import call_label
 from penstock.graph.declared_operators import is_declared
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.dynamo import (
+    OptimizeContext,
+    OptimizedModule,
+    compiled_by,
+    context_of,
+    function_under,
+    module_under,
+    optimize,
+)
+from penstock.seams.modules import compiled_call_of, module_call
+from penstock.seams.operators import OpOverload, OpOverloadPacket
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -34,7 +43,7 @@ class UserCompile:
 
     @property
     def backend(self) -> Backend:
-        return innermost_backend(self.context.callback)  # type: ignore[arg-type]
+        return compiled_by(self.context)[0]
 
     @property
     def backend_name(self) -> str:
@@ -45,28 +54,23 @@ class UserCompile:
 
     def with_backend(self, backend: Backend) -> Any:
         """The same call with another backend."""
-        hooks = self.context._hooks
-        context_manager = getattr(self.backend, "backend_ctx_ctor", None)
+        original, options = compiled_by(self.context)
+        context_manager = getattr(original, "backend_ctx_ctor", None)
         if context_manager is not None:
             backend.backend_ctx_ctor = context_manager  # type: ignore[attr-defined]
         if self.context.compiler_config is not None:
             config = self.context.compiler_config
             backend.get_compiler_config = lambda: config  # type: ignore[attr-defined]
-        return torch._dynamo.optimize(
-            backend,
-            nopython=self.context.fullgraph,
-            error_on_graph_break=self.context.error_on_graph_break,
-            dynamic=self.context._dynamic,
-            guard_filter_fn=hooks.guard_filter_fn if hooks is not None else None,
-        )
+        return optimize(backend, **options)
 
     def compile_part(self, part: fx.GraphModule, is_dynamic: bool) -> Callable[..., Any]:
         """Compiles the part of a graph that stays; `is_dynamic` says that the graph has sizes that
         vary."""
-        dynamic = True if is_dynamic else self.context._dynamic
-        compiled: Callable[..., Any] = torch._dynamo.optimize(
-            self.backend, nopython=True, dynamic=dynamic
-        )(part.forward)
+        backend, options = compiled_by(self.context)
+        dynamic = True if is_dynamic else options["dynamic"]
+        compiled: Callable[..., Any] = optimize(backend, nopython=True, dynamic=dynamic)(
+            part.forward
+        )
         return compiled
 
 
@@ -76,35 +80,26 @@ def user_compile_of(model: Any) -> UserCompile | None:
     if isinstance(model, OptimizedModule):
         context: Any = model.dynamo_ctx
     elif isinstance(model, torch.nn.Module):
-        context = _context_of(getattr(model, "_compiled_call_impl", None))
+        context = context_of(compiled_call_of(model))
     else:
-        context = _context_of(model)
+        context = context_of(model)
     return UserCompile(context) if isinstance(context, OptimizeContext) else None
-
-
-def _context_of(function: Any) -> Any:
-    """What `torch.compile` closed over in the function that it returned."""
-    if not inspect.isfunction(function):
-        return None
-    if getattr(function, "_torchdynamo_wrapper_id", None) != id(function):
-        return None
-    return inspect.getclosurevars(function).nonlocals.get("self")
 
 
 def recompiled(model: Any, context: Any) -> Callable[..., Any]:
     """What the user calls by way of `model`, compiled by `context` in place of the user's own."""
     if isinstance(model, OptimizedModule):
-        return OptimizedModule(model._orig_mod, context).forward
+        return OptimizedModule(module_under(model), context).forward
     if isinstance(model, torch.nn.Module):
-        return context(model._call_impl)  # type: ignore[no-any-return]
+        return context(module_call(model))  # type: ignore[no-any-return]
     return context(model)  # type: ignore[no-any-return]
 
 
 def compiled_target(model: Any) -> Any:
     """What was compiled: where the buffers are looked for."""
     if isinstance(model, OptimizedModule):
-        return model._orig_mod
-    return getattr(model, "_torchdynamo_orig_callable", model)
+        return module_under(model)
+    return function_under(model)
 
 
 @dataclass
@@ -126,10 +121,10 @@ def refuse_repeats(graph_module: fx.GraphModule) -> None:
         if node.op != "call_function":
             continue
         target: Any = node.target
-        if isinstance(target, torch._ops.OpOverloadPacket):
+        if isinstance(target, OpOverloadPacket):
             overloads = [getattr(target, name) for name in target.overloads()]
         else:
-            overloads = [target] if isinstance(target, torch._ops.OpOverload) else []
+            overloads = [target] if isinstance(target, OpOverload) else []
         if overloads:
             is_known = all(o.namespace in _KNOWN_LIBRARIES or is_declared(o) for o in overloads)
         else:

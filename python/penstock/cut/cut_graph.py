@@ -25,9 +25,11 @@ from penstock.cut.cut_planner import CutPlanner
 from penstock.cut.cuts_in_use import CutsInUse
 from penstock.cut.live_cut import GraphCall, LiveCut
 from penstock.cut.whole_graph import WholeGraph
-from penstock.graph.autocast import REGION_BEGIN, autocast_put_back
+from penstock.graph.autocast import autocast_put_back
 from penstock.graph.capture import Placeholder, is_plain
 from penstock.graph.expression import Result, holds
+from penstock.seams.operators import AUTOCAST_BEGIN
+from penstock.seams.storages import write_count
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_inputs import LazyInputs
 from penstock.tracking.lazy_tensor import LazyTensor
@@ -55,7 +57,7 @@ class CutGraph:
         self._planner = CutPlanner(context, options, whole, self._in_use)
         self._boundary = CheckedBoundary(context, whole, self._in_use, self._planner)
         self._run_whole = whole.run
-        self._has_regions = any(node.target is REGION_BEGIN for node in graph_module.graph.nodes)
+        self._has_regions = any(node.target is AUTOCAST_BEGIN for node in graph_module.graph.nodes)
         self._placeholders = whole.placeholders
         # A batch's tensor that a module keeps counts as a constant, which will be seen to change.
         self._looked_up = [
@@ -114,7 +116,7 @@ class CutGraph:
                 for role, value in zip(item.expression.inputs, taken, strict=True)
             )
             self._context.provenance.record_result(
-                result, Provenance(call.handle, item.expression, result._version, inputs)
+                result, Provenance(call.handle, item.expression, write_count(result), inputs)
             )
 
     def _find(

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.external_utils import wrap_inline
 
 from penstock.cut.compiled_models import (
     CompiledGraph,
@@ -43,6 +41,15 @@ from penstock.graph.planning import CutMode, CutOptions
 from penstock.graph.refusals import refuse_by_construction
 from penstock.graph.sizes import Unlowerable, Unrunnable
 from penstock.loader.options import is_parallel
+from penstock.seams.dynamo import (
+    CAPTURE_FAILURES,
+    OptimizedModule,
+    SkipFrame,
+    has_lazy_modules,
+    wrap_inline,
+)
+from penstock.seams.dynamo import config as dynamo_config
+from penstock.seams.modules import COMPILED_CALL, compiled_call_of, is_tracing, module_call
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.running_models import enter_model, keep_advice_from_log, leave_model
 from penstock.tuning.load_meter import LoadMeter
@@ -165,7 +172,7 @@ def _make_call(
         if not isinstance(bare, torch.nn.Module):
             return OffloadedCall(context, bare, bare, user)
         former = bare.__dict__.get(_place_of_call(bare))
-        call_impl = bare._call_impl if former is None else former
+        call_impl = module_call(bare) if former is None else former
         return OffloadedCall(context, call_impl, bare, user, former)
 
 
@@ -260,7 +267,7 @@ def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoade
 def _place_of_call(model: torch.nn.Module) -> str:
     """The attribute that holds what is called in place of the module's own forward."""
     has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
-    return "forward" if has_own else "_compiled_call_impl"
+    return "forward" if has_own else COMPILED_CALL
 
 
 def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
@@ -273,13 +280,10 @@ def _standing_for(function: M, call: OffloadedCall | OffloadedScript) -> M:
 
 
 def _refusal(model: Any, loader: Any) -> str | None:
-    is_compiled = (
-        isinstance(model, OptimizedModule)
-        or getattr(model, "_compiled_call_impl", None) is not None
-    )
+    is_compiled = isinstance(model, OptimizedModule) or compiled_call_of(model) is not None
     if is_compiled and user_compile_of(model) is None:
         return "the model's call was replaced by something else than torch.compile"
-    if isinstance(model, OptimizedModule) and hasattr(model._orig_mod, "_initialize_hook"):
+    if isinstance(model, OptimizedModule) and has_lazy_modules(model):
         return "the compiled model has lazy modules; run it once before it is offloaded"
     if not hasattr(loader, "_provenance"):
         return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
@@ -320,7 +324,7 @@ class OffloadedCall(StandIn):
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
         # What it cannot take is to be run by Python, whatever has run before it.
-        self._compiled = torch._dynamo.config.patch(
+        self._compiled = dynamo_config.patch(
             enable_dynamo_decompositions=False,
             trace_numpy=False,
             suppress_errors=True,
@@ -328,7 +332,7 @@ class OffloadedCall(StandIn):
         )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_tracing():
+        if is_tracing():
             return self.call_impl(*args, **kwargs)
         if not self.context.is_open:
             # What the user's compiler made is used on.
@@ -351,7 +355,7 @@ class OffloadedCall(StandIn):
         finally:
             leave_model()
             if self._guards_hooks:
-                torch._dynamo.config.skip_nnmodule_hook_guards = True
+                dynamo_config.skip_nnmodule_hook_guards = True
                 self._guards_hooks = False
             self.context.end_call(self._has_run_graph)
             self._note_run()
@@ -363,7 +367,7 @@ class OffloadedCall(StandIn):
             self._still.note_call(not self._has_captured and self.context.is_still)
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
-            limit = torch._dynamo.config.recompile_limit
+            limit = dynamo_config.recompile_limit
             self.context.note_idle(
                 f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
                 f"this forward, or gave up after {limit} captures because it keeps changing; "
@@ -384,10 +388,10 @@ class OffloadedCall(StandIn):
     ) -> Callable[..., Any]:
         """The Dynamo backend. An error raised here ends up in `__call__`."""
         self._has_captured = True
-        if self._user is None and torch._dynamo.config.skip_nnmodule_hook_guards:
+        if self._user is None and dynamo_config.skip_nnmodule_hook_guards:
             # The guards of this graph are made after the backend returns. Without those on hooks, a
             # hook added later would never fire.
-            torch._dynamo.config.skip_nnmodule_hook_guards = False
+            dynamo_config.skip_nnmodule_hook_guards = False
             self._guards_hooks = True
         if self._user is None:
             run = self._callable_for(graph_module, examples)
@@ -410,7 +414,7 @@ class OffloadedCall(StandIn):
             # The frame is run by Python, as it would be without us.
             if self._knows_the_batch(examples):
                 self.context.refuse_graph(str(refusal))
-            raise torch._dynamo.exc.SkipFrame(str(refusal)) from refusal
+            raise SkipFrame(str(refusal)) from refusal
         except Unlowerable as refusal:
             self.context.refuse_graph(str(refusal))
             return graph_module.forward
@@ -449,15 +453,7 @@ def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     return wrap_inline(call_impl) if is_torchs else call_impl
 
 
-# Those that torch has: IncorrectUsage is gone from torch 2.12 on.
-_CAPTURE_FAILURES = tuple(
-    getattr(torch._dynamo.exc, name)
-    for name in ("TorchDynamoException", "FailOnRecompileLimitHit", "IncorrectUsage")
-    if hasattr(torch._dynamo.exc, name)
-)
-
-
 def _is_capture_failure(error: Exception) -> bool:
-    return isinstance(error, _CAPTURE_FAILURES) or (
+    return isinstance(error, CAPTURE_FAILURES) or (
         isinstance(error, RuntimeError) and "dynamo" in str(error).lower()
     )

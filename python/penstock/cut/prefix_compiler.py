@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.seams.dynamo import compile_ahead
+
 PARENT_CHECK_S = 0.2
 NICENESS = 10  # the training and its workers come first
 CALL_BY_NAME = "aoti_torch_proxy_executor_call_function("
@@ -74,13 +76,7 @@ def compile_job(job: CompileJob, folder: str) -> bytes:
     torch.set_num_threads(1)  # which is written into the code
     with torch.no_grad():
         exported = torch.export.export(OfLeaves(job), examples, strict=False)
-        path = str(
-            torch._inductor.aot_compile(
-                exported.module(),
-                examples,
-                options={"aot_inductor.output_path": folder + "/prefix.so"},
-            )
-        )
+        path = compile_ahead(exported.module(), examples, folder + "/prefix.so")
     for source in Path(folder).rglob("*.cpp"):
         if CALL_BY_NAME in source.read_text():
             raise RuntimeError("AOTInductor has no direct call for one of its operators")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from penstock import _C
 from penstock.cut.cut_context import CutContext
@@ -29,6 +28,8 @@ from penstock.graph.constants import is_same_bits
 from penstock.graph.planning import Layout
 from penstock.graph.script_plan import ScriptCut, Setting, plan_program
 from penstock.graph.sizes import REMEMBERED_SIZES, Unlowerable
+from penstock.seams.modules import has_optimized_executor, is_tracing, set_small_groups
+from penstock.seams.trees import tree_leaves
 from penstock.tracking.batch_origin import BatchHandle
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class OffloadedScript(StandIn):
         self._constant_changes = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._is_tracing() or not self.context.is_open:
+        if is_tracing() or not self.context.is_open:
             return self.call_impl(*args, **kwargs)
         self.context.begin_call()
         try:
@@ -273,11 +274,11 @@ def _small_groups(keeps_them: bool) -> Iterator[None]:
     if not keeps_them:
         yield
         return
-    torch._C._debug_set_autodiff_subgraph_inlining(False)
+    set_small_groups(True)
     try:
         yield
     finally:
-        torch._C._debug_set_autodiff_subgraph_inlining(True)
+        set_small_groups(False)
 
 
 def _refuse_autocast() -> None:
@@ -286,7 +287,7 @@ def _refuse_autocast() -> None:
 
 
 def _mode() -> tuple[bool, bool]:
-    return torch.is_grad_enabled(), torch._C._get_graph_executor_optimize()
+    return torch.is_grad_enabled(), has_optimized_executor()
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

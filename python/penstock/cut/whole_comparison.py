@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from penstock.graph.constants import is_same_bits
+from penstock.seams.storages import identity
+from penstock.seams.trees import tree_leaves
 from penstock.stream.kept_generators import AllGeneratorsKept, torch_states
 
 
@@ -65,7 +66,7 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
             fresh = tensor.detach().clone()
         else:
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = identity(storage)
             if key not in storages:
                 storages[key] = storage.clone()
             fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from penstock.cut.compiled_models import CompiledGraph
 from penstock.graph.capture import Placeholder
 from penstock.graph.lowering import Lowering
+from penstock.seams.modules import LazyGraphModule
 
 
 class WholeGraph:
@@ -25,7 +25,7 @@ class WholeGraph:
         compiled: CompiledGraph | None,
     ) -> None:
         """`compiled` is what the user's compiler made of the graph, where there is one."""
-        if isinstance(graph_module, _LazyGraphModule):
+        if isinstance(graph_module, LazyGraphModule):
             graph_module.real_recompile()  # or its forward goes through three more calls
         self.graph_module = graph_module
         self.placeholders = list(placeholders)

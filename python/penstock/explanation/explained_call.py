@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.external_utils import wrap_inline
 
 from penstock.graph.capture import LeafLookup
+from penstock.seams.dynamo import is_skipped, wrap_inline
+from penstock.seams.modules import module_call
 
 
 def forward_call(model: Any) -> Callable[..., Any]:
     """The model's call without what `model.compile` or `offload` put in front of it."""
     if not isinstance(model, torch.nn.Module):
         return model  # type: ignore[no-any-return]
-    if torch._dynamo.trace_rules.check(model.forward):
+    if is_skipped(model.forward):
         # Dynamo leaves frames of torch.nn alone, such as Sequential's, unless they are called from
         # one that it captures.
-        return wrap_inline(model._call_impl)
-    return model._call_impl
+        return wrap_inline(module_call(model))
+    return module_call(model)
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """`call_of(model)(*args, **kwargs)`, where `model` may be a copy."""
+    """`module_call(model)(*args, **kwargs)`, where `model` may be a copy."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from penstock.cut.cut_context import CutContext
 from penstock.explanation.explained_call import ExplainedCall
@@ -23,6 +22,8 @@ from penstock.graph.compiled_library import Library
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutOptions
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.storages import write_count
+from penstock.seams.trees import tree_map
 from penstock.stream.kept_generators import AllGeneratorsKept
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tuning.load_meter import LoadMeter
@@ -62,7 +63,7 @@ def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions
         fresh = value.detach().clone().requires_grad_(value.requires_grad)
         index = call.leaf_index_of(value)
         if index is not None:
-            provenance.record(fresh, Provenance(handle, index, fresh._version))
+            provenance.record(fresh, Provenance(handle, index, write_count(fresh)))
         return fresh
 
     args, kwargs = tree_map(copied, (tuple(call.args), dict(call.kwargs)))

@@ -26,6 +26,7 @@ from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions, plan_cut
 from penstock.graph.script_plan import plan_script
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.dynamo import OptimizedModule, module_under
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tracking.leaves import flatten_batch
 
@@ -187,8 +188,8 @@ def _forward_parameters(model: Any) -> list[inspect.Parameter]:
 
 def _eager(model: Any) -> Any:
     """The module behind a compiled or exported one."""
-    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
-        return model._orig_mod
+    if isinstance(model, OptimizedModule):
+        return module_under(model)
     if isinstance(model, torch.export.ExportedProgram):
         return model.module()
     return model

@@ -23,12 +23,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map_only
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.explanation.seen_calls import SeenCalls
 from penstock.graph.plan import Plan
+from penstock.seams.dynamo import OptimizedModule, module_under
+from penstock.seams.iterators import BaseIterator
+from penstock.seams.modules import COMPILED_CALL
+from penstock.seams.storages import write_count
+from penstock.seams.trees import tree_map_only
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferral import Deferral
 from penstock.tracking.lazy_tensor import LazyTensor, is_written, plain
@@ -89,7 +92,7 @@ class ModelWatch:
         self._cut = cut  # None: as the program's offload says, else "auto"
         self._pid = os.getpid()
         self._call: Any = torch.nn.Module.__call__
-        self._next: Any = _BaseDataLoaderIter.__next__
+        self._next: Any = BaseIterator.__next__
         self._leaves: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._followed = ProvenanceTable()
         self._followed_batches = 0
@@ -118,7 +121,7 @@ class ModelWatch:
         # Modules inside of compiled functions are called nowhere, unless those run as they stand.
         self._stance = torch.compiler.set_stance("force_eager")
         torch.nn.Module.__call__ = watched_call  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = watched_next  # type: ignore[method-assign]
+        BaseIterator.__next__ = watched_next  # type: ignore[method-assign]
         return self
 
     def __exit__(
@@ -151,7 +154,7 @@ class ModelWatch:
         handle = BatchHandle(len(leaves))
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference() and self._followed.lookup(leaf) is None:
-                self._followed.record(leaf, Provenance(handle, index, leaf._version))
+                self._followed.record(leaf, Provenance(handle, index, write_count(leaf)))
         return self._followed.deferral.delivered(batch, handle, leaves)
 
     def _follow(self) -> None:
@@ -302,7 +305,7 @@ class ModelWatch:
     def _unpatch(self) -> None:
         self._stance.__exit__(None, None, None)
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = self._next  # type: ignore[method-assign]
+        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -328,7 +331,7 @@ def _table_of(tensor: torch.Tensor) -> ProvenanceTable | None:
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """How often it was written to; tensors of inference mode do not count."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else write_count(tensor)
 
 
 def name_of(module: torch.nn.Module) -> str:
@@ -342,15 +345,15 @@ def mode_of(module: torch.nn.Module) -> str:
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The user's model inside what calls it with the very same arguments."""
-    if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
-        return unwrapped(module._orig_mod)
+    if isinstance(module, OptimizedModule):
+        return unwrapped(module_under(module))
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         return unwrapped(module.module)
     return module
 
 
 def offloaded_call(module: torch.nn.Module) -> Any:
-    if not {"_compiled_call_impl", "forward"} & module.__dict__.keys():
+    if not {COMPILED_CALL, "forward"} & module.__dict__.keys():
         return None
     from penstock.cut import offloading
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from penstock.graph.sizes import Unlowerable
-
-# The calls by which a captured graph begins and ends a region under autocast.
-REGION_BEGIN: Any = _enter_autocast
-REGION_END: Any = _exit_autocast
+from penstock.seams.operators import is_under_transform
 
 
 class AutocastState(NamedTuple):
@@ -68,5 +64,5 @@ def refuse_by_surroundings() -> None:
     """Raises Unlowerable where the meaning of operators depends on more than their arguments."""
     if torch.get_default_dtype() is not torch.float32:
         raise Unlowerable(f"the default dtype is {torch.get_default_dtype()}, not torch.float32")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_under_transform():
         raise Unlowerable("forward runs under a torch.func transform")

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from torch import fx
-from torch._ops import OpOverload
+
+from penstock.seams.operators import OpOverload
 
 
 def call_label(node: fx.Node) -> str:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from penstock.graph.autocast import REGION_BEGIN, REGION_END
 from penstock.graph.call_labels import call_label
 from penstock.graph.recording import Name, Recorder, storage_key
 from penstock.graph.sizes import Unlowerable, has_unknown
+from penstock.seams.fake_tensors import FakeTensorMode
+from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
+from penstock.seams.trees import tree_flatten_with_path, tree_leaves
 
 # What a call may return beside tensors. A torch.Size holds integers, perhaps symbolic ones.
 PLAIN_RESULTS = (
@@ -100,8 +99,8 @@ class CallNotes(fx.Interpreter):
             self._pin_escaping_aliases(n)
             return super().run_node(n)
         self._recorder.begin_call(self._index_of[n])
-        if n.target in (REGION_BEGIN, REGION_END):
-            if n.target is REGION_END:
+        if n.target in (AUTOCAST_BEGIN, AUTOCAST_END):
+            if n.target is AUTOCAST_END:
                 self.regions[n.args[0]] = n  # type: ignore[index]
             self.droppable.add(n)
             return super().run_node(n)

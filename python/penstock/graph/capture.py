@@ -9,17 +9,17 @@ state and stays with the trainer.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._dynamo.source import TensorPropertySource, is_from_local_source
-from torch._guards import Source
 
 from penstock.graph.graph_input import GraphInput
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
 
 LeafLookup = Callable[[torch.Tensor], int | None]
 
@@ -56,7 +56,7 @@ def read_placeholders(graph_module: fx.GraphModule) -> list[Placeholder]:
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     index_by_source: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        index_by_source[_label(_source(node))] = index
+        index_by_source[_label(source_of(node))] = index
     return [_placeholder(node, index_by_source) for node in nodes]
 
 
@@ -103,7 +103,10 @@ def capture_whole(
     captured: list[Captured] = []
 
     def backend(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
-        captured.append(Captured(graph_module, read_placeholders(graph_module), list(examples)))
+        # From torch 2.12 on Dynamo empties a graph whose compilation fails. A graph's deep copy has
+        # new nodes with the same metadata and the same tensors.
+        kept = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+        captured.append(Captured(kept, read_placeholders(graph_module), list(examples)))
         raise CaptureAborted
 
     compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
@@ -125,18 +128,12 @@ def first_sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _source(node: fx.Node) -> Source | None:
-    argument = node.meta.get("grapharg")
-    source = argument.source if argument is not None else getattr(node, "_dynamo_source", None)
-    return source if isinstance(source, Source) else None
-
-
 def _label(source: Source | None) -> str:
     return str(source.name) if source is not None else "an input without a source"
 
 
 def _placeholder(node: fx.Node, index_by_source: Mapping[str, int]) -> Placeholder:
-    source = _source(node)
+    source = source_of(node)
     example = node.meta.get("example_value")
     dynamic_dims: tuple[int, ...] = ()
     if isinstance(example, torch.Tensor):

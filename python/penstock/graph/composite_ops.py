@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from penstock.graph.sizes import Unlowerable
+from penstock.seams.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from penstock.seams.storages import write_count
+
 SMALL_BYTES_MAX = 16_384
 SMALL_COUNT_MAX = 16
 
@@ -26,7 +28,7 @@ class ConstantWatch:
         # Holding the memory keeps its address from being given to another tensor.
         self._held = [tensor.untyped_storage() for tensor in constants.values()]
         self._marks = [
-            (index, tensor.data_ptr(), tensor._version) for index, tensor in constants.items()
+            (index, tensor.data_ptr(), write_count(tensor)) for index, tensor in constants.items()
         ]
         self._small = [
             (index, _bytes(tensor), _bytes(self._copies[index]))
@@ -39,11 +41,11 @@ class ConstantWatch:
         changed: list[int] = []
         for place, (index, address, version) in enumerate(self._marks):
             tensor = inputs[index]
-            if tensor.data_ptr() == address and tensor._version == version:
+            if tensor.data_ptr() == address and write_count(tensor) == version:
                 continue
             if is_same_bits(tensor, self._copies[index]):
                 self._held[place] = tensor.untyped_storage()
-                self._marks[place] = (index, tensor.data_ptr(), tensor._version)
+                self._marks[place] = (index, tensor.data_ptr(), write_count(tensor))
             else:
                 changed.append(index)
         changed += [

@@ -6,8 +6,14 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
-from torch._library.custom_ops import CustomOpDef
-from torch._ops import OpOverload, OpOverloadPacket
+
+from penstock.seams.operators import (
+    CustomOpDef,
+    OpOverload,
+    OpOverloadPacket,
+    overload_of,
+    schema_of,
+)
 
 Op = TypeVar("Op")
 
@@ -45,7 +51,7 @@ def is_declared(overload: OpOverload) -> bool:
 
 def _overloads(operator: Any) -> list[OpOverload]:
     if isinstance(operator, CustomOpDef):
-        return [operator._opoverload]
+        return [overload_of(operator)]
     if isinstance(operator, OpOverload):
         return [operator]
     if isinstance(operator, OpOverloadPacket):
@@ -57,7 +63,7 @@ def _overloads(operator: Any) -> list[OpOverload]:
 
 
 def _check(overload: OpOverload) -> None:
-    schema = overload._schema
+    schema = schema_of(overload)
     aliases = [item for item in (*schema.arguments, *schema.returns) if item.alias_info is not None]
     if schema.is_mutable:
         reason = "writes to its arguments"

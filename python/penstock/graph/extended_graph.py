@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from penstock.graph.autocast import REGION_BEGIN, REGION_END, AutocastState
+from penstock.graph.autocast import AutocastState
 from penstock.graph.capture import tie_sizes
 from penstock.graph.expression import Expression
 from penstock.graph.graph_input import GraphInput
+from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END
 
 
 @dataclass
@@ -130,14 +131,14 @@ class _Extension:
                 calls.append(copies[node])
         assert isinstance(result, fx.Node)
         for begin in reversed(begins):
-            calls.append(self._graph.call_function(REGION_END, (begin,)))
+            calls.append(self._graph.call_function(AUTOCAST_END, (begin,)))
         return [*calls, result]
 
     def _begin_outside_autocast(self) -> list[fx.Node]:
         """A region for calls that have been through autocast already."""
         state = AutocastState.now()
         return [
-            self._graph.call_function(REGION_BEGIN, (device, dtype, False, False))
+            self._graph.call_function(AUTOCAST_BEGIN, (device, dtype, False, False))
             for device, dtype in (("cpu", state.cpu), ("cuda", state.cuda))
             if dtype is not None
         ]

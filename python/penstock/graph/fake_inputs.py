@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from penstock.graph.graph_input import GraphInput
 from penstock.graph.sizes import SizeBinding, SizeConditions
+from penstock.seams.fake_tensors import ConstantSource, FakeTensorMode
 
 
 def fake_inputs(
@@ -34,7 +34,7 @@ def fake_inputs(
                 for dim in range(example.dim())
             ]
         )
-        source = torch._dynamo.source.ConstantSource(f"leaf{item.leaf_index}")
+        source = ConstantSource(f"leaf{item.leaf_index}")
         fake = mode.from_tensor(example, source=source, symbolic_context=context)
         arguments[index] = fake
         for dim, size in enumerate(fake.shape):

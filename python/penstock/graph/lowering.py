@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.graph.autocast import AutocastState, autocast_put_back
@@ -26,6 +25,7 @@ from penstock.graph.graph_input import GraphInput
 from penstock.graph.recording import Name, Recorder, Recording, WholeOperators
 from penstock.graph.refusals import refuse_by_construction
 from penstock.graph.sizes import SizeConditions, Unlowerable
+from penstock.seams.fake_tensors import LOGGER, FakeTensorMode
 
 
 @dataclass
@@ -128,7 +128,7 @@ def lower(
 def _quiet() -> Iterator[None]:
     """Keeps from the user's log what torch says of an operator that takes no symbolic sizes: it is
     tried again without."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(LOGGER)
 
     def is_another(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("failed while attempting to run meta")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from penstock import _C
 from penstock.graph.call_flow import CallFlow
 from penstock.graph.lowering import Lowering
 from penstock.graph.plan import CutTotals, Plan, PlannedCall, RunningPrice
 from penstock.graph.recording import Name
+from penstock.seams.trees import tree_leaves
 
 MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 MEMBER_PATH = re.compile(

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
+
+from penstock.seams.operators import OpOverload, schema_of
+from penstock.seams.trees import tree_leaves
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
     """`aten::sub.Tensor` for `aten::sub_.Tensor`: same arguments, same result, nothing written."""
     if func in METADATA_TWINS:
         return METADATA_TWINS[func]
-    namespace, _, base = func._schema.name.partition("::")
+    namespace, _, base = schema_of(func).name.partition("::")
     if (
         namespace != "aten"
         or not base.endswith("_")
@@ -44,12 +45,12 @@ def functional_twin(func: OpOverload) -> OpOverload | None:
     ):
         return None
     packet = getattr(aten, base[:-1], None)
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    wanted = [(a.name, str(a.type)) for a in schema_of(func).arguments]
     # Mostly the overload has the same name. `pow_.Scalar` goes with `pow.Tensor_Scalar`.
     for name in packet.overloads() if packet is not None else ():
         overload: OpOverload = getattr(packet, name)
-        arguments = [(a.name, str(a.type)) for a in overload._schema.arguments]
-        if arguments == wanted and not overload._schema.is_mutable:
+        arguments = [(a.name, str(a.type)) for a in schema_of(overload).arguments]
+        if arguments == wanted and not schema_of(overload).is_mutable:
             return overload
     return None
 
@@ -59,18 +60,18 @@ def with_numbers(func: OpOverload, args: list[Any]) -> OpOverload:
 
     Python's bindings wrap such a number in a tensor, and so do these overloads.
     """
-    types = [str(argument.type) for argument in func._schema.arguments]
+    types = [str(argument.type) for argument in schema_of(func).arguments]
     wanted = [
         "number" if kind == "Tensor" and isinstance(arg, (int, float)) else kind
         for kind, arg in zip(types, args, strict=False)
     ] + types[len(args) :]
     if wanted == types:
         return func
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     packet = func.overloadpacket
     for name in packet.overloads():
         overload: OpOverload = getattr(packet, name)
-        arguments = overload._schema.arguments
+        arguments = schema_of(overload).arguments
         if [str(a.type) for a in arguments] == wanted and [a.name for a in arguments] == names:
             return overload
     return func
@@ -83,7 +84,7 @@ def written_arguments(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Te
     def add(value: Any) -> None:
         written.extend(t for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             add(args[position] if position < len(args) else kwargs.get(argument.name))
     if func in HIDDEN_WRITES:
@@ -95,5 +96,5 @@ def written_arguments(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Te
 
 
 def operator_name(func: OpOverload) -> str:
-    overload = func._schema.overload_name
-    return f"{func._schema.name}.{overload}" if overload else str(func._schema.name)
+    overload = schema_of(func).overload_name
+    return f"{schema_of(func).name}.{overload}" if overload else str(schema_of(func).name)

@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from penstock.graph.composite_ops import WHOLE_CALLS
@@ -32,6 +28,14 @@ from penstock.graph.operator_twins import (
     written_arguments,
 )
 from penstock.graph.sizes import expression_of
+from penstock.seams.operators import (
+    OpOverload,
+    TorchDispatchMode,
+    enable_python_dispatcher,
+    schema_of,
+)
+from penstock.seams.storages import identity
+from penstock.seams.trees import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 
@@ -122,7 +126,7 @@ def storage_key(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory. Layouts without a storage are their own memory."""
     if tensor.layout is not torch.strided:
         return id(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    return identity(tensor.untyped_storage())
 
 
 class Recorder(TorchDispatchMode):
@@ -273,7 +277,7 @@ class Recorder(TorchDispatchMode):
             self.recording.fused_calls.append((origin, self._call_index))
 
     def _append(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], out: Any) -> None:
-        results = out if len(func._schema.returns) > 1 else [out] * len(func._schema.returns)
+        results = out if len(schema_of(func).returns) > 1 else [out] * len(schema_of(func).returns)
         target = operator_name(with_numbers(func, args))
         if is_declared(func):
             target = f"declared::{target}"

@@ -13,9 +13,9 @@ from collections import Counter
 import torch
 from torch import fx
 
-from penstock.graph.autocast import REGION_BEGIN, REGION_END
 from penstock.graph.call_labels import call_label
 from penstock.graph.sizes import Unlowerable, Unrunnable
+from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, HigherOrderOperator
 
 # Run by Dynamo, optimizers give other bits than by Python.
 OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
@@ -30,11 +30,11 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
     """Raises Unlowerable for graphs whose meaning is more than their operators, Unrunnable for
     those that even the trainer must not run."""
     begun = Counter(node.target for node in graph_module.graph.nodes if node.op == "call_function")
-    if begun[REGION_BEGIN] != begun[REGION_END]:
+    if begun[AUTOCAST_BEGIN] != begun[AUTOCAST_END]:
         raise Unlowerable("autocast begins or ends in the middle of a part of forward")
     for node in graph_module.graph.nodes:
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, HigherOrderOperator):
             # Some of them (checkpointing) give other bits than eager does.
             raise Unrunnable(f"the model uses the higher-order operator {node.target}")
         is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)

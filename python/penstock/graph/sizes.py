@@ -16,8 +16,17 @@ from typing import Any, TypeVar
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
-from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from penstock.seams.fake_tensors import (
+    CleanDiv,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    SymT,
+    symbol_is_type,
+)
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold
+from penstock.seams.trees import tree_leaves, tree_map
 
 
 class MustStay(Unlowerable):

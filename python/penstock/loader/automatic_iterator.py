@@ -8,11 +8,10 @@ import weakref
 from collections import deque
 from typing import Any
 
-from torch.utils.data import _DatasetKind
-
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.options import shard_count
+from penstock.seams.iterators import DatasetKind
 from penstock.stream.progress import GeneratorSnapshot, PullsReplayed
 from penstock.tuning.automatic_count import AutomaticCount
 
@@ -32,7 +31,7 @@ class AutomaticPoolIter(LocalPoolIter):
     def __init__(self, loader: LoaderFace) -> None:
         self._loader = weakref.ref(loader)
         self._stretch = object()  # by which the meter knows what is measured here
-        self._is_replaceable = loader._dataset_kind == _DatasetKind.Map and bool(loader.in_order)
+        self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
         self._asked_again: deque[Any] = deque()  # what the new workers are to be asked for
         self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
         super().__init__(loader)
@@ -107,7 +106,7 @@ class AutomaticPoolIter(LocalPoolIter):
             loader._tuner.meter.end(self._count())
 
     def _choose(self, loader: LoaderFace) -> None:
-        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        is_iterable = self._dataset_kind == DatasetKind.Iterable
         count = loader._tuner.choose(self._shard_count if is_iterable else None)
         if count != self._num_workers:
             loader.num_workers = AutomaticCount(count)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock import _C
 from penstock.errors import FallbackError
@@ -37,6 +36,7 @@ from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.loader.stats import LoaderStats
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
+from penstock.seams.iterators import BaseIterator
 from penstock.stream.progress import GeneratorSnapshot, Progress
 from penstock.stream.sample_generators import DrawWarning
 from penstock.tracking.batch_origin import ProvenanceTable
@@ -138,7 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     _loaded_state: dict[str, Any] | None  # what the next iter() goes on from
-    _newest_iterator: weakref.ref[_BaseDataLoaderIter] | None
+    _newest_iterator: weakref.ref[BaseIterator] | None
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers > 0:
             self.multiprocessing_context = multiprocessing_context
 
-    def __iter__(self) -> _BaseDataLoaderIter:
+    def __iter__(self) -> BaseIterator:
         leave_unsendable(self)
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
@@ -252,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._newest_iterator = weakref.ref(iterator)
         return iterator
 
-    def _iterate_pool(self) -> _BaseDataLoaderIter:
+    def _iterate_pool(self) -> BaseIterator:
         """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
         if not self.persistent_workers:
             return self._get_iterator()
@@ -418,7 +418,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._progress = progress
         return progress
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
+    def _get_iterator(self) -> BaseIterator:
         reason = self._reason_to_fall_back()
         if reason is not None:
             return self._fall_back(reason)
@@ -446,7 +446,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return "the dataset is a datapipe, which only torch's iterator shards and seeds"
         return None
 
-    def _fall_back(self, reason: str) -> _BaseDataLoaderIter:
+    def _fall_back(self, reason: str) -> BaseIterator:
         if os.environ.get("PENSTOCK_FALLBACK") == "error":
             raise FallbackError(
                 f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch.utils.data import _DatasetKind
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from penstock.errors import UnsupportedError
 from penstock.loader.device import move_batch
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.lookahead import check_arguments, indices_from
 from penstock.loader.options import drawing_threads, is_seeded_by_batch, shard_count
+from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.index_order import IndexOrder
 from penstock.stream.indices import recognise_sampler
@@ -32,7 +31,7 @@ from penstock.worker.fetching import FetchSpec, InProcessFetcher
 from penstock.worker.threaded_fetch import make_pool
 
 
-class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
+class SingleProcessIter(CountedPulls, SingleProcessIterator):
     """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
 
     def __init__(self, loader: LoaderFace) -> None:
@@ -44,7 +43,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         start = progress.starts.get(0)
         has_state = start is not None and start.state is not None
         if is_seeded_by_batch(loader):
-            _BaseDataLoaderIter.__init__(self, cast(Any, loader))
+            BaseIterator.__init__(self, cast(Any, loader))
             if self._timeout != 0:
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
             if point is not None:
@@ -54,7 +53,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
             self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
         else:
             # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
-            make = _BaseDataLoaderIter if has_state else _SingleProcessDataLoaderIter
+            make = BaseIterator if has_state else SingleProcessIterator
             make.__init__(self, cast(Any, loader))
             if point is not None:
                 self._base_seed = point.base_seed
@@ -73,7 +72,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
             False  # drawn from the global generators, before the first batch
         )
         self._order: IndexOrder | None = None
-        if self._dataset_kind == _DatasetKind.Map:
+        if self._dataset_kind == DatasetKind.Map:
             if progress.is_replayed:
                 self._note_order()  # which is drawn in the next lines
             self._resume_sampler()
@@ -112,12 +111,12 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         start = self._progress.starts[0]
         before = generator_states()
         if self._is_seeded_by_batch:
-            if self._dataset_kind == _DatasetKind.Map:
+            if self._dataset_kind == DatasetKind.Map:
                 load_dataset_state(self._dataset, start)
         else:
             load_dataset_state(self._dataset, start)
             self._dataset_fetcher = self._make_fetcher(loader)
-            if self._dataset_kind == _DatasetKind.Iterable:
+            if self._dataset_kind == DatasetKind.Iterable:
                 self._continue_iteration(loader, start)
         self._progress.shard_states_now = self._states_reader()
         if self._is_order_of_globals and have_moved(before):
@@ -131,7 +130,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         fetcher = self._dataset_fetcher
         if isinstance(fetcher, InProcessFetcher):
             return fetcher.states_reader()
-        of_map = self._dataset_kind == _DatasetKind.Map
+        of_map = self._dataset_kind == DatasetKind.Map
         return functools.partial(_only_shard, None if of_map else fetcher, self._dataset)
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
@@ -144,7 +143,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
                 f"next() is called, and what it draws would be drawn before the trainer's own "
                 f"numbers if it were made earlier; use num_workers=1 or more"
             )
-        if self._dataset_kind != _DatasetKind.Map:
+        if self._dataset_kind != DatasetKind.Map:
             raise UnsupportedError(
                 f"{call} was asked for indices and the dataset is an IterableDataset, which has "
                 f"none; use num_workers=1 or more, and pass select=, which is given the batches"
@@ -173,7 +172,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
         self._is_order_drawn = True
 
     def _next_index(self) -> Any:
-        if not self._is_order_drawn and self._dataset_kind == _DatasetKind.Map:
+        if not self._is_order_drawn and self._dataset_kind == DatasetKind.Map:
             self._note_order()
         return super()._next_index()
 
@@ -196,7 +195,7 @@ class SingleProcessIter(CountedPulls, _SingleProcessDataLoaderIter):
     def _note_answer(self, is_error: bool) -> None:
         fetcher, progress = self._dataset_fetcher, self._progress
         shard_id = fetcher.shard_id if isinstance(fetcher, InProcessFetcher) else 0
-        is_map = self._dataset_kind == _DatasetKind.Map
+        is_map = self._dataset_kind == DatasetKind.Map
         answer = progress.answer_pulled if is_map else progress.answer
         answer(shard_id, is_error)
 

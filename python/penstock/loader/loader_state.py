@@ -24,13 +24,13 @@ from torch.utils.data import (
     IterDataPipe,
     MapDataPipe,
     RandomSampler,
-    _DatasetKind,
 )
 
 from penstock import _C
 from penstock.errors import StateUnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import has_pool, is_parallel, is_seeded_by_batch, shard_count
+from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
 from penstock.stream.progress import (
     GeneratorSnapshot,
@@ -223,7 +223,7 @@ def _is_between_epochs(state: dict[str, Any]) -> bool:
 
 def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
     shards = state["shards"]
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    is_iterable = loader._dataset_kind == DatasetKind.Iterable
     counts = shards["counts"]
     if is_iterable and len(counts) == 1:
         counts = [state["_sampler_iter_yielded"]]  # accelerate may have corrected it
@@ -248,7 +248,7 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
 
 def _built(loader: LoaderFace) -> dict[str, Any]:
     """What the stream follows from, beside the dataset's own content."""
-    is_map = loader._dataset_kind == _DatasetKind.Map
+    is_map = loader._dataset_kind == DatasetKind.Map
     try:
         sample_count = len(loader.dataset) if is_map else None
     except TypeError:

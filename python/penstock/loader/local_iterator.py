@@ -19,10 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _DatasetKind, _utils
-from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from penstock import _C
 from penstock.errors import PoolWarning
@@ -34,6 +30,14 @@ from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
 from penstock.loader.native_thread import NativeThread
 from penstock.loader.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
 from penstock.loader.prefetch_depth import prefetch_depth
+from penstock.seams.iterators import (
+    BaseIterator,
+    DatasetKind,
+    ExceptionWrapper,
+    MultiProcessingIterator,
+    exit_status,
+    pin_memory,
+)
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
 from penstock.stream.index_order import IndexOrder
 from penstock.stream.indices import recognise_sampler
@@ -67,7 +71,7 @@ _STATUS_CHECK_INTERVAL_S = (
 )
 
 
-class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
+class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     """Batches from workers that this process starts, in torch's order."""
 
     _workers: list[Any]
@@ -77,7 +81,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: LoaderFace) -> None:
         self._progress = loader._begin_progress()
-        _BaseDataLoaderIter.__init__(self, cast(Any, loader))
+        BaseIterator.__init__(self, cast(Any, loader))
         if self._progress.point is not None:
             self._base_seed = self._progress.point.base_seed
         self._undo_seed(loader)
@@ -162,7 +166,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
     def _make_stream(self) -> _C.Stream:
         return _C.Stream(
             self._client,
-            is_iterable=self._dataset_kind == _DatasetKind.Iterable,
+            is_iterable=self._dataset_kind == DatasetKind.Iterable,
             asks_while_room=self._asks_while_room,
             may_begin_early=self._may_begin_early,
             is_seeded_by_batch=self._is_seeded_by_batch,
@@ -193,7 +197,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             if before.is_finished and not self._is_elastic:
                 self._progress.states_before = before.shard_states
         progress = self._progress
-        _BaseDataLoaderIter._reset(self, cast(Any, loader), first_iter)
+        BaseIterator._reset(self, cast(Any, loader), first_iter)
         self._note_sampler()
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
@@ -207,7 +211,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
         self._epoch_seed = self._seeds.seed_of_draws()
-        is_map = self._dataset_kind == _DatasetKind.Map
+        is_map = self._dataset_kind == DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
         self._asked.clear()
         self._asked_first = progress.answered_count
@@ -241,7 +245,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         """
         return (
             self._is_seeded_by_batch
-            and self._dataset_kind == _DatasetKind.Map
+            and self._dataset_kind == DatasetKind.Map
             and self._num_workers > 1
             and loader.worker_init_fn is None  # which is told who it is, and may fail in one alone
             and not is_stateful(loader.dataset)
@@ -261,7 +265,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _next_index(self) -> Any:
         index = super()._next_index()
-        if self._dataset_kind == _DatasetKind.Map and self._in_order:
+        if self._dataset_kind == DatasetKind.Map and self._in_order:
             # The sampler may fill the same list again.
             self._asked.append(index.copy() if type(index) is list else index)
         return index
@@ -381,7 +385,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
         when that fails, what is to be raised in its place.
         """
         try:
-            return torch_pin_memory(batch, self._pin_memory_device), extra
+            return pin_memory(batch, self._pin_memory_device), extra
         except Exception:
             where = f"in pin memory thread for device {self._pin_device_index}"
             return ExceptionWrapper(where=where), True
@@ -413,7 +417,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
             return ""
         worker_id, sequence, indices, is_pickled = awaited
         samples = ""
-        if self._dataset_kind == _DatasetKind.Map:
+        if self._dataset_kind == DatasetKind.Map:
             samples = repr(pickle.loads(indices) if is_pickled else indices)
         return "\n" + spoken_debt(worker_id, self._workers[worker_id].pid, sequence, samples)
 
@@ -450,7 +454,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, _MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         # Module globals are cleared while Python goes down.
-        if _utils is None or _utils.python_exit_status is True or _utils.python_exit_status is None:
+        if exit_status is None or exit_status() is not False:
             return  # multiprocessing ends daemonic workers, and they see the trainer go
         if self._shutdown or os.getpid() != self._owner_pid:
             return  # a forked child inherits this object and none of the workers

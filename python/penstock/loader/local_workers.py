@@ -14,10 +14,16 @@ from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
 
-from torch.utils.data import _utils
-
 from penstock.loader.out_of_memory import explain, explain_later_kills
 from penstock.pool.unpicklable import find_unpicklable
+from penstock.seams.iterators import (
+    STATUS_INTERVAL_S,
+    exit_status,
+    forget_worker_pids,
+    handle_child_deaths,
+    raise_if_a_worker_failed,
+    watch_worker_pids,
+)
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.held_interrupt import HeldInterrupt
 from penstock.worker.pickled_once import PickledOnce
@@ -75,11 +81,11 @@ class LocalWorkers:
         if self._ends_trainer:
             # Torch's handler of SIGCHLD raises for these what it would for its own.
             self._set_pids(self.processes)
-            _utils.signal_handling._set_SIGCHLD_handler()
+            handle_child_deaths()
 
     def _set_pids(self, processes: list[Any]) -> None:
         pids = tuple(process.pid for process in processes)
-        _utils.signal_handling._set_worker_pids(id(self), pids)
+        watch_worker_pids(id(self), pids)
         self._are_pids_set = True
 
     def _start(self, process: Any) -> None:
@@ -113,9 +119,7 @@ class LocalWorkers:
         """Raises torch's error for processes that went away:
         by how they died when the system can tell, else by pid.
         """
-        connection.wait(
-            [process.sentinel for process in lost], timeout=_utils.MP_STATUS_CHECK_INTERVAL
-        )
+        connection.wait([process.sentinel for process in lost], timeout=STATUS_INTERVAL_S)
         for process in lost:
             try:
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -124,7 +128,7 @@ class LocalWorkers:
         if not self._are_pids_set:
             self._set_pids(lost)
         try:
-            _utils.signal_handling._error_if_any_worker_fails()
+            raise_if_a_worker_failed()
         except RuntimeError as error:
             raise explain(error) from None
         pids = ", ".join(str(process.pid) for process in lost)
@@ -133,7 +137,7 @@ class LocalWorkers:
     @staticmethod
     def how_it_ended(process: Any) -> str:
         """How a process that went away ended, in words that follow its name."""
-        process.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+        process.join(timeout=STATUS_INTERVAL_S)
         code = process.exitcode
         if code is None:
             return "hung up and has not ended"
@@ -145,12 +149,12 @@ class LocalWorkers:
         """Waits for them, who were told to go, and ends those that do not go in time."""
         try:
             # Torch waits as long for each of them, one after the other.
-            deadline = time.monotonic() + _utils.MP_STATUS_CHECK_INTERVAL
+            deadline = time.monotonic() + STATUS_INTERVAL_S
             for process in self.processes:
                 process.join(timeout=max(0.0, deadline - time.monotonic()))
         finally:
             if self._are_pids_set:
-                _utils.signal_handling._remove_worker_pids(id(self))
+                forget_worker_pids(id(self))
                 self._are_pids_set = False
             self._end_alive()
 
@@ -176,6 +180,6 @@ def sleep_if_python_exits() -> None:
     multiprocessing ends the workers then, before torch's own flag is up, which is no loss to
     report; torch's iterator sleeps on its queue at that point, until the process is gone.
     """
-    is_exiting = _utils.python_exit_status or multiprocessing.util.is_exiting()
+    is_exiting = exit_status() or multiprocessing.util.is_exiting()
     if is_exiting and threading.current_thread() is not threading.main_thread():
         threading.Event().wait()

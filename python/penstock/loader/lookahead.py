@@ -20,11 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch.utils.data import _DatasetKind
-
 from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
+from penstock.seams.iterators import DatasetKind
 from penstock.stream.index_order import IndexOrder
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class LooksAhead:
         return [select(batch[0]) for batch in taken]  # type: ignore[index]
 
     def _indices_ahead(self, batch_count: int) -> list[Any]:
-        if self._dataset_kind == _DatasetKind.Iterable:
+        if self._dataset_kind == DatasetKind.Iterable:
             raise UnsupportedError(
                 f"lookahead({batch_count}) was asked for indices and the dataset is an "
                 f"IterableDataset, which has none; pass select=, which is given the batches"

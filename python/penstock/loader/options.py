@@ -6,11 +6,12 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, _DatasetKind
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import check_pool_options
+from penstock.seams.iterators import DatasetKind
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.automatic_count import AUTO, AutomaticCount
 
@@ -71,7 +72,7 @@ def shard_count(loader: LoaderFace) -> int:
     """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise."""
     if is_seeded_by_batch(loader) and loader.shards is not None:
         return loader.shards
-    if has_pool(loader) and loader._dataset_kind == _DatasetKind.Map:
+    if has_pool(loader) and loader._dataset_kind == DatasetKind.Map:
         return 1
     return max(1, operator.index(loader.num_workers))  # torch counts with it, too
 
@@ -112,7 +113,7 @@ def _check_shards(loader: LoaderFace) -> None:
     if shards is None:
         return
     _check_positive("shards", shards)
-    if loader._dataset_kind != _DatasetKind.Iterable:
+    if loader._dataset_kind != DatasetKind.Iterable:
         raise ValueError(
             f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "
             f"shards are for an IterableDataset, leave the option out"
@@ -146,13 +147,13 @@ def _check_num_workers(loader: LoaderFace) -> None:
             f"numbers of its own, so the stream would depend on how fast the machine was; "
             f"seeding='batch' is expected with 'auto': pass it, or a number of workers"
         )
-    if loader._dataset_kind == _DatasetKind.Iterable and loader.shards is None:
+    if loader._dataset_kind == DatasetKind.Iterable and loader.shards is None:
         raise ValueError(
             f"num_workers is 'auto' with shards=None, where each worker reads a shard of the "
             f"{name} that depends on their number; a fixed number of shards is expected "
             f"with 'auto': pass shards=N, which is also the most workers that are of use"
         )
-    if loader._dataset_kind == _DatasetKind.Map and is_stateful(dataset):
+    if loader._dataset_kind == DatasetKind.Map and is_stateful(dataset):
         raise ValueError(
             f"num_workers is 'auto' but {name} has a state_dict() and is read by index, so that "
             f"each worker has a state of its own and the stream depends on their number; pass a "

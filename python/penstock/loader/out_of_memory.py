@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_TORCH_SIGNAL_MODULE = "torch.utils.data._utils.signal_handling"
+from penstock.seams.iterators import SIGNAL_MODULE
+
 _KILLED = "is killed by signal: Killed"
 
 # As the workers of the newest iterator started. Kills before that are no explanation.
@@ -38,7 +39,7 @@ def explain_later_kills() -> None:
     global _kills_before
     _kills_before = oom_kills()
     handler = signal.getsignal(signal.SIGCHLD)
-    is_torchs = getattr(handler, "__module__", None) == _TORCH_SIGNAL_MODULE
+    is_torchs = getattr(handler, "__module__", None) == SIGNAL_MODULE
     if is_torchs and callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, _explaining(handler))
 

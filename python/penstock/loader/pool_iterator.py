@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import _DatasetKind
 
 from penstock import _C
 from penstock.errors import PenstockError, PoolWarning
@@ -34,6 +33,7 @@ from penstock.loader.own_workers import OwnWorkers
 from penstock.loader.released_frames import release_frames
 from penstock.loader.variable_pool import way_out
 from penstock.pool.pool_job import Job, job_id, pack_job
+from penstock.seams.iterators import DatasetKind
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 
@@ -77,7 +77,7 @@ class PoolIter(LocalPoolIter):
         self._num_workers = 1  # what is asked for ahead follows from how many there are
         self._waiting_since: float | None = None
         self._is_waiting_told = False
-        if self._dataset_kind == _DatasetKind.Iterable and self._shard_count == 1:
+        if self._dataset_kind == DatasetKind.Iterable and self._shard_count == 1:
             warnings.warn(
                 f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool at "
                 f"a time; pass shards=N to DataLoader to have up to N workers read it at once",
@@ -138,7 +138,7 @@ class PoolIter(LocalPoolIter):
             raise
 
     def _client_options(self, loader: LoaderFace, name: str) -> dict[str, Any]:
-        is_iterable = self._dataset_kind == _DatasetKind.Iterable
+        is_iterable = self._dataset_kind == DatasetKind.Iterable
         return {
             "controller": loader.pool,
             "key_folder": loader.keys,
@@ -159,7 +159,7 @@ class PoolIter(LocalPoolIter):
 
     def _begin_requests(self) -> None:
         starts = self._progress.starts
-        if self._dataset_kind == _DatasetKind.Iterable and starts:
+        if self._dataset_kind == DatasetKind.Iterable and starts:
             self._pool_client.set_lanes(
                 {
                     shard_id: (

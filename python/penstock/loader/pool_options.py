@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterDataPipe, MapDataPipe, _DatasetKind
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from penstock.loader.loader_face import LoaderFace
+from penstock.seams.iterators import DatasetKind
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.automatic_count import AutomaticCount
 
@@ -80,7 +81,7 @@ def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
             "those of a pool come and go",
             "seeding='batch' is expected, which is the default with a pool",
         )
-    if loader._dataset_kind == _DatasetKind.Map and is_stateful(loader.dataset):
+    if loader._dataset_kind == DatasetKind.Map and is_stateful(loader.dataset):
         return Obstacle(
             f"{type(loader.dataset).__name__} has a state_dict() and is read by index, so that "
             f"each worker has a state of its own and the stream depends on which there are",

@@ -27,6 +27,8 @@ from typing import Any, Protocol
 import cloudpickle
 import torch
 
+from penstock.seams.storages import typed_storage, untyped_part
+
 _ANYWHERE = ("cpu", "meta")  # devices that every worker has
 _CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
 _TRACKER_ID = re.compile("[0-9a-f]{32}")
@@ -89,7 +91,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             memory: Any = _bytes_of(obj).numpy()
             return _storage, (PickleBuffer(memory),) if obj.nbytes() else ()
         elif isinstance(obj, torch.storage.TypedStorage):
-            return _typed_storage, (obj._untyped_storage, obj.dtype)
+            return _typed_storage, (untyped_part(obj), obj.dtype)
         elif isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would read it to its end and send that.
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
@@ -141,4 +143,4 @@ def _storage(data: bytearray | None = None) -> torch.UntypedStorage:
 
 
 def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return typed_storage(storage, dtype)

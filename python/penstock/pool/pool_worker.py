@@ -15,7 +15,6 @@ import socket
 from collections.abc import Callable
 
 import torch
-from torch.utils.data._utils import signal_handling
 
 from penstock import _C
 from penstock._version import __version__
@@ -24,6 +23,7 @@ from penstock.pool.job_shelf import JobShelf
 from penstock.pool.worker_errors import describe_error
 from penstock.pool.worker_journal import WorkerJournal
 from penstock.pool.worker_spec import PoolWorkerSpec
+from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
 from penstock.worker.arena_cap import arena_bytes, job_bytes
 from penstock.worker.slab_collate import lend_slabs_to_torch
 from penstock.worker.stuck_worker import offer_stack
@@ -74,8 +74,8 @@ def _heed_signals(server: _C.PoolServer) -> None:
 
 
 def _set_up_process() -> None:
-    signal_handling._set_worker_signal_handlers()
-    torch.multiprocessing._set_thread_name("pt_data_worker")
+    set_worker_signal_handlers()
+    set_thread_name("pt_data_worker")
     offer_stack()
     _C.tune_malloc()
     torch.set_num_threads(1)

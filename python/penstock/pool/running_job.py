@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import _DatasetKind
-from torch.utils.data._utils import worker as torch_worker
 
 from penstock import _C
 from penstock.errors import ClosedError
 from penstock.pool.pool_job import Job
 from penstock.pool.worker_errors import describe_error
+from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStart, ShardStarts
 from penstock.stream.table_rows import plain_rows
@@ -42,7 +41,7 @@ class RunningJob:
         self._server = server
         self._job = job
         self._fetch = collating_into(server, job.fetch)
-        self._is_iterable = job.fetch.dataset_kind == _DatasetKind.Iterable
+        self._is_iterable = job.fetch.dataset_kind == DatasetKind.Iterable
         self._dumps = dumps if job.trust_workers else None
         self._epochs: OrderedDict[tuple[int, bytes], _Epoch] = OrderedDict()
         self._threads = make_pool(job.fetch.fetch_threads)
@@ -55,12 +54,12 @@ class RunningJob:
         self, init_fn: Callable[[int], None] | None, base_seed: int
     ) -> tuple[str, str] | None:
         """What a local worker does before its first batch; returns what went wrong."""
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=0, num_workers=1, seed=base_seed, dataset=self._job.fetch.dataset
+        set_worker_info(
+            WorkerInfo(id=0, num_workers=1, seed=base_seed, dataset=self._job.fetch.dataset)
         )
         random.seed(base_seed)
         torch.manual_seed(base_seed)
-        np.random.seed(torch_worker._generate_state(base_seed, 0))
+        np.random.seed(numpy_seed(base_seed, 0))
         try:
             if init_fn is not None:
                 init_fn(0)

@@ -13,9 +13,9 @@ import os
 import socket
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from penstock.errors import PenstockError, WorkerError
+from penstock.seams.iterators import ExceptionWrapper
 from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024

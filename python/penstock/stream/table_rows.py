@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
-from torch.utils.data._utils import collate as torch_collate
 
 from penstock import _C
+from penstock.seams.iterators import torch_collate
 
 # As torch ships it, whatever the user's program did to the registry before it imported penstock.
 _COLLATE_FN_MAP: dict[Any, Any] = {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from penstock.seams.storages import write_count
 from penstock.tracking.loader_use import LoaderUse
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class ProvenanceTable:
         handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():
-                self.record(leaf, Provenance(handle, index, leaf._version))
+                self.record(leaf, Provenance(handle, index, write_count(leaf)))
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
         """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
@@ -119,14 +120,16 @@ class ProvenanceTable:
     def was_written(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` came from the loader and was written to in place since."""
         entry: _Entry | None = self._entries.get(tensor)
-        return entry is not None and not tensor.is_inference() and tensor._version != entry.version
+        return (
+            entry is not None and not tensor.is_inference() and write_count(tensor) != entry.version
+        )
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
         """The provenance of ``tensor``, or None when it did not come from the loader or was
         changed since, or what it follows from was.
         """
         entry: _Entry | None = self._entries.get(tensor)
-        if entry is None or tensor.is_inference() or tensor._version != entry.version:
+        if entry is None or tensor.is_inference() or write_count(tensor) != entry.version:
             return None
         if _address(tensor) != entry.address:
             return None

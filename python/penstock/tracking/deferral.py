@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.graph.constants import is_same_bits
+from penstock.seams.operators import schema_of
+from penstock.seams.trees import TreeSpec, tree_flatten, tree_unflatten
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 from penstock.tracking.deferred_call import Recipe, make_recipe
 from penstock.tracking.lazy_tensor import LazyTensor
@@ -183,7 +184,7 @@ class Deferral:
             return None
         inputs = [_input_of(values[argument], place) for argument, place in recipe.taken]
         args, kwargs = tree_unflatten(values, spec)
-        is_view = any(result.alias_info is not None for result in func._schema.returns)
+        is_view = any(result.alias_info is not None for result in schema_of(func).returns)
         if is_view:
             for value in values:
                 if isinstance(value, LazyValue):
@@ -233,7 +234,7 @@ class Deferral:
 
     def _recipe(self, func: Any, values: list[Any], spec: TreeSpec) -> Recipe | None:
         name = func.__name__.split(".")[0]
-        is_view = any(result.alias_info is not None for result in func._schema.returns)
+        is_view = any(result.alias_info is not None for result in schema_of(func).returns)
         if not (is_view or torch.Tag.pointwise in func.tags or name in _WHOLE):
             return None
         if any(tag in func.tags for tag in _OTHER_TAGS):

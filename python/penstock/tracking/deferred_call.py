@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from penstock.graph.expression import Expression
 from penstock.graph.graph_input import GraphInput
+from penstock.seams.trees import TreeSpec, tree_unflatten
 from penstock.tracking.lazy_value import LazyValue
 
 # Of one expression. A program that does more to a batch computes the rest at once.

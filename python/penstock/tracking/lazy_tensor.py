@@ -17,28 +17,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.dlpack import from_dlpack
 
 from penstock.graph.operator_twins import functional_twin
+from penstock.seams.dynamo import untraced
+from penstock.seams.fake_tensors import FakeTensor, TracingContext, unset_fake_temporarily
+from penstock.seams.operators import (
+    TORCH_FUNCTION_OFF,
+    DisableTorchDispatch,
+    same_memory_as,
+    schema_of,
+    without_memory,
+)
+from penstock.seams.storages import write_count
+from penstock.seams.trees import tree_leaves, tree_map
 from penstock.tracking.lazy_value import LazyValue
 from penstock.tracking.running_models import is_model_running
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-
-
-def _untraced(function: F) -> F:
-    """Keeps Dynamo from looking into a function, which would put what it does into the graph."""
-    disabled: F = torch._dynamo.disable(function)
-    return disabled
 
 
 class LazyTensor(torch.Tensor):
@@ -49,7 +49,7 @@ class LazyTensor(torch.Tensor):
     _meta: torch.Tensor
     _stand_in: torch.Tensor | None  # for the values, while something traces
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = TORCH_FUNCTION_OFF
 
     @staticmethod
     def of(value: LazyValue) -> LazyTensor:
@@ -57,7 +57,7 @@ class LazyTensor(torch.Tensor):
         if isinstance(value.source, int):
             # It has its own memory and shares the version counter, so writes are seen.
             assert value.tensor is not None
-            tensor = torch.Tensor._make_subclass(LazyTensor, value.tensor)
+            tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
         else:
             tensor = _wrapper(value.meta)
         tensor._value, tensor._meta, tensor._stand_in = value, value.meta, None
@@ -100,72 +100,72 @@ class LazyTensor(torch.Tensor):
 
     # What reads values without the dispatcher. Dynamo must not look into any of it.
 
-    @_untraced
+    @untraced
     def numpy(self, *, force: bool = False) -> Any:
         return self._escaped().numpy(force=force)
 
-    @_untraced
+    @untraced
     def tolist(self) -> Any:
         return plain(self).tolist()
 
-    @_untraced
+    @untraced
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self._escaped().__array__(*args, **kwargs)
 
-    @_untraced
+    @untraced
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self._escaped().__dlpack__(**kwargs)
 
-    @_untraced
+    @untraced
     def data_ptr(self) -> int:
         return self._escaped().data_ptr()
 
-    @_untraced
+    @untraced
     def untyped_storage(self) -> torch.UntypedStorage:
         if self._value is None or is_model_running() or TracingContext.try_get() is not None:
             return super().untyped_storage()
         return self._escaped().untyped_storage()
 
-    @_untraced
+    @untraced
     def share_memory_(self) -> LazyTensor:
         self._escaped().share_memory_()
         return self
 
-    @_untraced
+    @untraced
     def is_shared(self) -> bool:
         return bool(plain(self).is_shared())
 
-    @_untraced
+    @untraced
     def apply_(self, function: Callable[..., Any]) -> LazyTensor:
         self._escaped().apply_(function)
         return self
 
-    @_untraced
+    @untraced
     def map_(self, other: torch.Tensor, function: Callable[..., Any]) -> LazyTensor:
         self._escaped().map_(_values_of(other), function)
         return self
 
-    @_untraced
+    @untraced
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data" and getattr(self, "_value", None) is not None:
             assert self._value is not None
             self._value = self._value.replaced(_values_of(value).detach())
         super().__setattr__(name, value)
 
-    @_untraced
+    @untraced
     def __format__(self, specification: str) -> str:
         return format(plain(self), specification)
 
-    @_untraced
+    @untraced
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return repr(plain(self))
 
-    @_untraced
+    @untraced
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies are plain tensors."""
         return plain(self).__reduce_ex__(protocol)
 
-    @_untraced
+    @untraced
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copied: torch.Tensor = copy.deepcopy(plain(self), memo)
         return copied
@@ -197,17 +197,11 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
 
 def is_written(tensor: LazyTensor) -> bool:
     """Whether something was written to `tensor`, so that it is not what it was noted to be."""
-    return tensor._value is not None and tensor._version != tensor._value.first_version
+    return tensor._value is not None and write_count(tensor) != tensor._value.first_version
 
 
 def _wrapper(meta: torch.Tensor, size: Any = None, stride: Any = None) -> LazyTensor:
-    tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
-        LazyTensor,
-        meta.shape if size is None else size,
-        strides=meta.stride() if stride is None else stride,
-        dtype=meta.dtype,
-        device=torch.device("cpu"),
-    )
+    tensor: LazyTensor = without_memory(LazyTensor, meta, size, stride)
     return tensor
 
 
@@ -215,11 +209,11 @@ def _values_of(argument: Any) -> Any:
     return plain(argument) if isinstance(argument, LazyTensor) else argument
 
 
-@_untraced
+@untraced
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     lazies = [item for item in tree_leaves((args, kwargs)) if isinstance(item, LazyTensor)]
     values = [item._value for item in lazies if item._value is not None]
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
         # What is still to be computed is computed before.
@@ -233,7 +227,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         waiting = values[0].table.defer(func, args, kwargs)
         if waiting is not None:
             return waiting
-    if any(result.alias_info is not None for result in func._schema.returns):
+    if any(result.alias_info is not None for result in schema_of(func).returns):
         # An ordinary tensor on the same memory: writes to it are not seen here.
         for value in values:
             value.table.end_waiting(value)
@@ -261,7 +255,7 @@ def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
         former.meta.stride(),
     ):
         return False  # the values would be converted, or it is an error
-    value.first_version = target._version + 1  # autograd counts the write when this returns
+    value.first_version = write_count(target) + 1  # autograd counts the write when this returns
     target._value = value
     return True
 
@@ -273,11 +267,11 @@ def _write(func: Any, args: Any, kwargs: Any) -> Any:
         if args[0]._value is not None:
             args[0]._value = args[0]._value.replaced(args[0]._value.materialise().detach())
         func(plain(args[0]), *args[1:], **kwargs)
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             func(*args, **kwargs)
         return args[0]
     made = func(*tree_map(_values_of, args), **tree_map(_values_of, kwargs))
-    schema = func._schema
+    schema = schema_of(func)
     written = {
         frozenset(argument.alias_info.before_set): kwargs.get(argument.name)
         if place >= len(args)

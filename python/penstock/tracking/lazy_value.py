@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.weak import TensorWeakRef
 
 from penstock.graph.expression import Expression
+from penstock.seams.operators import DisableAutocast
+from penstock.seams.storages import write_count
+from penstock.seams.trees import tree_map
 from penstock.tracking.batch_origin import BatchHandle, Provenance, ProvenanceTable
 
 
@@ -86,7 +88,7 @@ class LazyValue:
         self.source = source
         self.inputs = tuple(inputs)  # of the expression: leaves and constants
         self.tensor = tensor
-        self.first_version = 0 if tensor is None else tensor._version
+        self.first_version = 0 if tensor is None else write_count(tensor)
         self.is_shared = is_shared  # whether other tensors have, or will have, the same memory
         self._call = call  # operator, arguments, keyword arguments, which of its results
         with _lock:
@@ -112,7 +114,7 @@ class LazyValue:
             )
             # From here on it is like the result of a captured graph.
             self.table.record_result(
-                self.tensor, Provenance(self.handle, self.source, self.tensor._version, inputs)
+                self.tensor, Provenance(self.handle, self.source, write_count(self.tensor), inputs)
             )
             self.handle = self._call = None
             self.inputs = ()
@@ -166,7 +168,7 @@ def compute_waiting(batch: BatchHandle) -> None:
 @contextlib.contextmanager
 def as_noted() -> Iterator[None]:
     """Operators that were noted have been through autograd and autocast."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+    with torch.inference_mode(False), torch.no_grad(), DisableAutocast():
         yield
 
 

@@ -11,16 +11,14 @@ import logging
 import os
 import threading
 
+from penstock.seams.dynamo import ADVICE
+
 
 class _Running(threading.local):
     depth = 0
 
 
 _running = _Running()  # of each thread
-_ADVICE = {
-    "torch._dynamo.variables.tensor": "Graph break from `Tensor.item()`",
-    "torch._dynamo.convert_frame": "torch._dynamo hit config.",
-}
 
 
 def is_model_running() -> bool:
@@ -40,9 +38,9 @@ def keep_advice_from_log() -> None:
     """Leaves Dynamo's advice about offloaded models out of the log. With TORCH_LOGS it is wanted,
     and stays."""
     if not os.environ.get("TORCH_LOGS"):
-        for name in _ADVICE:
+        for name in ADVICE:
             logging.getLogger(name).addFilter(_is_news)  # which adds the same one once
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not (is_model_running() and str(record.msg).lstrip().startswith(_ADVICE[record.name]))
+    return not (is_model_running() and str(record.msg).lstrip().startswith(ADVICE[record.name]))

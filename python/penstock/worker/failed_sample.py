@@ -11,9 +11,10 @@ import traceback
 from typing import Any
 
 from torch.utils.data import dataset as torch_dataset
-from torch.utils.data._utils import fetch as torch_fetch
 
-_FILES = (torch_fetch.__file__, torch_dataset.__file__)
+from penstock.seams.iterators import FETCH_FILE
+
+_FILES = (FETCH_FILE, torch_dataset.__file__)
 _FUNCTIONS = ("fetch", "<listcomp>", "__getitems__")
 _FIRST_LINE = "Traceback (most recent call last):\n"
 

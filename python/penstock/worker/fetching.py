@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torch.utils.data import _DatasetKind
-from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from penstock.errors import UnsupportedError
+from penstock.seams.iterators import (
+    BaseIterator,
+    DatasetKind,
+    WorkerInfo,
+    set_worker_info,
+    worker_info,
+)
 from penstock.stream.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
 from penstock.stream.progress import Progress
 from penstock.stream.sample_generators import WithGenerators, accepts_generator
@@ -40,7 +43,7 @@ class FetchSpec:
     fetch_threads: int
 
     @staticmethod
-    def of(iterator: _BaseDataLoaderIter, fetch_threads: int) -> FetchSpec:
+    def of(iterator: BaseIterator, fetch_threads: int) -> FetchSpec:
         return FetchSpec(
             iterator._dataset_kind,
             iterator._dataset,
@@ -58,7 +61,7 @@ class FetchSpec:
             return ThreadedMapFetcher(
                 dataset, self.auto_collation, self.collate_fn, self.drop_last, pool
             )
-        return _DatasetKind.create_fetcher(
+        return DatasetKind.create_fetcher(
             self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
         )
 
@@ -97,7 +100,7 @@ class TorchFetcher:
         before_dropped: Callable[[], None],
     ) -> None:
         self._dataset = spec.dataset
-        self._starts = dict(starts) if spec.dataset_kind == _DatasetKind.Iterable else {}
+        self._starts = dict(starts) if spec.dataset_kind == DatasetKind.Iterable else {}
         self._before_dropped = before_dropped
         for start in self._starts.values():
             load_dataset_state(self._dataset, start)
@@ -139,7 +142,7 @@ class SeededFetcher:
         self._seeds = seeds
         self._fetchers: dict[int, Any] = {}
         self._places: Counter[int] = Counter()
-        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._is_map = spec.dataset_kind == DatasetKind.Map
         self._with_generators: WithGenerators | None = None
         self._has_threads = pool is not None
         self.threads_drew = False  # from the global generators, so not reproducibly
@@ -156,18 +159,20 @@ class SeededFetcher:
             return self._fetch_by_index(indices, sequence)
         if isinstance(self._datasets[shard_id], UnsupportedError):
             raise self._datasets[shard_id]
-        before = torch_worker._worker_info
+        before = worker_info()
         if self._shard_count > 1 or before is not None:
-            torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=shard_id,
-                num_workers=self._shard_count,
-                seed=self._seeds.base_seed + shard_id,
-                dataset=self._datasets[shard_id],
+            set_worker_info(
+                WorkerInfo(
+                    id=shard_id,
+                    num_workers=self._shard_count,
+                    seed=self._seeds.base_seed + shard_id,
+                    dataset=self._datasets[shard_id],
+                )
             )
         try:
             return self._fetch_of_shard(indices, shard_id)
         finally:
-            torch_worker._worker_info = before
+            set_worker_info(before)
 
     def _fetch_by_index(self, indices: Any, sequence: int) -> Any:
         self._sequence = sequence
@@ -230,7 +235,7 @@ def datasets_of_shards(spec: FetchSpec, shards: Sequence[int]) -> dict[int, Any]
     A copy that cannot be made is represented by the UnsupportedError to raise for its batches.
     """
     datasets: dict[int, Any] = {}
-    if spec.dataset_kind == _DatasetKind.Map:
+    if spec.dataset_kind == DatasetKind.Map:
         return datasets
     for shard_id in shards:
         datasets[shard_id] = copy_for_shard(spec, shard_id) if datasets else spec.dataset
@@ -261,7 +266,7 @@ class InProcessFetcher:
         datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
         pool = make_pool(spec.fetch_threads)
         self._dataset = spec.dataset
-        self._is_map = spec.dataset_kind == _DatasetKind.Map
+        self._is_map = spec.dataset_kind == DatasetKind.Map
         self._fetcher = SeededFetcher(
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
         )

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data._utils import collate as torch_collate
 
+from penstock.seams.iterators import torch_collate
+from penstock.seams.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
 
@@ -54,13 +55,13 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
     plain one does. Other uses of shared storages are untouched.
     """
     owner_pid = os.getpid()
-    new_shared = torch.UntypedStorage._new_shared
+    shared_by_torch = new_shared()
 
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+    def _in_the_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
             block = server.new_bytes(size)
             if block is not None:
                 return block.untyped_storage()
-        return new_shared(size, device=device)  # type: ignore[no-untyped-call]
+        return shared_by_torch(size, device=device)
 
-    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[method-assign, assignment]
+    replace_new_shared(_in_the_slab)

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from penstock.seams.iterators import MapDatasetFetcher, set_thread_name
 from penstock.worker.failed_sample import keep_index
 
 # For threads that are in the user's code when they should end: long enough for most answers of a
@@ -38,7 +38,7 @@ _END_SECONDS_MAX = 1.0
 _INTERRUPT_CHECK_S = 0.5
 
 
-class ThreadedMapFetcher(_MapDatasetFetcher):
+class ThreadedMapFetcher(MapDatasetFetcher):
     """Torch's fetcher of map-style datasets, with a batch's samples fetched on ``pool``.
 
     Confined to one thread.
@@ -132,7 +132,7 @@ class FetchPool:
 
 
 def _serve(batches: SimpleQueue[_BatchFetch | None]) -> None:
-    torch.multiprocessing._set_thread_name(threading.current_thread().name)
+    set_thread_name(threading.current_thread().name)
     while (batch := batches.get()) is not None:
         batch.state.copy_context().run(batch.work)
         del batch  # an idle thread keeps no samples

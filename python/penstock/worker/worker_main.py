@@ -19,13 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _DatasetKind
-from torch.utils.data._utils import signal_handling
-from torch.utils.data._utils import worker as torch_worker
 
 from penstock import _C
 from penstock.errors import ClosedError
+from penstock.seams.iterators import (
+    DatasetKind,
+    ExceptionWrapper,
+    WorkerInfo,
+    numpy_seed,
+    set_thread_name,
+    set_worker_info,
+    set_worker_signal_handlers,
+)
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_dataset_state
 from penstock.stream.table_rows import plain_rows
@@ -103,8 +108,10 @@ def _work(
     num_workers: int,
 ) -> None:
     _set_up_process(base_seed, worker_id)
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
+    set_worker_info(
+        WorkerInfo(
+            id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=fetch.dataset
+        )
     )
     try:
         server = _C.WorkerServer.connect(
@@ -132,14 +139,14 @@ def _set_up_process(base_seed: int, worker_id: int) -> None:
     # The collector would write to every container that the trainer had at the fork, and the system
     # would copy its page. What is there now stays for as long as the worker does.
     gc.freeze()
-    signal_handling._set_worker_signal_handlers()
-    torch.multiprocessing._set_thread_name("pt_data_worker")
+    set_worker_signal_handlers()
+    set_thread_name("pt_data_worker")
     offer_stack()
     _C.tune_malloc()
     torch.set_num_threads(1)
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
-    np.random.seed(torch_worker._generate_state(base_seed, worker_id))
+    np.random.seed(numpy_seed(base_seed, worker_id))
 
 
 def _serve(
@@ -161,10 +168,10 @@ def _serve(
         if init_fn is not None:
             init_fn(worker_id)
         if any(spec.states_before.get(shard_id) is not None for shard_id in shards):
-            if fetch.dataset_kind == _DatasetKind.Iterable and spec.is_seeded_by_batch:
+            if fetch.dataset_kind == DatasetKind.Iterable and spec.is_seeded_by_batch:
                 datasets = datasets_of_shards(fetch, shards)
             _load_states_before(datasets or {worker_id: fetch.dataset}, spec)
-        if fetch.dataset_kind == _DatasetKind.Map:
+        if fetch.dataset_kind == DatasetKind.Map:
             load_dataset_state(fetch.dataset, starts.get(worker_id))
         if not spec.is_seeded_by_batch:  # otherwise even the first epoch is announced
             mine = {worker_id: starts[worker_id]} if worker_id in starts else {}
@@ -214,7 +221,7 @@ def _serve(
                 batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
                 threads_drew = fetcher.threads_drew
             except Exception as error:
-                if isinstance(error, StopIteration) and fetch.dataset_kind == _DatasetKind.Iterable:
+                if isinstance(error, StopIteration) and fetch.dataset_kind == DatasetKind.Iterable:
                     ended_shards.add(request.shard_id)
                     _answer_end(server, request, _state_at_end(fetcher, request))
                     continue

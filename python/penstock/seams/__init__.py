@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seams to torch's private names, one module each; no other module touches such a name.
+
+A private name may be gone in the next torch. Each seam therefore lists the names that it uses and
+looks for them when it is imported. A seam whose torch lacks one cannot be imported: it raises
+`MissingTorchNameError`, which says what is missing, in which torch, and what works without it. The
+seams are separate, so that a name of Dynamo's that is gone stops the cut and not the loader.
+
+| seam | it reaches | what needs it |
+| --- | --- | --- |
+| `iterators` | the iterators and workers of `torch.utils.data` | the `DataLoader` |
+| `storages` | shared storages, versions of tensors, threads' names | the `DataLoader` |
+| `trees` | `torch.utils._pytree` | the cut |
+| `operators` | operators and their schemas, dispatch modes | the cut |
+| `fake_tensors` | fake tensors, symbolic sizes | the cut |
+| `modules` | how a module is called, TorchScript's switches | the cut |
+| `dynamo` | Dynamo and Inductor | the cut of models that Dynamo captures |
+"""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to Dynamo, which captures models, and to Inductor, which compiles what was cut off.
+
+Dynamo's settings are read and written by way of `config`: they are its own names, and none is
+private.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from penstock.seams.require import require
+
+require(
+    "dynamo",
+    (
+        "torch._dynamo.config.enable_dynamo_decompositions",
+        "torch._dynamo.config.patch",
+        "torch._dynamo.config.recompile_limit",
+        "torch._dynamo.config.record_runtime_overhead",
+        "torch._dynamo.config.skip_nnmodule_hook_guards",
+        "torch._dynamo.config.suppress_errors",
+        "torch._dynamo.config.trace_numpy",
+        "torch._dynamo.disable",
+        "torch._dynamo.eval_frame.OptimizeContext",
+        "torch._dynamo.eval_frame.OptimizedModule",
+        "torch._dynamo.eval_frame.innermost_backend",
+        "torch._dynamo.exc.FailOnRecompileLimitHit",
+        "torch._dynamo.exc.SkipFrame",
+        "torch._dynamo.exc.TorchDynamoException",
+        "torch._dynamo.external_utils.wrap_inline",
+        "torch._dynamo.optimize",
+        "torch._dynamo.source.TensorPropertySource",
+        "torch._dynamo.source.is_from_local_source",
+        "torch._dynamo.trace_rules.check",
+        "torch._guards.Source",
+        "torch._inductor.aot_compile",
+    ),
+    needed_by="penstock.offload",
+    without="penstock.DataLoader works without it.",
+)
+
+import torch._inductor
+from torch._dynamo import config as config
+from torch._dynamo import exc
+from torch._dynamo.eval_frame import OptimizeContext as OptimizeContext
+from torch._dynamo.eval_frame import OptimizedModule as OptimizedModule
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import SkipFrame as SkipFrame
+from torch._dynamo.external_utils import wrap_inline as wrap_inline
+from torch._dynamo.source import TensorPropertySource as TensorPropertySource
+from torch._dynamo.source import is_from_local_source as is_from_local_source
+from torch._guards import Source as Source
+
+__all__ = [
+    "ADVICE",
+    "CAPTURE_FAILURES",
+    "OptimizeContext",
+    "OptimizedModule",
+    "SkipFrame",
+    "Source",
+    "TensorPropertySource",
+    "compile_ahead",
+    "compiled_by",
+    "config",
+    "context_of",
+    "function_under",
+    "has_lazy_modules",
+    "is_from_local_source",
+    "is_skipped",
+    "module_under",
+    "optimize",
+    "source_of",
+    "untraced",
+    "wrap_inline",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+# What Dynamo raises when it cannot capture a call. IncorrectUsage is gone from torch 2.12 on.
+CAPTURE_FAILURES: tuple[type[BaseException], ...] = tuple(
+    getattr(exc, name)
+    for name in ("TorchDynamoException", "FailOnRecompileLimitHit", "IncorrectUsage")
+    if hasattr(exc, name)
+)
+# The loggers on which Dynamo advises people who compile a model, and how that advice begins.
+ADVICE = {
+    "torch._dynamo.variables.tensor": "Graph break from `Tensor.item()`",
+    "torch._dynamo.convert_frame": "torch._dynamo hit config.",
+}
+
+
+def untraced(function: F) -> F:
+    """Keeps Dynamo from looking into a function, which would put what it does into the graph."""
+    disabled: F = torch._dynamo.disable(function)
+    return disabled
+
+
+def is_skipped(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo leaves the frames of ``function`` to Python."""
+    return bool(torch._dynamo.trace_rules.check(function))
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """Where the value of a captured graph's placeholder comes from, as Dynamo says it."""
+    argument = node.meta.get("grapharg")
+    source = argument.source if argument is not None else getattr(node, "_dynamo_source", None)
+    return source if isinstance(source, Source) else None
+
+
+def optimize(backend: Backend, **options: Any) -> Callable[..., Any]:
+    """`torch.compile` by its older name, which takes options that the newer one does not."""
+    compiled: Callable[..., Any] = torch._dynamo.optimize(backend, **options)
+    return compiled
+
+
+def compiled_by(context: OptimizeContext) -> tuple[Backend, dict[str, Any]]:
+    """The user's backend of one `torch.compile`, and the options of `optimize` that repeat it."""
+    hooks = context._hooks
+    options = {
+        "nopython": context.fullgraph,
+        "error_on_graph_break": context.error_on_graph_break,
+        "dynamic": context._dynamic,
+        "guard_filter_fn": hooks.guard_filter_fn if hooks is not None else None,
+    }
+    return innermost_backend(context.callback), options  # type: ignore[arg-type]
+
+
+def context_of(function: Any) -> Any:
+    """What `torch.compile` closed over in the function that it returned; None for any other."""
+    if not inspect.isfunction(function):
+        return None
+    if getattr(function, "_torchdynamo_wrapper_id", None) != id(function):
+        return None
+    return inspect.getclosurevars(function).nonlocals.get("self")
+
+
+def module_under(model: OptimizedModule) -> torch.nn.Module:
+    """The module that `torch.compile` was given."""
+    module: torch.nn.Module = model._orig_mod
+    return module
+
+
+def function_under(function: Any) -> Any:
+    """The function that `torch.compile` was given; ``function`` itself if it made none of it."""
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def has_lazy_modules(model: OptimizedModule) -> bool:
+    """Whether a module below has parameters that its first call is to make."""
+    return hasattr(model._orig_mod, "_initialize_hook")
+
+
+def compile_ahead(module: fx.GraphModule, examples: tuple[Any, ...], path: str) -> str:
+    """Compiles an exported module to a shared library; returns where it is."""
+    options = {"aot_inductor.output_path": path}
+    return str(torch._inductor.aot_compile(module, examples, options=options))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to modules: how `torch.nn` calls one, lazily compiled graphs, TorchScript's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from penstock.seams.require import require
+
+require(
+    "modules",
+    (
+        "torch._C._debug_set_autodiff_subgraph_inlining",
+        "torch._C._get_graph_executor_optimize",
+        "torch._C._is_tracing",
+        "torch.fx._lazy_graph_module._LazyGraphModule",
+        "torch.nn.Module._call_impl",
+        "torch.nn.Module._compiled_call_impl",
+    ),
+    needed_by="penstock.offload",
+    without="penstock.DataLoader works without it.",
+)
+
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+__all__ = [
+    "COMPILED_CALL",
+    "LazyGraphModule",
+    "module_call",
+    "compiled_call_of",
+    "has_optimized_executor",
+    "is_tracing",
+    "set_small_groups",
+]
+
+# The attribute of a module that holds what runs in place of its `_call_impl`.
+COMPILED_CALL = "_compiled_call_impl"
+
+
+def module_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """What runs the module with its hooks, whatever `compile()` has put in its place."""
+    return module._call_impl
+
+
+def compiled_call_of(module: Any) -> Any:
+    """What runs in place of `module_call(module)`; None where nothing does."""
+    return getattr(module, COMPILED_CALL, None)
+
+
+def is_tracing() -> bool:
+    """Whether `torch.jit.trace` is recording this thread."""
+    return bool(torch._C._is_tracing())
+
+
+def has_optimized_executor() -> bool:
+    """Whether TorchScript optimizes what it runs on this thread."""
+    return bool(torch._C._get_graph_executor_optimize())
+
+
+def set_small_groups(keeps_them: bool) -> None:
+    """Whether TorchScript keeps groups to differentiate that have few operators; off as a rule."""
+    torch._C._debug_set_autodiff_subgraph_inlining(not keeps_them)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to tensors' memory: shared storages, typed ones, and the counters of writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.seams.require import require
+
+require(
+    "storages",
+    (
+        "torch.Tensor._version",
+        "torch.UntypedStorage._cdata",
+        "torch.UntypedStorage._new_shared",
+        "torch.storage.TypedStorage.untyped",
+    ),
+    needed_by="penstock.DataLoader",
+    without="torch.utils.data.DataLoader works without it.",
+)
+
+
+def write_count(tensor: torch.Tensor) -> int:
+    """How often the tensor was written to, as autograd counts; no inference tensor has a count."""
+    return tensor._version
+
+
+def identity(storage: torch.UntypedStorage) -> int:
+    """The same number for all Python objects that stand for one storage."""
+    return int(storage._cdata)
+
+
+def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    """A typed storage on the memory of ``storage``, without torch's warning about such storages."""
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def untyped_part(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    return storage._untyped_storage  # which untyped() returns with a warning
+
+
+def new_shared() -> Any:
+    """What `torch.UntypedStorage` makes shared storages with: a bound class method."""
+    return torch.UntypedStorage._new_shared
+
+
+def replace_new_shared(make: Any) -> None:
+    """Has `make(cls, size, *, device="cpu")` make every shared storage of this process."""
+    torch.UntypedStorage._new_shared = classmethod(make)  # type: ignore[method-assign, assignment]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch that lacks a private name: the seam says which, and what does without it works."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from penstock.errors import MissingTorchNameError, UnsupportedError
+from penstock.seams.require import require
+
+SEAMS = ("dynamo", "fake_tensors", "iterators", "modules", "operators", "storages", "trees")
+
+# What a torch of the future may be: this one, without the name {0}.
+_WITHOUT = """
+import torch, {home}
+del {name}
+import penstock
+"""
+_LOADS = """
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index * index])
+
+arguments = dict(batch_size=4, shuffle=True, num_workers=2)
+torch.manual_seed(3)
+expected = [batch.tolist() for batch in torch.utils.data.DataLoader(Squares(), **arguments)]
+torch.manual_seed(3)
+loader = penstock.DataLoader(Squares(), **arguments)
+assert [batch.tolist() for batch in loader] == expected
+print("loads")
+"""
+_REFUSES = """
+try:
+    penstock.{asked}
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("seam", SEAMS)
+def test_this_torch_has_all_that_a_seam_looks_for(seam: str) -> None:
+    importlib.import_module(f"penstock.seams.{seam}")
+
+
+def test_every_missing_name_is_told_with_the_version_and_what_to_do() -> None:
+    names = ("torch.utils.data._DatasetKind", "torch._C._gone", "torch._no_such.module")
+    with pytest.raises(MissingTorchNameError) as caught:
+        require("iterators", names, "penstock.DataLoader", "torch.utils.data.DataLoader works.")
+    assert caught.value.names == ["torch._C._gone", "torch._no_such.module"]
+    assert caught.value.torch_version == torch.__version__
+    assert str(caught.value) == (
+        f"torch {torch.__version__} lacks torch._C._gone, torch._no_such.module, which "
+        f"penstock.DataLoader needs (penstock.seams.iterators); penstock was tested with torch "
+        f"2.11 and 2.15. torch.utils.data.DataLoader works. Install one of these versions of "
+        f"torch, or a newer penstock"
+    )
+    assert isinstance(caught.value, UnsupportedError | ImportError)
+
+
+@pytest.mark.slow
+def test_without_a_name_of_dynamos_the_loader_works_and_offload_says_what_is_missing() -> None:
+    name = "torch._dynamo.source.TensorPropertySource"
+    without = _WITHOUT.format(home="torch._dynamo.source", name=name)
+    said = run(without + _LOADS + _REFUSES.format(asked="offload"))
+    assert said.startswith("loads\nMissingTorchNameError torch ")
+    assert f" lacks {name}, which penstock.offload needs" in said
+    assert "penstock.DataLoader works without it" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [
+        ("torch.utils.data", "torch.utils.data.dataloader._BaseDataLoaderIter._next_index"),
+        ("torch.storage", "torch.storage._StorageBase._new_shared"),
+    ],
+)
+def test_without_a_name_of_torchs_iterators_the_loader_says_so(home: str, name: str) -> None:
+    said = run(_WITHOUT.format(home=home, name=name) + _REFUSES.format(asked="DataLoader"))
+    assert said.startswith("MissingTorchNameError torch ")
+    inherited = name.replace("storage._StorageBase", "UntypedStorage")
+    assert f" lacks {inherited}, which penstock.DataLoader needs" in said
