@@ -23,7 +23,7 @@ namespace penstock::bindings {
 
 using loader::ClientOptions;
 using loader::PoolClient;
-using loader::PoolIo;
+using loader::PoolSource;
 using net::Role;
 using wire::BlobId;
 
@@ -41,7 +41,7 @@ struct PoolSettings {
   std::vector<std::pair<uint64_t, std::string>> own_workers;
 };
 
-Result<std::unique_ptr<PoolIo>> make_io(const PoolSettings& settings, const ClientOptions& options) {
+Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, const ClientOptions& options) {
   auto endpoint = net::Endpoint::parse(settings.controller);
   if (!endpoint) return endpoint.error();
   auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, Role::kTrainer)
@@ -61,23 +61,23 @@ Result<std::unique_ptr<PoolIo>> make_io(const PoolSettings& settings, const Clie
   }
   const auto id = draw_identity();
   if (!id) return id.error();
-  return std::make_unique<PoolIo>(loader::PoolIoOptions{.controller = std::move(endpoint).value(),
-                                                        .keys = std::move(keys).value(),
-                                                        .job = settings.job,
-                                                        .about = settings.about,
-                                                        .worker_count_max = settings.worker_count_max,
-                                                        .depth = options.prefetch_factor,
-                                                        .credit_bytes = settings.arena_bytes,
-                                                        .arena_bytes = settings.arena_bytes,
-                                                        .is_iterable = settings.is_iterable,
-                                                        .allow_pickle = settings.trust_workers},
-                                  id.value(), std::move(own_keys), std::move(own_workers));
+  return std::make_unique<PoolSource>(loader::PoolIoOptions{.controller = std::move(endpoint).value(),
+                                                            .keys = std::move(keys).value(),
+                                                            .job = settings.job,
+                                                            .about = settings.about,
+                                                            .worker_count_max = settings.worker_count_max,
+                                                            .depth = options.prefetch_factor,
+                                                            .credit_bytes = settings.arena_bytes,
+                                                            .arena_bytes = settings.arena_bytes,
+                                                            .is_iterable = settings.is_iterable,
+                                                            .allow_pickle = settings.trust_workers},
+                                      id.value(), std::move(own_keys), std::move(own_workers));
 }
 
 std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {
-  auto source = unwrap(without_gil([&] { return make_io(settings, options); }));
-  PoolIo& io = *source;
-  return std::make_shared<PoolClient>(options, io, std::move(source));
+  auto source = unwrap(without_gil([&] { return make_source(settings, options); }));
+  PoolSource& pool = *source;
+  return std::make_shared<PoolClient>(options, pool, std::move(source));
 }
 
 }  // namespace

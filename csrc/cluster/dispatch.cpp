@@ -84,8 +84,8 @@ std::span<const wire::BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
 
 // ---- Requests
 
-void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now) {
-  const bool is_new = requests_.emplace(key, Request{.lane = lane}).second;
+void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content) {
+  const bool is_new = requests_.emplace(key, Request{.lane = lane, .content = std::move(content)}).second;
   PENSTOCK_ASSERT(is_new, to_text(key), " was asked for twice");
   waiting_.insert(key);
   place(now);
@@ -99,6 +99,18 @@ void Dispatch::forget(wire::BatchKey key, Instant now) {
   waiting_.erase(key);
   unreserve(key);
   place(now);
+}
+
+void Dispatch::forget_other_epochs(uint32_t epoch, Instant now) {
+  std::vector<wire::BatchKey> others;
+  for (const auto& [key, request] : requests_)
+    if (key.epoch != epoch) others.push_back(key);
+  for (const wire::BatchKey key : others) forget(key, now);
+}
+
+SharedContent Dispatch::content_of(wire::BatchKey key) const {
+  const auto found = requests_.find(key);
+  return found == requests_.end() ? nullptr : found->second.content;
 }
 
 void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
@@ -265,8 +277,11 @@ void Dispatch::fail(wire::BatchKey key) {
   waiting_.erase(key);
   unreserve(key);
   cancel_copies(key, request);
-  commands_.push_back(
-      {.kind = Command::Kind::kFail, .key = key, .lane = request.lane, .death_count = request.death_count});
+  commands_.push_back({.kind = Command::Kind::kFail,
+                       .key = key,
+                       .lane = request.lane,
+                       .death_count = request.death_count,
+                       .content = request.content});
 }
 
 // Has the workers that still owe it know that nobody waits for it.

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/instant.h"
+#include "cluster/request_content.h"
 #include "cluster/service_times.h"
 #include "wire/batch_key.h"
 #include "wire/data_message.h"
@@ -74,6 +75,7 @@ class Dispatch {
     wire::Lane lane = wire::kNoLane;
     bool is_lane_start = false;  // the worker has not made what came before in this lane
     uint32_t death_count = 0;    // of kFail
+    SharedContent content{};     // of kFail: what was asked
 
     friend bool operator==(const Command&, const Command&) = default;
   };
@@ -89,10 +91,12 @@ class Dispatch {
   void drain_worker(WorkerSlot slot, Instant now);
   bool has_worker(WorkerSlot slot) const { return workers_.contains(slot); }
 
-  // Requests. `lane` keys are asked for by ascending sequence.
-  void ask(wire::BatchKey key, wire::Lane lane, Instant now);
+  // Requests. `lane` keys are asked for by ascending sequence. `content` is kept until the request is answered.
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
   // Takes it back; its answer will be dropped.
   void forget(wire::BatchKey key, Instant now);
+  // The same of every request of another epoch than this one.
+  void forget_other_epochs(uint32_t epoch, Instant now);
   // A lane has no more batches: what was asked of it is forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
@@ -118,6 +122,8 @@ class Dispatch {
   // Of an unanswered request.
   wire::Lane lane_of(wire::BatchKey key) const { return requests_.at(key).lane; }
   bool is_lane_start(wire::BatchKey key) const { return requests_.at(key).is_lane_start; }
+  // What was asked; null if it was answered, forgotten, or asked without a content.
+  SharedContent content_of(wire::BatchKey key) const;
   uint64_t hedge_count() const { return hedge_count_; }
   uint64_t reissue_count() const { return reissue_count_; }
 
@@ -138,6 +144,7 @@ class Dispatch {
     bool is_lane_start = false;  // for the worker that was asked
     uint32_t death_count = 0;
     std::vector<WorkerSlot> workers{};  // that were asked and have not answered
+    SharedContent content{};
   };
   using LaneId = std::pair<uint32_t, wire::Lane>;  // epoch and lane
 

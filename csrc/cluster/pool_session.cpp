@@ -201,6 +201,14 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   return counts;
 }
 
+void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  peer.renewal.heard(now);
+  if (link == peer.link.number() && peer.state != State::kApart) greet(worker_id, peer, now);
+}
+
 void PoolSession::died(uint64_t worker_id, Instant now) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end() || found->second.state == State::kApart) return;
@@ -229,13 +237,18 @@ void PoolSession::leave(Instant now) {
 
 // ---- Requests
 
-void PoolSession::ask(wire::BatchKey key, wire::Lane lane, Instant now) {
-  dispatch_.ask(key, lane, now);
+void PoolSession::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content) {
+  dispatch_.ask(key, lane, now, std::move(content));
   carry_out(now);
 }
 
 void PoolSession::forget(wire::BatchKey key, Instant now) {
   dispatch_.forget(key, now);
+  carry_out(now);
+}
+
+void PoolSession::forget_other_epochs(uint32_t epoch, Instant now) {
+  dispatch_.forget_other_epochs(epoch, now);
   carry_out(now);
 }
 
@@ -248,7 +261,10 @@ void PoolSession::carry_out(Instant now) {
   for (auto commands = dispatch_.take_commands(); !commands.empty(); commands = dispatch_.take_commands()) {
     for (const Dispatch::Command& command : commands) {
       if (command.kind == Dispatch::Command::Kind::kFail) {
-        commands_.push_back({.kind = Command::Kind::kFail, .key = command.key, .death_count = command.death_count});
+        commands_.push_back({.kind = Command::Kind::kFail,
+                             .key = command.key,
+                             .death_count = command.death_count,
+                             .content = command.content});
         continue;
       }
       const auto owner = worker_of_.find(command.worker);

@@ -40,7 +40,7 @@ class PoolSession {
       kConnect,     // a worker is new, or came back elsewhere
       kDisconnect,  // nothing more is said to it
       kRenew,       // if there is a connection to it, it is made anew: nothing has come over it for long
-      kSend,        // this message; a request with the bytes of its key, and of a lane that starts with its state
+      kSend,        // this message; a request with its content, and that of a lane that starts with its state
       kFail,        // too many workers died of this batch
     };
     Kind kind = Kind::kSend;
@@ -48,6 +48,7 @@ class PoolSession {
     wire::ToWorker message{};
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
+    SharedContent content{};   // of kFail: what was asked
 
     friend bool operator==(const Command&, const Command&) = default;
   };
@@ -59,6 +60,8 @@ class PoolSession {
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
+  // What the worker sent over this link does not fit together, so that something of it was lost: the link is made anew.
+  void lose_track(uint64_t worker_id, uint32_t link, Instant now);
   // The connection to a worker ended, most likely because its process did. One that says later on that it lives takes
   // the blame from what it was making: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
@@ -67,8 +70,10 @@ class PoolSession {
   // Says goodbye to every worker, and forgets them.
   void leave(Instant now);
 
-  void ask(wire::BatchKey key, wire::Lane lane, Instant now);
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
   void forget(wire::BatchKey key, Instant now);
+  // The same of every request of another epoch than this one.
+  void forget_other_epochs(uint32_t epoch, Instant now);
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
   void tick(Instant now);

@@ -2,6 +2,7 @@
 #include "cluster/request_order.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/assert.h"
 
@@ -47,10 +48,16 @@ RequestOrder::Next RequestOrder::next() {
   return Next::kEnd;
 }
 
-std::optional<RequestOrder::Assignment> RequestOrder::awaited() const {
+void RequestOrder::keep(uint64_t sequence, SharedContent content) {
+  const auto task = tasks_.find(sequence);
+  PENSTOCK_ASSERT(task != tasks_.end(), "request ", sequence, " was not assigned");
+  task->second.content = std::move(content);
+}
+
+std::optional<RequestOrder::Awaited> RequestOrder::awaited() const {
   for (const auto& [sequence, task] : tasks_) {
     if (!task.has_arrived && is_active_[task.shard_id]) {
-      return Assignment{.sequence = sequence, .shard_id = task.shard_id};
+      return Awaited{.sequence = sequence, .shard_id = task.shard_id, .content = task.content};
     }
   }
   return std::nullopt;

@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "cluster/request_content.h"
+
 namespace penstock::cluster {
 
 struct RequestOrderOptions {
@@ -46,8 +48,16 @@ class RequestOrder {
   Next next();
   uint64_t ready_sequence() const { return received_index_; }
 
-  // The oldest request that an active shard has yet to answer.
-  std::optional<Assignment> awaited() const;
+  // What was asked by the request that was assigned last, for awaited(). It is kept until its batch is delivered.
+  void keep(uint64_t sequence, SharedContent content);
+
+  // The oldest request that an active shard has yet to answer, and what was asked by it, if that is kept.
+  struct Awaited {
+    uint64_t sequence;
+    uint32_t shard_id;
+    SharedContent content;
+  };
+  std::optional<Awaited> awaited() const;
 
   // An answer came. True when it is the trainer's next batch (in whatever order is wanted) and is not to be kept.
   bool arrived(uint64_t sequence);
@@ -71,6 +81,7 @@ class RequestOrder {
   struct Task {
     uint32_t shard_id;
     bool has_arrived;
+    SharedContent content{};
   };
 
   RequestOrderOptions options_;

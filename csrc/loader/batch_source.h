@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/result.h"
+#include "cluster/request_content.h"
 #include "loader/batch.h"
 #include "loader/device_stage.h"
 #include "loader/inbox.h"
@@ -27,8 +28,8 @@ class BatchSource {
   virtual Result<void> start(std::unique_ptr<BatchStage> stage) = 0;
   virtual void stop() = 0;
 
-  // Asks for one batch; `request` is a fetch.
-  virtual void fetch(const wire::Request& request, std::span<const std::byte> body) = 0;
+  // Asks for one batch. The source may add to the content, which nobody changes after that.
+  virtual void fetch(const std::shared_ptr<cluster::RequestContent>& content) = 0;
   // Tells every worker something: that an epoch begins, which prefixes to run.
   virtual void announce(const wire::Request& request, std::span<const std::byte> body) = 0;
   // A worker has nothing left to do and is to go.

@@ -17,10 +17,6 @@ using wire::RequestKind;
 // The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
 class Client::Impl {
  public:
-  struct Asked {
-    wire::IndexKind kind;
-    std::vector<std::byte> indices;
-  };
   struct Epoch {
     Epoch(uint32_t its_number, const cluster::RequestOrderOptions& order_options)
         : number(its_number), order(order_options) {}
@@ -31,7 +27,6 @@ class Client::Impl {
     std::vector<std::byte> seeds;                      // of one that is begun early
     uint64_t early_count = 0;                          // requests made before it began
     std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
-    std::map<uint64_t, Asked> asked;                   // and not delivered yet
   };
 
   Impl(const ClientOptions& wanted, std::unique_ptr<BatchSource> its_source)
@@ -120,15 +115,17 @@ class Client::Impl {
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
     const auto assignment = epoch.order.assign();
     if (!assignment) return false;
-    const Request request{.kind = RequestKind::kFetch,
-                          .index_kind = kind,
-                          .sequence = assignment->sequence,
-                          .body_bytes = body.size(),
-                          .epoch = epoch.number,
-                          .shard_id = assignment->shard_id,
-                          .epoch_seed = epoch.seed};
-    if (options.keep_indices) epoch.asked.emplace(assignment->sequence, Asked{kind, {body.begin(), body.end()}});
-    source->fetch(request, body);
+    const auto content =
+        std::make_shared<cluster::RequestContent>(cluster::RequestContent{.request = {.kind = RequestKind::kFetch,
+                                                                                      .index_kind = kind,
+                                                                                      .sequence = assignment->sequence,
+                                                                                      .body_bytes = body.size(),
+                                                                                      .epoch = epoch.number,
+                                                                                      .shard_id = assignment->shard_id,
+                                                                                      .epoch_seed = epoch.seed},
+                                                                          .indices = {body.begin(), body.end()}});
+    if (options.keep_indices) epoch.order.keep(assignment->sequence, content);
+    source->fetch(content);
     return true;
   }
 
@@ -181,9 +178,9 @@ class Client::Impl {
     const auto oldest = now.order.awaited();
     if (!oldest) return std::nullopt;
     Awaited awaited{.worker_id = source->worker_of(oldest->shard_id), .sequence = oldest->sequence, .indices = {}};
-    if (const auto request = now.asked.find(oldest->sequence); request != now.asked.end()) {
-      awaited.index_kind = request->second.kind;
-      awaited.indices = request->second.indices;
+    if (oldest->content) {
+      awaited.index_kind = oldest->content->request.index_kind;
+      awaited.indices = oldest->content->indices;
     }
     return awaited;
   }
@@ -247,7 +244,6 @@ class Client::Impl {
         if (arrival.epoch != now.number) return std::nullopt;
         const uint32_t shard_id = now.order.shard_ended(arrival.sequence);
         const uint32_t worker_id = source->worker_of(shard_id);
-        now.asked.erase(arrival.sequence);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
         if (is_done && !options.keep_workers) source->dismiss(arrival.worker_id);
@@ -277,7 +273,6 @@ class Client::Impl {
   Event deliver(std::unique_ptr<Batch> batch) {
     const uint64_t sequence = batch->descriptor().sequence;
     const uint32_t shard_id = now.order.delivered(sequence);
-    now.asked.erase(sequence);
     source->finish(*batch);
     settle_memory(*batch);
     const uint32_t worker_id = batch->descriptor().worker_id;

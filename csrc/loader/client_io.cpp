@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/client_io.h"
 
-#include <pthread.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <exception>
-#include <system_error>
 #include <utility>
 
 #include "base/identity.h"
@@ -26,10 +18,8 @@ using wire::DescriptorKind;
 
 namespace {
 
-constexpr size_t kOutgoingCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
 constexpr auto kHandshakeTimeout = milliseconds(5000);
-constexpr auto kArenaTimeout = milliseconds(5000);  // the descriptor was sent before the message that names it
-constexpr auto kLossGrace = milliseconds(2000);     // for ZeroMQ to see the end of a worker that hung up
+constexpr auto kLossGrace = milliseconds(2000);  // for ZeroMQ to see the end of a worker that hung up
 
 }  // namespace
 
@@ -37,9 +27,8 @@ ClientIo::ClientIo(const ClientIoOptions& options)
     : BatchSource(options.arrival_count_max),
       options_(options),
       endpoint_(make_endpoint_name()),
-      wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      outgoing_(kOutgoingCountMax),
-      channels_(options.worker_count) {
+      channels_(options.worker_count),
+      loop_("pk_client_io", "which receives batches of local workers", *this) {
   if (options_.any_worker_depth > 0) dispatch_.emplace(options_.worker_count, options_.any_worker_depth);
   auto listener = shm::FdListener::bind(endpoint_);
   if (listener) {
@@ -52,41 +41,15 @@ ClientIo::ClientIo(const ClientIoOptions& options)
 ClientIo::~ClientIo() { stop(); }
 
 Result<void> ClientIo::start(std::unique_ptr<BatchStage> stage) {
-  PENSTOCK_ASSERT(!thread_.joinable(), "the I/O thread runs already");
   if (!listener_) return Error{Errc::kNoMemory, listen_error_};
-  if (!wake_fd_) return Error{Errc::kNoMemory, std::string("eventfd failed: ") + std::strerror(errno)};
   stage_ = std::move(stage);
   context_ = std::make_unique<net::SocketContext>();
-  try {
-    thread_ = std::jthread([this](const std::stop_token& token) { run_to_the_end(token); });
-  } catch (const std::system_error& error) {
-    return Error{Errc::kNoMemory, std::string("starting the thread that receives batches failed: ") + error.what() +
-                                      "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
-  }
-  return {};
-}
-
-void ClientIo::run_to_the_end(const std::stop_token& stop) {
-  ::pthread_setname_np(::pthread_self(), "pk_client_io");
-  try {
-    run(stop);
-  } catch (const std::exception& error) {
-    inbox_.fail(0, {Errc::kFailed, std::string("receiving batches failed: ") + error.what()});
-  }
-  for (Channel& channel : channels_) {
-    if (channel.connection) channel.connection->shut_down();
-  }
-  channels_.clear();  // sockets die on the thread that made them
+  return loop_.start();
 }
 
 void ClientIo::stop() {
-  if (thread_.joinable()) {
-    thread_.request_stop();
-    inbox_.close();
-    outgoing_.close();
-    wake();
-    thread_.join();
-  }
+  inbox_.close();
+  loop_.stop();
   inbox_.clear();
   stage_.reset();
   context_.reset();
@@ -94,38 +57,39 @@ void ClientIo::stop() {
   listener_.reset();
 }
 
-void ClientIo::fetch(const wire::Request& request, std::span<const std::byte> body) {
-  if (options_.any_worker_depth == 0) return send(worker_of(request.shard_id), wire::write_message(request, body));
-  if (outgoing_.push(
-          {.kind = Outgoing::Kind::kToAny, .request = request, .message = wire::write_message(request, body)}))
-    wake();
+void ClientIo::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+  const wire::Request& request = content->request;
+  if (options_.any_worker_depth == 0)
+    return send(worker_of(request.shard_id), wire::write_message(request, content->indices));
+  loop_.post([this, content] {
+    dispatch_->ask({.epoch = content->request.epoch, .sequence = content->request.sequence}, content, clock_now());
+    send_dispatched();
+  });
 }
 
 void ClientIo::announce(const wire::Request& request, std::span<const std::byte> body) {
+  auto message = wire::write_message(request, body);
   const bool is_epoch = request.kind == wire::RequestKind::kEpoch || request.kind == wire::RequestKind::kEarlyEpoch;
   if (is_epoch && options_.any_worker_depth > 0) {
-    if (outgoing_.push(
-            {.kind = Outgoing::Kind::kEpoch, .request = request, .message = wire::write_message(request, body)}))
-      wake();
+    loop_.post([this, kind = request.kind, epoch = request.epoch, message = std::move(message)]() mutable {
+      dispatch_->announce(kind, epoch, std::move(message));
+      send_dispatched();
+    });
     return;
   }
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id)
-    send(worker_id, wire::write_message(request, body));
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) send(worker_id, message);
 }
 
 void ClientIo::send(uint32_t worker_id, std::vector<std::byte> message) {
-  if (outgoing_.push({.worker_id = worker_id, .message = std::move(message)})) wake();
+  loop_.post([this, worker_id, message = std::move(message)]() mutable { transmit(worker_id, std::move(message)); });
 }
 
 void ClientIo::dismiss(uint32_t worker_id) {
-  if (outgoing_.push({.kind = Outgoing::Kind::kDismissal, .worker_id = worker_id})) wake();
-}
-
-void ClientIo::wake() {
-  // The store in run() comes before its last look at the queue, so a sleeper is always woken and a busy thread seldom.
-  if (is_awake_.exchange(true)) return;
-  const uint64_t one = 1;
-  static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
+  loop_.post([this, worker_id] {
+    Channel& channel = channels_[worker_id];
+    channel.is_dismissed = true;
+    if (channel.connection) channel.connection->shut_down();
+  });
 }
 
 void ClientIo::finish(Batch& batch) {
@@ -140,52 +104,52 @@ void ClientIo::retire_held() {
   }
 }
 
-void ClientIo::run(const std::stop_token& stop) {
-  std::vector<Socket*> sockets;
-  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
-    Channel& channel = channels_[worker_id];
+Result<void> ClientIo::begin() {
+  for (Channel& channel : channels_) {
     channel.name = make_endpoint_name();
     auto socket = Socket::bind(*context_, channel.name);
-    if (!socket) {
-      inbox_.fail(worker_id, socket.error());
-      return;
-    }
+    if (!socket) return socket.error();
     channel.socket = std::move(socket).value();
-    sockets.push_back(channel.socket.get());
+    sockets_.push_back(channel.socket.get());
   }
-  std::vector<int> fds;
-  const auto is_readable = std::make_unique<bool[]>(2 + options_.worker_count);
-  while (!stop.stop_requested()) {
-    send_outgoing();
-    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
-    const size_t pending_count = (stage_ ? stage_->reclaim() : 0) + settle_losses();
-    is_awake_.store(false);
-    if (outgoing_.size() > 0 || stop.stop_requested()) {
-      is_awake_.store(true);
-      continue;
-    }
-    fds.assign({wake_fd_.get(), listener_->fd()});
-    for (const Channel& channel : channels_) {
-      fds.push_back(is_watched(channel) ? channel.connection->fd() : -1);
-    }
-    const std::span<bool> readable(is_readable.get(), fds.size());
-    // The end of a lost worker is looked for as often as that of a copy.
-    const auto timeout = pending_count > 0 ? kReclaimInterval : milliseconds(-1);
-    const auto waited = Socket::wait(sockets, fds, readable, timeout);
-    is_awake_.store(true);
-    if (!waited) {
-      inbox_.fail(0, waited.error());
-      return;
-    }
-    if (readable[0]) {
-      uint64_t count = 0;
-      static_cast<void>(::read(wake_fd_.get(), &count, sizeof count));
-    }
-    if (readable[1]) accept_workers();
-    for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
-      if (readable[2 + worker_id]) check_connection(worker_id);
-    }
+  return {};
+}
+
+Result<void> ClientIo::serve() {
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
+  pending_count_ = (stage_ ? stage_->reclaim() : 0) + settle_losses();
+  return {};
+}
+
+Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
+  if (!may_sleep) return false;
+  fds_.assign({wake_fd, listener_->fd()});
+  for (const Channel& channel : channels_) fds_.push_back(is_watched(channel) ? channel.connection->fd() : -1);
+  for (const Newcomer& newcomer : newcomers_) fds_.push_back(newcomer.connection.fd());
+  if (fds_.size() > readable_count_) {
+    readable_count_ = fds_.size();
+    is_readable_ = std::make_unique<bool[]>(readable_count_);
   }
+  const std::span<bool> readable(is_readable_.get(), fds_.size());
+  // The end of a lost worker is looked for as often as that of a copy, and that of a silent newcomer less often.
+  const auto rest = newcomers_.empty() ? milliseconds(-1) : milliseconds(kHandshakeTimeout);
+  const auto timeout = pending_count_ > 0 ? kReclaimInterval : rest;
+  if (const auto waited = Socket::wait(sockets_, fds_, readable, timeout); !waited) return waited.error();
+  if (readable[1]) accept_workers();
+  if (!newcomers_.empty()) greet_newcomers();
+  for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
+    if (readable[2 + worker_id]) check_connection(worker_id);
+  }
+  return static_cast<bool>(readable[0]);
+}
+
+void ClientIo::end() {
+  for (Channel& channel : channels_) {
+    if (channel.connection) channel.connection->shut_down();
+  }
+  sockets_.clear();
+  newcomers_.clear();
+  channels_.clear();  // sockets die on the thread that made them
 }
 
 void ClientIo::accept_workers() {
@@ -195,38 +159,28 @@ void ClientIo::accept_workers() {
       if (connection.error().code != Errc::kTimeout) inbox_.fail(0, connection.error());
       return;
     }
-    auto hello = connection.value().receive(steady_clock::now() + kHandshakeTimeout);
-    if (!hello || hello.value().message.kind != shm::kFdHello) continue;  // not one of our workers
-    const uint32_t worker_id = hello.value().message.worker_id;
-    if (worker_id >= options_.worker_count || channels_[worker_id].connection) continue;
-    Channel& channel = channels_[worker_id];
-    channel.connection.emplace(std::move(connection).value());
-    FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
-    channel.name.copy(start.text, sizeof start.text - 1);
-    if (auto sent = channel.connection->send(start); !sent) inbox_.fail(worker_id, sent.error());
+    newcomers_.push_back(
+        {.connection = std::move(connection).value(), .deadline = steady_clock::now() + kHandshakeTimeout});
   }
 }
 
-void ClientIo::send_outgoing() {
-  while (auto item = outgoing_.try_pop()) {
-    switch (item->kind) {
-      case Outgoing::Kind::kMessage: transmit(item->worker_id, std::move(item->message)); break;
-      case Outgoing::Kind::kDismissal: {
-        Channel& channel = channels_[item->worker_id];
-        channel.is_dismissed = true;
-        if (channel.connection) channel.connection->shut_down();
-        break;
-      }
-      case Outgoing::Kind::kToAny:
-        dispatch_->ask({.epoch = item->request.epoch, .sequence = item->request.sequence}, std::move(item->message),
-                       clock_now());
-        break;
-      case Outgoing::Kind::kEpoch:
-        dispatch_->announce(item->request.kind, item->request.epoch, std::move(item->message));
-        break;
-    }
-    if (dispatch_) send_dispatched();
-  }
+void ClientIo::greet_newcomers() {
+  std::erase_if(newcomers_, [&](Newcomer& newcomer) {
+    const auto hello = newcomer.connection.receive(steady_clock::now());
+    if (!hello && hello.error().code == Errc::kTimeout) return steady_clock::now() >= newcomer.deadline;
+    if (hello && hello.value().message.kind == shm::kFdHello)
+      welcome(hello.value().message.worker_id, std::move(newcomer.connection));
+    return true;  // it is a worker's now, or it is none of our workers
+  });
+}
+
+void ClientIo::welcome(uint32_t worker_id, shm::FdConnection connection) {
+  if (worker_id >= options_.worker_count || channels_[worker_id].connection) return;
+  Channel& channel = channels_[worker_id];
+  channel.connection.emplace(std::move(connection));
+  FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
+  channel.name.copy(start.text, sizeof start.text - 1);
+  if (auto sent = channel.connection->send(start); !sent) inbox_.fail(worker_id, sent.error());
 }
 
 void ClientIo::send_dispatched() {
@@ -346,11 +300,10 @@ Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, c
   if (const auto found = channel.arenas.find(descriptor.arena_id); found != channel.arenas.end()) {
     return found->second;
   }
-  // It was sent before the descriptor that names it, on another socket.
+  // Its worker passed it before it sent the descriptor that names it, on another socket. What was passed to a socket
+  // of this machine can be received at once, so nothing is waited for.
   while (!channel.arenas.contains(descriptor.arena_id)) {
-    if (auto received = receive_arena(channel, steady_clock::now() + kArenaTimeout); !received) {
-      return received.error();
-    }
+    if (auto received = receive_arena(channel); !received) return received.error();
   }
   auto view = channel.arenas.at(descriptor.arena_id);
   // Lasting arenas are numbered upwards and used one at a time, so an older one is not named again.
@@ -360,9 +313,9 @@ Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, c
   return view;
 }
 
-Result<void> ClientIo::receive_arena(Channel& channel, steady_clock::time_point deadline) {
+Result<void> ClientIo::receive_arena(Channel& channel) {
   if (!channel.connection) return Error{Errc::kMalformed, "a worker named an arena before it connected"};
-  auto received = channel.connection->receive(deadline);
+  auto received = channel.connection->receive(steady_clock::now());
   if (!received) return received.error();
   const FdMessage& message = received.value().message;
   if (message.kind != shm::kFdArena || !received.value().fd) {
@@ -381,7 +334,7 @@ Result<void> ClientIo::receive_arena(Channel& channel, steady_clock::time_point 
 void ClientIo::check_connection(uint32_t worker_id) {
   Channel& channel = channels_[worker_id];
   if (!is_watched(channel)) return;
-  const auto received = receive_arena(channel, steady_clock::now());
+  const auto received = receive_arena(channel);
   if (received || received.error().code == Errc::kTimeout) return;
   if (received.error().code != Errc::kClosed) return inbox_.fail(worker_id, received.error());
   channel.hung_up_at = steady_clock::now();

@@ -3,18 +3,15 @@
 // The I/O thread of a client of local workers: it alone uses the sockets. Requests come to it through a queue, arrivals
 // leave it through another; it maps the arenas that workers pass and runs the batch stage as batches come in.
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/bounded_queue.h"
-#include "base/file_descriptor.h"
+#include "base/event_loop.h"
 #include "base/result.h"
 #include "loader/batch_source.h"
 #include "loader/local_dispatch.h"
@@ -30,7 +27,7 @@ struct ClientIoOptions {
   uint32_t any_worker_depth = 0;
 };
 
-class ClientIo : public BatchSource {
+class ClientIo : public BatchSource, private EventLoop::Handler {
  public:
   explicit ClientIo(const ClientIoOptions& options);
   ~ClientIo() override;
@@ -39,7 +36,7 @@ class ClientIo : public BatchSource {
   Result<void> start(std::unique_ptr<BatchStage> stage) override;
   void stop() override;
 
-  void fetch(const wire::Request& request, std::span<const std::byte> body) override;
+  void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void announce(const wire::Request& request, std::span<const std::byte> body) override;
   // Hangs up on one worker, whose silence is then no loss.
   void dismiss(uint32_t worker_id) override;
@@ -53,13 +50,6 @@ class ClientIo : public BatchSource {
   void retire_held() override;
 
  private:
-  struct Outgoing {
-    enum class Kind : uint8_t { kMessage, kDismissal, kToAny, kEpoch };
-    Kind kind = Kind::kMessage;
-    uint32_t worker_id = 0;   // of the first two
-    wire::Request request{};  // of the others
-    std::vector<std::byte> message{};
-  };
   // A worker as the I/O thread sees it.
   struct Channel {
     std::string name;
@@ -72,11 +62,21 @@ class ClientIo : public BatchSource {
     std::vector<std::vector<std::byte>> waiting;                      // requests made before it was ready
     std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;       // shared with the leases on their slabs
   };
+  // A connection of which nobody knows yet whose it is. One that stays silent keeps nobody else waiting.
+  struct Newcomer {
+    shm::FdConnection connection;
+    std::chrono::steady_clock::time_point deadline;
+  };
 
-  void run_to_the_end(const std::stop_token& stop);
-  void run(const std::stop_token& stop);
+  Result<void> begin() override;
+  Result<void> serve() override;
+  Result<bool> wait(int wake_fd, bool may_sleep) override;
+  void end() override;
+  void failed(Error error) override { inbox_.fail(0, std::move(error)); }
+
   void accept_workers();
-  void send_outgoing();
+  void greet_newcomers();
+  void welcome(uint32_t worker_id, shm::FdConnection connection);
   void send_dispatched();
   void transmit(uint32_t worker_id, std::vector<std::byte> message);
   void lose(uint32_t worker_id);
@@ -85,27 +85,32 @@ class ClientIo : public BatchSource {
   Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
                                             net::MessageParts& parts);
   Result<std::shared_ptr<shm::ArenaView>> find_arena(Channel& channel, const wire::Descriptor& descriptor);
-  Result<void> receive_arena(Channel& channel, std::chrono::steady_clock::time_point deadline);
+  Result<void> receive_arena(Channel& channel);
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
   size_t settle_losses();
   void send(uint32_t worker_id, std::vector<std::byte> message);
-  void wake();
 
   ClientIoOptions options_;
   std::string endpoint_;
   std::optional<shm::FdListener> listener_;
   std::string listen_error_;
-  FileDescriptor wake_fd_;
-  std::atomic<bool> is_awake_{true};
   std::unique_ptr<BatchStage> stage_;
-  BoundedQueue<Outgoing> outgoing_;
   Mutex views_mutex_;
   std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
   std::unique_ptr<net::SocketContext> context_;
-  std::vector<Channel> channels_;          // used by the I/O thread alone once it runs
-  std::optional<LocalDispatch> dispatch_;  // the same
-  std::jthread thread_;                    // named pk_client_io
+
+  // Used by the I/O thread alone, once it runs.
+  std::vector<Channel> channels_;
+  std::vector<net::Socket*> sockets_;
+  std::vector<int> fds_;
+  std::unique_ptr<bool[]> is_readable_;  // readable_count_ of them
+  size_t readable_count_ = 0;
+  std::vector<Newcomer> newcomers_;
+  size_t pending_count_ = 0;  // copies and losses that have to be looked at again soon
+  std::optional<LocalDispatch> dispatch_;
+
+  EventLoop loop_;
 };
 
 }  // namespace penstock::loader

@@ -39,20 +39,13 @@ void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message) 
     return;
   }
   early_epoch_.reset();
-  std::vector<BatchKey> over;
-  for (const auto& [key, request] : asked_)
-    if (key.epoch != epoch) over.push_back(key);
-  for (const BatchKey key : over) {
-    asked_.erase(key);
-    dispatch_.forget(key, Instant());
-  }
+  dispatch_.forget_other_epochs(epoch, Instant());
   carry_out();
   for (uint32_t worker_id = 0; worker_id < worker_count_; ++worker_id) sends_.push_back({worker_id, message});
 }
 
-void LocalDispatch::ask(BatchKey key, Message message, Instant now) {
-  asked_.emplace(key, std::move(message));
-  dispatch_.ask(key, wire::kNoLane, now);
+void LocalDispatch::ask(BatchKey key, cluster::SharedContent content, Instant now) {
+  dispatch_.ask(key, wire::kNoLane, now, std::move(content));
   carry_out();
 }
 
@@ -69,7 +62,6 @@ void LocalDispatch::worker_died(uint32_t worker_id, Instant now) {
 
 bool LocalDispatch::answered(uint32_t worker_id, BatchKey key, Instant now) {
   const bool counts = dispatch_.answered(worker_id, key, 1, now);
-  if (counts) asked_.erase(key);
   carry_out();
   return counts;
 }
@@ -78,19 +70,16 @@ void LocalDispatch::carry_out() {
   for (const Dispatch::Command& command : dispatch_.take_commands()) {
     switch (command.kind) {
       case Dispatch::Command::Kind::kAsk: {
-        const auto request = asked_.find(command.key);
-        if (request == asked_.end()) break;  // forgotten right after it was placed
+        const auto content = dispatch_.content_of(command.key);
+        if (!content) break;  // forgotten right after it was placed
         if (early_epoch_ == command.key.epoch && !knows_early_[command.worker]) {
           knows_early_[command.worker] = true;
           sends_.push_back({command.worker, early_message_});
         }
-        sends_.push_back({command.worker, request->second});
+        sends_.push_back({command.worker, wire::write_message(content->request, content->indices)});
         break;
       }
-      case Dispatch::Command::Kind::kFail:
-        asked_.erase(command.key);
-        failures_.push_back({command.key, command.death_count});
-        break;
+      case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
       case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
       case Dispatch::Command::Kind::kIdle: break;
     }

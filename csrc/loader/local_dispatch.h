@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,7 +44,7 @@ class LocalDispatch {
 
   // An epoch begins, or begins early. What was asked for of epochs that are over is forgotten.
   void announce(wire::RequestKind kind, uint32_t epoch, Message message);
-  void ask(wire::BatchKey key, Message message, Instant now);
+  void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
 
   void worker_came(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
@@ -61,7 +60,6 @@ class LocalDispatch {
   const uint32_t worker_count_;
   uint32_t lost_count_ = 0;
   cluster::Dispatch dispatch_;
-  std::map<wire::BatchKey, Message> asked_;  // and not answered
   std::optional<uint32_t> early_epoch_;
   Message early_message_;
   std::vector<bool> knows_early_;  // by worker: it was told of the early epoch

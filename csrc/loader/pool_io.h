@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's I/O thread towards a pool: a socket to the controller, one to each worker, and a clock around
-// cluster/pool_session.h. Which worker makes what is decided there; here are the bytes of requests, and batches that
-// are put together from pieces. Workers come and go below a client that need not know.
+// The thread that speaks with a pool for a trainer: a socket to the controller, one to each worker, and a clock around
+// cluster/pool_session.h. Which worker makes what is decided there, and what was asked for is kept there; here are the
+// bytes of requests, and batches that are put together from pieces. Workers come and go below a client that need not
+// know.
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "base/bounded_queue.h"
-#include "base/file_descriptor.h"
+#include "base/event_loop.h"
 #include "base/live_clock.h"
 #include "cluster/pool_session.h"
 #include "loader/batch_memory.h"
-#include "loader/batch_source.h"
-#include "loader/blob_shelf.h"
+#include "loader/blob_store.h"
 #include "loader/controller_link.h"
+#include "loader/device_stage.h"
+#include "loader/inbox.h"
 #include "loader/incoming_batch.h"
 #include "loader/lane_places.h"
+#include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
 #include "loader/worker_link.h"
 #include "loader/worker_links.h"
@@ -50,65 +49,37 @@ struct PoolIoOptions {
   bool allow_pickle = false;  // workers are trusted with what unpickling them can do
 };
 
-// A worker that this trainer has started itself, beside the pool's.
-struct OwnWorker {
-  uint64_t worker_id = 0;
-  net::Endpoint endpoint;
-};
-
-// Thread-compatible as BatchSource; describe() is thread-safe.
-class PoolIo : public BatchSource {
+// Confined to the loop's thread, but for what says otherwise.
+class PoolIo : public EventLoop::Handler {
  public:
-  // `own_keys` are those that own workers go by.
-  PoolIo(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
-         std::vector<OwnWorker> own_workers);
-  ~PoolIo() override;
+  // `options` and `inbox` outlive this.
+  PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, Inbox& inbox);
 
-  // What requests are made with from now on: the job, and the prefixes in their order. Each has been put on the shelf.
-  void use_blobs(std::vector<wire::BlobId> ids);
-  BlobShelf& shelf() { return shelf_; }
-  // Where the lanes of the epoch that is announced next begin, if not at their beginning.
-  void set_lanes(std::map<wire::Lane, LanePlaces::Place> places);
+  // Before the loop starts; the stage outlives the loop. nullptr: batches stay where they arrive.
+  void set_stage(BatchStage* stage) { stage_ = stage; }
 
-  // One of this trainer's own workers is gone for good.
+  // For any thread.
+  BlobStore& blobs() { return blobs_; }
+  const PoolStanding& standing() const { return standing_; }
+  uint32_t worker_count() const { return worker_count_.load(); }
+  void note_ready(uint32_t count) { ready_count_.store(count); }
+  void retire_held() { memory_.retire_held(); }
+
+  // What is asked for of earlier epochs is forgotten. `seeds` is what workers are told of the epoch.
+  void begin_epoch(uint32_t epoch, std::vector<std::byte> seeds, std::map<wire::Lane, LanePlaces::Place> lanes);
+  void ask(cluster::SharedContent content);
   void lose_own_worker(uint64_t worker_id);
 
-  // How things stand with the controller and the workers, in a sentence or two. Before the controller has answered its
-  // name is looked up, which can block.
-  std::string describe() const;
-  // As PoolStanding::controller_silence.
-  std::optional<Duration> controller_silence() const { return standing_.controller_silence(); }
-
-  Result<void> start(std::unique_ptr<BatchStage> stage) override;
-  void stop() override;
-  void fetch(const wire::Request& request, std::span<const std::byte> body) override;
-  void announce(const wire::Request& request, std::span<const std::byte> body) override;
-  void dismiss(uint32_t) override {}
-  uint32_t worker_of(uint32_t) const override { return 0; }
-  uint32_t worker_count() const override { return worker_count_.load(); }
-  bool has_bounded_memory() const override { return false; }
-  void note_ready(uint32_t count) override { ready_count_.store(count); }
-  void finish(Batch& batch) override;
-  void retire_held() override { memory_.retire_held(); }
+  Result<void> begin() override;
+  Result<void> serve() override;
+  Result<bool> wait(int wake_fd, bool may_sleep) override;
+  void end() override;
+  void failed(Error error) override { inbox_.fail(0, std::move(error)); }
 
  private:
   using BatchKey = wire::BatchKey;
-  struct Asked {
-    wire::IndexKind index_kind;
-    std::vector<std::byte> indices;
-    uint64_t epoch_seed;
-    wire::Lane lane;
-    std::shared_ptr<const std::vector<wire::BlobId>> blobs;  // shared by the requests of a time
-  };
 
-  void run_to_the_end(const std::stop_token& stop);
-  void run(const std::stop_token& stop);
-  Result<void> begin();
-  void part();
-  void post(std::function<void()> action);
-  void wake();
-  Result<void> wait(const std::stop_token& stop);
-
+  Result<void> connect_to_controller();
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);
   wire::TrainerReport make_report();
@@ -121,8 +92,6 @@ class PoolIo : public BatchSource {
   void take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now);
   void take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
                    std::span<const std::byte> piece, Instant now);
-  std::unique_ptr<Batch> make_batch(uint64_t worker_id, const wire::PoolAnswer& answer,
-                                    std::optional<IncomingBatch> whole);
   // A worker's id, and its endpoint while there is a link: what a user can find it by.
   std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
@@ -130,58 +99,46 @@ class PoolIo : public BatchSource {
 
   void carry_out();
   void send(const cluster::PoolSession::Command& command);
-  void fail_batch(BatchKey key, uint32_t death_count);
   void deliver(BatchKey key, std::unique_ptr<Batch> batch);
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
-  void begin_epoch(uint32_t epoch, std::vector<std::byte> seeds);
-  void ask(BatchKey key, Asked asked);
   // Nothing was asked for since a while, so that workers would wait here for nothing.
   bool is_idle(Instant now) const;
   void note_standing(Instant now);
   void tell(std::string news);
 
-  const PoolIoOptions options_;
+  const PoolIoOptions& options_;
   const uint64_t trainer_id_;
-  const std::optional<net::KeyRing> own_keys_;
-  std::vector<OwnWorker> own_workers_;  // used by the I/O thread alone, once it runs
+  Inbox& inbox_;
 
-  FileDescriptor wake_fd_;
-  std::atomic<bool> is_awake_{true};
   std::atomic<uint32_t> worker_count_{0};
   std::atomic<uint32_t> ready_count_{0};
-  BoundedQueue<std::function<void()>> actions_;  // carried out by the I/O thread
-  BlobShelf shelf_;
+  BlobStore blobs_;
   BatchMemory memory_;
-  std::shared_ptr<const std::vector<wire::BlobId>> blobs_;  // used by the trainer's thread alone
-  std::map<wire::Lane, LanePlaces::Place> next_lanes_;      // the same
+  PoolStanding standing_;
 
-  // From here on used by the I/O thread alone, once it runs.
-  std::unique_ptr<BatchStage> stage_;
+  BatchStage* stage_ = nullptr;
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::ReadySet> ready_set_;
-  uint64_t wake_tag_ = 0;
+  uint64_t wake_tag_ = 0;  // 0: the loop's descriptor is not in the set yet
   std::unique_ptr<ControllerLink> controller_;
   uint64_t controller_tag_ = 0;
   bool is_controller_ready_ = false;
+  PoolDirectory directory_;
   std::unique_ptr<WorkerLinks> links_;
+  std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
-  std::vector<wire::TrainerRoster::Entry> pool_workers_;  // on the roster
-  std::map<uint64_t, Instant> connect_again_at_;          // workers for whom no socket could be opened
-  std::map<BatchKey, Asked> asked_;
-  Instant answered_at_ = clock_now();  // the last time that something was
+
   uint32_t epoch_ = 0;
   std::vector<std::byte> seeds_;  // of the epoch
   LanePlaces lanes_;
   std::set<wire::Lane> ended_lanes_;
+  Instant answered_at_ = clock_now();  // the last time that something was
+
   bool is_silence_told_ = false;
-  bool was_served_ = false;   // some worker has answered a request
-  bool is_hopeless_ = false;  // every worker of the pool has declined this trainer
-  std::string lost_at_;       // the endpoint of the worker whose connection was lost last
-
+  bool was_served_ = false;    // some worker has answered a request
+  bool is_hopeless_ = false;   // every worker of the pool has declined this trainer
+  std::string lost_at_;        // the endpoint of the worker whose connection was lost last
   Instant silent_links_at_{};  // when they are looked for
-
-  PoolStanding standing_;
-  std::jthread thread_;  // named pk_pool_io
 };
 
 }  // namespace penstock::loader

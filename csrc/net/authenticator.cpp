@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/authenticator.h"
 
-#include <pthread.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 #include <zmq.h>
 
 #include <cerrno>
-#include <cstring>
-#include <exception>
-#include <future>
-#include <iostream>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace penstock::net {
@@ -63,24 +58,15 @@ std::optional<PeerIdentity> PeerIdentity::parse(std::string_view user_id) {
   return PeerIdentity{.role = *role, .key = key.value()};
 }
 
-Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& context) {
-  FileDescriptor wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_fd) return Error{Errc::kNoMemory, std::string("opening an eventfd failed: ") + std::strerror(errno)};
-  auto authenticator = std::make_unique<Authenticator>(std::move(wake_fd));
-  std::promise<Result<void>> started;
-  auto outcome = started.get_future();
-  // The thread keeps its side of the promise, which it may still be in when the value has been seen here.
-  authenticator->thread_ =
-      std::jthread([self = authenticator.get(), handle = context.handle(), started = std::move(started)](
-                       const std::stop_token& stop) mutable { self->run(stop, handle, started); });
-  if (auto is_started = outcome.get(); !is_started) return is_started.error();
-  return authenticator;
-}
+Authenticator::Authenticator(SocketContext& context)
+    : context_(context),
+      socket_(nullptr, &zmq_close),
+      loop_("pk_keys", "which checks the keys of those who connect", *this) {}
 
-Authenticator::~Authenticator() {
-  thread_.request_stop();
-  const uint64_t one = 1;
-  static_cast<void>(!::write(wake_fd_.get(), &one, sizeof one));
+Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& context) {
+  auto authenticator = std::make_unique<Authenticator>(context);
+  if (auto started = authenticator->loop_.start(); !started) return started.error();
+  return authenticator;
 }
 
 std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed) {
@@ -109,37 +95,39 @@ std::optional<Role> Authenticator::look_up(const std::string& domain, const Publ
   return found->second;
 }
 
-void Authenticator::run(const std::stop_token& stop, void* context, std::promise<Result<void>>& started) {
-  ::pthread_setname_np(::pthread_self(), "pk_keys");
-  const std::unique_ptr<void, int (*)(void*)> socket(zmq_socket(context, ZMQ_REP), &zmq_close);
+Result<void> Authenticator::health() const {
+  MutexLock lock(mutex_);
+  return failure_ ? Result<void>(*failure_) : Result<void>();
+}
+
+Result<void> Authenticator::begin() {
+  socket_.reset(zmq_socket(context_.handle(), ZMQ_REP));
   const int zero = 0;
-  if (!socket || zmq_setsockopt(socket.get(), ZMQ_LINGER, &zero, sizeof zero) != 0 ||
-      zmq_bind(socket.get(), kZapEndpoint) != 0) {
-    started.set_value(Error{Errc::kFailed, std::string("starting to check keys failed: ") + zmq_strerror(zmq_errno())});
-    return;
-  }
-  started.set_value({});
-  try {
-    serve(stop, socket.get());
-  } catch (const std::exception& error) {
-    // Without an answer every client is refused, and libzmq tells nobody why.
-    std::cerr << "penstock: the thread pk_keys, which checks the keys of those who connect, failed: " << error.what()
-              << "; nobody is let in any more\n";
-  }
+  if (socket_ && zmq_setsockopt(socket_.get(), ZMQ_LINGER, &zero, sizeof zero) == 0 &&
+      zmq_bind(socket_.get(), kZapEndpoint) == 0)
+    return {};
+  const Error error{Errc::kFailed, std::string("starting to check keys failed: ") + zmq_strerror(zmq_errno())};
+  socket_.reset();  // on the thread that made it
+  return error;
 }
 
-void Authenticator::serve(const std::stop_token& stop, void* socket) {
-  while (!stop.stop_requested()) {
-    zmq_pollitem_t items[] = {{socket, 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd_.get(), ZMQ_POLLIN, 0}};
-    // A context that ends under it, or memory that ran out: without an answer every client is refused.
-    if (zmq_poll(items, 2, -1) < 0 && zmq_errno() != EINTR) return;
-    if ((items[0].revents & ZMQ_POLLIN) != 0) answer(socket);
-  }
+Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
+  zmq_pollitem_t items[] = {{socket_.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}};
+  if (zmq_poll(items, 2, may_sleep ? -1 : 0) < 0 && zmq_errno() != EINTR)
+    return Error{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
+  return (items[1].revents & ZMQ_POLLIN) != 0;
 }
 
-void Authenticator::answer(void* socket) {
+void Authenticator::failed(Error error) {
+  MutexLock lock(mutex_);
+  failure_ = std::move(error);
+}
+
+// Answers one request: libzmq asks again only once it has its answer.
+Result<void> Authenticator::serve() {
+  void* const socket = socket_.get();
   const Frames request = receive_frames(socket);
-  if (request.empty()) return;
+  if (request.empty()) return {};
   const auto key = shown_key(request);
   const auto role = key ? look_up(request[kDomain], *key) : std::nullopt;
   if (!role) {
@@ -156,6 +144,7 @@ void Authenticator::answer(void* socket) {
     const int more = index + 1 < reply.size() ? ZMQ_SNDMORE : 0;
     zmq_send(socket, reply[index].data(), reply[index].size(), ZMQ_DONTWAIT | more);
   }
+  return {};
 }
 
 }  // namespace penstock::net

@@ -9,16 +9,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <string_view>
-#include <thread>
 
-#include "base/file_descriptor.h"
+#include "base/event_loop.h"
 #include "base/mutex.h"
 #include "base/result.h"
 #include "net/keys.h"
@@ -41,16 +38,14 @@ struct PeerIdentity {
 using AllowedKeys = std::map<PublicKey, Role>;
 
 // Made before the servers of its context and destroyed after them. Thread-safe.
-class Authenticator {
+class Authenticator : private EventLoop::Handler {
  public:
   // One for each context.
   static Result<std::unique_ptr<Authenticator>> start(SocketContext& context);
 
-  // For `start`, which gives it its thread.
-  explicit Authenticator(FileDescriptor wake_fd) : wake_fd_(std::move(wake_fd)) {}
-  Authenticator(const Authenticator&) = delete;
-  Authenticator& operator=(const Authenticator&) = delete;
-  ~Authenticator();
+  // For `start`.
+  explicit Authenticator(SocketContext& context);
+  ~Authenticator() { loop_.stop(); }
 
   // The allow-list of one server, until this is destroyed. Thread-compatible.
   class Domain {
@@ -62,6 +57,7 @@ class Authenticator {
     ~Domain();
 
     const std::string& name() const { return name_; }
+    const Authenticator& authenticator() const { return authenticator_; }
 
    private:
     Authenticator& authenticator_;
@@ -71,21 +67,27 @@ class Authenticator {
 
   // How often a client was turned away because of its key.
   uint64_t refused_count() const;
+  // Why nobody is let in any more, if that is so: the thread that answers has failed. A server asks before it receives.
+  Result<void> health() const;
 
  private:
-  // Answers until it is told to stop. Says through `started` whether it could begin.
-  void run(const std::stop_token& stop, void* context, std::promise<Result<void>>& started);
-  void serve(const std::stop_token& stop, void* socket);
-  void answer(void* socket);
+  Result<void> begin() override;
+  Result<void> serve() override;
+  Result<bool> wait(int wake_fd, bool may_sleep) override;
+  void end() override { socket_.reset(); }
+  void failed(Error error) override;
+
   // The role of `key` for the server of `domain`; none if it is turned away.
   std::optional<Role> look_up(const std::string& domain, const PublicKey& key) const;
 
-  FileDescriptor wake_fd_;
+  SocketContext& context_;
+  std::unique_ptr<void, int (*)(void*)> socket_;  // ZeroMQ's, used by the loop's thread alone
   mutable Mutex mutex_;
   std::map<std::string, AllowedKeys, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  std::jthread thread_;
+  std::optional<Error> failure_ PENSTOCK_GUARDED_BY(mutex_);
+  EventLoop loop_;
 };
 
 }  // namespace penstock::net

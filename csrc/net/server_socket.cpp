@@ -54,7 +54,10 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
   for (;;) {
     auto received = socket_->try_receive(message_);
     if (!received) return received.error();
-    if (received.value() == Receipt::kNothing) return false;
+    if (received.value() == Receipt::kNothing) {
+      if (auto health = domain_->authenticator().health(); !health) return health.error();
+      return false;
+    }
     auto identity = PeerIdentity::parse(message_.user_id);
     // Nobody gets through the handshake without an identity; a message without one is nobody's and is not looked at.
     if (!identity) continue;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/pool_server.h"
 
-#include <pthread.h>
-
-#include <exception>
-#include <future>
+#include <algorithm>
 #include <span>
 
 #include "base/identity.h"
@@ -33,18 +30,7 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
   const auto worker_id = draw_identity();
   if (!worker_id) return worker_id.error();
   auto server = std::make_unique<PoolServer>(std::move(options), worker_id.value());
-  std::promise<Result<void>> opened;
-  auto outcome = opened.get_future();
-  // Its sockets are of the thread that makes them.
-  server->thread_ =
-      std::jthread([self = server.get(), opened = std::move(opened)](const std::stop_token& stop) mutable {
-        ::pthread_setname_np(::pthread_self(), "pk_pool_server");
-        auto result = self->open();
-        const bool is_open = static_cast<bool>(result);
-        opened.set_value(std::move(result));
-        if (is_open) self->run(stop);
-      });
-  if (auto result = outcome.get(); !result) return result.error();
+  if (auto started = server->loop_.start(); !started) return started.error();
   return server;
 }
 
@@ -52,39 +38,12 @@ PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
     : options_(std::move(options)),
       worker_id_(worker_id),
       maker_({.arena_bytes = options_.arena_bytes, .prefetch_factor = kBatchesAhead}, exchange_.is_closed()),
-      io_(options_, worker_id, exchange_) {}
+      io_(options_, worker_id, exchange_),
+      loop_("pk_pool_server", "which speaks with trainers", io_) {
+  exchange_.set_waker(loop_.waker());
+}
 
 PoolServer::~PoolServer() { close(); }
-
-namespace {
-
-Error failed(const std::exception& error) {
-  return {Errc::kFailed, std::string("the thread pk_pool_server, which speaks with trainers, failed: ") + error.what()};
-}
-
-}  // namespace
-
-Result<void> PoolServer::open() {
-  try {
-    return io_.open();
-  } catch (const std::exception& error) {
-    return failed(error);
-  }
-}
-
-void PoolServer::run(const std::stop_token& stop) {
-  try {
-    io_.run(stop);
-  } catch (const std::exception& error) {
-    exchange_.close(failed(error));  // next() says it
-  }
-}
-
-void PoolServer::close() {
-  thread_.request_stop();
-  exchange_.wake();
-  if (thread_.joinable()) thread_.join();
-}
 
 uint32_t PoolServer::time_since(const PoolWork& work) {
   return wire::time_units(std::chrono::steady_clock::now() - work.begun_at);

@@ -11,11 +11,10 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/process_bound.h"
+#include "base/event_loop.h"
 #include "base/result.h"
 #include "worker/batch_maker.h"
 #include "worker/pool_server_io.h"
@@ -92,13 +91,10 @@ class PoolServer {
   // Takes no more work; next() ends once all that was begun has been taken.
   void drain() { exchange_.drain(); }
   // Ends at once.
-  void close();
+  void close() { loop_.stop(); }
 
  private:
   static uint32_t time_since(const PoolWork& work);
-  // On the I/O thread.
-  Result<void> open();
-  void run(const std::stop_token& stop);
 
   const PoolServerOptions options_;
   const uint64_t worker_id_;
@@ -107,7 +103,7 @@ class PoolServer {
   BatchMaker maker_;
   PrefixShelf shelf_;
   PoolServerIo io_;
-  std::jthread thread_;  // named pk_pool_server
+  EventLoop loop_;
 };
 
 }  // namespace penstock::worker

@@ -2,7 +2,6 @@
 #include "worker/pool_server_io.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,14 +10,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "base/live_clock.h"
 #include "net/readiness.h"
-#include "worker/orphan_grace.h"
 
 namespace penstock::worker {
 
@@ -41,7 +38,7 @@ PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id,
       exchange_(exchange),
       outbox_(exchange) {}
 
-Result<void> PoolServerIo::open() {
+Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     return Error{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
@@ -67,9 +64,9 @@ Result<void> PoolServerIo::open() {
   return {};
 }
 
-void PoolServerIo::run(const std::stop_token& stop) {
-  auto served = serve(stop);
-  exchange_.close(served ? Error{Errc::kClosed, "this worker was stopped"} : served.error());
+void PoolServerIo::end_because(Error reason) {
+  if (std::exchange(has_ended_, true)) return;
+  exchange_.close(std::move(reason));
   outbox_.clear();
   held_.clear();
   if (registration_) registration_->say_farewell();
@@ -77,28 +74,31 @@ void PoolServerIo::run(const std::stop_token& stop) {
   server_.reset();
   authenticator_.reset();
   context_.reset();
-  await_parents_end(stop);
 }
 
-// Ends with the reason as an error, or without one when it was told to stop.
-Result<void> PoolServerIo::serve(const std::stop_token& stop) {
-  while (!stop.stop_requested()) {
-    exchange_.clear_wake();
-    const Instant now = clock_now();
-    if (auto received = receive(now); !received) return received;
-    take_signals();
-    desk_.tick(now);
-    serve_maker(now);
-    carry_out();
-    note_standing();
-    outbox_.pump(*server_);
-    if (registration_) {
-      registration_->report(desk_, now);
-      for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
-    }
-    if (auto reason = end_reason(now)) return *std::move(reason);
-    if (auto waited = wait(now); !waited) return waited;
+void PoolServerIo::end() { end_because({Errc::kClosed, "this worker was stopped"}); }
+
+Result<void> PoolServerIo::serve() {
+  if (has_ended_) {
+    grace_.note(is_orphan());
+    return {};
   }
+  const Instant now = clock_now();
+  if (auto received = receive(now); !received) {
+    end_because(received.error());
+    return {};
+  }
+  take_signals();
+  desk_.tick(now);
+  serve_maker(now);
+  carry_out();
+  note_standing();
+  outbox_.pump(*server_);
+  if (registration_) {
+    registration_->report(desk_, now);
+    for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
+  }
+  if (auto reason = end_reason(now)) end_because(*std::move(reason));
   return {};
 }
 
@@ -317,28 +317,28 @@ std::optional<Error> PoolServerIo::end_reason(Instant now) {
   return std::nullopt;
 }
 
-Result<void> PoolServerIo::wait(Instant now) {
-  std::vector<net::Waitable> sockets{server_->waitable()};
-  if (registration_)
-    for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
-  const std::array<int, 2> fds{exchange_.wake_fd(), signal_read_fd_.get()};
-  std::array<bool, 2> is_readable{};
-  std::optional<Instant> due = earlier(now + kLookInterval, desk_.next_tick());
-  if (registration_) due = earlier(due, registration_->due_at());
-  if (fetch_) due = earlier(due, fetch_->due_at());
-  return net::wait_readable(sockets, fds, is_readable, wait_time(due, clock_now()));
+Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
+  const Instant now = clock_now();
+  std::optional<Instant> due = now + kLookInterval;
+  std::vector<net::Waitable> sockets;
+  if (!has_ended_) {
+    sockets.push_back(server_->waitable());
+    due = earlier(due, desk_.next_tick());
+    if (registration_) {
+      for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
+      due = earlier(due, registration_->due_at());
+    }
+    if (fetch_) due = earlier(due, fetch_->due_at());
+  }
+  const std::array<int, 2> all_fds{wake_fd, signal_read_fd_.get()};
+  const std::span<const int> fds(all_fds.data(), has_ended_ ? 1 : 2);  // signals mean nothing any more
+  std::array<bool, 2> all_readable{};
+  const std::span<bool> is_readable(all_readable.data(), fds.size());
+  const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
+  if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited.error();
+  return is_readable[0];
 }
 
 bool PoolServerIo::is_orphan() const { return ::getppid() != parent_pid_; }
-
-void PoolServerIo::await_parents_end(const std::stop_token& stop) const {
-  OrphanGrace grace;
-  while (!stop.stop_requested()) {
-    pollfd wake{.fd = exchange_.wake_fd(), .events = POLLIN, .revents = 0};
-    ::poll(&wake, 1, static_cast<int>(kLookInterval.count()));
-    exchange_.clear_wake();
-    grace.note(is_orphan());
-  }
-}
 
 }  // namespace penstock::worker

@@ -9,9 +9,9 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 
+#include "base/event_loop.h"
 #include "base/file_descriptor.h"
 #include "base/instant.h"
 #include "base/result.h"
@@ -24,6 +24,7 @@
 #include "wire/pool_record.h"
 #include "worker/answer_outbox.h"
 #include "worker/blob_fetch.h"
+#include "worker/orphan_grace.h"
 #include "worker/pool_work.h"
 #include "worker/registration.h"
 #include "worker/work_exchange.h"
@@ -45,15 +46,12 @@ struct PoolServerOptions {
   pid_t parent_pid = 0;
 };
 
-// Confined to its thread, but for what says otherwise.
-class PoolServerIo {
+// Confined to its loop's thread, but for what says otherwise. Once it has ended it only looks after its parent.
+class PoolServerIo : public EventLoop::Handler {
  public:
   // The exchange outlives this.
   PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange);
-  PoolServerIo(const PoolServerIo&) = delete;
-  PoolServerIo& operator=(const PoolServerIo&) = delete;
 
-  Result<void> open();
   // Where it listens, and where trainers are told to connect. For any thread, once it is open.
   const net::Endpoint& endpoint() const { return server_->endpoint(); }
   const std::string& advertised() const { return advertised_; }
@@ -61,8 +59,11 @@ class PoolServerIo {
   // drains, the second ends the process. For any thread.
   int signal_fd() const { return signal_write_fd_.get(); }
 
-  // Serves until the worker has ended or `stop` is requested. Blocks.
-  void run(const std::stop_token& stop);
+  Result<void> begin() override;
+  Result<void> serve() override;
+  Result<bool> wait(int wake_fd, bool may_sleep) override;
+  void end() override;
+  void failed(Error error) override { exchange_.close(std::move(error)); }
 
  private:
   struct Route {
@@ -70,7 +71,6 @@ class PoolServerIo {
     std::string routing_id;
   };
 
-  Result<void> serve(const std::stop_token& stop);
   Result<void> receive(Instant now);
   void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
@@ -87,8 +87,8 @@ class PoolServerIo {
   void note_standing();
   // Why this worker ends now, if it does.
   std::optional<Error> end_reason(Instant now);
-  Result<void> wait(Instant now);
-  void await_parents_end(const std::stop_token& stop) const;
+  // Lets everything go; next() says why.
+  void end_because(Error reason);
   bool is_orphan() const;
 
   const PoolServerOptions& options_;
@@ -111,6 +111,8 @@ class PoolServerIo {
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
   Standing standing_;
+  bool has_ended_ = false;
+  OrphanGrace grace_;
 
   // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
   // does.

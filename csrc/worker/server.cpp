@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/server.h"
 
-#include <poll.h>
-#include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <iostream>
-#include <iterator>
 #include <utility>
-
-#include "worker/orphan_grace.h"
 
 namespace penstock::worker {
 
@@ -25,47 +16,6 @@ using wire::DescriptorKind;
 using wire::Request;
 using wire::RequestKind;
 
-namespace {
-
-constexpr auto kParentCheckInterval = milliseconds(200);
-
-}  // namespace
-
-Server::Watchdog::Watchdog(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing)
-    : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      thread_([this, connection_fd, parent_pid, &is_closing](const std::stop_token& stop) {
-        ::pthread_setname_np(::pthread_self(), "pk_watchdog");
-        try {
-          run(connection_fd, parent_pid, is_closing, stop);
-        } catch (const std::exception& error) {
-          std::cerr << "penstock: the thread pk_watchdog, which looks after the trainer, failed: " << error.what()
-                    << "; this worker ends\n";
-          is_closing.store(true);
-        }
-      }) {}
-
-Server::Watchdog::~Watchdog() {
-  thread_.request_stop();
-  const uint64_t one = 1;
-  static_cast<void>(::write(wake_fd_.get(), &one, sizeof one));
-}
-
-void Server::Watchdog::run(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing,
-                           const std::stop_token& stop) const {
-  OrphanGrace grace;
-  bool has_hung_up = false;
-  while (!stop.stop_requested()) {
-    // Once the peer has hung up its descriptor is readable for ever, and only the parent's life is of interest.
-    pollfd items[] = {{.fd = wake_fd_.get(), .events = POLLIN, .revents = 0},
-                      {.fd = has_hung_up ? -1 : connection_fd, .events = POLLRDHUP, .revents = 0}};
-    ::poll(items, std::size(items), static_cast<int>(kParentCheckInterval.count()));
-    has_hung_up = has_hung_up || items[1].revents != 0;
-    const bool is_orphan = ::getppid() != parent_pid;
-    if (has_hung_up || is_orphan) is_closing.store(true);
-    grace.note(is_orphan);
-  }
-}
-
 Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, steady_clock::time_point deadline) {
   auto connection = shm::FdConnection::connect(options.endpoint);
   if (!connection) return connection.error();
@@ -73,6 +23,7 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
     return sent.error();
   }
   auto server = std::make_unique<Server>(options, std::move(connection).value());
+  if (auto watched = server->watchdog_->start(); !watched) return watched.error();
   auto start = server->connection_.receive(deadline);
   if (!start) return start.error();
   const auto& message = start.value().message;
@@ -84,14 +35,14 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
 
 Server::Server(const ServerOptions& options, shm::FdConnection connection)
     : options_(options),
+      connection_(std::move(connection)),
+      watchdog_(
+          std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid())),
       maker_({.arena_bytes = options.arena_bytes,
               .prefetch_factor = options.prefetch_factor,
               .waits = options.waits_for_slabs},
-             is_closing_),
-      connection_(std::move(connection)),
-      context_(std::make_unique<net::SocketContext>()),
-      watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid(),
-                                           is_closing_)) {}
+             watchdog_->is_closing()),
+      context_(std::make_unique<net::SocketContext>()) {}
 
 Result<void> Server::open_socket(const std::string& name, steady_clock::time_point deadline) {
   auto socket = net::Socket::connect(*context_, name);
@@ -101,14 +52,14 @@ Result<void> Server::open_socket(const std::string& name, steady_clock::time_poi
   for (;;) {
     auto sent = send_descriptor({.kind = DescriptorKind::kHello, .worker_id = options_.worker_id});
     if (sent || sent.error().code != Errc::kClosed || steady_clock::now() > deadline) return sent;
-    if (is_closing_.load()) return Error{Errc::kClosed, "the trainer hung up while this worker connected"};
+    if (auto health = watchdog_->health(); !health) return health.error();
     if (auto waited = (*socket_)->wait_writable(milliseconds(20)); !waited) return waited;
   }
 }
 
 Result<Server::Received> Server::next(steady_clock::time_point deadline) {
   for (;;) {
-    if (is_closing_.load()) return Error{Errc::kClosed, "the trainer hung up"};
+    if (auto health = watchdog_->health(); !health) return health.error();
     auto received = (*socket_)->try_receive(parts_);
     if (!received) return received.error();
     if (received.value()) {
@@ -132,7 +83,7 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
     const int fds[] = {connection_.fd()};
     bool is_readable[] = {false};
     if (auto waited = net::Socket::wait(sockets, fds, is_readable, left); !waited) return waited.error();
-    if (is_readable[0]) is_closing_.store(true);  // the trainer sends nothing there after the start
+    if (is_readable[0]) watchdog_->is_closing().store(true);  // the trainer sends nothing there after the start
   }
 }
 

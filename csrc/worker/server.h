@@ -13,10 +13,8 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/file_descriptor.h"
 #include "base/process_bound.h"
 #include "base/result.h"
 #include "net/socket.h"
@@ -24,6 +22,7 @@
 #include "wire/message.h"
 #include "worker/batch_maker.h"
 #include "worker/slab_writer.h"
+#include "worker/watchdog.h"
 
 namespace penstock::worker {
 
@@ -67,33 +66,17 @@ class Server {
   Result<void> answer_end(const Received& request, std::span<const std::byte> state = {});
 
  private:
-  // Ends this process when the trainer is dead and the main thread does not come back to see it.
-  class Watchdog {
-   public:
-    Watchdog(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing);
-    Watchdog(const Watchdog&) = delete;
-    Watchdog& operator=(const Watchdog&) = delete;
-    ~Watchdog();
-
-   private:
-    void run(int connection_fd, pid_t parent_pid, std::atomic<bool>& is_closing, const std::stop_token& stop) const;
-
-    FileDescriptor wake_fd_;  // readable when the thread is to end
-    std::jthread thread_;     // named pk_watchdog
-  };
-
   Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);
   Result<void> send_descriptor(const wire::Descriptor& descriptor);
   wire::Descriptor describe(const Received& request, wire::DescriptorKind kind, uint8_t flags) const;
 
   ServerOptions options_;
-  std::atomic<bool> is_closing_{false};
-  BatchMaker maker_;
   shm::FdConnection connection_;
+  ProcessBound<Watchdog> watchdog_;
+  BatchMaker maker_;
   net::MessageParts parts_;
   ProcessBound<net::SocketContext> context_;
   std::optional<ProcessBound<net::Socket>> socket_;
-  ProcessBound<Watchdog> watchdog_;
 };
 
 }  // namespace penstock::worker

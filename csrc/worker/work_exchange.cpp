@@ -1,25 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/work_exchange.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cstdint>
 #include <utility>
 
 namespace penstock::worker {
-
-WorkExchange::WorkExchange() : wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-
-void WorkExchange::wake() const {
-  const uint64_t one = 1;
-  static_cast<void>(!::write(wake_fd_.get(), &one, sizeof one));
-}
-
-void WorkExchange::clear_wake() {
-  uint64_t count = 0;
-  static_cast<void>(!::read(wake_fd_.get(), &count, sizeof count));
-}
 
 Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
   MutexLock lock(mutex_);

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "base/file_descriptor.h"
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/waker.h"
 #include "wire/blob_record.h"
 #include "worker/pool_work.h"
 
@@ -37,7 +37,8 @@ class WorkExchange {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  WorkExchange();
+  // Before either thread uses it: what wakes the I/O thread, which outlives both.
+  void set_waker(Waker& waker) { waker_ = &waker; }
 
   // ---- For the thread that makes batches
 
@@ -56,11 +57,10 @@ class WorkExchange {
 
   // ---- For the I/O thread
 
-  // Readable when the other thread has done something.
-  int wake_fd() const { return wake_fd_.get(); }
-  void clear_wake();
-  // Any thread may wake the I/O thread.
-  void wake() const;
+  // Has it take a turn. For any thread.
+  void wake() const {
+    if (waker_ != nullptr) waker_->wake();
+  }
 
   struct Asked {
     std::optional<PoolResult> result;
@@ -81,7 +81,7 @@ class WorkExchange {
   const std::atomic<bool>& is_closed() const { return is_closed_; }
 
  private:
-  FileDescriptor wake_fd_;
+  Waker* waker_ = nullptr;
   std::atomic<bool> is_closed_{false};
   mutable Mutex mutex_;
   Condition changed_;

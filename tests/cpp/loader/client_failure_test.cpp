@@ -214,15 +214,11 @@ TEST_F(ClientFailureTest, WhenOpenFilesRunOutTheClientFailsWithAReasonAndStops) 
               const rlimit limit{.rlim_cur = count, .rlim_max = count};
               ::setrlimit(RLIMIT_NOFILE, &limit);
               Client client({.worker_count = 8});
-              if (!client.start()) return "the client did not start";
-              client.begin_epoch();
-              if (!client.submit(wire::IndexKind::kNone, {})) return "no request";
-              client.wait_until(steady_clock::now() + seconds(30));
-              const Event event = client.try_next();
+              const auto started = client.start();
               client.stop();
-              if (event.kind != Event::Kind::kFailed) return "no failure";
-              return event.message().find("Too many open files") != std::string::npos ? ""
-                                                                                      : std::string(event.message());
+              if (started) return "no failure";
+              const std::string& message = started.error().message;
+              return message.find("Too many open files") != std::string::npos ? "" : message;
             }),
             "");
 }

@@ -19,17 +19,27 @@ LocalDispatch::Message message_of(const std::string& text) {
   return {bytes.begin(), bytes.end()};
 }
 
+cluster::SharedContent content_of(const std::string& text) {
+  return std::make_shared<const cluster::RequestContent>(
+      cluster::RequestContent{.request = {.body_bytes = text.size()}, .indices = message_of(text)});
+}
+
+// Of a request what follows its head; of what workers are told, all.
+std::string text_of(const LocalDispatch::Message& message) {
+  const size_t head_bytes = wire::parse_request(message) ? sizeof(wire::Request) : 0;
+  return {reinterpret_cast<const char*>(message.data()) + head_bytes, message.size() - head_bytes};
+}
+
 class LocalDispatchTest : public testing::Test {
  protected:
   void ask(uint32_t epoch, uint64_t sequence) {
-    dispatch_.ask({epoch, sequence}, message_of(std::to_string(epoch) + "/" + std::to_string(sequence)), now_);
+    dispatch_.ask({epoch, sequence}, content_of(std::to_string(epoch) + "/" + std::to_string(sequence)), now_);
   }
   // What is sent now: "worker message", in order.
   std::vector<std::string> sent() {
     std::vector<std::string> texts;
     for (const auto& send : dispatch_.take_sends()) {
-      texts.push_back(std::to_string(send.worker_id) + " " +
-                      std::string(reinterpret_cast<const char*>(send.message.data()), send.message.size()));
+      texts.push_back(std::to_string(send.worker_id) + " " + text_of(send.message));
     }
     return texts;
   }
@@ -80,7 +90,7 @@ TEST_F(LocalDispatchTest, WhatAWorkerOwedThatDiedIsAskedOfAnother) {
 TEST_F(LocalDispatchTest, ABatchThatKillsThreeWorkersFails) {
   LocalDispatch dispatch(4, 2);
   for (uint32_t worker_id = 0; worker_id < 4; ++worker_id) dispatch.worker_came(worker_id, now_);
-  dispatch.ask({1, 0}, message_of("deadly"), now_);
+  dispatch.ask({1, 0}, content_of("deadly"), now_);
   for (int death = 0; death < 3; ++death) {
     const auto sends = dispatch.take_sends();
     ASSERT_EQ(sends.size(), 1u);

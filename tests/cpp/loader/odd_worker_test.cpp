@@ -133,6 +133,20 @@ TEST_F(OddWorkerTest, OneThatKeepsToTheProtocolIsServed) {
   expect_batch(1);
 }
 
+// Three such connections once held the I/O thread for 15 s, one after the other.
+TEST(ClientConnections, ThoseThatStaySilentKeepNobodyWaiting) {
+  Client client({.worker_count = 1});
+  ASSERT_TRUE(client.start());
+  client.begin_epoch();
+  std::vector<shm::FdConnection> silent;
+  for (int count = 0; count < 3; ++count) silent.push_back(shm::FdConnection::connect(client.endpoint()).value());
+  const auto begin = steady_clock::now();
+  OddWorker worker(client.endpoint());
+  EXPECT_TRUE(worker.open());
+  EXPECT_LT(steady_clock::now() - begin, seconds(10));
+  client.stop();
+}
+
 TEST_F(OddWorkerTest, BytesThatAreNoDescriptorAreAFailureWithAReason) {
   worker_->send_bytes(std::vector<std::byte>(10));
   expect_failure("10 bytes long");

@@ -32,19 +32,19 @@ class PoolClientTest : public net::PoolSocketsTest {
     auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
     const auto endpoint = server->endpoint();
     worker_ = std::make_unique<HandWorker>(std::move(server), worker);
-    auto source = std::make_unique<PoolIo>(PoolIoOptions{.controller = free_endpoint(),
-                                                         .keys = keys_.ring(Role::kTrainer),
-                                                         .job = "a test",
-                                                         .about = "",
-                                                         .worker_count_max = 1,
-                                                         .credit_bytes = 1 << 24,
-                                                         .arena_bytes = 1 << 24,
-                                                         .is_iterable = is_iterable},
-                                           7, keys_.ring(Role::kTrainer),
-                                           std::vector<OwnWorker>{{.worker_id = 5, .endpoint = endpoint}});
-    PoolIo& io = *source;
-    client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true}, io,
-                                           std::move(source));
+    auto source = std::make_unique<PoolSource>(PoolIoOptions{.controller = free_endpoint(),
+                                                             .keys = keys_.ring(Role::kTrainer),
+                                                             .job = "a test",
+                                                             .about = "",
+                                                             .worker_count_max = 1,
+                                                             .credit_bytes = 1 << 24,
+                                                             .arena_bytes = 1 << 24,
+                                                             .is_iterable = is_iterable},
+                                               7, keys_.ring(Role::kTrainer),
+                                               std::vector<OwnWorker>{{.worker_id = 5, .endpoint = endpoint}});
+    PoolSource& pool = *source;
+    client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true},
+                                           pool, std::move(source));
     client_->use_blobs({wire::BlobId{}});
     ASSERT_TRUE(client_->start());
     client_->begin_epoch(std::as_bytes(std::span(std::string_view("seeds"))));

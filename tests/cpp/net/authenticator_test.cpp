@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pool_sockets.h"
@@ -93,6 +94,15 @@ TEST_F(AuthenticatorTest, ADomainThatIsGoneLetsNobodyIn) {
   EXPECT_EQ(ask(request).first, "200");
   other.reset();
   EXPECT_EQ(ask(request).first, "400");
+}
+
+TEST_F(AuthenticatorTest, OneWhoseThreadHasFailedSaysSoToItsServer) {
+  SocketContext context;
+  const auto authenticator = Authenticator::start(context).value();
+  EXPECT_TRUE(authenticator->health());
+  zmq_ctx_shutdown(context.handle());  // the sockets of its thread fail
+  while (authenticator->health()) std::this_thread::yield();
+  EXPECT_NE(authenticator->health().error().message.find("waiting for keys to check failed"), std::string::npos);
 }
 
 TEST_F(AuthenticatorTest, ASecondOneOnAContextIsAnError) { EXPECT_FALSE(Authenticator::start(context_)); }

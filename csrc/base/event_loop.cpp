@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/event_loop.h"
+
+#include <pthread.h>
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kActionCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
+constexpr size_t kActionsInTurn = 256;       // so that a flood of them does not keep what has come from being served
+
+}  // namespace
+
+EventLoop::EventLoop(std::string name, std::string purpose, Handler& handler)
+    : name_(std::move(name)), purpose_(std::move(purpose)), handler_(handler), actions_(kActionCountMax) {}
+
+Result<void> EventLoop::start() {
+  PENSTOCK_ASSERT(!thread_.joinable(), "the thread ", name_, " runs already");
+  if (!waker_)
+    return Error{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ +
+                                      ", failed: no descriptor is left (eventfd); raise the limit of open files "
+                                      "(ulimit -n)"};
+  std::promise<Result<void>> begun;
+  auto outcome = begun.get_future();
+  try {
+    // The thread keeps its side of the promise, which it may still be in when the value has been seen here.
+    thread_ = std::jthread([this, begun = std::move(begun)](const std::stop_token& stop) mutable { run(stop, begun); });
+  } catch (const std::system_error& error) {
+    return Error{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ + ", failed: " + error.what() +
+                                      "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
+  }
+  auto result = outcome.get();
+  if (!result) thread_.join();
+  return result;
+}
+
+void EventLoop::stop() {
+  if (!thread_.joinable()) return;
+  thread_.request_stop();
+  actions_.close();
+  waker_.wake();
+  thread_.join();
+}
+
+bool EventLoop::post(std::function<void()> action) {
+  if (!actions_.push(std::move(action))) return false;
+  waker_.wake();
+  return true;
+}
+
+void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& begun) {
+  ::pthread_setname_np(::pthread_self(), name_.c_str());
+  const auto guarded = [this](auto call) -> Result<void> {
+    try {
+      return call();
+    } catch (const std::exception& error) {
+      return thrown(error.what());
+    } catch (...) {
+      return thrown("something that is no std::exception");
+    }
+  };
+  auto result = guarded([&] { return handler_.begin(); });
+  const bool has_begun = static_cast<bool>(result);
+  begun.set_value(std::move(result));
+  while (has_begun && !stop.stop_requested()) {
+    if (auto turned = guarded([&] { return turn(stop); }); !turned) {
+      actions_.close();
+      handler_.failed(turned.error());
+      break;
+    }
+  }
+  const auto ended = guarded([&]() -> Result<void> {
+    handler_.end();
+    return {};
+  });
+  if (!ended) handler_.failed(ended.error());
+}
+
+Result<void> EventLoop::turn(const std::stop_token& stop) {
+  for (size_t count = 0; count < kActionsInTurn; ++count) {
+    auto action = actions_.try_pop();
+    if (!action) break;
+    (*action)();
+  }
+  if (auto served = handler_.serve(); !served) return served;
+  waker_.begin_sleep();
+  const bool may_sleep = actions_.size() == 0 && !stop.stop_requested();
+  const auto waited = handler_.wait(waker_.fd(), may_sleep);
+  waker_.end_sleep(waited && waited.value());
+  if (!waited) return waited.error();
+  return {};
+}
+
+Error EventLoop::thrown(const char* what) const {
+  return {Errc::kFailed, "the thread " + name_ + ", " + purpose_ + ", failed: " + what};
+}
+
+}  // namespace penstock

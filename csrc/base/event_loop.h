@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A named thread that serves what has come, sleeps until more comes, and serves again. Every I/O thread of penstock is
+// one: its owner says what it serves and what it waits for, and what is to be done with an error.
+//
+// Nothing is lost of an exception: whatever the handler throws reaches failed() with the name of the thread, and its
+// owner hands it to whoever calls next.
+
+#include <cstddef>
+#include <functional>
+#include <future>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include "base/bounded_queue.h"
+#include "base/result.h"
+#include "base/waker.h"
+
+namespace penstock {
+
+// Thread-safe, but for start() and stop(), which are for the owner's thread. Bound to its process: a forked child must
+// not destroy it (process_bound.h).
+class EventLoop {
+ public:
+  // What a loop runs. All of it is called on the loop's thread.
+  class Handler {
+   public:
+    Handler() = default;
+    Handler(const Handler&) = delete;
+    Handler& operator=(const Handler&) = delete;
+
+    // Before the first turn. Must not block for long, as start() waits for it; its error is that of start().
+    virtual Result<void> begin() { return {}; }
+    // One turn: serves what is there, and of every peer no more than a bounded amount. An error ends the loop.
+    virtual Result<void> serve() = 0;
+    // Sleeps until there is more to serve, or `wake_fd` is readable, and returns whether that is so. Where `may_sleep`
+    // is false it looks at its descriptors and returns at once. An error ends the loop.
+    virtual Result<bool> wait(int wake_fd, bool may_sleep) = 0;
+    // The last that is called, also where begin() or a turn failed. Sockets die here.
+    virtual void end() {}
+    // The loop ends with an error before it was told to. The error's text names the thread if something was thrown.
+    virtual void failed(Error error) = 0;
+
+   protected:
+    ~Handler() = default;
+  };
+
+  // `name` has at most 15 letters, as the system allows; `purpose` follows it in messages: "which receives batches".
+  // The handler outlives the loop.
+  EventLoop(std::string name, std::string purpose, Handler& handler);
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
+  ~EventLoop() { stop(); }
+
+  // Starts the thread and waits for begin(). kNoMemory where the system has no thread or no descriptor left.
+  Result<void> start();
+  // Ends the loop after its turn and joins the thread. What was posted and not carried out is dropped. Blocks.
+  void stop();
+
+  // Has the thread carry something out before its next turn, in the order of posting. False, dropping it, once the loop
+  // was stopped or has failed.
+  bool post(std::function<void()> action);
+  // Has the thread take a turn.
+  void wake() { waker_.wake(); }
+  // The same, for who may know no more of the loop.
+  Waker& waker() { return waker_; }
+
+ private:
+  void run(const std::stop_token& stop, std::promise<Result<void>>& begun);
+  Result<void> turn(const std::stop_token& stop);
+  Error thrown(const char* what) const;
+
+  const std::string name_;
+  const std::string purpose_;
+  Handler& handler_;
+  Waker waker_;
+  BoundedQueue<std::function<void()>> actions_;
+  std::jthread thread_;
+};
+
+}  // namespace penstock

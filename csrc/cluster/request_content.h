@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a worker is sent to make one batch. It is made once, when the trainer asks, and kept in one place for as long as
+// the request is outstanding: the trainer's thread looks at it to say what it waits for, and the I/O thread sends it
+// again when a worker is lost.
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "wire/blob_record.h"
+#include "wire/message.h"
+
+namespace penstock::cluster {
+
+struct RequestContent {
+  wire::Request request;
+  std::vector<std::byte> indices;  // as request.index_kind says
+  // Of a pool: the job and the prefixes that the batch is made with. Shared by the requests between two changes of
+  // them.
+  std::shared_ptr<const std::vector<wire::BlobId>> blobs{};
+};
+
+using SharedContent = std::shared_ptr<const RequestContent>;
+
+}  // namespace penstock::cluster

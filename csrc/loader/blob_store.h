@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The blobs that a trainer's requests are made with, for workers to ask for: the parts of its job, and prefixes.
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "wire/blob_record.h"
+
+namespace penstock::loader {
+
+// Thread-safe.
+class BlobStore {
+ public:
+  using Ids = std::shared_ptr<const std::vector<wire::BlobId>>;
+
+  void put(const wire::BlobId& id, std::string bytes) {
+    auto shared = std::make_shared<const std::string>(std::move(bytes));
+    MutexLock lock(mutex_);
+    blobs_.insert_or_assign(id, std::move(shared));
+  }
+
+  // What requests name from now on. A blob that was named before is dropped once no request names it any more, and is
+  // to be put again before it is named again. Blobs that no request has named, such as those that a job names, stay.
+  Ids name(std::vector<wire::BlobId> ids) {
+    auto named = std::make_shared<const std::vector<wire::BlobId>>(std::move(ids));
+    MutexLock lock(mutex_);
+    named_.emplace_back(named);
+    ever_named_.insert(named->begin(), named->end());
+    std::set<wire::BlobId> alive;
+    std::erase_if(named_, [](const auto& weak) { return weak.expired(); });
+    for (const auto& weak : named_) {
+      if (const auto some = weak.lock()) alive.insert(some->begin(), some->end());
+    }
+    std::erase_if(ever_named_, [&](const wire::BlobId& id) { return !alive.contains(id) && blobs_.erase(id) > 0; });
+    return named;
+  }
+
+  // Shared with ZeroMQ while a piece of it is on its way. Null if it is not here.
+  std::shared_ptr<const std::string> find(const wire::BlobId& id) const {
+    MutexLock lock(mutex_);
+    const auto found = blobs_.find(id);
+    return found == blobs_.end() ? nullptr : found->second;
+  }
+
+  size_t size() const {
+    MutexLock lock(mutex_);
+    return blobs_.size();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::map<wire::BlobId, std::shared_ptr<const std::string>> blobs_ PENSTOCK_GUARDED_BY(mutex_);
+  std::set<wire::BlobId> ever_named_ PENSTOCK_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<const std::vector<wire::BlobId>>> named_ PENSTOCK_GUARDED_BY(mutex_);
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/pool_answers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace penstock::loader {
+
+namespace {
+
+constexpr size_t kQuotedSampleCountMax = 64;
+
+std::string spoken_samples(wire::IndexKind kind, std::span<const std::byte> indices) {
+  if (kind != wire::IndexKind::kInteger && kind != wire::IndexKind::kIntegers) return "";
+  const size_t count = indices.size() / sizeof(int64_t);
+  std::string text = " (samples ";
+  for (size_t place = 0; place < std::min(count, kQuotedSampleCountMax); ++place) {
+    int64_t index = 0;
+    std::memcpy(&index, indices.data() + place * sizeof index, sizeof index);
+    text += (place > 0 ? ", " : "") + std::to_string(index);
+  }
+  if (count > kQuotedSampleCountMax) text += " and " + std::to_string(count - kQuotedSampleCountMax) + " more";
+  return text + ")";
+}
+
+wire::Descriptor descriptor_of(wire::BatchKey key) { return {.sequence = key.sequence, .epoch = key.epoch}; }
+
+}  // namespace
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
+                                const std::string& worker, const std::string& place, bool allow_pickle) {
+  wire::Descriptor descriptor = descriptor_of(answer.message.key);
+  descriptor.flags = answer.flags;
+  descriptor.fetch_time = answer.fetch_time;
+  descriptor.prefix_time = answer.prefix_time;
+  Batch::RemoteError error{.type_name = {}, .text = {}, .worker = worker};
+  if (whole) {
+    auto made = whole->finish(descriptor, answer.record_bytes, allow_pickle);
+    if (made) {
+      made.value()->set_state(answer.state);
+      return std::move(made).value();
+    }
+    error.type_name = "penstock.errors.PenstockError";
+    error.text = "the batch cannot be read: " + made.error().message;
+    error.worker = place;
+  } else {
+    const std::string_view text = text_of(answer.body);
+    const size_t end = std::min(text.find('\0'), text.size());
+    error.type_name = text.substr(0, end);
+    error.text = text.substr(std::min(end + 1, text.size()));
+  }
+  auto batch = Batch::from_error(descriptor, std::move(error));
+  batch->set_state(answer.state);
+  return batch;
+}
+
+std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
+                                       const std::string& lost_at) {
+  const std::string samples = spoken_samples(content.request.index_kind, content.indices);
+  return Batch::from_error(
+      descriptor_of(key),
+      {.type_name = "RuntimeError",
+       .text = std::to_string(death_count) + " workers died one after the other while they made " + wire::to_text(key) +
+               samples + ", the last ones with nothing else to do" +
+               (lost_at.empty() ? "" : " (one of them at " + lost_at + ")") +
+               "; look for what ends the process there (memory, a crash in native code): run it with num_workers=0 "
+               "and pool=\"\"",
+       .worker = {}});
+}
+
+std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes) {
+  return Batch::from_error(descriptor_of(key),
+                           {.type_name = "ValueError",
+                            .text = "the indices of " + wire::to_text(key) + " are " + std::to_string(index_bytes) +
+                                    " bytes, more than a request to a pool may have; use smaller batches, or indices "
+                                    "that are integers",
+                            .worker = {}});
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/pool_source.h"
+
+#include <utility>
+
+#include "base/assert.h"
+#include "net/endpoint.h"
+
+namespace penstock::loader {
+
+namespace {
+
+constexpr size_t kArrivalCountMax = 1 << 20;
+
+}  // namespace
+
+PoolSource::PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
+                       std::vector<OwnWorker> own_workers)
+    : BatchSource(kArrivalCountMax),
+      options_(std::move(options)),
+      io_(options_, trainer_id, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), inbox_),
+      loop_("pk_pool_io", "which receives batches of the pool", io_) {}
+
+PoolSource::~PoolSource() { stop(); }
+
+Result<void> PoolSource::start(std::unique_ptr<BatchStage> stage) {
+  stage_ = std::move(stage);
+  io_.set_stage(stage_.get());
+  return loop_.start();
+}
+
+void PoolSource::stop() {
+  inbox_.close();
+  loop_.stop();
+  inbox_.clear();
+  stage_.reset();
+}
+
+void PoolSource::lose_own_worker(uint64_t worker_id) {
+  loop_.post([this, worker_id] { io_.lose_own_worker(worker_id); });
+}
+
+void PoolSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+  PENSTOCK_ASSERT(named_ != nullptr, "a batch was asked for before its job was named");
+  content->blobs = named_;
+  loop_.post([this, content] { io_.ask(content); });
+}
+
+void PoolSource::announce(const wire::Request& request, std::span<const std::byte> body) {
+  PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "a pool is told nothing else");
+  loop_.post([this, epoch = request.epoch, seeds = std::vector<std::byte>(body.begin(), body.end()),
+              lanes = std::exchange(next_lanes_, {})]() mutable {
+    io_.begin_epoch(epoch, std::move(seeds), std::move(lanes));
+  });
+}
+
+void PoolSource::finish(Batch& batch) {
+  if (stage_) stage_->finish(batch);
+}
+
+std::string PoolSource::describe() const {
+  const bool has_answered = io_.standing().controller_silence().has_value();
+  return io_.standing().describe(options_.controller.text(),
+                                 has_answered ? "" : net::lookup_failure(options_.controller.host));
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Batches of a pool's workers: what the trainer's thread sees of them. It passes everything on to the thread that
+// speaks with the pool (pool_io.h).
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "loader/batch_source.h"
+#include "loader/lane_places.h"
+#include "loader/pool_io.h"
+
+namespace penstock::loader {
+
+// Thread-compatible as BatchSource; describe() is thread-safe.
+class PoolSource : public BatchSource {
+ public:
+  // `own_keys` are those that own workers go by.
+  PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional<net::KeyRing> own_keys,
+             std::vector<OwnWorker> own_workers);
+  ~PoolSource() override;
+
+  void put_blob(const wire::BlobId& id, std::string bytes) { io_.blobs().put(id, std::move(bytes)); }
+  // What requests are made with from now on: the job, and the prefixes in their order. Each has been put. A prefix that
+  // no request is made with any more is dropped.
+  void use_blobs(std::vector<wire::BlobId> ids) { named_ = io_.blobs().name(std::move(ids)); }
+  // Where the lanes of the epoch that is announced next begin, if not at their beginning.
+  void set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { next_lanes_ = std::move(places); }
+  // One of this trainer's own workers is gone for good.
+  void lose_own_worker(uint64_t worker_id);
+
+  // How things stand with the controller and the workers, in a sentence or two. Before the controller has answered its
+  // name is looked up, which can block.
+  std::string describe() const;
+  // As PoolStanding::controller_silence.
+  std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
+
+  Result<void> start(std::unique_ptr<BatchStage> stage) override;
+  void stop() override;
+  void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
+  void announce(const wire::Request& request, std::span<const std::byte> body) override;
+  void dismiss(uint32_t) override {}
+  uint32_t worker_of(uint32_t) const override { return 0; }
+  uint32_t worker_count() const override { return io_.worker_count(); }
+  bool has_bounded_memory() const override { return false; }
+  void note_ready(uint32_t count) override { io_.note_ready(count); }
+  void finish(Batch& batch) override;
+  void retire_held() override { io_.retire_held(); }
+
+ private:
+  const PoolIoOptions options_;
+  BlobStore::Ids named_;
+  std::map<wire::Lane, LanePlaces::Place> next_lanes_;
+  std::unique_ptr<BatchStage> stage_;
+  PoolIo io_;
+  EventLoop loop_;
+};
+
+}  // namespace penstock::loader

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/watchdog.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+namespace penstock::worker {
+namespace {
+
+constexpr auto kParentCheckInterval = std::chrono::milliseconds(200);
+
+}  // namespace
+
+Watchdog::Watchdog(int connection_fd, pid_t parent_pid)
+    : connection_fd_(connection_fd),
+      parent_pid_(parent_pid),
+      loop_("pk_watchdog", "which looks after the trainer", *this) {}
+
+Result<void> Watchdog::health() const {
+  if (!is_closing_.load()) return {};
+  MutexLock lock(mutex_);
+  if (failure_) return *failure_;
+  return Error{Errc::kClosed, "the trainer hung up"};
+}
+
+Result<void> Watchdog::serve() {
+  const bool is_orphan = ::getppid() != parent_pid_;
+  if (has_hung_up_ || is_orphan) is_closing_.store(true);
+  grace_.note(is_orphan);
+  return {};
+}
+
+Result<bool> Watchdog::wait(int wake_fd, bool may_sleep) {
+  // Once the peer has hung up its descriptor is readable for ever, and only the parent's life is of interest.
+  pollfd items[] = {{.fd = wake_fd, .events = POLLIN, .revents = 0},
+                    {.fd = has_hung_up_ ? -1 : connection_fd_, .events = POLLRDHUP, .revents = 0}};
+  ::poll(items, std::size(items), may_sleep ? static_cast<int>(kParentCheckInterval.count()) : 0);
+  has_hung_up_ = has_hung_up_ || items[1].revents != 0;
+  return items[0].revents != 0;
+}
+
+void Watchdog::failed(Error error) {
+  {
+    MutexLock lock(mutex_);
+    failure_ = std::move(error);
+  }
+  is_closing_.store(true);
+}
+
+}  // namespace penstock::worker

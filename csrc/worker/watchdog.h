@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Ends a local worker whose trainer is dead, if the thread that serves requests does not come back to see it: that one
+// may be in the dataset for long.
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <optional>
+
+#include "base/event_loop.h"
+#include "base/mutex.h"
+#include "base/result.h"
+#include "worker/orphan_grace.h"
+
+namespace penstock::worker {
+
+// Thread-safe.
+class Watchdog : private EventLoop::Handler {
+ public:
+  // Looks at the connection to the trainer, and at whether this process is still the child of `parent_pid`.
+  Watchdog(int connection_fd, pid_t parent_pid);
+  ~Watchdog() { loop_.stop(); }
+
+  Result<void> start() { return loop_.start(); }
+
+  // True once the trainer hung up or died. For who waits for memory meanwhile, too.
+  const std::atomic<bool>& is_closing() const { return is_closing_; }
+  std::atomic<bool>& is_closing() { return is_closing_; }
+  // kClosed once the trainer is gone, or the error that this failed with.
+  Result<void> health() const;
+
+ private:
+  Result<void> serve() override;
+  Result<bool> wait(int wake_fd, bool may_sleep) override;
+  void failed(Error error) override;
+
+  const int connection_fd_;
+  const pid_t parent_pid_;
+  std::atomic<bool> is_closing_{false};
+  bool has_hung_up_ = false;
+  OrphanGrace grace_;
+  mutable Mutex mutex_;
+  std::optional<Error> failure_ PENSTOCK_GUARDED_BY(mutex_);
+  EventLoop loop_;
+};
+
+}  // namespace penstock::worker
