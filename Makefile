@@ -3,6 +3,10 @@
 
 SHELL := /bin/sh
 export PYTHON
+# The torch to install and to build for. Each has a virtual environment and a build folder of its own.
+TORCH ?= 2.11
+export TORCH
+export VENV := .venv$(if $(filter-out 2.11,$(TORCH)),-torch-$(TORCH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
@@ -25,12 +29,13 @@ help:
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
 	@echo
 	@echo "On Debian and Ubuntu each installs what is missing first: Debian packages (as root or with sudo),"
-	@echo "PyTorch into .venv, and penstock itself. PYTHON=... names the Python to make .venv with."
+	@echo "PyTorch into .venv, and penstock itself. PYTHON=... names the Python to make .venv with; TORCH=2.15 takes that"
+	@echo "torch in place of 2.11, in .venv-torch-2.15, so that both can be kept."
 
 demo:
 	@python=$$(sh .make/system.sh build) && sh .make/packages.sh "$$python" demo
 	@sh .make/install.sh
-	@.venv/bin/python examples/quickstart.py $(ARGS)
+	@$(VENV)/bin/python examples/quickstart.py $(ARGS)
 
 test:
 	@python=$$(sh .make/system.sh build test bench) && sh .make/packages.sh "$$python" test
@@ -42,7 +47,7 @@ test-all:
 
 lint:
 	@python=$$(sh .make/system.sh build lint) && sh .make/packages.sh "$$python" lint
-	@.venv/bin/python setup.py -q native --configure-only
+	@$(VENV)/bin/python setup.py -q native --configure-only
 	@sh .make/lint.sh
 
 bench:
@@ -56,7 +61,7 @@ fuzz:
 chaos:
 	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python" test
 	@sh .make/install.sh
-	@.venv/bin/python tests/chaos/chaos.py --report build/chaos.md $(ARGS)
+	@$(VENV)/bin/python tests/chaos/chaos.py --report build/chaos.md $(ARGS)
 
 test-sim:
 	@python=$$(sh .make/system.sh sim) && "$$python" tests/sim/simulation.py $(ARGS)

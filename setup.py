@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from setuptools import Command, Extension, setup
@@ -33,8 +34,13 @@ def job_count() -> int:
 
 
 def cmake_folder(sanitize: str = "", lint: bool = False) -> Path:
-    # One folder per interpreter version: what CMake found out about one is wrong for another.
-    tag = sys.implementation.cache_tag
+    # One folder per version of Python and of torch: what CMake found out about one is wrong for
+    # another.
+    try:
+        torch = ".".join(version("torch").split(".")[:2])
+    except PackageNotFoundError:
+        torch = "none"  # which CMake says, with what to do
+    tag = f"{sys.implementation.cache_tag}-torch-{torch}"
     name = sanitize or (f"lint-{tag}" if lint else tag)
     return ROOT / "build" / f"cmake-{name}"
 
@@ -77,14 +83,16 @@ class Native(Command):
         ("with-tests", None, "also build the C++ tests"),
         ("with-bench", None, "also build the C++ benchmarks"),
         ("configure-only", None, "only tell clang-tidy how each source is compiled"),
+        ("show-folder", None, "only say where the native part is built"),
         ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
     ]
-    boolean_options = ["with-tests", "with-bench", "configure-only"]
+    boolean_options = ["with-tests", "with-bench", "configure-only", "show-folder"]
 
     def initialize_options(self) -> None:
         self.with_tests = False
         self.with_bench = False
         self.configure_only = False
+        self.show_folder = False
         self.sanitize = ""
 
     def finalize_options(self) -> None:
@@ -92,6 +100,9 @@ class Native(Command):
 
     def run(self) -> None:
         folder = cmake_folder(self.sanitize, lint=self.configure_only)
+        if self.show_folder:
+            print(folder.relative_to(ROOT))
+            return
         options = {}
         if self.with_tests or self.sanitize:
             options["PENSTOCK_BUILD_TESTS"] = "ON"

@@ -10,16 +10,16 @@ sources="CMakeLists.txt setup.py pyproject.toml README.md LICENSE csrc python th
 # What is installed is known by the content of its sources and by the torch it was built against.
 state=$({
   find $sources -type f ! -name '*.pyc' ! -path '*.egg-info/*' -exec cksum {} + | sort -k 3
-  ls -d .venv/lib/python*/site-packages/torch-*
+  ls -d "$VENV"/lib/python*/site-packages/torch-*
 } | cksum)
-stamp=.venv/.installed
+stamp="$VENV"/.installed
 
 if [ "$#" -gt 0 ] || [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
   say "Compiling (on two cores 3 to 6 minutes the first time, with ccache 6 to 11; then only what changed)"
-  .venv/bin/python setup.py -q native "$@" >&2
+  "$VENV"/bin/python setup.py -q native "$@" >&2
 fi
 if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
-  say "Installing penstock into .venv"
-  .venv/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps . >&2
+  say "Installing penstock into $VENV"
+  "$VENV"/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps . >&2
   echo "$state" >"$stamp"
 fi

@@ -18,9 +18,9 @@ for folder in bench examples; do
 done
 
 check "clang-format" clang-format-14 --dry-run -Werror $cpp_files
-check "ruff" .venv/bin/ruff check $python_files
-check "ruff format" .venv/bin/ruff format --check $python_files
-check "mypy --strict python" .venv/bin/mypy --strict python
-check "clang-tidy (the first time minutes, then only what changed)" .venv/bin/python .make/tidy.py
+check "ruff" "$VENV"/bin/ruff check $python_files
+check "ruff format" "$VENV"/bin/ruff format --check $python_files
+check "mypy --strict python" "$VENV"/bin/mypy --strict python
+check "clang-tidy (the first time minutes, then only what changed)" "$VENV"/bin/python .make/tidy.py
 [ -z "$failed" ] || stop "make lint: something above wants a change"
 say "clean"

@@ -4,11 +4,13 @@
 usage: requirements.py build|demo|frameworks|test|bench|lint
 
 `build` is what a build and penstock itself need; every other group is printed with it, so that pip
-resolves them together and never moves torch to another version.
+resolves them together and never moves torch to another version. The environment variable TORCH says
+which torch: its minor version, 2.11 if it is not set.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +19,26 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     from pip._vendor import tomli as tomllib
+
+# What is installed beside each torch. torchaudio ends at 2.11.
+BESIDE = {
+    "2.11": {"torch": "==2.11.*", "torchvision": "==0.26.*", "torchaudio": "==2.11.*"},
+    "2.15": {"torch": "==2.15.*", "torchvision": "==0.29.*", "torchaudio": None},
+}
+
+
+def for_torch(requirement: str) -> str | None:
+    """The requirement as the wanted torch has it; None if there is no such package beside it."""
+    wanted = os.environ.get("TORCH") or "2.11"
+    if wanted not in BESIDE:
+        sys.exit(
+            f"TORCH={wanted} is no torch that penstock is tested with; use {' or '.join(BESIDE)}"
+        )
+    name = re.match(r"[\w-]+", requirement)[0]
+    if name not in BESIDE[wanted]:
+        return requirement
+    pinned = BESIDE[wanted][name]
+    return None if pinned is None else name + pinned
 
 
 def requirements(group: str) -> list[str]:
@@ -34,7 +56,8 @@ def requirements(group: str) -> list[str]:
 
     if group != "build":
         add(group)
-    return list(dict.fromkeys(found))
+    chosen = [for_torch(requirement) for requirement in dict.fromkeys(found)]
+    return [requirement for requirement in chosen if requirement is not None]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ set -eu
 
 folder=build/cmake-$1
 say "Compiling the C++ tests with the $1 sanitizer (5 to 10 minutes the first time on two cores)"
-.venv/bin/python setup.py -q native --sanitize="$1" >&2
+"$VENV"/bin/python setup.py -q native --sanitize="$1" >&2
 
 # g++ 12's thread sanitizer cannot place its shadow memory when the kernel randomises addresses by more than 28 bits, as
 # newer ones do; setarch switches that off for the tests, where it is allowed.

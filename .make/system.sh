@@ -32,8 +32,8 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
 }
 
 find_python() {
-  if [ -x .venv/bin/python ] && is_good_python .venv/bin/python existing; then
-    echo .venv/bin/python
+  if [ -x "$VENV"/bin/python ] && is_good_python "$VENV"/bin/python existing; then
+    echo "$VENV"/bin/python
     return 0
   fi
   for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3}; do
@@ -52,7 +52,6 @@ for group in "$@"; do
       need_tool cmake cmake
       need_tool ninja ninja-build
       need_header zmq.h libzmq3-dev
-      need_header zmq.hpp cppzmq-dev
       need_header sodium.h libsodium-dev
       ;;
     test) need_header gtest/gtest.h libgtest-dev ;;

@@ -7,13 +7,13 @@ set -u
 failed=
 
 say "C++ tests"
-ctest --test-dir "build/cmake-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')" \
+ctest --test-dir "$("$VENV"/bin/python setup.py -q native --show-folder)" \
   --output-on-failure --parallel "$(nproc)" || failed="$failed C++"
 say "Python tests"
 # Several at a time, since much of a test is waiting for processes to start; one that has nothing left to do takes tests
 # of another. The name of the temporary folder is short, as sockets in it have names of at most 107 bytes.
 folder=$(mktemp -d /tmp/t.XXXXXX)
-.venv/bin/python -m pytest -n 3 --dist worksteal --durations=25 --basetemp="$folder/b" "$@" || failed="$failed Python"
+"$VENV"/bin/python -m pytest -n 3 --dist worksteal --durations=25 --basetemp="$folder/b" "$@" || failed="$failed Python"
 rm -rf "$folder"
 [ -z "$failed" ] || stop "make test: failed:$failed"
 say "all tests passed"

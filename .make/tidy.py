@@ -39,7 +39,8 @@ def fingerprint(path: Path, command: str) -> str:
 
 
 def main() -> int:
-    build = Path("build") / f"cmake-lint-{sys.implementation.cache_tag}"
+    show = [sys.executable, "setup.py", "-q", "native", "--configure-only", "--show-folder"]
+    build = Path(subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip())
     todo = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         path = Path(entry["file"])

@@ -13,7 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,8 +53,9 @@ RATIOS = (
 
 
 def default_micro() -> Path:
-    tag = sys.implementation.cache_tag or sysconfig.get_python_version()
-    return HERE.parent / "build" / f"cmake-{tag}" / "bench" / "micro"
+    show = [sys.executable, "setup.py", "-q", "native", "--show-folder"]
+    done = subprocess.run(show, cwd=HERE.parent, check=True, capture_output=True, text=True)
+    return HERE.parent / done.stdout.strip() / "bench" / "micro"
 
 
 def run_micro(size: int, args: argparse.Namespace) -> Round:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from native_build import build_folder
 
 pytestmark = pytest.mark.slow
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-MICRO = BENCH.parent / "build" / f"cmake-{sys.implementation.cache_tag}" / "bench" / "micro"
+MICRO = build_folder() / "bench" / "micro"
 
 
 def run_bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,10 +15,11 @@ from types import ModuleType
 import pytest
 import torch
 from cut_models import NormalizedResNet
+from native_build import build_folder
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Quickstart = Callable[..., int]
-BUILD = EXAMPLES.parent / "build" / f"cmake-{sys.implementation.cache_tag}"
+BUILD = build_folder()
 
 
 def run_quickstart(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,11 @@ OPENING_METHODS = {"recv", "load_module", "exec_module"}
 # Each place that has one, and whose bytes those are.
 WHOSE_BYTES = {
     ("__init__.py", "__getattr__", "importlib.import_module"): "names of our own modules",
-    ("seams/require.py", "_exists", "importlib.import_module"): "names of torch's that a seam lists",
+    (
+        "seams/require.py",
+        "_exists",
+        "importlib.import_module",
+    ): "torch's, which a seam lists",
     (
         "worker/batch_pickle.py",
         "loads",

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds libzmq and its C++ header cppzmq. Gives ZeroMQ::cppzmq and ZeroMQ_VERSION.
+# Finds libzmq. Gives ZeroMQ::libzmq and ZeroMQ_VERSION.
 # Debian's libzmq3-dev ships a CMake configuration that names a static library it does not have, so this looks for itself.
 
 find_path(ZeroMQ_INCLUDE_DIR zmq.h)
-find_path(cppzmq_INCLUDE_DIR zmq.hpp HINTS "${ZeroMQ_INCLUDE_DIR}")
 find_library(ZeroMQ_LIBRARY NAMES zmq)
 
 if(ZeroMQ_INCLUDE_DIR)
@@ -15,14 +14,14 @@ endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   ZeroMQ
-  REQUIRED_VARS ZeroMQ_LIBRARY ZeroMQ_INCLUDE_DIR cppzmq_INCLUDE_DIR
+  REQUIRED_VARS ZeroMQ_LIBRARY ZeroMQ_INCLUDE_DIR
   VERSION_VAR ZeroMQ_VERSION
-  REASON_FAILURE_MESSAGE "On Debian and Ubuntu: apt-get install libzmq3-dev cppzmq-dev")
-mark_as_advanced(ZeroMQ_INCLUDE_DIR cppzmq_INCLUDE_DIR ZeroMQ_LIBRARY)
+  REASON_FAILURE_MESSAGE "On Debian and Ubuntu: apt-get install libzmq3-dev")
+mark_as_advanced(ZeroMQ_INCLUDE_DIR ZeroMQ_LIBRARY)
 
-if(ZeroMQ_FOUND AND NOT TARGET ZeroMQ::cppzmq)
-  add_library(ZeroMQ::cppzmq UNKNOWN IMPORTED)
-  set_target_properties(ZeroMQ::cppzmq PROPERTIES
+if(ZeroMQ_FOUND AND NOT TARGET ZeroMQ::libzmq)
+  add_library(ZeroMQ::libzmq UNKNOWN IMPORTED)
+  set_target_properties(ZeroMQ::libzmq PROPERTIES
     IMPORTED_LOCATION "${ZeroMQ_LIBRARY}"
-    INTERFACE_INCLUDE_DIRECTORIES "${ZeroMQ_INCLUDE_DIR};${cppzmq_INCLUDE_DIR}")
+    INTERFACE_INCLUDE_DIRECTORIES "${ZeroMQ_INCLUDE_DIR}")
 endif()
