@@ -56,7 +56,8 @@ def main() -> int:
         path, clean = item
         tidy = ["clang-tidy-14", "-p", str(build), "--quiet", "--warnings-as-errors=*"]
         # The recorded command is g++'s, which may name warnings that clang has not got.
-        tidy += ["--extra-arg=-Wno-unknown-warning-option", str(path)]
+        tidy += ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wthread-safety"]
+        tidy.append(str(path))
         answer = subprocess.run(tidy, capture_output=True, text=True)
         done += 1
         print(f"[{done}/{len(todo)}] {path.relative_to(CSRC.parent)}", flush=True)

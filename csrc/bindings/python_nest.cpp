@@ -24,6 +24,8 @@ using wire::NestWriter;
 
 namespace {
 
+constexpr uint32_t kEqualHashesMax = 64;  // keys of one dictionary that may have the same hash
+
 // Writes tokens until it meets something that has none.
 class NestEncoder {
  public:
@@ -171,18 +173,29 @@ class NestDecoder {
     return tuple;
   }
 
+  // Keys that have the same hash are compared one with the other. Integers hash to their remainder by 2^61 - 1, so a
+  // sender could choose a million that do, and the lock of the interpreter would be held for hours.
+  void count_hash(const py::object& key) {
+    const Py_hash_t hash = PyObject_Hash(key.ptr());
+    if (hash == -1 && PyErr_Occurred() != nullptr) return PyErr_Clear();  // the dictionary says so
+    if (++hash_counts_[hash] > kEqualHashesMax) raise_malformed("too many keys have the same hash");
+  }
+
   py::dict dict(uint32_t count) {
     py::dict dict;
+    auto outer_counts = std::exchange(hash_counts_, {});
     for (uint32_t index = 0; index < count; ++index) {
       const bool was_in_key = std::exchange(is_in_key_, true);
       const py::object key = decode();
       is_in_key_ = was_in_key;
+      if (count > kEqualHashesMax) count_hash(key);
       const py::object value = decode();
       if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) == 0) continue;
       if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
       PyErr_Clear();
       raise_malformed("a key cannot be hashed");
     }
+    hash_counts_ = std::move(outer_counts);
     return dict;
   }
 
@@ -190,6 +203,7 @@ class NestDecoder {
   const std::vector<at::Tensor>& tensors_;
   const py::object& loads_;
   bool is_in_key_ = false;
+  std::unordered_map<Py_hash_t, uint32_t> hash_counts_;  // of the dictionary that is being made
 };
 
 }  // namespace

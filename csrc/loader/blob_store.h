@@ -2,6 +2,7 @@
 #pragma once
 // The blobs that a trainer's requests are made with, for workers to ask for: the parts of its job, and prefixes.
 
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -37,7 +38,10 @@ class BlobStore {
     for (const auto& weak : named_) {
       if (const auto some = weak.lock()) alive.insert(some->begin(), some->end());
     }
-    std::erase_if(ever_named_, [&](const wire::BlobId& id) { return !alive.contains(id) && blobs_.erase(id) > 0; });
+    for (auto at = ever_named_.begin(); at != ever_named_.end();) {
+      const bool is_dropped = !alive.contains(*at) && blobs_.erase(*at) > 0;
+      at = is_dropped ? ever_named_.erase(at) : std::next(at);
+    }
     return named;
   }
 

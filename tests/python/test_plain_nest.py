@@ -568,6 +568,19 @@ def test_a_key_that_cannot_be_hashed_is_an_error() -> None:
         _C.decode_value(data.replace(tuple_tag, list_tag))
 
 
+def test_a_dictionary_whose_keys_have_one_hash_is_an_error() -> None:
+    """Each is compared with all before it: a million such keys took the trainer hours."""
+    data = _C.encode_value({number * (2**61 - 1): None for number in range(1, 200)})
+    with pytest.raises(PenstockError, match="too many keys have the same hash"):
+        _C.decode_value(data)
+
+
+def test_dictionaries_of_many_keys_come_back() -> None:
+    inner = {index: str(index) for index in range(5000)}
+    value = {"outer": inner, **{f"key {index}": index for index in range(5000)}}
+    assert _C.decode_value(_C.encode_value(value)) == value
+
+
 def test_a_pickle_is_refused() -> None:
     data = _C.encode_value(b"\x80\x05N.")
     length = (4).to_bytes(4, "little")
