@@ -9,6 +9,7 @@ void bind_graph(pybind11::module_& module);
 void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
+void bind_tuning(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
@@ -22,6 +23,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_script(module);
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);
+  penstock::bindings::bind_tuning(module);
   penstock::bindings::bind_pool(module);
   penstock::bindings::bind_worker(module);
   penstock::bindings::bind_values(module);

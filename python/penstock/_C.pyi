@@ -3,7 +3,7 @@
 a test. _pool.pyi is the part that needs no torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -159,6 +159,83 @@ class PoolServer:
 # loader
 
 def interrupt_when_dropped() -> object: ...
+
+class MeasuredWork:
+    """Means over a stretch of an epoch in which ``workers`` workers were at work: seconds of a
+    batch, and how many CPUs were in use."""
+
+    workers: int
+    wait_s: float
+    trainer_s: float
+    worker_s: float
+    cpu_share: float | None
+    trainer_cpus: float
+    stalled_share: float
+    idle_share: float
+    def __init__(
+        self,
+        workers: int,
+        wait_s: float,
+        trainer_s: float,
+        worker_s: float,
+        cpu_share: float | None,
+        trainer_cpus: float,
+    ) -> None: ...
+
+class WorkerLimits:
+    """What the machine and the loader allow."""
+
+    cpus: int
+    waiting_workers: int
+    shards: int | None
+    first_workers: int
+    def __init__(self, cpus: int, shards: int | None = None) -> None: ...
+
+class WorkerChoice:
+    """A number of workers, and what it was chosen from. ``str()`` says it in a sentence."""
+
+    workers: int
+    reason: Literal["stalled", "settled", "limit", "no gain", "taken back", "idle"]
+    measured: MeasuredWork
+    limit: int
+    limited_by: Literal["CPUs", "shards", "cap"]
+    cpus: int
+    fewer: MeasuredWork | None
+
+class WorkerLessons:
+    """What earlier choices have shown."""
+
+def choose_workers(
+    measured: MeasuredWork, limits: WorkerLimits, lessons: WorkerLessons
+) -> tuple[WorkerChoice, WorkerLessons]: ...
+
+class StallMeter:
+    """Adds up stretches of epochs for one number of workers. Times are in seconds."""
+
+    def begin(
+        self,
+        owner: int,
+        workers: int,
+        counters: dict[str, Any],
+        workers_cpu_s: float | None,
+        trainer_cpu_s: float,
+        now_s: float,
+    ) -> None: ...
+    def is_open(self, owner: int) -> bool: ...
+    def note(self, called_at_s: float, returned_at_s: float) -> None: ...
+    def end(
+        self, counters: dict[str, Any], workers_cpu_s: float | None, trainer_cpu_s: float
+    ) -> None: ...
+    def has_seen(self, seconds: float, batches: int) -> bool: ...
+    def take(self) -> MeasuredWork: ...
+    kept_count: int
+
+class WorkerTuner:
+    meter: StallMeter
+    def __init__(self, window_s: float) -> None: ...
+    def is_due(self, workers: int) -> bool: ...
+    def choose(self, limits: WorkerLimits) -> WorkerChoice: ...
+    def give_up(self, workers_before: int) -> None: ...
 
 class Client:
     class Event:

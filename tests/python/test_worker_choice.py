@@ -8,15 +8,9 @@ import random
 
 import pytest
 
-from penstock.tuning.worker_choice import (
-    Lessons,
-    Measured,
-    WorkerChoice,
-    WorkerLimits,
-    choose_workers,
-)
+from penstock import _C
 
-LIMITS = WorkerLimits.of(8)
+LIMITS = _C.WorkerLimits(8)
 
 
 def seen(
@@ -27,17 +21,19 @@ def seen(
     wait_s: float | None = None,
     cpu_share: float | None = 1.0,
     trainer_cpus: float = 1.0,
-) -> Measured:
+) -> _C.MeasuredWork:
     """What is measured where nothing varies, unless the waiting is given."""
     if wait_s is None:
         wait_s = max(0.0, worker_s / workers - trainer_s)
-    return Measured(workers, wait_s, trainer_s, worker_s, cpu_share, trainer_cpus)
+    return _C.MeasuredWork(workers, wait_s, trainer_s, worker_s, cpu_share, trainer_cpus)
 
 
 def choose(
-    measured: Measured, limits: WorkerLimits = LIMITS, lessons: Lessons | None = None
-) -> WorkerChoice:
-    return choose_workers(measured, limits, lessons or Lessons())[0]
+    measured: _C.MeasuredWork,
+    limits: _C.WorkerLimits = LIMITS,
+    lessons: _C.WorkerLessons | None = None,
+) -> _C.WorkerChoice:
+    return _C.choose_workers(measured, limits, lessons or _C.WorkerLessons())[0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ def choose(
         (seen(1, 0.0, 0.0), 1, "settled"),
     ],
 )
-def test_a_first_choice(measured: Measured, workers: int, reason: str) -> None:
+def test_a_first_choice(measured: _C.MeasuredWork, workers: int, reason: str) -> None:
     choice = choose(measured)
     assert (choice.workers, choice.reason) == (workers, reason)
 
@@ -86,14 +82,14 @@ def test_a_first_choice(measured: Measured, workers: int, reason: str) -> None:
 def test_limits_follow_from_the_cpus(
     cpus: int, shards: int | None, first: int, waiting: int
 ) -> None:
-    limits = WorkerLimits.of(cpus, shards)
+    limits = _C.WorkerLimits(cpus, shards)
     assert (limits.first_workers, limits.waiting_workers) == (first, waiting)
 
 
 def test_shards_bound_the_workers() -> None:
-    choice = choose(seen(2, 1.0, 0.0), WorkerLimits.of(8, shards=3))
+    choice = choose(seen(2, 1.0, 0.0), _C.WorkerLimits(8, shards=3))
     assert (choice.workers, choice.reason) == (3, "stalled")
-    choice = choose(seen(3, 1.0, 0.0), WorkerLimits.of(8, shards=3))
+    choice = choose(seen(3, 1.0, 0.0), _C.WorkerLimits(8, shards=3))
     assert (choice.workers, choice.reason, choice.limited_by) == (3, "limit", "shards")
 
 
@@ -105,7 +101,7 @@ class Machine:
     ) -> None:
         self.worker_s, self.trainer_s, self.useful, self.noise = worker_s, trainer_s, useful, noise
 
-    def run(self, workers: int) -> Measured:
+    def run(self, workers: int) -> _C.MeasuredWork:
         slowdown = max(1.0, workers / self.useful) * self.noisy()
         return seen(workers, self.worker_s * slowdown, self.trainer_s * self.noisy(), cpu_share=0.1)
 
@@ -113,11 +109,13 @@ class Machine:
         return 1 + random.uniform(-self.noise, self.noise)
 
 
-def settle(machine: Machine, workers: int, lessons: Lessons) -> tuple[list[int], Lessons]:
+def settle(
+    machine: Machine, workers: int, lessons: _C.WorkerLessons
+) -> tuple[list[int], _C.WorkerLessons]:
     """The numbers chosen, one after the other, and what was learnt."""
     counts = [workers]
     for _ in range(60):
-        choice, lessons = choose_workers(machine.run(counts[-1]), LIMITS, lessons)
+        choice, lessons = _C.choose_workers(machine.run(counts[-1]), LIMITS, lessons)
         counts.append(choice.workers)
     return counts, lessons
 
@@ -127,7 +125,7 @@ def settle(machine: Machine, workers: int, lessons: Lessons) -> tuple[list[int],
 @pytest.mark.parametrize("first", [1, 2, 7, 32])
 def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> None:
     machine = Machine(worker_s, 0.02, useful)
-    counts, _ = settle(machine, first, Lessons())
+    counts, _ = settle(machine, first, _C.WorkerLessons())
     assert len(set(counts[-20:])) == 1, counts
     final = machine.run(counts[-1])
     best = min(machine.run(count).wait_s for count in range(1, 33))
@@ -141,7 +139,7 @@ def test_it_settles_on_any_machine(worker_s: float, useful: int, first: int) -> 
 @pytest.mark.parametrize("useful", [2, 1000])
 def test_numbers_that_vary_change_it_a_few_times_at_most(worker_s: float, useful: int) -> None:
     machine = Machine(worker_s, 0.02, useful, noise=0.2)
-    counts, lessons = [1], Lessons()
+    counts, lessons = [1], _C.WorkerLessons()
     for _ in range(4):
         more, lessons = settle(machine, counts[-1], lessons)
         counts += more[1:]
@@ -150,35 +148,35 @@ def test_numbers_that_vary_change_it_a_few_times_at_most(worker_s: float, useful
 
 
 def test_a_step_up_without_gain_is_taken_back_and_seldom_tried_again() -> None:
-    counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, Lessons())
+    counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, _C.WorkerLessons())
     steps = [place for place, count in enumerate(counts) if count == 8]
     assert steps == [1, 11, 29]
     assert set(counts) == {4, 8}
-    choice, _ = choose_workers(Machine(0.2, 0.02, useful=4).run(4), LIMITS, lessons)
+    choice, _ = _C.choose_workers(Machine(0.2, 0.02, useful=4).run(4), LIMITS, lessons)
     assert choice.reason == "no gain"
 
 
 def test_a_machine_that_was_busy_is_tried_again() -> None:
-    counts, lessons = settle(Machine(0.2, 0.02, useful=1), 1, Lessons())
+    counts, lessons = settle(Machine(0.2, 0.02, useful=1), 1, _C.WorkerLessons())
     assert counts[-1] == 1
     counts, _ = settle(Machine(0.2, 0.02), counts[-1], lessons)
     assert counts[-1] == 13
 
 
 def test_a_number_that_stalled_is_not_gone_down_to_again() -> None:
-    lessons = Lessons()
+    lessons = _C.WorkerLessons()
     idle = seen(4, 0.030, 0.020)  # 2 are enough by the means
-    choice, lessons = choose_workers(idle, LIMITS, lessons)
+    choice, lessons = _C.choose_workers(idle, LIMITS, lessons)
     assert choice.workers == 2
-    choice, lessons = choose_workers(seen(2, 0.030, 0.020, wait_s=0.010), LIMITS, lessons)
+    choice, lessons = _C.choose_workers(seen(2, 0.030, 0.020, wait_s=0.010), LIMITS, lessons)
     assert choice.workers == 3
     for _ in range(5):
-        choice, lessons = choose_workers(seen(3, 0.025, 0.020), LIMITS, lessons)
+        choice, lessons = _C.choose_workers(seen(3, 0.025, 0.020), LIMITS, lessons)
         assert choice.workers == 3
 
 
 def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
-    counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, Lessons())
+    counts, lessons = settle(Machine(0.2, 0.02, useful=4), 4, _C.WorkerLessons())
     counts, lessons = settle(Machine(0.2, 0.005), counts[-1], lessons)
     assert counts[-1] == 32
 
@@ -194,14 +192,14 @@ def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
         ),
         (
             seen(1, 0.0021, 0.0016, wait_s=0.0008, cpu_share=None),
-            WorkerLimits.of(1),
+            _C.WorkerLimits(1),
             "1 worker: the trainer waited 33% of the time, but no more than 1 would have CPUs to "
             "run on; a batch takes 2.1 ms of a worker and 1.6 ms of the trainer, and 1 CPU is free "
             "to use",
         ),
         (
             seen(3, 12.0, 1.5, wait_s=2.0),
-            WorkerLimits.of(8, shards=3),
+            _C.WorkerLimits(8, shards=3),
             "3 workers: the trainer waited 57% of the time, but the dataset has no more than 3 "
             "shards; a batch takes 12 s of a worker, 100% of it on a CPU, and 1.5 s of the "
             "trainer, and 8 CPUs are free to use",
@@ -215,16 +213,18 @@ def test_a_loader_whose_batches_change_a_lot_is_looked_at_anew() -> None:
         ),
     ],
 )
-def test_a_choice_says_why(measured: Measured, limits: WorkerLimits, sentence: str) -> None:
+def test_a_choice_says_why(
+    measured: _C.MeasuredWork, limits: _C.WorkerLimits, sentence: str
+) -> None:
     assert str(choose(measured, limits)) == sentence
 
 
 def test_a_settled_choice_says_what_was_before_and_one_taken_back_what_was_tried() -> None:
-    choice, lessons = choose_workers(seen(2, 0.08, 0.02), LIMITS, Lessons())
+    choice, lessons = _C.choose_workers(seen(2, 0.08, 0.02), LIMITS, _C.WorkerLessons())
     assert choice.workers == 4
-    settled, _ = choose_workers(seen(4, 0.08, 0.02), LIMITS, lessons)
+    settled, _ = _C.choose_workers(seen(4, 0.08, 0.02), LIMITS, lessons)
     assert str(settled).startswith("4 workers: the trainer waited 0% of the time, and 50% for 2;")
-    taken_back, _ = choose_workers(seen(4, 0.16, 0.02), LIMITS, lessons)
+    taken_back, _ = _C.choose_workers(seen(4, 0.16, 0.02), LIMITS, lessons)
     assert str(taken_back).startswith(
         "2 workers: 4 were tried and made batches no faster, the trainer waited 50% of the time;"
     )

@@ -90,20 +90,20 @@ class AutomaticPoolIter(LocalPoolIter):
         if loader is None:
             return
         self._answers_until_measured -= 1
-        meter = loader._tuner.meter
-        if meter.is_open(self._stretch):
-            meter.note(called_at, time.monotonic())
-            if loader._tuner.is_due(self._num_workers):
-                meter.end(self._count())
+        tuner = loader._tuner
+        if tuner.has_stretch(self._stretch):
+            tuner.meter.note(called_at, time.monotonic())
+            if tuner.is_due(self._num_workers):
+                tuner.end_stretch(self._count())
                 self._choose(loader)
         elif self._answers_until_measured <= 0 and loader.num_workers == self._num_workers:
             pids = [worker.pid for worker in self._workers]
-            meter.begin(self._stretch, self._num_workers, self._count(), pids)
+            tuner.begin_stretch(self._stretch, self._num_workers, self._count(), pids)
 
     def _end_stretch(self) -> None:
         loader = self._loader()
-        if loader is not None and loader._tuner.meter.is_open(self._stretch):
-            loader._tuner.meter.end(self._count())
+        if loader is not None and loader._tuner.has_stretch(self._stretch):
+            loader._tuner.end_stretch(self._count())
 
     def _choose(self, loader: LoaderFace) -> None:
         is_iterable = self._dataset_kind == DatasetKind.Iterable

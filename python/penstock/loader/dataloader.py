@@ -42,7 +42,6 @@ from penstock.stream.sample_generators import DrawWarning
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.automatic_count import AutomaticCount, first_count
 from penstock.tuning.load_meter import LoadMeter
-from penstock.tuning.worker_choice import WorkerChoice
 from penstock.tuning.worker_tuner import WorkerTuner
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._plan
 
     @property
-    def worker_choice(self) -> WorkerChoice | None:
+    def worker_choice(self) -> _C.WorkerChoice | None:
         """How many workers ``num_workers="auto"`` chose last, and from what; None before that.
 
         ``str()`` of it is a sentence. The number is that of the next ``iter()``, or in force.

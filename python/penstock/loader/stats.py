@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.tuning.worker_choice import WorkerChoice
+from penstock import _C
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LoaderStats:
     prefix_s: float = 0.0
     outstanding: int = 0
     ready: int = 0
-    worker_choice: WorkerChoice | None = None
+    worker_choice: _C.WorkerChoice | None = None
 
     def __str__(self) -> str:
         if self.iterator is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock import _C
 from penstock.tuning.usable_cpus import usable_cpus
-from penstock.tuning.worker_choice import WorkerLimits
 
 AUTO = "auto"
 
@@ -41,4 +41,4 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
     if not is_asked_for:
         return AutomaticCount(min(num_workers, cpus))
     is_number = type(shards) is int and shards > 0  # else it is refused later
-    return AutomaticCount(WorkerLimits.of(cpus, shards if is_number else None).first_workers)
+    return AutomaticCount(_C.WorkerLimits(cpus, shards if is_number else None).first_workers)

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses a loader's number of workers, again and again, from what its iterators measured."""
+"""Has a loader's number of workers chosen again and again (csrc/cluster/worker_tuner.h): what is
+read here are clocks, counters and the CPU times of the workers.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import time
+from collections.abc import Sequence
+from typing import Any
 
-from penstock.tuning.stall_meter import StallMeter
+from penstock import _C
+from penstock.tuning.process_times import cpu_seconds
 from penstock.tuning.usable_cpus import usable_cpus
-from penstock.tuning.worker_choice import Lessons, WorkerChoice, WorkerLimits, choose_workers
 
-_FIRST_WINDOW_S = 2.0
-_WINDOW_MAX_S = 64.0
-_BATCHES_MIN = 8  # and two of each worker
+FIRST_WINDOW_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -20,34 +22,43 @@ _log = logging.getLogger(__name__)
 class WorkerTuner:
     """What a loader knows about how many workers it needs. Confined to the trainer's thread."""
 
-    def __init__(self, window_s: float = _FIRST_WINDOW_S) -> None:
-        self.meter = StallMeter()
-        self.choice: WorkerChoice | None = None
-        self._lessons = Lessons()
-        self._first_window_s = self._window_s = window_s
+    def __init__(self, window_s: float = FIRST_WINDOW_S) -> None:
+        self._native = _C.WorkerTuner(window_s)
+        self.meter = self._native.meter
+        self.choice: _C.WorkerChoice | None = None
+        self._owner: object | None = None  # of the stretch that is open
+        self._pids: Sequence[int] = ()
+
+    def begin_stretch(
+        self, owner: object, workers: int, counters: dict[str, Any], pids: Sequence[int]
+    ) -> None:
+        """A batch was just delivered, and ``owner`` counts from here on."""
+        self._owner, self._pids = owner, pids
+        self.meter.begin(
+            id(owner), workers, counters, cpu_seconds(pids), time.process_time(), time.monotonic()
+        )
+
+    def has_stretch(self, owner: object) -> bool:
+        return self._owner is owner and self.meter.is_open(id(owner))
+
+    def end_stretch(self, counters: dict[str, Any]) -> None:
+        self.meter.end(counters, cpu_seconds(self._pids), time.process_time())
+        self._owner = None
 
     def is_due(self, workers: int) -> bool:
         """Whether enough was seen of so many workers to choose anew."""
-        return self.meter.has_seen(self._window_s, max(_BATCHES_MIN, 2 * workers))
+        return self._native.is_due(workers)
 
     def choose(self, shards: int | None) -> int:
         """The number of workers to go on with, from what the meter has seen."""
-        limits = WorkerLimits.of(usable_cpus(), shards)
-        measured = self.meter.take()
-        self.choice, self._lessons = choose_workers(measured, limits, self._lessons)
-        if self.choice.workers == measured.workers:
-            self._window_s = min(_WINDOW_MAX_S, 2 * self._window_s)
-            _log.debug("%s", self.choice)
-        else:
-            self._window_s = self._first_window_s
-            _log.info("%s", self.choice)
+        self.choice = self._native.choose(_C.WorkerLimits(usable_cpus(), shards))
+        is_change = self.choice.workers != self.choice.measured.workers
+        _log.log(logging.INFO if is_change else logging.DEBUG, "%s", self.choice)
         return self.choice.workers
 
     def give_up(self, workers: int, workers_before: int, error: OSError) -> None:
         """So many could not be started; the loader goes on with those that it had before."""
-        self._lessons = dataclasses.replace(
-            self._lessons, grown_from=None, no_more_than=workers_before
-        )
+        self._native.give_up(workers_before)
         _log.warning(
             "%d workers could not be started (%s), so the loader goes on with %d; raise the limits "
             "of processes and memory to have more",

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How many workers a loader has that chooses by itself: measured numbers in, a number out. Pure.
+//
+// Worker seconds over trainer seconds of a batch is how many workers keep a trainer busy. The number goes there by at
+// most twofold steps, since seconds change with the number: workers share CPUs, disks and networks. A step up that did
+// not shorten the waiting is taken back and tried again more and more seldom, since the machine may have been busy with
+// something else. A number for which the trainer waited is not gone down to again. So the number settles, until a batch
+// takes a quite different time.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace penstock::cluster {
+
+inline constexpr double kStalledShareMax = 0.05;  // of the trainer's time; below it nothing is gained by more workers
+inline constexpr double kIdleShareMin = 0.5;      // of the workers' time; above it fewer would do
+
+// Means over a stretch of an epoch in which `workers` workers were at work; seconds of a batch.
+struct MeasuredWork {
+  uint32_t workers = 1;
+  double wait_s = 0;                  // the trainer waited for it
+  double trainer_s = 0;               // the trainer was at work
+  double worker_s = 0;                // one worker was at work, by the clock
+  std::optional<double> cpu_share{};  // of worker_s: it was on a CPU or waited for one; none: unknown
+  double trainer_cpus = 0;            // that the trainer's process had in use, its waiting included
+
+  double stalled_share() const;  // of the trainer's time
+  double idle_share() const;     // of the workers' time
+
+  friend bool operator==(const MeasuredWork&, const MeasuredWork&) = default;
+};
+
+// What the machine and the loader allow.
+struct WorkerLimits {
+  uint32_t cpus = 1;
+  uint32_t waiting_workers = 4;      // for datasets that wait rather than compute
+  std::optional<uint32_t> shards{};  // of an iterable dataset; a worker beyond them has nothing to do
+
+  static WorkerLimits of(uint32_t cpus, std::optional<uint32_t> shards = std::nullopt);
+  // To begin with, before anything is measured.
+  uint32_t first_workers() const;
+};
+
+struct WorkerChoice {
+  enum class Reason : uint8_t {
+    kStalled,    // more, since the trainer waited
+    kSettled,    // as many as before
+    kLimit,      // the trainer waited, and there is no room for more
+    kNoGain,     // the trainer waited, and more were of no use
+    kTakenBack,  // a step up has made batches no faster
+    kIdle,       // fewer would do
+  };
+  enum class LimitedBy : uint8_t { kCpus, kShards, kCap };
+
+  uint32_t workers = 1;
+  Reason reason = Reason::kSettled;
+  MeasuredWork measured;
+  uint32_t limit = 1;  // the most workers that would have been chosen
+  LimitedBy limited_by = LimitedBy::kCpus;
+  uint32_t cpus = 1;
+  std::optional<MeasuredWork> fewer{};  // for which the trainer waited too long, before
+
+  // In a sentence.
+  std::string text() const;
+
+  friend bool operator==(const WorkerChoice&, const WorkerChoice&) = default;
+};
+
+// What earlier choices have shown. Empty to begin with.
+struct Lessons {
+  static constexpr uint32_t kFirstPatience = 8;  // choices until a step up that was taken back is tried again
+
+  std::optional<MeasuredWork> grown_from{};  // the choice before was a step up, and this was before it
+  uint32_t too_few = 0;                      // the trainer waited for this many
+  std::optional<uint32_t> no_more_than{};
+  std::optional<MeasuredWork> basis{};  // when these were seen
+  uint32_t kept = 0;                    // choices that kept to no_more_than
+  uint32_t patience = kFirstPatience;   // doubled each time that it was run out of
+};
+
+// The number of workers to go on with, and the lessons for the next choice.
+std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, const WorkerLimits& limits,
+                                                Lessons lessons);
+
+}  // namespace penstock::cluster
