@@ -142,43 +142,58 @@ void bind_graph(py::module_& module) {
       [](const graph::Graph& graph, bool allow_random) { return graph::analyse_effects(graph, {allow_random}); },
       py::arg("graph"), py::arg("allow_random") = false);
 
+  const graph::Prices standard;
+  py::class_<graph::Prices>(module, "Prices")
+      .def(
+          py::init([](double worker_count, double worker_second, double trainer_scale, double worker_scale,
+                      double trainer_node_s, double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s,
+                      double cut_s, bool raw_stays, const std::optional<graph::Loads>& loads) {
+            return graph::Prices{
+                worker_count,      worker_second,    trainer_scale, worker_scale, trainer_node_s, link_bytes_per_s,
+                write_bytes_per_s, read_bytes_per_s, cut_s,         raw_stays,    loads};
+          }),
+          py::kw_only(), py::arg("worker_count") = standard.worker_count,
+          py::arg("worker_second") = standard.worker_second, py::arg("trainer_scale") = standard.trainer_scale,
+          py::arg("worker_scale") = standard.worker_scale, py::arg("trainer_node_s") = standard.trainer_node_s,
+          py::arg("link_bytes_per_s") = standard.link_bytes_per_s,
+          py::arg("write_bytes_per_s") = standard.write_bytes_per_s,
+          py::arg("read_bytes_per_s") = standard.read_bytes_per_s, py::arg("cut_s") = standard.cut_s,
+          py::arg("raw_stays") = standard.raw_stays, py::arg("loads") = std::nullopt)
+      .def_static(
+          "of_local_workers",
+          [](double worker_count, double trainer_scale, double worker_scale) {
+            graph::Prices prices = graph::local_prices(worker_count);
+            prices.trainer_scale = trainer_scale;
+            prices.worker_scale = worker_scale;
+            return prices;
+          },
+          py::arg("worker_count"), py::arg("trainer_scale") = 1.0, py::arg("worker_scale") = 1.0)
+      .def(
+          "with_loads",
+          [](graph::Prices self, const graph::Loads& loads) {
+            self.loads = loads;
+            return self;
+          },
+          py::arg("loads"))
+      .def_readonly("worker_count", &graph::Prices::worker_count)
+      .def_readonly("loads", &graph::Prices::loads)
+      .def(
+          "step_of",
+          [](const graph::Prices& self, const graph::StageSeconds& seconds) {
+            const auto step = graph::step_of(self, self.loads.value_or(graph::Loads{}), seconds);
+            return py::make_tuple(step.trainer_s, step.worker_s, step.step_s);
+          },
+          py::arg("seconds"));
+
   module.def(
       "plan_seconds",
       [](const graph::Graph& graph, const std::vector<graph::Verdict>& verdicts, const graph::Calibration& calibration,
-         const graph::Plan& plan, double worker_count, double trainer_scale, double worker_scale,
-         double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s, double cut_s, bool raw_stays) {
-        return unwrap(graph::plan_seconds(graph, verdicts, calibration,
-                                          {.worker_count = worker_count,
-                                           .trainer_scale = trainer_scale,
-                                           .worker_scale = worker_scale,
-                                           .link_bytes_per_s = link_bytes_per_s,
-                                           .write_bytes_per_s = write_bytes_per_s,
-                                           .read_bytes_per_s = read_bytes_per_s,
-                                           .cut_s = cut_s,
-                                           .raw_stays = raw_stays},
-                                          plan));
+         const graph::Plan& plan, const graph::Prices& prices) {
+        return unwrap(graph::plan_seconds(graph, verdicts, calibration, prices, plan));
       },
-      py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::arg("plan"), py::kw_only(),
-      py::arg("worker_count"), py::arg("trainer_scale"), py::arg("worker_scale"), py::arg("link_bytes_per_s"),
-      py::arg("write_bytes_per_s"), py::arg("read_bytes_per_s"), py::arg("cut_s"), py::arg("raw_stays"));
-
-  const graph::Prices prices;
-  module.def(
-      "make_plan",
-      [](const graph::Graph& graph, const std::vector<graph::Verdict>& verdicts, const graph::Calibration& calibration,
-         const std::string& cut, double worker_count, double worker_second, double trainer_scale, double worker_scale,
-         double trainer_node_s, double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s,
-         double cut_s, bool raw_stays, const std::optional<graph::Loads>& loads) {
-        return plan_of(graph, verdicts, calibration, cut,
-                       {worker_count, worker_second, trainer_scale, worker_scale, trainer_node_s, link_bytes_per_s,
-                        write_bytes_per_s, read_bytes_per_s, cut_s, raw_stays, loads});
-      },
-      py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(), py::arg("cut") = "auto",
-      py::arg("worker_count") = prices.worker_count, py::arg("worker_second") = prices.worker_second,
-      py::arg("trainer_scale") = prices.trainer_scale, py::arg("worker_scale") = prices.worker_scale,
-      py::arg("trainer_node_s") = prices.trainer_node_s, py::arg("link_bytes_per_s") = prices.link_bytes_per_s,
-      py::arg("write_bytes_per_s") = prices.write_bytes_per_s, py::arg("read_bytes_per_s") = prices.read_bytes_per_s,
-      py::arg("cut_s") = prices.cut_s, py::arg("raw_stays") = prices.raw_stays, py::arg("loads") = std::nullopt);
+      py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::arg("plan"), py::arg("prices"));
+  module.def("make_plan", &plan_of, py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(),
+             py::arg("cut") = "auto", py::arg("prices") = standard);
   module.def(
       "extract_prefix",
       [](const graph::Graph& graph, const graph::Plan& plan, std::string_view draws_of) {

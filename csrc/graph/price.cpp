@@ -3,9 +3,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 namespace penstock::graph {
+
+Prices local_prices(double worker_count) {
+  Prices prices;
+  prices.worker_count = worker_count;
+  prices.link_bytes_per_s = std::numeric_limits<double>::infinity();
+  prices.write_bytes_per_s = 4e9;
+  prices.read_bytes_per_s = 10e9;  // memory that another core has written last
+  // Dynamo's guards and a look at the batch, with cold caches (bench/cut.py --overhead).
+  prices.cut_s = 200e-6;
+  prices.raw_stays = true;
+  return prices;
+}
 
 Ticks to_ticks(double seconds) {
   const double ticks = seconds * 1e12;
@@ -61,10 +74,16 @@ Ticks price_of(const Prices& prices, const Weights& weights, const StageSeconds&
 }
 
 double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds& seconds) {
+  return step_of(prices, loads, seconds).step_s;
+}
+
+StepSeconds step_of(const Prices& prices, const Loads& loads, const StageSeconds& seconds) {
   const double trainer_s = loads.trainer_s + seconds.trainer_s;
   const double worker_s = loads.worker_s + seconds.worker_s;
   const double cpu_s = loads.cpus > 0 ? (trainer_s + worker_s) / loads.cpus : 0;
-  return std::max({trainer_s, worker_s / prices.worker_count, seconds.link_s, cpu_s});
+  return {.trainer_s = trainer_s,
+          .worker_s = worker_s,
+          .step_s = std::max({trainer_s, worker_s / prices.worker_count, seconds.link_s, cpu_s})};
 }
 
 }  // namespace penstock::graph

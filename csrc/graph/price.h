@@ -90,6 +90,10 @@ struct Prices {
   friend bool operator==(const Prices&, const Prices&) = default;
 };
 
+// For workers on the trainer's machine. They share its memory, so no link lies between them, and the raw batch is there
+// in any case.
+Prices local_prices(double worker_count);
+
 // Refuses prices that are not finite where they must be, are negative, or divide by zero.
 Result<void> check_prices(const Prices& prices);
 
@@ -118,7 +122,13 @@ StageSeconds memory_seconds(const Prices& prices, int64_t bytes);
 // The weighted sum; workers share their seconds.
 Ticks price_of(const Prices& prices, const Weights& weights, const StageSeconds& seconds);
 
-// How long a step takes: the slowest stage, of a plan with these seconds on top of the loads.
+// How long a step takes, of a plan with these seconds on top of the loads, and how long each side is at work in it.
+struct StepSeconds {
+  double trainer_s = 0;
+  double worker_s = 0;  // of one worker
+  double step_s = 0;    // the slowest stage
+};
+StepSeconds step_of(const Prices& prices, const Loads& loads, const StageSeconds& seconds);
 double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds& seconds);
 
 }  // namespace penstock::graph

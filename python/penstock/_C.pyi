@@ -493,6 +493,35 @@ class Plan:
     @property
     def step_s(self) -> float | None: ...
 
+class Prices:
+    """What is known of the loader that a plan is priced for; see csrc/graph/price.h."""
+
+    worker_count: float
+    loads: Loads | None
+    def __init__(
+        self,
+        *,
+        worker_count: float = ...,
+        worker_second: float = ...,
+        trainer_scale: float = ...,
+        worker_scale: float = ...,
+        trainer_node_s: float = ...,
+        link_bytes_per_s: float = ...,
+        write_bytes_per_s: float = ...,
+        read_bytes_per_s: float = ...,
+        cut_s: float = ...,
+        raw_stays: bool = ...,
+        loads: Loads | None = ...,
+    ) -> None: ...
+    @staticmethod
+    def of_local_workers(
+        worker_count: float, trainer_scale: float = 1.0, worker_scale: float = 1.0
+    ) -> Prices: ...
+    def with_loads(self, loads: Loads) -> Prices: ...
+    def step_of(self, seconds: StageSeconds) -> tuple[float, float, float]:
+        """Seconds of a step of the trainer, of one worker, and of the slowest stage, which is how
+        long the step takes."""
+
 def parse_graph(text: str) -> Graph: ...
 def analyse_effects(graph: Graph, allow_random: bool = False) -> list[Verdict]: ...
 def make_plan(
@@ -501,32 +530,14 @@ def make_plan(
     calibration: Calibration,
     *,
     cut: str = "auto",
-    worker_count: float = ...,
-    worker_second: float = ...,
-    trainer_scale: float = ...,
-    worker_scale: float = ...,
-    trainer_node_s: float = ...,
-    link_bytes_per_s: float = ...,
-    write_bytes_per_s: float = ...,
-    read_bytes_per_s: float = ...,
-    cut_s: float = ...,
-    raw_stays: bool = ...,
-    loads: Loads | None = ...,
+    prices: Prices = ...,
 ) -> Plan: ...
 def plan_seconds(
     graph: Graph,
     verdicts: Sequence[Verdict],
     calibration: Calibration,
     plan: Plan,
-    *,
-    worker_count: float,
-    trainer_scale: float,
-    worker_scale: float,
-    link_bytes_per_s: float,
-    write_bytes_per_s: float,
-    read_bytes_per_s: float,
-    cut_s: float,
-    raw_stays: bool,
+    prices: Prices,
 ) -> StageSeconds: ...
 def extract_prefix(graph: Graph, plan: Plan, draws_of: str = "") -> Graph: ...
 def value_keys(graph: Graph, draws_of: str = "") -> list[str]: ...

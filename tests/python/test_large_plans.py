@@ -52,7 +52,8 @@ def test_five_thousand_operators_are_planned_in_under_two_seconds(cut: str, seed
     verdicts = _C.analyse_effects(graph)
     calibration = _C.calibrate(graph, verdicts, [torch.ones(4, 8)], [SCALE, None], round_count=1)
     # A slow link, so that where to cut is a question.
-    plan = _C.make_plan(graph, verdicts, calibration, cut=cut, link_bytes_per_s=1e6)
+    prices = _C.Prices(link_bytes_per_s=1e6)
+    plan = _C.make_plan(graph, verdicts, calibration, cut=cut, prices=prices)
     prefix = _C.extract_prefix(graph, plan)
     seconds = time.process_time() - start
     print(f"{OPERATORS} operators, {len(plan.moved)} of them moved: {seconds:.3f} s")

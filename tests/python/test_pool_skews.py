@@ -149,6 +149,8 @@ def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
 def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
     words = "(?s)no worker of the pool can run.*'pool_datasets'.*pass code_paths=.*install it"
     with serving(pool.start_worker(processes=2)):
+        while len(pool.status()["workers"]) < 2:
+            time.sleep(0.05)  # the first to come would be all of the pool
         with pytest.warns(PoolWarning, match="does not work for this trainer.*'pool_datasets'"):
             with pytest.raises(PenstockError, match=words) as raised:
                 next(iter(pooled(pool, Augmented(4), code_paths=None)))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from offload_training import bits, fresh
 from torch import nn
 
-from penstock import DataLoader, offload
+from penstock import _C, DataLoader, offload
 from penstock.cut import repricing
 from penstock.graph import native_plan
 from penstock.tuning.load_meter import LoadMeter, middle_mean
@@ -166,12 +166,10 @@ def test_plan_that_turns_out_slower_is_taken_back(
     monkeypatch.setattr(repricing, "RETURN_MIN", return_min)
     choose = native_plan._choose
 
-    def misled(
-        graph: Any, verdicts: Any, calibration: Any, cut: str, terms: native_plan.PriceTerms
-    ) -> Any:
+    def misled(graph: Any, verdicts: Any, calibration: Any, cut: str, prices: _C.Prices) -> Any:
         if cut == "auto":
-            cut = "none" if terms.loads is None else "maximal"
-        return choose(graph, verdicts, calibration, cut, terms)
+            cut = "none" if prices.loads is None else "maximal"
+        return choose(graph, verdicts, calibration, cut, prices)
 
     monkeypatch.setattr(native_plan, "_choose", misled)
     monkeypatch.setattr(repricing, "GAIN_MIN", -10.0)

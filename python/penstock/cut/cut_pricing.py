@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.graph.native_plan import PriceTerms
+from penstock import _C
 
 _SCALE_MIN, _SCALE_MAX = 0.05, 20.0
 SPOT_CALLS = 12  # every other one of the whole graph
@@ -53,8 +53,8 @@ class CutPricing:
         saved_s = statistics.median(whole) - statistics.median(suffix)
 
         def planned_s(scale: float) -> float:
-            terms = PriceTerms(workers, trainer_scale=scale)
-            none, chosen = (native.seconds(p, terms) for p in (native.none, native.chosen))
+            prices = _C.Prices.of_local_workers(workers, trainer_scale=scale)
+            none, chosen = (native.seconds(p, prices) for p in (native.none, native.chosen))
             return float(none.trainer_s - chosen.trainer_s)
 
         at_none, at_one = planned_s(0.0), planned_s(1.0)

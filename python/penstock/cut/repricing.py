@@ -24,7 +24,6 @@ from typing import Any
 from penstock import _C
 from penstock.cut.cut_pricing import clamped_scale
 from penstock.cut.live_cut import LiveCut
-from penstock.graph.native_plan import PriceTerms
 from penstock.tuning.load_meter import LoadMeter, MeasuredLoads
 from penstock.tuning.trainer_clock import TrainerClock
 
@@ -73,7 +72,7 @@ class _Trial:
 
 
 # What a cut is to be replaced by: one that was in use before, or what another is planned for.
-Change = LiveCut | PriceTerms
+Change = LiveCut | _C.Prices
 
 
 class Repricer:
@@ -250,55 +249,57 @@ class Repricer:
         """Whether the plan before promises shorter steps than the one that was changed to, now that
         it is measured what that costs the workers and saves the trainer. All of it is of one
         window, so that a machine that became slower or faster between two has no say."""
-        terms = self._terms(trial.new)
+        prices = self._prices(trial.new)
         steps = []
         for cut in (trial.old, trial.new):
             native = cut.planned.native
             assert native is not None
-            steps.append(terms.price(native.seconds(native.chosen, terms)).step_s)
+            steps.append(native.step(native.chosen, prices).step_s)
         return steps[0] < steps[1] * (1 - RETURN_MIN)
 
-    def _terms(self, cut: LiveCut) -> PriceTerms:
+    def _prices(self, cut: LiveCut) -> _C.Prices:
         """What is known of the loader while `cut` is in force."""
         pricing, native = cut.pricing, cut.planned.native
         assert pricing is not None and native is not None and self._now is not None
         measured, _ = self._now
-        terms = PriceTerms(measured.workers, pricing.trainer_scale, self._worker_scale)
-        seconds = native.seconds(native.chosen, terms)
+        prices = _C.Prices.of_local_workers(
+            measured.workers, pricing.trainer_scale, self._worker_scale
+        )
+        seconds = native.seconds(native.chosen, prices)
         has_enough_cpus = measured.cpus > measured.workers
         loads = _C.Loads(
             trainer_s=max(0.0, measured.trainer_s - seconds.trainer_s),
             worker_s=max(0.0, measured.fetch_s - seconds.worker_s),
             cpus=0 if has_enough_cpus else measured.cpus,
         )
-        return dataclasses.replace(terms, loads=loads)
+        return prices.with_loads(loads)
 
-    def _price(self, cut: LiveCut) -> PriceTerms | None:
+    def _price(self, cut: LiveCut) -> _C.Prices | None:
         pricing, native = cut.pricing, cut.planned.native
         assert pricing is not None and native is not None
-        terms = self._terms(cut)
+        prices = self._prices(cut)
         pricing.times += 1
-        self._show(cut, terms)
+        self._show(cut, prices)
         if pricing.is_held or pricing.changes >= CHANGES_MAX:
             return None
-        other = native.chosen_by(terms)
+        other = native.chosen_by(prices)
         assert other.step_s is not None and cut.plan.priced is not None
         moved = frozenset(group.group for group in other.moved)
         if moved == _moved(cut) or moved in pricing.left:
             return None
         if other.step_s > cut.plan.priced.step_s * (1 - GAIN_MIN):
             return None
-        return terms
+        return prices
 
-    def _show(self, cut: LiveCut, terms: PriceTerms | None = None) -> None:
-        """Puts the price into the plan that the loader shows: by other terms, by those that the
+    def _show(self, cut: LiveCut, prices: _C.Prices | None = None) -> None:
+        """Puts the price into the plan that the loader shows: by other prices, by those that the
         plan was made by, or what it was before."""
         native, pricing = cut.planned.native, cut.pricing
         assert native is not None and pricing is not None
-        terms = terms or native.terms
+        prices = prices or native.prices
         price = cut.plan.priced
-        if terms.loads is not None:
-            price = terms.price(native.seconds(native.chosen, terms))
+        if prices.loads is not None:
+            price = native.step(native.chosen, prices)
         if price is not None:
             price = dataclasses.replace(
                 price, times=pricing.times, changes=pricing.changes, is_held=pricing.is_held
@@ -309,7 +310,8 @@ class Repricer:
 def _seconds(cut: LiveCut, workers: int, worker_scale: float) -> Any:
     native, pricing = cut.planned.native, cut.pricing
     assert native is not None and pricing is not None
-    return native.seconds(native.chosen, PriceTerms(workers, pricing.trainer_scale, worker_scale))
+    prices = _C.Prices.of_local_workers(workers, pricing.trainer_scale, worker_scale)
+    return native.seconds(native.chosen, prices)
 
 
 def _moved(cut: LiveCut) -> frozenset[int]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -26,54 +25,6 @@ NO_STORAGE = 2**32 - 1  # of a value that is no tensor, or was not measured
 FOLDERS = re.compile(r" at \S*/")  # TorchScript names a line's file with its folders
 
 
-# Bytes per second at which a worker writes boundary tensors to a slab, and the trainer first reads
-# them there: memory that another core has written last.
-_WRITE_BYTES_PER_S = 4e9
-_READ_BYTES_PER_S = 10e9
-# What a model of which something moves costs the trainer for each batch, beside what moves and
-# stays: Dynamo's guards and a look at the batch, with cold caches (bench/cut.py --overhead).
-_CUT_S = 200e-6
-
-
-@dataclass(frozen=True, slots=True)
-class PriceTerms:
-    """What is known of the loader that a plan is priced for."""
-
-    worker_count: int
-    trainer_scale: float = 1.0  # times the seconds that calibration measured
-    worker_scale: float = 1.0
-    loads: Any = None  # _C.Loads; None: not measured yet
-
-    def arguments(self) -> dict[str, Any]:
-        """Those of the native part. Local workers share their memory with the trainer, so the raw
-        batch is there in any case, and no link lies between them."""
-        return {
-            "worker_count": self.worker_count,
-            "trainer_scale": self.trainer_scale,
-            "worker_scale": self.worker_scale,
-            "link_bytes_per_s": math.inf,
-            "write_bytes_per_s": _WRITE_BYTES_PER_S,
-            "read_bytes_per_s": _READ_BYTES_PER_S,
-            "cut_s": _CUT_S,
-            "raw_stays": True,
-        }
-
-    def price(self, seconds: Any) -> RunningPrice:
-        """That of a plan with these seconds (_C.StageSeconds) beside the loads, which are known."""
-        trainer_s = self.loads.trainer_s + seconds.trainer_s
-        worker_s = self.loads.worker_s + seconds.worker_s
-        cpu_s = (trainer_s + worker_s) / self.loads.cpus if self.loads.cpus else 0.0
-        return RunningPrice(
-            times=0,
-            changes=0,
-            trainer_s=trainer_s,
-            worker_s=worker_s,
-            worker_count=self.worker_count,
-            step_s=max(trainer_s, worker_s / self.worker_count, cpu_s),
-            is_held=False,
-        )
-
-
 @dataclass(frozen=True)
 class NativePlans:
     """The plan that was asked for, and those that it is held against, by one calibration."""
@@ -84,23 +35,32 @@ class NativePlans:
     calibration: Any
     verdicts: Sequence[Any]  # by node
     graph: Any
-    terms: PriceTerms
+    prices: _C.Prices
 
-    def seconds(self, plan: Any, terms: PriceTerms) -> Any:
-        """What one of them costs by other terms: _C.StageSeconds."""
-        return _C.plan_seconds(
-            self.graph, self.verdicts, self.calibration, plan, **terms.arguments()
+    def seconds(self, plan: Any, prices: _C.Prices) -> _C.StageSeconds:
+        """What one of them costs by other prices."""
+        return _C.plan_seconds(self.graph, self.verdicts, self.calibration, plan, prices)
+
+    def step(self, plan: Any, prices: _C.Prices) -> RunningPrice:
+        """What a step takes with one of them, beside loads that are known."""
+        trainer_s, worker_s, step_s = prices.step_of(self.seconds(plan, prices))
+        return RunningPrice(
+            times=0,
+            changes=0,
+            trainer_s=trainer_s,
+            worker_s=worker_s,
+            worker_count=int(prices.worker_count),
+            step_s=step_s,
+            is_held=False,
         )
 
-    def chosen_by(self, terms: PriceTerms) -> Any:
-        """The plan that is chosen by other terms."""
-        return _choose(self.graph, self.verdicts, self.calibration, "auto", terms)
+    def chosen_by(self, prices: _C.Prices) -> Any:
+        """The plan that is chosen by other prices."""
+        return _choose(self.graph, self.verdicts, self.calibration, "auto", prices)
 
 
-def _choose(graph: Any, verdicts: Any, calibration: Any, cut: str, terms: PriceTerms) -> Any:
-    return _C.make_plan(
-        graph, verdicts, calibration, cut=cut, loads=terms.loads, **terms.arguments()
-    )
+def _choose(graph: Any, verdicts: Any, calibration: Any, cut: str, prices: _C.Prices) -> Any:
+    return _C.make_plan(graph, verdicts, calibration, cut=cut, prices=prices)
 
 
 def make_plans(
@@ -110,7 +70,7 @@ def make_plans(
     *,
     mode: str,
     allow_random: bool,
-    terms: PriceTerms,
+    prices: _C.Prices,
     calibration: Any = None,
 ) -> NativePlans:
     """Times and prices a graph; runs what can move on `leaves`, unless there is a `calibration` of
@@ -119,9 +79,9 @@ def make_plans(
     if calibration is None:
         calibration = _C.calibrate(graph, verdicts, leaves, list(held))
     chosen, none, maximal = (
-        _choose(graph, verdicts, calibration, cut, terms) for cut in (mode, "none", "maximal")
+        _choose(graph, verdicts, calibration, cut, prices) for cut in (mode, "none", "maximal")
     )
-    return NativePlans(chosen, none, maximal, calibration, verdicts, graph, terms)
+    return NativePlans(chosen, none, maximal, calibration, verdicts, graph, prices)
 
 
 def read_plan(

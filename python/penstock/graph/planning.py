@@ -23,7 +23,6 @@ from penstock.graph.expression import Result, expressions_of
 from penstock.graph.lowering import Lowering
 from penstock.graph.native_plan import (
     NativePlans,
-    PriceTerms,
     make_plans,
     read_plan,
     state_reasons,
@@ -135,13 +134,15 @@ def plan_again(
     leaf_count: int,
     options: CutOptions,
     mistrusted: Set[int],
-    terms: PriceTerms,
+    prices: _C.Prices,
     calibration: Any,
 ) -> PlannedCut:
-    """Another cut of a graph that was planned before, by what is known of the loader now. Nothing
-    is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is."""
+    """Another cut of a graph that was planned before, by what is known of the loader now.
+
+    Nothing is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is.
+    """
     return _plan_once(
-        lowering, inputs, leaf_count, Planning(options, mistrusted, terms, calibration)
+        lowering, inputs, leaf_count, Planning(options, mistrusted, prices, calibration)
     )
 
 
@@ -151,7 +152,7 @@ class Planning:
 
     options: CutOptions
     mistrusted: Set[int] = frozenset()
-    terms: PriceTerms | None = None
+    prices: _C.Prices | None = None
     calibration: Any = None
 
 
@@ -185,7 +186,7 @@ def price_plans(
         held,
         mode=how.options.mode,
         allow_random=how.options.allow_random,
-        terms=how.terms or PriceTerms(how.options.worker_count),
+        prices=how.prices or _C.Prices.of_local_workers(how.options.worker_count),
         calibration=how.calibration,
     )
 
