@@ -8,7 +8,7 @@
 
 #include "base/instant.h"
 #include "cluster/renewal.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "wire/reports.h"
 
 namespace penstock::cluster {
@@ -53,36 +53,36 @@ class WorkerEnrolment {
  public:
   WorkerEnrolment(uint64_t worker_id, Instant now) : clock(now), worker_id_(worker_id) {}
 
-  wire::WorkerReport report(const WorkDesk& desk) const {
+  wire::WorkerReport report(const WorkerSession& session) const {
     return {.worker_id = worker_id_,
             .incarnation = incarnation_,
             .endpoint = {},
-            .is_draining = desk.is_draining(),
-            .trainer_id = desk.trainer_id(),
+            .is_draining = session.is_draining(),
+            .trainer_id = session.trainer_id(),
             .about = {},
-            .declined = {desk.declined().begin(), desk.declined().end()}};
+            .declined = {session.declined().begin(), session.declined().end()}};
   }
 
   // True when a report is due: as the clock says, and at once when the worker is free or has begun for somebody else.
-  bool take(const WorkDesk& desk, Instant now) {
-    if (desk.trainer_id() != reported_trainer_id_) clock.hurry(now);
-    reported_trainer_id_ = desk.trainer_id();
+  bool take(const WorkerSession& session, Instant now) {
+    if (session.trainer_id() != reported_trainer_id_) clock.hurry(now);
+    reported_trainer_id_ = session.trainer_id();
     return clock.take(now);
   }
-  Instant due_at(const WorkDesk& desk) const {
-    return desk.trainer_id() != reported_trainer_id_ ? Instant{} : clock.due_at();
+  Instant due_at(const WorkerSession& session) const {
+    return session.trainer_id() != reported_trainer_id_ ? Instant{} : clock.due_at();
   }
 
   // Carries out what the controller orders.
-  void receive(const wire::WorkerOrders& orders, WorkDesk& desk, Instant now) {
+  void receive(const wire::WorkerOrders& orders, WorkerSession& session, Instant now) {
     clock.heard(now);
     if (orders.incarnation != incarnation_) return;  // of a report before
     if (orders.is_fenced) {
-      desk.abandon();
+      session.abandon();
       ++incarnation_;
       clock.hurry(now);
     }
-    if (orders.is_to_drain) desk.drain();
+    if (orders.is_to_drain) session.drain();
   }
 
   uint64_t worker_id() const { return worker_id_; }

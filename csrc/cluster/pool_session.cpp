@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 namespace penstock::cluster {
 namespace {
@@ -27,9 +27,9 @@ size_t PoolSession::open_count() const {
       std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.state == State::kOpen; }));
 }
 
-size_t PoolSession::unfit_count() const {
+size_t PoolSession::declined_count() const {
   return static_cast<size_t>(
-      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.is_unfit; }));
+      std::count_if(peers_.begin(), peers_.end(), [](const auto& item) { return item.second.has_declined; }));
 }
 
 // ---- The roster
@@ -152,8 +152,8 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   Peer& peer = found->second;
   peer.renewal.heard(now);
   if (message.link != peer.link.number() || peer.state == State::kApart) return false;
-  if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kUnfit) {
-    peer.is_unfit = message.kind == wire::ToTrainer::Kind::kUnfit;
+  if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
+    peer.has_declined = message.kind == wire::ToTrainer::Kind::kDeclined;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);
     carry_out(now);
     return false;
@@ -194,7 +194,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     case wire::ToTrainer::Kind::kPong:
     case wire::ToTrainer::Kind::kPiece:
     case wire::ToTrainer::Kind::kRefused:
-    case wire::ToTrainer::Kind::kUnfit:
+    case wire::ToTrainer::Kind::kDeclined:
     case wire::ToTrainer::Kind::kBroken: break;
   }
   carry_out(now);
@@ -220,7 +220,7 @@ void PoolSession::died(uint64_t worker_id, Instant now) {
 
 void PoolSession::connected(uint64_t worker_id, Instant now) {
   const auto found = peers_.find(worker_id);
-  if (found == peers_.end() || found->second.is_unfit) return;
+  if (found == peers_.end() || found->second.has_declined) return;
   found->second.renewal.heard(now);
   greet(worker_id, found->second, now);
 }
@@ -308,7 +308,7 @@ void PoolSession::tick(Instant now) {
     if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
   carry_out(now);  // what those owed is asked of others now, and is not for a hello to repeat
   for (auto& [worker_id, peer] : peers_) {
-    if (peer.state != State::kOpen && !peer.is_unfit && now >= peer.hello_at) {
+    if (peer.state != State::kOpen && !peer.has_declined && now >= peer.hello_at) {
       if (peer.renewal.take(now)) commands_.push_back({.kind = Command::Kind::kRenew, .worker_id = worker_id});
       greet(worker_id, peer, now);
     }
@@ -325,7 +325,7 @@ std::optional<Instant> PoolSession::next_tick() const {
   std::optional<Instant> next = dispatch_.next_tick();
   for (const auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kApart) next = earlier(next, peer.heard_at + kLease);
-    if (!peer.is_unfit) next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
+    if (!peer.has_declined) next = earlier(next, peer.state == State::kOpen ? peer.ping_at : peer.hello_at);
   }
   return next;
 }

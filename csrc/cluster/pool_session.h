@@ -84,7 +84,7 @@ class PoolSession {
   size_t open_count() const;
   size_t known_count() const { return peers_.size(); }
   // Those of the known that said they can make nothing of what is asked here.
-  size_t unfit_count() const;
+  size_t declined_count() const;
 
  private:
   enum class State : uint8_t {
@@ -101,7 +101,7 @@ class PoolSession {
     std::deque<Dispatch::Command> delayed;  // until the worker has answered the hello
     bool is_withdrawn = false;
     bool is_leaving = false;
-    bool is_unfit = false;  // it is not greeted again
+    bool has_declined = false;  // it is not greeted again
     Instant hello_at{};
     Instant heard_at{};
     RenewalClock renewal{{}};

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 namespace penstock::cluster {
 
@@ -131,7 +131,7 @@ void Roster::share_out_workers() {
   for (const auto& [trainer_id, trainer] : trainers_)
     demands.push_back({.trainer_id = trainer_id, .worker_count_max = trainer.report.worker_count_max});
   std::vector<Worker*> workers;
-  std::vector<Hand> hands;
+  std::vector<AssignedWorker> hands;
   for (auto& [worker_id, worker] : workers_) {
     if (worker.is_leaving()) {
       withdraw(worker);
@@ -148,8 +148,8 @@ void Roster::share_out_workers() {
   }
 }
 
-Hand Roster::Worker::hand() const {
-  using State = Hand::State;
+AssignedWorker Roster::Worker::hand() const {
+  using State = AssignedWorker::State;
   const bool is_free = trainer_id == 0 && report.trainer_id == 0;
   const bool is_held = trainer_id != 0 && !is_withdrawn;
   return {.state = is_free   ? State::kFree
@@ -221,7 +221,7 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   roster.view = found->second.view;
   for (const auto& [worker_id, worker] : workers_) {
     if (!worker.is_leaving()) ++roster.pool_count;
-    if (!worker.is_leaving() && worker.report.has_declined(trainer_id)) ++roster.unfit_count;
+    if (!worker.is_leaving() && worker.report.has_declined(trainer_id)) ++roster.declined_count;
     if (worker.trainer_id != trainer_id) continue;
     roster.entries.push_back({.worker = {.worker_id = worker_id,
                                          .incarnation = worker.report.incarnation,

@@ -79,7 +79,7 @@ class Roster {
     bool is_to_drain = false;
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
-    Hand hand() const;  // valid as long as the report
+    AssignedWorker hand() const;  // valid as long as the report
   };
   struct Trainer {
     wire::TrainerReport report;

@@ -11,14 +11,14 @@ namespace {
 
 constexpr size_t kNobody = static_cast<size_t>(-1);
 
-bool is_fit(const Hand& hand, const Demand& demand) {
+bool is_fit(const AssignedWorker& hand, const Demand& demand) {
   return std::find(hand.declined.begin(), hand.declined.end(), demand.trainer_id) == hand.declined.end();
 }
 
 // Who is to have what. Trainers and workers go by their indices.
 class Plan {
  public:
-  Plan(std::span<const Demand> demands, std::span<const Hand> hands)
+  Plan(std::span<const Demand> demands, std::span<const AssignedWorker> hands)
       : demands_(demands), hands_(hands), owners_(hands.size(), kNobody), counts_(demands.size(), 0) {
     for (size_t trainer = 0; trainer < demands_.size(); ++trainer) keep(trainer);
   }
@@ -32,9 +32,9 @@ class Plan {
     std::vector<Move> moves;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
       const uint64_t planned = owners_[hand] == kNobody ? 0 : demands_[owners_[hand]].trainer_id;
-      if (hands_[hand].state == Hand::State::kFree && planned != 0)
+      if (hands_[hand].state == AssignedWorker::State::kFree && planned != 0)
         moves.push_back({.hand = hand, .trainer_id = planned});
-      if (hands_[hand].state == Hand::State::kHeld && planned != hands_[hand].trainer_id)
+      if (hands_[hand].state == AssignedWorker::State::kHeld && planned != hands_[hand].trainer_id)
         moves.push_back({.hand = hand});
     }
     return moves;
@@ -48,7 +48,8 @@ class Plan {
   };
 
   bool works_for(size_t hand, size_t trainer) const {
-    return hands_[hand].state == Hand::State::kHeld && hands_[hand].trainer_id == demands_[trainer].trainer_id;
+    return hands_[hand].state == AssignedWorker::State::kHeld &&
+           hands_[hand].trainer_id == demands_[trainer].trainer_id;
   }
 
   void keep(size_t trainer) {
@@ -113,7 +114,7 @@ class Plan {
     std::optional<size_t> found;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {
       if (owners_[hand] != kNobody || !is_fit(hands_[hand], demands_[trainer])) continue;
-      if (hands_[hand].state == Hand::State::kFree) return hand;
+      if (hands_[hand].state == AssignedWorker::State::kFree) return hand;
       if (!found) found = hand;
     }
     return found;
@@ -131,14 +132,14 @@ class Plan {
   }
 
   std::span<const Demand> demands_;
-  std::span<const Hand> hands_;
+  std::span<const AssignedWorker> hands_;
   std::vector<size_t> owners_;    // by hand
   std::vector<uint32_t> counts_;  // by trainer
 };
 
 }  // namespace
 
-std::vector<Move> share_out(std::span<const Demand> demands, std::span<const Hand> hands) {
+std::vector<Move> share_out(std::span<const Demand> demands, std::span<const AssignedWorker> hands) {
   Plan plan(demands, hands);
   plan.balance();
   return plan.moves();

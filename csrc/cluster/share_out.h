@@ -23,7 +23,7 @@ struct Demand {
 };
 
 // A worker that stays.
-struct Hand {
+struct AssignedWorker {
   enum class State : uint8_t {
     kFree,    // can be given to a trainer now
     kHeld,    // works for `trainer_id`
@@ -42,6 +42,6 @@ struct Move {
   friend bool operator==(const Move&, const Move&) = default;
 };
 
-std::vector<Move> share_out(std::span<const Demand> demands, std::span<const Hand> hands);
+std::vector<Move> share_out(std::span<const Demand> demands, std::span<const AssignedWorker> hands);
 
 }  // namespace penstock::cluster

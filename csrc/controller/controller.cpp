@@ -23,8 +23,8 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   auto context = std::make_unique<net::SocketContext>();
   auto authenticator = net::Authenticator::start(*context);
   if (!authenticator) return authenticator.error();
-  const net::ServerOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
-                                   .limits = net::control_limits()};
+  const net::ServerSocketOptions options{.allowed_roles = {Role::kWorker, Role::kTrainer, Role::kOperator},
+                                         .limits = net::control_limits()};
   auto server = net::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),

@@ -274,7 +274,7 @@ class Client::Impl {
     const uint64_t sequence = batch->descriptor().sequence;
     const uint32_t shard_id = now.order.delivered(sequence);
     source->finish(*batch);
-    settle_memory(*batch);
+    keep_or_copy(*batch);
     const uint32_t worker_id = batch->descriptor().worker_id;
     return {.kind = Event::Kind::kBatch,
             .worker_id = worker_id,
@@ -285,7 +285,7 @@ class Client::Impl {
 
   // A worker needs prefetch_factor slabs to answer what is asked of it. What an arena has beyond them the user may
   // hold; from there on batches are copied, so that a user who keeps every batch never stalls the stream.
-  void settle_memory(Batch& batch) {
+  void keep_or_copy(Batch& batch) {
     if (!batch.lease()) return;
     if (!source->has_bounded_memory()) return batch.lease()->mark_held();
     if ((batch.descriptor().flags & wire::kDescriptorTransient) != 0) return;

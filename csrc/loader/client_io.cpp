@@ -117,7 +117,7 @@ Result<void> ClientIo::begin() {
 
 Result<void> ClientIo::serve() {
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
-  pending_count_ = (stage_ ? stage_->reclaim() : 0) + settle_losses();
+  pending_count_ = (stage_ ? stage_->reclaim() : 0) + report_losses();
   return {};
 }
 
@@ -346,7 +346,7 @@ bool ClientIo::is_watched(const Channel& channel) {
 
 // The batches of a worker that died travel on another socket than the news of its death, and are worth having: it
 // counts as lost when ZeroMQ has seen the end of it too. Returns how many workers are still between the two.
-size_t ClientIo::settle_losses() {
+size_t ClientIo::report_losses() {
   size_t pending_count = 0;
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) {
     Channel& channel = channels_[worker_id];

@@ -88,7 +88,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   Result<void> receive_arena(Channel& channel);
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
-  size_t settle_losses();
+  size_t report_losses();
   void send(uint32_t worker_id, std::vector<std::byte> message);
 
   ClientIoOptions options_;

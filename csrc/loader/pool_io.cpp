@@ -114,12 +114,12 @@ Result<void> PoolIo::connect_to_controller() {
 
 Result<void> PoolIo::serve_controller(Instant now) {
   if (!std::exchange(is_controller_ready_, false) && now < controller_->due_at()) return {};
-  ready_set_->stir(controller_tag_);  // also when no wait told of it
+  ready_set_->mark_used(controller_tag_);  // also when no wait told of it
   if (auto received = controller_->receive(now); !received) return received.error();
   if (auto roster = controller_->take_roster()) {
     directory_.set_roster(std::move(roster->entries));
     set_roster(now);
-    note_unfitness(roster->pool_count, roster->unfit_count);
+    note_declines(roster->pool_count, roster->declined_count);
   }
   controller_->report([this] { return make_report(); }, now);
   return {};
@@ -251,7 +251,7 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
 void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
                          std::span<const std::byte> piece, Instant now) {
   const ToTrainer& message = answer.message;
-  if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kUnfit)
+  if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined)
     note_refusal(worker_id, answer);
   // Of a batch that nobody waits for any more the bytes are left alone.
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
@@ -311,16 +311,16 @@ std::string PoolIo::spoken_place(uint64_t worker_id) const {
 void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
-  if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kUnfit)
+  if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kDeclined)
     tell("worker " + spoken_place(worker_id) + " does not work for this trainer: " + reason);
 }
 
 // When every worker has declined nothing will ever come, unless others join: that is an error for a job that nobody
 // has run yet. The worker that ran another may come back.
-void PoolIo::note_unfitness(uint32_t pool_count, uint32_t unfit_count) {
-  standing_.note_pool(pool_count, unfit_count);
+void PoolIo::note_declines(uint32_t pool_count, uint32_t declined_count) {
+  standing_.note_pool(pool_count, declined_count);
   const bool is_hopeless =
-      unfit_count > 0 && unfit_count == pool_count && session_.unfit_count() == session_.known_count();
+      declined_count > 0 && declined_count == pool_count && session_.declined_count() == session_.known_count();
   if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
     const std::string news =
         "no worker of the pool can run this job: " + standing_.describe(options_.controller.text(), "");

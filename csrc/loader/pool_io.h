@@ -95,7 +95,7 @@ class PoolIo : public EventLoop::Handler {
   // A worker's id, and its endpoint while there is a link: what a user can find it by.
   std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
-  void note_unfitness(uint32_t pool_count, uint32_t unfit_count);
+  void note_declines(uint32_t pool_count, uint32_t declined_count);
 
   void carry_out();
   void send(const cluster::PoolSession::Command& command);

@@ -20,10 +20,10 @@ void PoolStanding::note(Controller controller, size_t known_count, size_t open_c
   open_count_ = open_count;
 }
 
-void PoolStanding::note_pool(size_t pool_count, size_t unfit_count) {
+void PoolStanding::note_pool(size_t pool_count, size_t declined_count) {
   MutexLock lock(mutex_);
   pool_count_ = pool_count;
-  unfit_count_ = unfit_count;
+  declined_count_ = declined_count;
 }
 
 bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
@@ -63,10 +63,10 @@ std::string PoolStanding::describe(const std::string& where, const std::string& 
   } else if (known_count_ == 0) {
     const std::string start = "start some (penstock worker --controller " + where + ")";
     text = "the controller at " + where + " has no worker for this trainer: ";
-    if (unfit_count_ == 0) {
+    if (declined_count_ == 0) {
       text += start + ", or wait until other trainers need fewer";
-    } else if (unfit_count_ < pool_count_) {
-      text += std::to_string(unfit_count_) + " of its " + std::to_string(pool_count_) +
+    } else if (declined_count_ < pool_count_) {
+      text += std::to_string(declined_count_) + " of its " + std::to_string(pool_count_) +
               " have declined this job, and other trainers have the rest; " + start + " that can run it, or wait";
     } else {
       text += "all of its " + std::to_string(pool_count_) + " have declined this job; " + start + " that can run it";

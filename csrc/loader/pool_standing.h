@@ -29,7 +29,7 @@ class PoolStanding {
 
   void note(Controller controller, size_t known_count, size_t open_count);
   // How many workers the pool has, and how many of them cannot run this trainer's job.
-  void note_pool(size_t pool_count, size_t unfit_count);
+  void note_pool(size_t pool_count, size_t declined_count);
   // Why the worker does not work for this trainer. False if that is known already.
   bool note_refusal(uint64_t worker_id, const std::string& reason);
   void forget_refusal(uint64_t worker_id);
@@ -45,7 +45,7 @@ class PoolStanding {
   Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
   size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   size_t pool_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  size_t unfit_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t declined_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   size_t open_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, std::string> refusals_ PENSTOCK_GUARDED_BY(mutex_);
 };

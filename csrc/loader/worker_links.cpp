@@ -50,7 +50,7 @@ void WorkerLinks::renew(uint64_t worker_id) {
   if (link == nullptr) return;
   link->socket().renew();
   link->forget_pieces();
-  ready_set_.stir(link->tag());
+  ready_set_.mark_used(link->tag());
   note_served(worker_id);  // as it may be due later on
 }
 
@@ -58,7 +58,7 @@ void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
   WorkerLink* link = find(worker_id);
   if (link == nullptr) return;
   static_cast<void>(link->socket().send(message));
-  ready_set_.stir(link->tag());
+  ready_set_.mark_used(link->tag());
 }
 
 void WorkerLinks::note_ready(uint64_t tag) {
@@ -70,7 +70,7 @@ std::set<uint64_t> WorkerLinks::take_ready(Instant now) {
   for (const auto& [worker_id, at] : due_at_) {
     if (now < at) continue;
     ready_.insert(worker_id);
-    ready_set_.stir(links_.at(worker_id).tag());
+    ready_set_.mark_used(links_.at(worker_id).tag());
   }
   return std::exchange(ready_, {});
 }

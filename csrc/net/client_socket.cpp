@@ -17,7 +17,7 @@ constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, const Endpoint& endpoint,
                                                             const KeyPair& own, const PublicKey& server_key,
-                                                            const ClientOptions& options) {
+                                                            const ClientSocketOptions& options) {
   if (endpoint.port == 0 || endpoint.host == "*") {
     return Error{Errc::kMalformed, "connecting to " + endpoint.text() +
                                        " failed: it names no single server; name the host and port of one"};
@@ -78,7 +78,7 @@ Result<void> ClientSocket::send(std::span<const std::byte> only_part) {
 Result<bool> ClientSocket::try_receive(ClientReceipt& receipt) {
   auto received = socket_->try_receive(message_);
   if (!received) return received.error();
-  if (received.value() == Receipt::kNothing) return false;
+  if (received.value() == ReceiveOutcome::kNothing) return false;
   receipt.parts = std::move(message_.parts);
   receipt.offence = std::move(message_.offence);
   return true;

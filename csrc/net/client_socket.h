@@ -20,7 +20,7 @@
 
 namespace penstock::net {
 
-struct ClientOptions {
+struct ClientSocketOptions {
   wire::MessageLimits limits = {};
   std::chrono::milliseconds handshake_interval{5000};
 };
@@ -40,7 +40,7 @@ class ClientSocket {
   // block while a name is looked up.
   static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, const Endpoint& endpoint,
                                                        const KeyPair& own, const PublicKey& server_key,
-                                                       const ClientOptions& options = {});
+                                                       const ClientSocketOptions& options = {});
 
   // For `connect`.
   ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)

@@ -76,12 +76,12 @@ Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, cons
 }
 
 // The parts of one message on their way into libzmq. What was not sent is closed, which releases it.
-class OutgoingMessage {
+class QueuedParts {
  public:
-  OutgoingMessage() = default;
-  OutgoingMessage(const OutgoingMessage&) = delete;
-  OutgoingMessage& operator=(const OutgoingMessage&) = delete;
-  ~OutgoingMessage() {
+  QueuedParts() = default;
+  QueuedParts(const QueuedParts&) = delete;
+  QueuedParts& operator=(const QueuedParts&) = delete;
+  ~QueuedParts() {
     for (size_t index = 0; index < count_; ++index) zmq_msg_close(&frames_[index]);
   }
 
@@ -291,7 +291,7 @@ Result<void> CurveSocket::send(std::string_view routing_id, std::span<OutgoingPa
     }
     return checked;
   }
-  OutgoingMessage message;
+  QueuedParts message;
   bool is_added = !is_router_ || message.try_add_copy(std::as_bytes(std::span(routing_id)));
   for (OutgoingPart& part : parts) {
     if (!part.release) {
@@ -306,14 +306,14 @@ Result<void> CurveSocket::send(std::string_view routing_id, std::span<OutgoingPa
   return message.send(socket_);
 }
 
-Result<Receipt> CurveSocket::try_receive(ReceivedMessage& message) {
+Result<ReceiveOutcome> CurveSocket::try_receive(ReceivedMessage& message) {
   message.parts.clear();
   message.offence.clear();
   ReceivedPart part;
   if (is_router_) {
     auto received = try_receive_part(socket_, part, /*is_first=*/true);
     if (!received) return received.error();
-    if (!received.value()) return Receipt::kNothing;
+    if (!received.value()) return ReceiveOutcome::kNothing;
     message.routing_id = text_of(part);
     if (!message.routing_id.starts_with(kMadeUp)) message.offence = "it claimed a routing id";
   }
@@ -323,7 +323,7 @@ Result<Receipt> CurveSocket::try_receive(ReceivedMessage& message) {
   while (is_more) {
     auto received = try_receive_part(socket_, part, /*is_first=*/!is_router_ && part_count == 0);
     if (!received) return received.error();
-    if (!received.value()) return Receipt::kNothing;
+    if (!received.value()) return ReceiveOutcome::kNothing;
     is_more = has_more(part);
     if (part_count == 0 && is_router_) message.user_id = user_id_of(part);
     ++part_count;
@@ -336,7 +336,7 @@ Result<Receipt> CurveSocket::try_receive(ReceivedMessage& message) {
       message.parts.clear();
     }
   }
-  return message.offence.empty() ? Receipt::kMessage : Receipt::kOffence;
+  return message.offence.empty() ? ReceiveOutcome::kMessage : ReceiveOutcome::kOffence;
 }
 
 std::string CurveSocket::offence_of(size_t part_count, uint64_t message_bytes) const {

@@ -33,7 +33,7 @@ struct ZmqFacts {
 };
 Result<void> check_zmq(const ZmqFacts& facts);
 
-enum class Receipt : uint8_t {
+enum class ReceiveOutcome : uint8_t {
   kNothing,  // no message was waiting
   kMessage,
   kOffence,  // a message above a cap, or with a claim that no peer of ours makes; its parts were not kept
@@ -86,7 +86,7 @@ class CurveSocket {
   Result<void> send(std::string_view routing_id, std::span<OutgoingPart> parts);
 
   // Fills `message` unless nothing is waiting. Its parts of before are dropped.
-  Result<Receipt> try_receive(ReceivedMessage& message);
+  Result<ReceiveOutcome> try_receive(ReceivedMessage& message);
 
   // How long what was sent may still take to leave once this is destroyed: not at all unless this is called.
   void set_linger(std::chrono::milliseconds time);

@@ -55,7 +55,7 @@ Result<uint64_t> ReadySet::add(Member member) {
                                       "; raise fs.epoll.max_user_watches, or use fewer"};
   }
   members_.emplace(tag, std::move(member));
-  stir(tag);
+  mark_used(tag);
   return tag;
 }
 
@@ -67,7 +67,7 @@ void ReadySet::remove(uint64_t tag) {
   members_.erase(found);
 }
 
-void ReadySet::stir(uint64_t tag) {
+void ReadySet::mark_used(uint64_t tag) {
   const auto found = members_.find(tag);
   if (found == members_.end() || std::exchange(found->second.is_used, true)) return;
   used_.push_back(tag);
@@ -106,7 +106,7 @@ Result<std::span<const uint64_t>> ReadySet::wait(std::chrono::milliseconds timeo
   for (int index = 0; index < count; ++index) told_.push_back(events[static_cast<size_t>(index)].data.u64);
   std::sort(told_.begin(), told_.end());
   told_.erase(std::unique(told_.begin(), told_.end()), told_.end());
-  for (const uint64_t tag : told_) stir(tag);
+  for (const uint64_t tag : told_) mark_used(tag);
   return std::span<const uint64_t>(told_);
 }
 

@@ -10,7 +10,7 @@
 //
 // Invariant: `wait` sleeps only when every socket was asked for its events after its last use, and none had a message.
 // Used are the sockets that were just added, those that the last `wait` has told of, as that is what it told of them
-// for, and those that are stirred. Only these are asked.
+// for, and those that are marked as used. Only these are asked.
 
 #include <chrono>
 #include <cstdint>
@@ -46,7 +46,7 @@ class ReadySet {
   void remove(uint64_t tag);
 
   // The sockets of this tag were used although the last `wait` did not tell of them: something was sent, most likely.
-  void stir(uint64_t tag);
+  void mark_used(uint64_t tag);
 
   // Waits until something may be readable, or `timeout` passes (negative: for ever). Blocks. Returns tags, each once,
   // valid until the next call. What is not read to its end is told again by the next call, and beside it what else has

@@ -29,7 +29,7 @@ std::string zmq_address(const Endpoint& endpoint, const BindAddress& address) {
 
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context, Authenticator& authenticator,
                                                          const Endpoint& endpoint, const KeyRing& keys,
-                                                         const ServerOptions& options) {
+                                                         const ServerSocketOptions& options) {
   auto address = resolve_bind_address(endpoint);
   if (!address) return address.error();
   if (auto checked = check_reach(endpoint, address.value(), keys.origin()); !checked) return checked.error();
@@ -54,7 +54,7 @@ Result<bool> ServerSocket::try_receive(ServerReceipt& receipt) {
   for (;;) {
     auto received = socket_->try_receive(message_);
     if (!received) return received.error();
-    if (received.value() == Receipt::kNothing) {
+    if (received.value() == ReceiveOutcome::kNothing) {
       if (auto health = domain_->authenticator().health(); !health) return health.error();
       return false;
     }

@@ -20,7 +20,7 @@ namespace penstock::net {
 
 constexpr std::chrono::milliseconds kHandshakeInterval{5000};
 
-struct ServerOptions {
+struct ServerSocketOptions {
   std::vector<Role> allowed_roles;
   wire::MessageLimits limits = {};
   // A connection that has not shown an allowed key by then is closed.
@@ -46,7 +46,7 @@ class ServerSocket {
   // were given, before any socket is opened. Can block while a name is looked up.
   static Result<std::unique_ptr<ServerSocket>> bind(SocketContext& context, Authenticator& authenticator,
                                                     const Endpoint& endpoint, const KeyRing& keys,
-                                                    const ServerOptions& options);
+                                                    const ServerSocketOptions& options);
 
   // For `bind`.
   ServerSocket(std::unique_ptr<Authenticator::Domain> domain, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)

@@ -64,7 +64,7 @@ void fields(Visitor& visit, TrainerRoster& m) {
   visit(m.view);
   visit(m.is_settled);
   visit(m.pool_count);
-  visit(m.unfit_count);
+  visit(m.declined_count);
   visit(m.entries, kRosterCountMax);
 }
 template <typename Visitor>

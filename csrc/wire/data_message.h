@@ -44,13 +44,13 @@ struct ToTrainer {
     kAnswer,
     kHandedBack,  // the worker leaves and will not begin this
     kPong,
-    kLeaving,  // the worker takes no more requests
-    kPiece,    // some of the bytes of an answer that follows
-    kUnfit,    // the worker can make nothing of what this trainer asks for
+    kLeaving,   // the worker takes no more requests
+    kPiece,     // some of the bytes of an answer that follows
+    kDeclined,  // the worker can make nothing of what this trainer asks for
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;
-  uint64_t stamp = 0;  // 0 of refused, broken and unfit, which are of no link, and of a piece
+  uint64_t stamp = 0;  // 0 of refused, broken and declined, which are of no link, and of a piece
   BatchKey key{};
   bool is_fresh = false;  // of welcome: the worker has nothing of the link before
 

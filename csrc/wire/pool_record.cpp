@@ -182,7 +182,7 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
 }
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes) {
-  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kUnfit);
+  constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDeclined);
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
@@ -190,7 +190,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
-  const bool has_text = is_error || kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kUnfit;
+  const bool has_text = is_error || kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined;
   if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
   if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError)) return malformed("worker", "unknown kind of answer");
   const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);

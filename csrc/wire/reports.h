@@ -78,8 +78,8 @@ struct TrainerRoster {
   uint64_t controller_id = 0;  // of this run of the controller
   uint64_t view = 0;           // counts up as it changes
   bool is_settled = false;
-  uint32_t pool_count = 0;   // workers that are not leaving, whosever they are
-  uint32_t unfit_count = 0;  // of them, those that have declined this trainer
+  uint32_t pool_count = 0;      // workers that are not leaving, whosever they are
+  uint32_t declined_count = 0;  // of them, those that have declined this trainer
   std::vector<Entry> entries{};
 
   friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;

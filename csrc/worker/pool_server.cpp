@@ -51,7 +51,7 @@ uint32_t PoolServer::time_since(const PoolWork& work) {
 
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
   if (auto checked = check_state(marks.state); !checked) return checked;
-  shelf_.select(work.prefixes(), maker_.prefixes());
+  prefix_cache_.select(work.prefixes(), maker_.prefixes());
   auto made = maker_.make(std::move(content), {.epoch_seed = work.epoch_seed, .sequence = work.key.sequence});
   if (!made) return made.error();
   const bool is_compiled = made.value().is_compiled;

@@ -19,7 +19,7 @@
 #include "worker/batch_maker.h"
 #include "worker/pool_server_io.h"
 #include "worker/pool_work.h"
-#include "worker/prefix_shelf.h"
+#include "worker/prefix_cache.h"
 #include "worker/work_exchange.h"
 
 namespace penstock::worker {
@@ -69,7 +69,7 @@ class PoolServer {
   std::vector<std::string> take_notices() { return exchange_.take_notices(); }
   Standing standing() const { return exchange_.standing(); }
 
-  PrefixShelf& prefixes() { return shelf_; }
+  PrefixCache& prefixes() { return prefix_cache_; }
   SlabWriter& writer() { return maker_.writer(); }
 
   // Runs the prefixes of the work on its batch, and hands it over to be sent. kTooLarge when it, or the state, is more
@@ -101,7 +101,7 @@ class PoolServer {
   const pid_t owner_pid_ = ::getpid();
   WorkExchange exchange_;
   BatchMaker maker_;
-  PrefixShelf shelf_;
+  PrefixCache prefix_cache_;
   PoolServerIo io_;
   EventLoop loop_;
 };

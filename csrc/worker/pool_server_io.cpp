@@ -19,7 +19,7 @@
 
 namespace penstock::worker {
 
-using cluster::WorkDesk;
+using cluster::WorkerSession;
 using std::chrono::milliseconds;
 using wire::ToTrainer;
 using wire::ToWorker;
@@ -89,13 +89,13 @@ Result<void> PoolServerIo::serve() {
     return {};
   }
   take_signals();
-  desk_.tick(now);
+  session_.tick(now);
   serve_maker(now);
   carry_out();
   note_standing();
   outbox_.pump(*server_);
   if (registration_) {
-    registration_->report(desk_, now);
+    registration_->report(session_, now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
   }
   if (auto reason = end_reason(now)) end_because(*std::move(reason));
@@ -122,12 +122,12 @@ Result<void> PoolServerIo::receive(Instant now) {
     } else if (!request && request.error().code == Errc::kMismatch) {
       // Its own parser says what is wrong when it reads this answer.
       outbox_.push({.routing_id = receipt.peer.routing_id,
-                    .message = {.kind = ToTrainer::Kind::kUnfit},
+                    .message = {.kind = ToTrainer::Kind::kDeclined},
                     .worker_id = worker_id_,
                     .text = request.error().message});
     }
   }
-  return registration_ ? registration_->receive(desk_, now) : Result<void>();
+  return registration_ ? registration_->receive(session_, now) : Result<void>();
 }
 
 void PoolServerIo::take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now) {
@@ -135,9 +135,9 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
   Route& route = routes_[message.trainer_id];
   // A message of a link before this one was on its way over the connection before.
   if (message.link >= route.link) route = {.link = message.link, .routing_id = routing_id};
-  const size_t queued_before = desk_.queued_count();
-  desk_.receive(message, now);
-  const size_t queued_count = desk_.queued_count();
+  const size_t queued_before = session_.queued_count();
+  session_.receive(message, now);
+  const size_t queued_count = session_.queued_count();
   if (message.kind == ToWorker::Kind::kRequest && queued_count == queued_before + 1) {
     queued_.emplace(message.key, PoolWork{.trainer_id = message.trainer_id,
                                           .key = message.key,
@@ -152,7 +152,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
   }
   if (message.kind == ToWorker::Kind::kCancel && queued_count < queued_before) queued_.erase(message.key);
   carry_out();
-  std::erase_if(routes_, [&](const auto& item) { return item.first != desk_.trainer_id(); });
+  std::erase_if(routes_, [&](const auto& item) { return item.first != session_.trainer_id(); });
 }
 
 void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now) {
@@ -171,12 +171,12 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
 
 void PoolServerIo::serve_maker(Instant now) {
   auto asked = exchange_.take_asked();
-  if (asked.is_to_drain && !desk_.is_draining()) drain(now);
+  if (asked.is_to_drain && !session_.is_draining()) drain(now);
   if (asked.result) take_result(*std::move(asked.result));
-  settle_given_up();
+  finish_given_up();
   if (asked.wants_work) begin_work();
   fetch_blob(asked.blob, now);
-  exchange_.set_wanted(desk_.may_be_wanted());
+  exchange_.set_wanted(session_.may_be_wanted());
 }
 
 void PoolServerIo::take_result(PoolResult result) {
@@ -186,34 +186,34 @@ void PoolServerIo::take_result(PoolResult result) {
     return;
   }
   if (result.kind == PoolResult::Kind::kDeclined) {
-    if (desk_.trainer_id() == running_->trainer_id) {
+    if (session_.trainer_id() == running_->trainer_id) {
       if (declined_.size() >= wire::kDeclinedCountMax) declined_.erase(declined_.begin());
       if (registration_) registration_->set_decline_reason(result.text);
       declined_[running_->trainer_id] = std::move(result.text);
-      desk_.decline();
+      session_.decline();
     }
   } else {
     held_[running_->key] = std::make_shared<const PoolResult>(std::move(result));
   }
   const auto done = std::exchange(running_, nullptr);
-  desk_.finished();
+  session_.finished();
 }
 
 // What was given up as unwanted may have been asked for again in the same moment.
-void PoolServerIo::settle_given_up() {
-  if (!is_given_up_ || desk_.may_be_wanted()) return;
+void PoolServerIo::finish_given_up() {
+  if (!is_given_up_ || session_.may_be_wanted()) return;
   is_given_up_ = false;
   running_.reset();
-  desk_.finished();
+  session_.finished();
 }
 
 void PoolServerIo::begin_work() {
   if (is_given_up_) {
-    if (!desk_.is_wanted()) return;
+    if (!session_.is_wanted()) return;
     is_given_up_ = false;
     return exchange_.offer(running_);
   }
-  const auto request = desk_.begin();
+  const auto request = session_.begin();
   if (!request) return;
   const auto found = queued_.find(request->key);
   PENSTOCK_ASSERT(found != queued_.end(), "a request was queued without its bytes");
@@ -234,11 +234,11 @@ void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now
     static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
 }
 
-// ---- What the desk says
+// ---- What the session says
 
 void PoolServerIo::carry_out() {
-  for (const WorkDesk::Command& command : desk_.take_commands()) {
-    if (command.kind == WorkDesk::Command::Kind::kDrop) {
+  for (const WorkerSession::Command& command : session_.take_commands()) {
+    if (command.kind == WorkerSession::Command::Kind::kDrop) {
       held_.erase(command.key);
       continue;
     }
@@ -257,16 +257,16 @@ void PoolServerIo::carry_out() {
                   .text = reason_of(command)});
   }
   // It forgets its queue without a command for each request.
-  if (desk_.queued_count() == 0) queued_.clear();
+  if (session_.queued_count() == 0) queued_.clear();
 }
 
-std::string PoolServerIo::reason_of(const WorkDesk::Command& command) const {
-  if (command.message.kind == ToTrainer::Kind::kUnfit) {
+std::string PoolServerIo::reason_of(const WorkerSession::Command& command) const {
+  if (command.message.kind == ToTrainer::Kind::kDeclined) {
     const auto found = declined_.find(command.trainer_id);
     return found != declined_.end() ? found->second : std::string();
   }
   if (command.message.kind != ToTrainer::Kind::kRefused) return {};
-  return desk_.is_draining() ? "it is leaving" : "it serves another trainer";
+  return session_.is_draining() ? "it is leaving" : "it serves another trainer";
 }
 
 // ---- The end
@@ -284,19 +284,19 @@ void PoolServerIo::take_signals() {
 }
 
 void PoolServerIo::drain(Instant now) {
-  desk_.drain();
+  session_.drain();
   if (registration_) registration_->hurry(now);
 }
 
 void PoolServerIo::note_standing() {
   using Cause = Standing::DrainCause;
   Standing standing = standing_;
-  standing.trainer_id = desk_.trainer_id();
-  if (desk_.is_draining() && standing.drain_cause == Cause::kNone) {
+  standing.trainer_id = session_.trainer_id();
+  if (session_.is_draining() && standing.drain_cause == Cause::kNone) {
     standing.drain_cause = first_signal_ == SIGTERM  ? Cause::kSigterm
                            : first_signal_ == SIGINT ? Cause::kSigint
                                                      : Cause::kOrder;
-    standing.left_count = static_cast<uint32_t>(desk_.held_count()) + (desk_.is_busy() ? 1 : 0);
+    standing.left_count = static_cast<uint32_t>(session_.held_count()) + (session_.is_busy() ? 1 : 0);
   }
   if (standing == standing_) return;
   standing_ = standing;
@@ -305,10 +305,10 @@ void PoolServerIo::note_standing() {
 
 std::optional<Error> PoolServerIo::end_reason(Instant now) {
   if (is_orphan()) return Error{Errc::kClosed, "the process that started this worker is gone"};
-  if (desk_.is_draining() && desk_.is_empty() && outbox_.is_empty())
+  if (session_.is_draining() && session_.is_empty() && outbox_.is_empty())
     return Error{Errc::kClosed, "this worker was drained"};
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
-  if (silence && *silence >= options_.patience && desk_.trainer_id() == 0 && desk_.is_empty()) {
+  if (silence && *silence >= options_.patience && session_.trainer_id() == 0 && session_.is_empty()) {
     return Error{Errc::kFailed,
                  "the controller at " + options_.controller->text() + " has said nothing for " +
                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
@@ -323,7 +323,7 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   std::vector<net::Waitable> sockets;
   if (!has_ended_) {
     sockets.push_back(server_->waitable());
-    due = earlier(due, desk_.next_tick());
+    due = earlier(due, session_.next_tick());
     if (registration_) {
       for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);
       due = earlier(due, registration_->due_at());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The I/O thread of a pool's worker: a socket for trainers, one to the controller, and a clock around
-// cluster/work_desk.h. It answers pings while the dataset is busy, whoever has the interpreter's lock.
+// cluster/worker_session.h. It answers pings while the dataset is busy, whoever has the interpreter's lock.
 
 #include <sys/types.h>
 
@@ -15,7 +15,7 @@
 #include "base/file_descriptor.h"
 #include "base/instant.h"
 #include "base/result.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "net/authenticator.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
@@ -76,11 +76,11 @@ class PoolServerIo : public EventLoop::Handler {
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
   void serve_maker(Instant now);
   void take_result(PoolResult result);
-  void settle_given_up();
+  void finish_given_up();
   void begin_work();
   void fetch_blob(const std::optional<wire::BlobId>& id, Instant now);
   void carry_out();
-  std::string reason_of(const cluster::WorkDesk::Command& command) const;
+  std::string reason_of(const cluster::WorkerSession::Command& command) const;
   void take_signals();
   void drain(Instant now);
   // Has the log know when it changes.
@@ -99,10 +99,10 @@ class PoolServerIo : public EventLoop::Handler {
   FileDescriptor signal_read_fd_;
   FileDescriptor signal_write_fd_;
 
-  cluster::WorkDesk desk_;
+  cluster::WorkerSession session_;
   uint64_t tenancy_ = 0;
   std::map<uint64_t, Route> routes_;                                  // by trainer
-  std::multimap<wire::BatchKey, PoolWork> queued_;                    // what the desk has in its queue
+  std::multimap<wire::BatchKey, PoolWork> queued_;                    // what the session has in its queue
   std::shared_ptr<const PoolWork> running_;                           // shared with the thread that makes it
   bool is_given_up_ = false;                                          // by that thread
   std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with what is on its way

@@ -20,24 +20,28 @@ constexpr Duration kUnansweredTime = std::chrono::seconds(3);
 }  // namespace
 
 Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& context, const net::Endpoint& controller,
-                                                         const net::KeyRing& keys, Card card, Instant now) {
+                                                         const net::KeyRing& keys, Description description,
+                                                         Instant now) {
   auto socket = net::ClientSocket::connect(context, controller, keys.own(), keys.controller_key(),
                                            {.limits = net::control_limits()});
   if (!socket) return socket.error();
-  return std::make_unique<Registration>(std::move(socket).value(), std::move(card), now);
+  return std::make_unique<Registration>(std::move(socket).value(), std::move(description), now);
 }
 
-Registration::Registration(std::unique_ptr<net::ClientSocket> socket, Card card, Instant now)
-    : socket_(std::move(socket)), card_(std::move(card)), enrolment_(card_.worker_id, now), opened_at_(now) {}
+Registration::Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now)
+    : socket_(std::move(socket)),
+      description_(std::move(description)),
+      enrolment_(description_.worker_id, now),
+      opened_at_(now) {}
 
-Result<void> Registration::receive(cluster::WorkDesk& desk, Instant now) {
+Result<void> Registration::receive(cluster::WorkerSession& session, Instant now) {
   net::ClientReceipt receipt;
   for (;;) {
     auto received = socket_->try_receive(receipt);
     if (!received) return received.error();
     if (!received.value()) break;
     if (receipt.parts.size() != 1) continue;  // no controller of ours sends that
-    if (auto taken = take(receipt.parts.front().bytes(), desk, now); !taken) return taken;
+    if (auto taken = take(receipt.parts.front().bytes(), session, now); !taken) return taken;
   }
   while (const auto event = socket_->try_event()) {
     if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Error{Errc::kFailed, event->reason};
@@ -52,7 +56,7 @@ Result<void> Registration::receive(cluster::WorkDesk& desk, Instant now) {
   return {};
 }
 
-Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, Instant now) {
+Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now) {
   auto message = wire::parse_control(bytes);
   if (!message) return Error{Errc::kFailed, where() + " sent what cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value()))
@@ -60,7 +64,7 @@ Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkD
   const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());
   if (orders == nullptr) return {};
   has_answered_ = true;
-  enrolment_.receive(*orders, desk, now);
+  enrolment_.receive(*orders, session, now);
   return {};
 }
 
@@ -77,12 +81,12 @@ void Registration::take_event(const ConnectionEvent& event, Instant now) {
   }
 }
 
-void Registration::report(const cluster::WorkDesk& desk, Instant now) {
-  if (!enrolment_.take(desk, now) || !socket_->is_connected()) return;
+void Registration::report(const cluster::WorkerSession& session, Instant now) {
+  if (!enrolment_.take(session, now) || !socket_->is_connected()) return;
   if (enrolment_.clock.take_renewal(now)) return socket_->renew();
-  auto report = enrolment_.report(desk);
-  report.endpoint = card_.endpoint;
-  report.about = card_.about;
+  auto report = enrolment_.report(session);
+  report.endpoint = description_.endpoint;
+  report.about = description_.about;
   report.decline_reason = decline_reason_;
   // One that does not get through is made good by the next.
   static_cast<void>(socket_->send(wire::write_control(report)));
@@ -94,7 +98,8 @@ void Registration::set_decline_reason(std::string_view reason) {
 
 void Registration::say_farewell() {
   if (!socket_->is_connected()) return;
-  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = card_.worker_id, .is_worker = true})));
+  static_cast<void>(
+      socket_->send(wire::write_control(wire::Farewell{.id = description_.worker_id, .is_worker = true})));
   socket_->set_linger(net::kFarewellTime);
 }
 

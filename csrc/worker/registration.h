@@ -14,7 +14,7 @@
 #include "base/instant.h"
 #include "base/result.h"
 #include "cluster/enrolment.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
@@ -25,21 +25,21 @@ namespace penstock::worker {
 class Registration {
  public:
   // `endpoint` and `about` are what a report says of this worker.
-  struct Card {
+  struct Description {
     uint64_t worker_id = 0;
     std::string endpoint;
     std::string about;
   };
   static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, const net::Endpoint& controller,
-                                                    const net::KeyRing& keys, Card card, Instant now);
+                                                    const net::KeyRing& keys, Description description, Instant now);
   // For `open`.
-  Registration(std::unique_ptr<net::ClientSocket> socket, Card card, Instant now);
+  Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now);
 
-  // Takes what has come, and has `desk` do it. kFailed with the reason if the controller will have nothing to do with
-  // this worker.
-  Result<void> receive(cluster::WorkDesk& desk, Instant now);
+  // Takes what has come, and has `session` do it. kFailed with the reason if the controller will have nothing to do
+  // with this worker.
+  Result<void> receive(cluster::WorkerSession& session, Instant now);
   // Sends a report if one is due.
-  void report(const cluster::WorkDesk& desk, Instant now);
+  void report(const cluster::WorkerSession& session, Instant now);
   // What reports say of the latest trainer that was declined.
   void set_decline_reason(std::string_view reason);
   // Has one go out now.
@@ -55,13 +55,13 @@ class Registration {
   net::ClientSocket& socket() { return *socket_; }
 
  private:
-  Result<void> take(std::span<const std::byte> bytes, cluster::WorkDesk& desk, Instant now);
+  Result<void> take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now);
   void take_event(const net::ConnectionEvent& event, Instant now);
   void tell(std::string text);
   std::string where() const { return "the controller at " + socket_->endpoint().text(); }
 
   std::unique_ptr<net::ClientSocket> socket_;
-  Card card_;
+  Description description_;
   cluster::WorkerEnrolment enrolment_;
   Instant opened_at_;
   bool has_answered_ = false;

@@ -32,7 +32,7 @@ Bytes make(wire::PoolAnswer answer, uint64_t piece_bytes = 0) {
 }
 
 bool has_text(Kind kind, wire::AnswerKind answer) {
-  return kind == Kind::kRefused || kind == Kind::kUnfit || answer == wire::AnswerKind::kError;
+  return kind == Kind::kRefused || kind == Kind::kDeclined || answer == wire::AnswerKind::kError;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ std::vector<Bytes> make_seeds() {
   last.state = text;
   return {make({.message = {.kind = Kind::kWelcome}}),
           make({.message = {.kind = Kind::kRefused}, .body = text}),
-          make({.message = {.kind = Kind::kUnfit}, .body = text}),
+          make({.message = {.kind = Kind::kDeclined}, .body = text}),
           make(batch, 100),
           make({.message = {.kind = Kind::kPiece}, .payload_bytes = 100}, 60),
           make(last, 40),
@@ -61,7 +61,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   std::byte* part = bytes.data() + kPieceSizeBytes;
   if (choices.mostly()) std::memcpy(part, &wire::kToTrainerMagic, sizeof wire::kToTrainerMagic);
   if (choices.mostly()) std::memcpy(part + 4, &wire::kPoolVersion, sizeof wire::kPoolVersion);
-  const auto any_kind = static_cast<Kind>(1 + choices.below(static_cast<size_t>(Kind::kUnfit)));
+  const auto any_kind = static_cast<Kind>(1 + choices.below(static_cast<size_t>(Kind::kDeclined)));
   const Kind kind = choices.one_of({Kind::kAnswer, Kind::kPiece, any_kind, any_kind});
   const auto answer =
       kind == Kind::kAnswer ? static_cast<wire::AnswerKind>(1 + choices.below(3)) : wire::AnswerKind::kNone;

@@ -95,27 +95,27 @@ void Dispatch::forgive""",
         Mutation("pool_session.cpp", "if (peer.slot && is_fresh) {", "if (false && is_fresh) {"),
     ),
     "a trainer that knows nothing is taken for one that does": (
-        Mutation("work_desk.cpp", " || !hello.is_continued;", ";"),
+        Mutation("worker_session.cpp", " || !hello.is_continued;", ";"),
     ),
     "an answer is forgotten once it is sent": (
-        Mutation("work_desk.cpp", "  held_.emplace(done.key, true);\n", ""),
+        Mutation("worker_session.cpp", "  held_.emplace(done.key, true);\n", ""),
     ),
     "what the trainer has is held for ever": (
-        Mutation("work_desk.cpp", "    if (!is_claimed) unclaimed.push_back(key);", ""),
+        Mutation("worker_session.cpp", "    if (!is_claimed) unclaimed.push_back(key);", ""),
     ),
     "what is finished while the trainer repeats itself is dropped": (
         Mutation(
-            "work_desk.cpp",
+            "worker_session.cpp",
             "if (!done.is_wanted && may_be_claimed) {",
             "if (false && may_be_claimed) {",
         ),
     ),
     "another trainer's batch of the same number is taken for this one's": (
-        Mutation("work_desk.cpp", "running_->trainer_id == request.trainer_id && ", ""),
+        Mutation("worker_session.cpp", "running_->trainer_id == request.trainer_id && ", ""),
     ),
     "a silent trainer is never forgotten": (
         Mutation(
-            "work_desk.cpp",
+            "worker_session.cpp",
             "if (tenant_ && now - tenant_->heard_at >= kLease) abandon();",
             "static_cast<void>(now);",
         ),

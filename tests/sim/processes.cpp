@@ -48,16 +48,16 @@ void SimController::push() {
 
 // ---- Worker
 
-SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t unfit_jobs)
-    : Process(world, id), unfit_jobs_(unfit_jobs), enrolment_(worker_id, world.now()) {}
+SimWorker::SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t declined_jobs)
+    : Process(world, id), declined_jobs_(declined_jobs), enrolment_(worker_id, world.now()) {}
 
 void SimWorker::receive(ProcessId, const Message& message) {
   if (const auto* orders = std::get_if<OrdersMessage>(&message)) {
-    enrolment_.receive(orders->orders, desk_, world_.now());
+    enrolment_.receive(orders->orders, session_, world_.now());
   } else if (const auto* request = std::get_if<WorkerMessage>(&message)) {
-    desk_.receive(request->head, world_.now());
+    session_.receive(request->head, world_.now());
     carry_out();  // what was dropped by it goes before its bytes are kept
-    if (desk_.trainer_id() == request->head.trainer_id) {
+    if (session_.trainer_id() == request->head.trainer_id) {
       job_ = request->job;
       if (request->head.is_lane_start) lane_starts_[request->head.key] = request->lane_position;
     }
@@ -67,17 +67,19 @@ void SimWorker::receive(ProcessId, const Message& message) {
 }
 
 void SimWorker::tick() {
-  desk_.tick(world_.now());
-  if (enrolment_.take(desk_, world_.now())) world_.send(id(), kController, enrolment_.report(desk_));
+  session_.tick(world_.now());
+  if (enrolment_.take(session_, world_.now())) world_.send(id(), kController, enrolment_.report(session_));
   carry_out();
   begin();
-  if (desk_.is_draining() && desk_.is_empty() && desk_.trainer_id() == 0) world_.leave(*this);
+  if (session_.is_draining() && session_.is_empty() && session_.trainer_id() == 0) world_.leave(*this);
 }
 
-std::optional<Instant> SimWorker::next_tick() const { return earlier(enrolment_.due_at(desk_), desk_.next_tick()); }
+std::optional<Instant> SimWorker::next_tick() const {
+  return earlier(enrolment_.due_at(session_), session_.next_tick());
+}
 
 void SimWorker::drain() {
-  desk_.drain();
+  session_.drain();
   enrolment_.clock.hurry(world_.now());
   carry_out();
 }
@@ -94,13 +96,13 @@ std::vector<BatchKey> SimWorker::kept() const {
 }
 
 void SimWorker::carry_out() {
-  if (desk_.trainer_id() != trainer_id_) {
-    trainer_id_ = desk_.trainer_id();
+  if (session_.trainer_id() != trainer_id_) {
+    trainer_id_ = session_.trainer_id();
     lanes_.clear();
     lane_starts_.clear();
   }
-  for (const auto& command : desk_.take_commands()) {
-    if (command.kind == cluster::WorkDesk::Command::Kind::kDrop) {
+  for (const auto& command : session_.take_commands()) {
+    if (command.kind == cluster::WorkerSession::Command::Kind::kDrop) {
       made_.erase(command.key);
       continue;
     }
@@ -119,11 +121,11 @@ void SimWorker::carry_out() {
 }
 
 void SimWorker::begin() {
-  const auto request = desk_.begin();
+  const auto request = session_.begin();
   if (!request) return;
-  if ((unfit_jobs_ >> job_ & 1) != 0) {
-    desk_.decline();
-    desk_.finished();
+  if ((declined_jobs_ >> job_ & 1) != 0) {
+    session_.decline();
+    session_.finished();
     return carry_out();
   }
   carry_out();
@@ -138,7 +140,7 @@ void SimWorker::begin() {
   world_.at(world_.now() + time, id(), [this, number] { finish(number); });
 }
 
-Content SimWorker::make(const cluster::WorkDesk::Request& request) {
+Content SimWorker::make(const cluster::WorkerSession::Request& request) {
   Content content{.job = job_, .epoch = request.key.epoch};
   if (request.lane == wire::kNoLane) {
     content.position = request.key.sequence;
@@ -163,7 +165,7 @@ void SimWorker::finish(uint64_t number) {
   if (number != work_number_ || !work_) return;
   made_[work_->request.key] = work_->content;
   work_.reset();
-  desk_.finished();
+  session_.finished();
   carry_out();
   begin();
 }

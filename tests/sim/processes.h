@@ -31,17 +31,17 @@ class SimController : public Process {
 
 class SimWorker : public Process {
  public:
-  // `unfit_jobs`: those that it declines, by their bits.
-  SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t unfit_jobs);
+  // `declined_jobs`: those that it declines, by their bits.
+  SimWorker(World& world, ProcessId id, uint64_t worker_id, uint32_t declined_jobs);
   void receive(ProcessId from, const Message& message) override;
   void tick() override;
   std::optional<Instant> next_tick() const override;
   std::string name() const override { return "worker " + std::to_string(enrolment_.worker_id()); }
 
   uint64_t worker_id() const { return enrolment_.worker_id(); }
-  uint32_t unfit_jobs() const { return unfit_jobs_; }
-  cluster::WorkDesk& desk() { return desk_; }
-  const cluster::WorkDesk& desk() const { return desk_; }
+  uint32_t declined_jobs() const { return declined_jobs_; }
+  cluster::WorkerSession& session() { return session_; }
+  const cluster::WorkerSession& session() const { return session_; }
   void drain();
   // The job and the key of what it makes now.
   std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
@@ -50,17 +50,17 @@ class SimWorker : public Process {
 
  private:
   struct Work {
-    cluster::WorkDesk::Request request;
+    cluster::WorkerSession::Request request;
     Content content;
   };
 
   void carry_out();
   void begin();
   void finish(uint64_t work_number);
-  Content make(const cluster::WorkDesk::Request& request);
+  Content make(const cluster::WorkerSession::Request& request);
 
-  const uint32_t unfit_jobs_;
-  cluster::WorkDesk desk_;
+  const uint32_t declined_jobs_;
+  cluster::WorkerSession session_;
   cluster::WorkerEnrolment enrolment_;
   uint64_t trainer_id_ = 0;  // whose dataset is loaded
   uint32_t job_ = 0;

@@ -45,7 +45,7 @@ Scenario Scenario::draw(uint64_t seed) {
   s.trainer_crashes = few(5, 2);
   s.calm_at = milliseconds(number(500, 8000));
   s.end_at = s.calm_at + seconds(90);
-  s.has_unfit = chance(3);
+  s.has_declining = chance(3);
   return s;
 }
 
@@ -58,7 +58,8 @@ std::string Scenario::describe() const {
        << ", reordering " << reordering << ", lateness " << lateness << "; crashes of workers " << worker_crashes
        << ", machines " << machine_crashes << ", the controller " << controller_crashes << ", trainers "
        << trainer_crashes << "; joins " << worker_joins << ", drains " << worker_drains << ", stalls " << stalls
-       << ", partitions " << partitions << (has_unfit ? "; unfit workers" : "") << (has_poison ? "; poison" : "");
+       << ", partitions " << partitions << (has_declining ? "; workers that decline" : "")
+       << (has_poison ? "; poison" : "");
   return text.str();
 }
 

@@ -41,7 +41,7 @@ struct Scenario {
   uint32_t partitions = 0;  // between two processes, either way or both
   uint32_t controller_crashes = 0;
   uint32_t trainer_crashes = 0;  // and a resume from what it had delivered
-  bool has_unfit = false;        // some workers decline some trainers
+  bool has_declining = false;    // some workers decline some trainers
   bool has_poison = false;       // a batch of the first trainer's kills whoever makes it
   Duration calm_at{};
   Duration end_at{};  // by then all is delivered, or something is lost

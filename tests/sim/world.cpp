@@ -28,8 +28,8 @@ std::string spoken(const Message& message) {
            (m->head.is_lane_start ? " start" : "") + ", count " + std::to_string(m->head.count);
   }
   if (const auto* m = std::get_if<TrainerMessage>(&message)) {
-    constexpr const char* kNames[] = {"",     "welcome", "refused", "broken", "started", "answer", "handed back",
-                                      "pong", "leaving", "piece",   "unfit"};
+    constexpr const char* kNames[] = {"",     "welcome", "refused", "broken",  "started", "answer", "handed back",
+                                      "pong", "leaving", "piece",   "declined"};
     return std::string(kNames[static_cast<size_t>(m->head.kind)]) + " of worker " + std::to_string(m->worker_id) +
            ", link " + std::to_string(m->head.link) + ", stamp " + std::to_string(m->head.stamp) + ", " +
            to_text(m->head.key) + (m->head.is_fresh ? ", fresh" : "");
@@ -109,25 +109,25 @@ std::optional<std::string> World::run() {
 
 void World::start() {
   processes_.emplace(kController, std::make_unique<SimController>(*this, kController));
-  for (uint32_t i = 0; i < scenario_.worker_count; ++i) add_worker(i == 0 ? 0 : draw_unfit_jobs());
+  for (uint32_t i = 0; i < scenario_.worker_count; ++i) add_worker(i == 0 ? 0 : draw_declined_jobs());
   for (uint32_t job = 0; job < scenario_.trainer_count; ++job) add_trainer(job, nullptr);
   plan_faults();
   fault_at(Instant(scenario_.calm_at) + kAfterwards, [this] { check_sharing(); });
 }
 
 // Jobs by their bits. One worker, and whatever takes its place, can run them all.
-uint32_t World::draw_unfit_jobs() {
+uint32_t World::draw_declined_jobs() {
   uint32_t jobs = 0;
-  for (uint32_t job = 0; scenario_.has_unfit && job < scenario_.trainer_count; ++job)
+  for (uint32_t job = 0; scenario_.has_declining && job < scenario_.trainer_count; ++job)
     if (chance() < 0.4) jobs |= 1u << job;
   return jobs;
 }
 
-void World::add_worker(uint32_t unfit_jobs) {
+void World::add_worker(uint32_t declined_jobs) {
   const ProcessId id = next_process_++;
   const uint64_t worker_id = new_identity();
   workers_.emplace(worker_id, id);
-  auto worker = std::make_unique<SimWorker>(*this, id, worker_id, unfit_jobs);
+  auto worker = std::make_unique<SimWorker>(*this, id, worker_id, declined_jobs);
   say(worker->name(), " starts");
   wake(*worker);
   processes_.emplace(id, std::move(worker));
@@ -169,13 +169,13 @@ void World::plan_faults() {
   const auto crash = [this, is_worker](bool is_seen) {
     const ProcessId victim = pick_process(is_worker);
     if (!processes_.contains(victim)) return;
-    const uint32_t unfit_jobs = static_cast<const SimWorker&>(*processes_.at(victim)).unfit_jobs();
+    const uint32_t declined_jobs = static_cast<const SimWorker&>(*processes_.at(victim)).declined_jobs();
     kill(victim, is_seen);
-    fault_at(now_ + between(milliseconds(10), seconds(3)), [this, unfit_jobs] { add_worker(unfit_jobs); });
+    fault_at(now_ + between(milliseconds(10), seconds(3)), [this, declined_jobs] { add_worker(declined_jobs); });
   };
   plan(scenario_.worker_crashes, [crash] { crash(true); });
   plan(scenario_.machine_crashes, [crash] { crash(false); });
-  plan(scenario_.worker_joins, [this] { add_worker(draw_unfit_jobs()); });
+  plan(scenario_.worker_joins, [this] { add_worker(draw_declined_jobs()); });
   plan(scenario_.worker_drains, [this, is_worker] {
     const auto victim = processes_.find(pick_process(is_worker));
     if (victim == processes_.end()) return;
@@ -188,7 +188,7 @@ void World::plan_faults() {
       worker.drain();
     }
     fault_at(now_ + between(milliseconds(10), seconds(3)),
-             [this, unfit_jobs = worker.unfit_jobs()] { add_worker(unfit_jobs); });
+             [this, declined_jobs = worker.declined_jobs()] { add_worker(declined_jobs); });
   });
   plan(scenario_.stalls, [this, is_any] {
     const auto victim = processes_.find(pick_process(is_any));
@@ -258,9 +258,9 @@ void World::kill(ProcessId victim, bool is_seen) {
 
 void World::die_of(SimWorker& worker, uint32_t job, BatchKey key) {
   if (worker.working_on() != std::pair(job, key)) return;
-  const uint32_t unfit_jobs = worker.unfit_jobs();
+  const uint32_t declined_jobs = worker.declined_jobs();
   kill(worker.id(), true);
-  fault_at(now_ + between(milliseconds(10), seconds(1)), [this, unfit_jobs] { add_worker(unfit_jobs); });
+  fault_at(now_ + between(milliseconds(10), seconds(1)), [this, declined_jobs] { add_worker(declined_jobs); });
 }
 
 void World::leave(SimWorker& worker) {
@@ -351,9 +351,9 @@ void World::check_credit() const {
   for (const auto& [id, process] : processes_) {
     const auto* worker = dynamic_cast<const SimWorker*>(process.get());
     if (worker == nullptr) continue;
-    const auto& desk = worker->desk();
-    const size_t running = desk.is_wanted() ? 1 : 0;
-    const size_t count = std::max(desk.queued_count() + desk.claimed_count(), desk.held_count()) + running;
+    const auto& session = worker->session();
+    const size_t running = session.is_wanted() ? 1 : 0;
+    const size_t count = std::max(session.queued_count() + session.claimed_count(), session.held_count()) + running;
     if (count > 1 && count * kBatchBytes > scenario_.credit_bytes)
       throw Violation{worker->name() + " has " + std::to_string(count) +
                       " batches asked of it or held, and credit for " +
@@ -393,7 +393,7 @@ void World::check_memory() const {
   for (const auto& [id, process] : processes_) {
     if (process->stalled_until + kAfterwards > now_ && process->stalled_until > Instant{}) continue;  // it is behind
     if (const auto* worker = dynamic_cast<const SimWorker*>(process.get())) {
-      if (worker->desk().queued_count() + worker->desk().held_count() + worker->kept().size() > 0)
+      if (worker->session().queued_count() + worker->session().held_count() + worker->kept().size() > 0)
         throw Violation{worker->name() + " still has batches when all trainers are done"};
     } else if (const auto* trainer = dynamic_cast<const SimTrainer*>(process.get())) {
       if (trainer->session().dispatch().unanswered_count() > 0)

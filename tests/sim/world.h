@@ -37,7 +37,7 @@
 #include "cluster/pool_session.h"
 #include "cluster/request_order.h"
 #include "cluster/roster.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "scenario.h"
 
 namespace penstock::sim {
@@ -155,8 +155,8 @@ class World {
   void start();
   void plan_faults();
   void fault_at(Instant when, std::function<void()> action);
-  void add_worker(uint32_t unfit_jobs);
-  uint32_t draw_unfit_jobs();
+  void add_worker(uint32_t declined_jobs);
+  uint32_t draw_declined_jobs();
   void add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from);
   void kill(ProcessId process, bool is_seen);
   void wake(Process& process);

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 namespace penstock::cluster {
 namespace {
@@ -28,13 +28,13 @@ class PoolSessionTest : public testing::Test {
     session_.ask(batch(sequence), wire::kNoLane, now_);
     exchange();
   }
-  // Has every desk answer what it has, in turns, until nothing moves any more.
+  // Has every worker answer what it has, in turns, until nothing moves any more.
   void work() {
     for (bool has_moved = true; has_moved;) {
       has_moved = false;
-      for (auto& [id, desk] : desks_) {
-        if (!desk.begin()) continue;
-        desk.finished();
+      for (auto& [id, worker] : worker_sessions_) {
+        if (!worker.begin()) continue;
+        worker.finished();
         has_moved = true;
       }
       exchange();
@@ -47,12 +47,12 @@ class PoolSessionTest : public testing::Test {
       for (const auto& command : session_.take_commands()) {
         commands_.push_back(command);
         if (command.kind != Kind::kSend || is_cut_[command.worker_id]) continue;
-        desks_[command.worker_id].receive(command.message, now_);
+        worker_sessions_[command.worker_id].receive(command.message, now_);
         has_moved = true;
       }
-      for (auto& [id, desk] : desks_) {
-        for (const auto& command : desk.take_commands()) {
-          if (command.kind != WorkDesk::Command::Kind::kSend || is_cut_[id]) continue;
+      for (auto& [id, worker] : worker_sessions_) {
+        for (const auto& command : worker.take_commands()) {
+          if (command.kind != WorkerSession::Command::Kind::kSend || is_cut_[id]) continue;
           deliver(id, command.message);
           has_moved = true;
         }
@@ -74,7 +74,7 @@ class PoolSessionTest : public testing::Test {
   }
 
   PoolSession session_{{.trainer_id = 9, .credit_bytes = 1000}};
-  std::map<uint64_t, WorkDesk> desks_;
+  std::map<uint64_t, WorkerSession> worker_sessions_;
   std::map<uint64_t, bool> is_cut_;
   Instant now_{};
   std::vector<PoolSession::Command> commands_;
@@ -89,8 +89,8 @@ TEST_F(PoolSessionTest, EveryBatchIsTakenOnce) {
   auto all = taken();
   std::sort(all.begin(), all.end());
   EXPECT_EQ(all, (std::vector<uint64_t>{0, 1, 2, 3, 4, 5}));
-  EXPECT_TRUE(desks_[1].is_empty());
-  EXPECT_TRUE(desks_[2].is_empty());
+  EXPECT_TRUE(worker_sessions_[1].is_empty());
+  EXPECT_TRUE(worker_sessions_[2].is_empty());
 }
 
 TEST_F(PoolSessionTest, SilentConnectionIsMadeAnewEachTimeAfterTwiceAsLong) {
@@ -134,10 +134,10 @@ TEST_F(PoolSessionTest, SilentWorkerIsGivenUpAfterALeaseAndItsAnswersAreRefused)
 TEST_F(PoolSessionTest, LostAnswerIsSentAgainOnTheNextLink) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
-  ASSERT_TRUE(desks_[1].begin());
-  desks_[1].finished();
-  desks_[1].take_commands();  // started and answer are lost
-  pass(kPingInterval);        // the pong shows it
+  ASSERT_TRUE(worker_sessions_[1].begin());
+  worker_sessions_[1].finished();
+  worker_sessions_[1].take_commands();  // started and answer are lost
+  pass(kPingInterval);                  // the pong shows it
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
   EXPECT_EQ(session_.dispatch().reissue_count(), 0u);
 }
@@ -149,15 +149,15 @@ TEST_F(PoolSessionTest, LaneStartsAgainWhereTheWelcomeOfAWorkerThatForgotIsLost)
   exchange();
   work();
   session_.ask(batch(1), /*lane=*/1, now_);
-  desks_[1].abandon();
+  worker_sessions_[1].abandon();
   const auto to_worker = [&] {
-    for (const auto& command : session_.take_commands()) desks_[1].receive(command.message, now_);
-    return desks_[1].take_commands();
+    for (const auto& command : session_.take_commands()) worker_sessions_[1].receive(command.message, now_);
+    return worker_sessions_[1].take_commands();
   };
   for (const auto& command : to_worker()) deliver(1, command.message);  // broken
   EXPECT_TRUE(to_worker().front().message.is_fresh);                    // which does not arrive
   pass(kPingInterval);
-  const auto begun = desks_[1].begin();
+  const auto begun = worker_sessions_[1].begin();
   ASSERT_TRUE(begun);
   EXPECT_EQ(begun->key, batch(1));
   EXPECT_TRUE(begun->is_lane_start);
@@ -178,11 +178,11 @@ TEST_F(PoolSessionTest, WorkerThatIsHeardAgainAfterItsConnectionEndedWasNotKille
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
   for (int i = 0; i < 10; ++i) {
-    ASSERT_TRUE(desks_[1].begin());
+    ASSERT_TRUE(worker_sessions_[1].begin());
     exchange();  // it has begun
     session_.died(1, now_);
     pass(kPingInterval);
-    desks_[1].finished();  // which nobody wants any more
+    worker_sessions_[1].finished();  // which nobody wants any more
     exchange();
   }
   EXPECT_EQ(count(Kind::kFail), 0u);
@@ -216,12 +216,12 @@ TEST_F(PoolSessionTest, WhatASilentWorkerOwedIsAskedOnceOfOneThatIsGreetedAtThat
 TEST_F(PoolSessionTest, FencedIncarnationIsNoLongerListenedTo) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
-  ASSERT_TRUE(desks_[1].begin());
-  desks_[1].finished();
-  const auto late = desks_[1].take_commands();
+  ASSERT_TRUE(worker_sessions_[1].begin());
+  worker_sessions_[1].finished();
+  const auto late = worker_sessions_[1].take_commands();
   session_.set_roster(std::vector<wire::RosterEntry>{{.worker_id = 1, .incarnation = 2}}, now_);
   for (const auto& command : late)
-    if (command.kind == WorkDesk::Command::Kind::kSend) deliver(1, command.message);
+    if (command.kind == WorkerSession::Command::Kind::kSend) deliver(1, command.message);
   EXPECT_TRUE(taken().empty());
   EXPECT_EQ(count(Kind::kDisconnect), 0u);
   exchange();
@@ -232,24 +232,24 @@ TEST_F(PoolSessionTest, FencedIncarnationIsNoLongerListenedTo) {
 TEST_F(PoolSessionTest, WithdrawnWorkerFinishesAndIsToldGoodbye) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
-  ASSERT_TRUE(desks_[1].begin());
+  ASSERT_TRUE(worker_sessions_[1].begin());
   exchange();
   roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true}});
-  EXPECT_EQ(desks_[1].trainer_id(), 9u);
-  desks_[1].finished();
+  EXPECT_EQ(worker_sessions_[1].trainer_id(), 9u);
+  worker_sessions_[1].finished();
   exchange();
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
-  EXPECT_EQ(desks_[1].trainer_id(), 0u);
+  EXPECT_EQ(worker_sessions_[1].trainer_id(), 0u);
   EXPECT_EQ(session_.known_count(), 0u);
 }
 
 TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {
-  desks_[1].receive({.kind = In::kHello, .trainer_id = 5, .link = 1, .stamp = 1}, now_);
-  desks_[1].take_commands();
+  worker_sessions_[1].receive({.kind = In::kHello, .trainer_id = 5, .link = 1, .stamp = 1}, now_);
+  worker_sessions_[1].take_commands();
   roster({{.worker_id = 1, .incarnation = 1}});
   EXPECT_EQ(session_.open_count(), 0u);
   ask(0);
-  desks_[1].receive({.kind = In::kBye, .trainer_id = 5, .link = 1, .stamp = 2}, now_);
+  worker_sessions_[1].receive({.kind = In::kBye, .trainer_id = 5, .link = 1, .stamp = 2}, now_);
   ASSERT_TRUE(session_.next_tick());
   pass(*session_.next_tick() - now_);
   work();
@@ -259,9 +259,9 @@ TEST_F(PoolSessionTest, WorkerThatServesAnotherIsAskedAgainLater) {
 TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
-  ASSERT_TRUE(desks_[1].begin());
-  desks_[1].finished();
-  const auto late = desks_[1].take_commands();  // the pieces come before these, and pongs behind them
+  ASSERT_TRUE(worker_sessions_[1].begin());
+  worker_sessions_[1].finished();
+  const auto late = worker_sessions_[1].take_commands();  // the pieces come before these, and pongs behind them
   is_cut_[1] = true;
   for (int i = 0; i < 10; ++i) {
     pass(kPingInterval);
@@ -279,32 +279,32 @@ TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   EXPECT_EQ(session_.open_count(), 0u);
 }
 
-TEST_F(PoolSessionTest, UnfitWorkersRequestsGoElsewhereAndNoBatchIsBlamed) {
-  const uint64_t unfit_count = 2 * DispatchOptions{}.deaths_max;
+TEST_F(PoolSessionTest, RequestsOfWorkersThatDeclineGoElsewhereAndNoBatchIsBlamed) {
+  const uint64_t declined_count = 2 * DispatchOptions{}.deaths_max;
   std::vector<wire::RosterEntry> workers;
-  for (uint64_t id = 1; id <= unfit_count; ++id) {
+  for (uint64_t id = 1; id <= declined_count; ++id) {
     workers.push_back({.worker_id = id, .incarnation = 1});
     roster(workers);
     if (id == 1) ask(0);
-    ASSERT_TRUE(desks_[id].begin()) << id;
-    desks_[id].decline();
+    ASSERT_TRUE(worker_sessions_[id].begin()) << id;
+    worker_sessions_[id].decline();
     exchange();
-    EXPECT_EQ(session_.unfit_count(), id);
+    EXPECT_EQ(session_.declined_count(), id);
     EXPECT_EQ(session_.open_count(), 0u);
   }
-  EXPECT_EQ(session_.known_count(), unfit_count);
-  workers.push_back({.worker_id = unfit_count + 1, .incarnation = 1});
+  EXPECT_EQ(session_.known_count(), declined_count);
+  workers.push_back({.worker_id = declined_count + 1, .incarnation = 1});
   roster(workers);
   work();
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
-  EXPECT_EQ(session_.dispatch().reissue_count(), unfit_count);
+  EXPECT_EQ(session_.dispatch().reissue_count(), declined_count);
   EXPECT_EQ(count(Kind::kFail), 0u);
 }
 
-TEST_F(PoolSessionTest, UnfitWorkerIsNotGreetedAgain) {
+TEST_F(PoolSessionTest, WorkerThatDeclinesIsNotGreetedAgain) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
-  desks_[1].decline();
+  worker_sessions_[1].decline();
   exchange();
   commands_.clear();
   for (int i = 0; i < 10; ++i) pass(kLease);
@@ -317,49 +317,49 @@ TEST_F(PoolSessionTest, UnfitWorkerIsNotGreetedAgain) {
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
 }
 
-TEST_F(PoolSessionTest, WorkerThatSaidItIsUnfitWhileItWasCutOffSaysItAgain) {
+TEST_F(PoolSessionTest, WorkerThatDeclinedWhileItWasCutOffSaysItAgain) {
   roster({{.worker_id = 1, .incarnation = 1}});
   ask(0);
   is_cut_[1] = true;
-  desks_[1].decline();
+  worker_sessions_[1].decline();
   exchange();
-  EXPECT_EQ(session_.unfit_count(), 0u);
+  EXPECT_EQ(session_.declined_count(), 0u);
   is_cut_[1] = false;
   pass(kPingInterval);  // the worker knows nothing of the ping's link, and is greeted
-  EXPECT_EQ(session_.unfit_count(), 1u);
+  EXPECT_EQ(session_.declined_count(), 1u);
 }
 
-TEST_F(PoolSessionTest, UnfitOfALinkThatHasEndedIsNotHeard) {
+TEST_F(PoolSessionTest, DeclineOnALinkThatHasEndedIsNotHeard) {
   roster({{.worker_id = 1, .incarnation = 1}});
   deliver(1, {.kind = wire::ToTrainer::Kind::kBroken, .link = 1});
   exchange();
-  deliver(1, {.kind = wire::ToTrainer::Kind::kUnfit, .link = 1});
-  EXPECT_EQ(session_.unfit_count(), 0u);
+  deliver(1, {.kind = wire::ToTrainer::Kind::kDeclined, .link = 1});
+  EXPECT_EQ(session_.declined_count(), 0u);
   EXPECT_EQ(session_.open_count(), 1u);
 }
 
-TEST_F(PoolSessionTest, UnfitWorkerThatIsGoneOrBeganAnewIsForgotten) {
+TEST_F(PoolSessionTest, DecliningWorkerThatIsGoneOrBeganAnewIsForgotten) {
   roster({{.worker_id = 1, .incarnation = 1}, {.worker_id = 2, .incarnation = 1}});
-  desks_[1].decline();
-  desks_[2].decline();
+  worker_sessions_[1].decline();
+  worker_sessions_[2].decline();
   exchange();
-  EXPECT_EQ(session_.unfit_count(), 2u);
-  desks_[1] = {};  // a process that can do more
+  EXPECT_EQ(session_.declined_count(), 2u);
+  worker_sessions_[1] = {};  // a process that can do more
   roster({{.worker_id = 1, .incarnation = 2}});
   EXPECT_EQ(session_.known_count(), 1u);
-  EXPECT_EQ(session_.unfit_count(), 0u);
+  EXPECT_EQ(session_.declined_count(), 0u);
   ask(0);
   work();
   EXPECT_EQ(taken(), (std::vector<uint64_t>{0}));
 }
 
-TEST_F(PoolSessionTest, UnfitWorkerThatIsWithdrawnIsPartedFrom) {
+TEST_F(PoolSessionTest, DecliningWorkerThatIsWithdrawnIsPartedFrom) {
   roster({{.worker_id = 1, .incarnation = 1}});
-  desks_[1].decline();
+  worker_sessions_[1].decline();
   exchange();
   roster({{.worker_id = 1, .incarnation = 1, .is_withdrawn = true}});
   EXPECT_EQ(session_.known_count(), 0u);
-  EXPECT_EQ(session_.unfit_count(), 0u);
+  EXPECT_EQ(session_.declined_count(), 0u);
   EXPECT_EQ(count(Kind::kDisconnect), 1u);
 }
 

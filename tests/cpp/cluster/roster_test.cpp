@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 namespace penstock::cluster {
 namespace {
@@ -25,7 +25,7 @@ class RosterTest : public testing::Test {
                                     .trainer_id = serves},
                                    now_);
   }
-  void unfit_worker(uint64_t id, std::vector<uint64_t> declined) {
+  void declining_worker(uint64_t id, std::vector<uint64_t> declined) {
     roster_.worker_reported(
         {.worker_id = id, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1", .declined = std::move(declined)}, now_);
   }
@@ -177,14 +177,14 @@ TEST_F(RosterTest, WorkerThatDeclinedATrainerGoesToAnother) {
   worker(1);
   worker(2);
   EXPECT_EQ(trainer(100).size(), 2u);
-  unfit_worker(2, {100});
+  declining_worker(2, {100});
   EXPECT_EQ(roster_.changed_trainers(), (std::vector<uint64_t>{100}));
   EXPECT_EQ(trainer(100), (std::set<uint64_t>{1}));
   EXPECT_EQ(last_.entries.size(), 1u);
   EXPECT_EQ(last_.pool_count, 2u);
-  EXPECT_EQ(last_.unfit_count, 1u);
+  EXPECT_EQ(last_.declined_count, 1u);
   EXPECT_EQ(trainer(200), (std::set<uint64_t>{2}));
-  EXPECT_EQ(last_.unfit_count, 0u);
+  EXPECT_EQ(last_.declined_count, 0u);
 }
 
 TEST_F(RosterTest, TrainerKnowsWhenNobodyCanRunItsJob) {
@@ -192,15 +192,15 @@ TEST_F(RosterTest, TrainerKnowsWhenNobodyCanRunItsJob) {
   worker(1);
   worker(2);
   EXPECT_EQ(trainer(100).size(), 2u);
-  unfit_worker(1, {100});
-  unfit_worker(2, {50, 100});
+  declining_worker(1, {100});
+  declining_worker(2, {50, 100});
   EXPECT_TRUE(trainer(100).empty());
   EXPECT_EQ(last_.pool_count, 2u);
-  EXPECT_EQ(last_.unfit_count, 2u);
+  EXPECT_EQ(last_.declined_count, 2u);
   roster_.drain(1, now_);  // one that leaves is none that could have run it
   trainer(100);
   EXPECT_EQ(last_.pool_count, 1u);
-  EXPECT_EQ(last_.unfit_count, 1u);
+  EXPECT_EQ(last_.declined_count, 1u);
   worker(3);
   EXPECT_EQ(trainer(100), (std::set<uint64_t>{3}));
   EXPECT_EQ(last_.pool_count, 2u);

@@ -36,11 +36,11 @@ class ShareOutTest : public testing::Test {
   void join(std::vector<uint64_t> declined = {}) { workers_.push_back({.declined = std::move(declined)}); }
   // The number of moves.
   size_t share(std::span<const Demand> demands) {
-    std::vector<Hand> hands;
+    std::vector<AssignedWorker> hands;
     for (const Worker& worker : workers_) {
-      const auto state = worker.is_moving         ? Hand::State::kMoving
-                         : worker.trainer_id != 0 ? Hand::State::kHeld
-                                                  : Hand::State::kFree;
+      const auto state = worker.is_moving         ? AssignedWorker::State::kMoving
+                         : worker.trainer_id != 0 ? AssignedWorker::State::kHeld
+                                                  : AssignedWorker::State::kFree;
       hands.push_back({state, worker.trainer_id, worker.order, worker.declined});
     }
     const auto moves = share_out(demands, hands);

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "../net/pool_sockets.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "controller/pool_status.h"
 #include "net/control_limits.h"
 #include "wire/control_record.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A pool's worker by hand: the live WorkDesk and socket, and batches that a test makes and may send wrongly.
+// A pool's worker by hand: the live WorkerSession and socket, and batches that a test makes and may send wrongly.
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/live_clock.h"
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 #include "net/server_socket.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
@@ -119,13 +119,13 @@ class HandWorker {
 
   void send_all() {
     for (const auto& command : desk_.take_commands()) {
-      if (command.kind != cluster::WorkDesk::Command::Kind::kSend) continue;
+      if (command.kind != cluster::WorkerSession::Command::Kind::kSend) continue;
       wire::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
       if (answer.message.kind == ToTrainer::Kind::kAnswer) {
         send_answer(answer);
       } else {
         static constexpr std::string_view kReason = "another torch";
-        if (answer.message.kind == ToTrainer::Kind::kUnfit) answer.body = std::as_bytes(std::span(kReason));
+        if (answer.message.kind == ToTrainer::Kind::kDeclined) answer.body = std::as_bytes(std::span(kReason));
         send({}, answer);
       }
     }
@@ -177,7 +177,7 @@ class HandWorker {
 
   Options options_;
   std::unique_ptr<net::ServerSocket> server_;
-  cluster::WorkDesk desk_;
+  cluster::WorkerSession desk_;
   std::string peer_;
   std::string blob_;
   std::vector<std::string> starts_;

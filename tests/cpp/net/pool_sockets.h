@@ -47,7 +47,7 @@ class PoolSocketsTest : public testing::Test {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kPatience{30};
 
-  std::unique_ptr<ServerSocket> serve(const ServerOptions& options, Role own_role = Role::kController,
+  std::unique_ptr<ServerSocket> serve(const ServerSocketOptions& options, Role own_role = Role::kController,
                                       const std::string& endpoint = "tcp://127.0.0.1:0") {
     auto server =
         ServerSocket::bind(context_, *authenticator_, Endpoint::parse(endpoint).value(), keys_.ring(own_role), options);
@@ -79,12 +79,13 @@ class PoolSocketsTest : public testing::Test {
   }
 
   std::unique_ptr<ClientSocket> connect(const Endpoint& endpoint, const KeyPair& own, const PublicKey& server_key,
-                                        const ClientOptions& options = {}) {
+                                        const ClientSocketOptions& options = {}) {
     auto client = ClientSocket::connect(context_, endpoint, own, server_key, options);
     EXPECT_TRUE(client) << client.error().message;
     return client ? std::move(client).value() : nullptr;
   }
-  std::unique_ptr<ClientSocket> connect(const ServerSocket& server, Role role, const ClientOptions& options = {}) {
+  std::unique_ptr<ClientSocket> connect(const ServerSocket& server, Role role,
+                                        const ClientSocketOptions& options = {}) {
     return connect(server.endpoint(), keys_.pair(role), keys_.public_key(Role::kController), options);
   }
 

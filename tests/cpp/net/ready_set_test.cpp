@@ -36,7 +36,7 @@ class ReadySetTest : public PoolSocketsTest {
     EXPECT_TRUE(wait_and_send(*served.client, filled(1, 1)));
     const auto question = next_message(server);
     if (question) served.routing_id = question->peer.routing_id;
-    set_->stir(served.tag);
+    set_->mark_used(served.tag);
     return served;
   }
 
@@ -108,7 +108,7 @@ TEST_F(ReadySetTest, MessageWhoseTellingASendTookUpIsToldOnceItsSocketIsStirred)
   ASSERT_TRUE(served.client->send(filled(1, 2)));
   // This is what stirring is for: a message waits, and the descriptor says nothing.
   EXPECT_TRUE(told().empty());
-  set_->stir(served.tag);
+  set_->mark_used(served.tag);
   EXPECT_EQ(told(), std::set<uint64_t>{served.tag});
   EXPECT_TRUE(has_message(*served.client));
 }
@@ -134,7 +134,7 @@ TEST_F(ReadySetTest, SocketThatIsNeverServedHidesNoOther) {
   for (size_t index = 1; index < served.size(); ++index) {
     ASSERT_TRUE(server->send(served[index].routing_id, filled(1, 1)));
     ASSERT_TRUE(wait_readable(served[index].client->waitables(), {}, {}, kPatience));
-    set_->stir(served[index].tag);
+    set_->mark_used(served[index].tag);
     unserved.insert(served[index].tag);
   }
   EXPECT_EQ(told(), unserved);
@@ -178,7 +178,7 @@ TEST_F(ReadySetTest, SocketsThatComeAndGoLeaveOthersAsTheyAre) {
       ASSERT_TRUE(next_message(*passes.client));
     }
     ASSERT_TRUE(passes.client->send(filled(1, 1)));
-    set_->stir(passes.tag);
+    set_->mark_used(passes.tag);
     ASSERT_TRUE(next_message(*server));
     leave(passes);
     gone.insert(passes.tag);
@@ -266,7 +266,7 @@ TEST_F(ReadySetTest, NoMessageIsLostWhateverItMeets) {
     Served& one = served[random() % kClientCount];
     const int count = static_cast<int>(random() % 4);
     ASSERT_TRUE(one.client->send(filled(1, count)));
-    set_->stir(one.tag);
+    set_->mark_used(one.tag);
     owed[one.tag] += count;
     total_owed += count;
     ++asked_count;

@@ -31,7 +31,7 @@ std::vector<ControlMessage> samples() {
                         .view = 2,
                         .is_settled = true,
                         .pool_count = 3,
-                        .unfit_count = 1,
+                        .declined_count = 1,
                         .entries = {{{.worker_id = 7, .incarnation = 1, .is_withdrawn = false}, "tcp://[::1]:1"},
                                     {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}}},
           Farewell{.id = 6, .is_worker = true},

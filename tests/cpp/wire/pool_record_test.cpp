@@ -135,7 +135,7 @@ TEST_F(PoolRecord, EveryKindComesBack) {
     ASSERT_TRUE(parse_to_worker(part));
     EXPECT_EQ(parse_to_worker(part).value().message, sent.message);
   }
-  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kUnfit); ++kind) {
+  for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kDeclined); ++kind) {
     PoolAnswer sent{.message = {.kind = static_cast<ToTrainer::Kind>(kind), .is_fresh = true}};
     const bool is_piece = sent.message.kind == ToTrainer::Kind::kPiece;
     if (sent.message.kind == ToTrainer::Kind::kAnswer) sent.kind = AnswerKind::kEnd;
@@ -166,7 +166,7 @@ TEST_F(PoolRecord, BatchComesBack) {
 }
 
 TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
-  for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kUnfit), raised()}) {
+  for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kDeclined), raised()}) {
     const auto part = write_to_trainer(sent);
     const auto parsed = parse_to_trainer(part, 0);
     ASSERT_TRUE(parsed) << parsed.error().message;
@@ -200,7 +200,7 @@ TEST_F(PoolRecord, ErrorComesBackWithTheStateAfterIt) {
 TEST_F(PoolRecord, StateOfWhatIsNeitherABatchNorAnErrorIsRefused) {
   auto end = raised();
   end.kind = AnswerKind::kEnd;
-  for (auto sent : {refusal(ToTrainer::Kind::kUnfit), refusal(ToTrainer::Kind::kPong), end}) {
+  for (auto sent : {refusal(ToTrainer::Kind::kDeclined), refusal(ToTrainer::Kind::kPong), end}) {
     sent.body = {};
     EXPECT_TRUE(is_taken(sent, 0));
     sent.state = state_;

@@ -380,10 +380,10 @@ TEST_F(PoolServerTest, ATrainerThatIsDeclinedIsToldWhyAndAnotherIsServed) {
   });
   auto trainer = train();
   trainer->ask(0, {.indices = {100}});
-  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().unfit_count() == 1; }));
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().declined_count() == 1; }));
   EXPECT_EQ(trainer->refusal, "no module named 'that'");
   trainer = train();  // the same, which has forgotten
-  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().unfit_count() == 1; }));
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->session().declined_count() == 1; }));
   EXPECT_EQ(trainer->refusal, "no module named 'that'");
   const auto other = train(8);
   other->ask(0, {.indices = {100}});
@@ -401,7 +401,7 @@ TEST_F(PoolServerTest, ATrainerOfAnotherVersionIsAnswered) {
   ASSERT_TRUE(receipt);
   const auto parsed = wire::parse_to_trainer(receipt->parts.at(0).bytes(), 0);
   ASSERT_TRUE(parsed);
-  EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kUnfit);
+  EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kDeclined);
 }
 
 // ---- Blobs
@@ -535,7 +535,7 @@ TEST_F(RegisteredWorker, ReportsWhyItDeclinedTheLastTrainer) {
   work_by([](PoolServer& server, const PoolWork&) { server.decline("no module named 'that'"); });
   const auto trainer = train();
   trainer->ask(0, {.indices = {100}});
-  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kUnfit); }));
+  ASSERT_TRUE(trainer->serve_until([&] { return trainer->said.contains(ToTrainer::Kind::kDeclined); }));
   wire::WorkerReport report;
   while (report.declined.empty()) report = std::get<wire::WorkerReport>(next_report());
   EXPECT_EQ(report.declined, (std::vector<uint64_t>{7}));

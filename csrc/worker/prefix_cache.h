@@ -14,7 +14,7 @@
 namespace penstock::worker {
 
 // Confined to the thread that serves requests.
-class PrefixShelf {
+class PrefixCache {
  public:
   bool has(const wire::BlobId& id) const { return prefixes_.contains(id); }
   // `message` is the body of a prefix request. One that cannot be run here is remembered as such.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/prefix_shelf.h"
+#include "worker/prefix_cache.h"
 
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ BlobId id_of(int number) {
 
 std::string key_of(int number) { return std::string(32, static_cast<char>('0' + number)); }
 
-class PrefixShelfTest : public testing::Test {
+class PrefixCacheTest : public testing::Test {
  protected:
   // One whose boundary tensor has the key of the number.
   void put(int number) {
@@ -44,13 +44,13 @@ class PrefixShelfTest : public testing::Test {
     return content.boundary_keys;
   }
 
-  PrefixShelf shelf_;
+  PrefixCache shelf_;
   PrefixStage stage_;
 };
 
 using Keys = std::vector<std::string>;
 
-TEST_F(PrefixShelfTest, ABatchIsMadeWithThePrefixesItNamesAndNoOthers) {
+TEST_F(PrefixCacheTest, ABatchIsMadeWithThePrefixesItNamesAndNoOthers) {
   put(1);
   put(2);
   EXPECT_EQ(run({id_of(1), id_of(2)}), (Keys{key_of(1), key_of(2)}));
@@ -59,7 +59,7 @@ TEST_F(PrefixShelfTest, ABatchIsMadeWithThePrefixesItNamesAndNoOthers) {
   EXPECT_EQ(run({id_of(2)}), (Keys{key_of(2)}));
 }
 
-TEST_F(PrefixShelfTest, ThoseOfTheLastTwoListsAreKept) {
+TEST_F(PrefixCacheTest, ThoseOfTheLastTwoListsAreKept) {
   put(1);
   run({id_of(1)});
   put(2);
@@ -71,7 +71,7 @@ TEST_F(PrefixShelfTest, ThoseOfTheLastTwoListsAreKept) {
   EXPECT_TRUE(shelf_.has(id_of(2)));
 }
 
-TEST_F(PrefixShelfTest, OneThatCannotBeReadOrIsNotThereIsLeftOut) {
+TEST_F(PrefixCacheTest, OneThatCannotBeReadOrIsNotThereIsLeftOut) {
   shelf_.put(id_of(1), {});
   put(2);
   EXPECT_TRUE(shelf_.has(id_of(1)));

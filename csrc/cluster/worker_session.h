@@ -28,7 +28,7 @@ constexpr Duration kPingInterval = std::chrono::milliseconds(500);
 constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers
 
 // Thread-compatible.
-class WorkDesk {
+class WorkerSession {
  public:
   struct Command {
     enum class Kind : uint8_t {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,9 +9,9 @@
 
 namespace penstock::cluster {
 
-std::vector<WorkDesk::Command> WorkDesk::take_commands() { return std::exchange(commands_, {}); }
+std::vector<WorkerSession::Command> WorkerSession::take_commands() { return std::exchange(commands_, {}); }
 
-void WorkDesk::receive(const wire::ToWorker& message, Instant now) {
+void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
   if (message.kind == wire::ToWorker::Kind::kHello) return greet(message, now);
   if (!tenant_ || tenant_->trainer_id != message.trainer_id) {
     // A goodbye to one who is gone needs no answer.
@@ -39,8 +39,8 @@ void WorkDesk::receive(const wire::ToWorker& message, Instant now) {
   }
 }
 
-void WorkDesk::greet(const wire::ToWorker& hello, Instant now) {
-  if (is_declined(hello.trainer_id)) return answer_stranger(hello, wire::ToTrainer::Kind::kUnfit);
+void WorkerSession::greet(const wire::ToWorker& hello, Instant now) {
+  if (is_declined(hello.trainer_id)) return answer_stranger(hello, wire::ToTrainer::Kind::kDeclined);
   const bool is_known = tenant_ && tenant_->trainer_id == hello.trainer_id;
   if (is_past(hello)) return;
   if (!is_known && (is_draining_ || tenant_)) return answer_stranger(hello, wire::ToTrainer::Kind::kRefused);
@@ -64,14 +64,14 @@ void WorkDesk::greet(const wire::ToWorker& hello, Instant now) {
 
 // A link begins once. If its messages come twice, a worker that has forgotten the trainer meanwhile would be on that
 // link again and have nothing of it.
-bool WorkDesk::is_past(const wire::ToWorker& hello) const {
+bool WorkerSession::is_past(const wire::ToWorker& hello) const {
   if (tenant_ && tenant_->trainer_id == hello.trainer_id && hello.link <= tenant_->link.number()) return true;
   return std::any_of(forgotten_.begin(), forgotten_.end(), [&](const auto& forgotten) {
     return forgotten.first == hello.trainer_id && hello.link <= forgotten.second;
   });
 }
 
-void WorkDesk::take(const wire::ToWorker& message) {
+void WorkerSession::take(const wire::ToWorker& message) {
   const bool is_repeated = tenant_->repeated_count > 0;
   if (is_repeated) --tenant_->repeated_count;
   // What is repeated to one who knows nothing of it will be asked for anew.
@@ -92,17 +92,17 @@ void WorkDesk::take(const wire::ToWorker& message) {
 
 // Another trainer's batch of the same number is another batch, and what was begun before a trainer was given up is of
 // no use to its lanes.
-bool WorkDesk::is_running(const wire::ToWorker& request) const {
+bool WorkerSession::is_running(const wire::ToWorker& request) const {
   return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
 }
 
-void WorkDesk::cancel(wire::BatchKey key) {
+void WorkerSession::cancel(wire::BatchKey key) {
   std::erase_if(queue_, [&](const Request& request) { return request.key == key; });
   drop_held(key);
   if (running_ && running_->key == key) running_->is_wanted = false;
 }
 
-std::optional<WorkDesk::Request> WorkDesk::begin() {
+std::optional<WorkerSession::Request> WorkerSession::begin() {
   if (running_ || queue_.empty()) return std::nullopt;
   // What the trainer will not ask for again still takes its credit.
   if (tenant_->repeated_count > 0) return std::nullopt;
@@ -113,7 +113,7 @@ std::optional<WorkDesk::Request> WorkDesk::begin() {
   return request;
 }
 
-void WorkDesk::finished() {
+void WorkerSession::finished() {
   PENSTOCK_ASSERT(running_, "something was finished that had not begun");
   const Running done = *running_;
   running_.reset();
@@ -131,20 +131,20 @@ void WorkDesk::finished() {
   send(wire::ToTrainer::Kind::kAnswer, done.key);
 }
 
-bool WorkDesk::may_be_wanted() const {
+bool WorkerSession::may_be_wanted() const {
   if (!running_) return false;
   return running_->is_wanted || (tenant_ && tenant_->trainer_id == running_->trainer_id && tenant_->repeated_count > 0);
 }
 
-void WorkDesk::tick(Instant now) {
+void WorkerSession::tick(Instant now) {
   if (tenant_ && now - tenant_->heard_at >= kLease) abandon();
 }
 
-std::optional<Instant> WorkDesk::next_tick() const {
+std::optional<Instant> WorkerSession::next_tick() const {
   return tenant_ ? std::optional(tenant_->heard_at + kLease) : std::nullopt;
 }
 
-void WorkDesk::drain() {
+void WorkerSession::drain() {
   if (is_draining_) return;
   is_draining_ = true;
   if (!tenant_) return;
@@ -152,7 +152,7 @@ void WorkDesk::drain() {
   for (const Request& request : std::exchange(queue_, {})) send(wire::ToTrainer::Kind::kHandedBack, request.key);
 }
 
-void WorkDesk::abandon() {
+void WorkerSession::abandon() {
   if (tenant_) forgotten_.emplace_back(tenant_->trainer_id, tenant_->link.number());
   if (forgotten_.size() > kForgottenCountMax) forgotten_.pop_front();
   tenant_.reset();
@@ -162,21 +162,21 @@ void WorkDesk::abandon() {
   drop_unclaimed();
 }
 
-void WorkDesk::decline() {
+void WorkerSession::decline() {
   if (!tenant_) return;
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = tenant_->trainer_id,
-                       .message = {.kind = wire::ToTrainer::Kind::kUnfit, .link = tenant_->link.number()}});
+                       .message = {.kind = wire::ToTrainer::Kind::kDeclined, .link = tenant_->link.number()}});
   declined_.push_back(tenant_->trainer_id);
   if (declined_.size() > wire::kDeclinedCountMax) declined_.pop_front();
   abandon();
 }
 
-bool WorkDesk::is_declined(uint64_t trainer_id) const {
+bool WorkerSession::is_declined(uint64_t trainer_id) const {
   return std::find(declined_.begin(), declined_.end(), trainer_id) != declined_.end();
 }
 
-void WorkDesk::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fresh) {
+void WorkerSession::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fresh) {
   // On a link that is broken nothing counts, and what is held is asked for again on the next.
   if (!tenant_ || tenant_->is_broken) return;
   commands_.push_back({.kind = Command::Kind::kSend,
@@ -188,22 +188,22 @@ void WorkDesk::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fres
                                    .is_fresh = is_fresh}});
 }
 
-void WorkDesk::answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind) {
+void WorkerSession::answer_stranger(const wire::ToWorker& message, wire::ToTrainer::Kind kind) {
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = message.trainer_id,
                        .message = {.kind = kind, .link = message.link}});
 }
 
-size_t WorkDesk::claimed_count() const {
+size_t WorkerSession::claimed_count() const {
   const auto is_claimed = [](const auto& held) { return held.second; };
   return static_cast<size_t>(std::count_if(held_.begin(), held_.end(), is_claimed));
 }
 
-void WorkDesk::drop_held(wire::BatchKey key) {
+void WorkerSession::drop_held(wire::BatchKey key) {
   if (held_.erase(key) > 0) commands_.push_back({.kind = Command::Kind::kDrop, .key = key});
 }
 
-void WorkDesk::drop_unclaimed() {
+void WorkerSession::drop_unclaimed() {
   std::vector<wire::BatchKey> unclaimed;
   for (const auto& [key, is_claimed] : held_)
     if (!is_claimed) unclaimed.push_back(key);

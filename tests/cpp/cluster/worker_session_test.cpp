@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cluster/work_desk.h"
+#include "cluster/worker_session.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using In = wire::ToWorker::Kind;
 using Out = wire::ToTrainer::Kind;
 
-class WorkDeskTest : public testing::Test {
+class WorkerSessionTest : public testing::Test {
  protected:
   static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
@@ -24,7 +24,7 @@ class WorkDeskTest : public testing::Test {
     message.trainer_id = trainer_id_;
     message.link = link_;
     message.stamp = ++stamp_;
-    desk_.receive(message, now_);
+    session_.receive(message, now_);
     collect();
   }
   void hello(uint32_t link, uint32_t repeated_count = 0, bool is_continued = false) {
@@ -34,18 +34,18 @@ class WorkDeskTest : public testing::Test {
   }
   void request(uint64_t sequence) { send({.kind = In::kRequest, .key = batch(sequence)}); }
   std::optional<uint64_t> begin() {
-    const auto begun = desk_.begin();
+    const auto begun = session_.begin();
     collect();
     return begun ? std::optional(begun->key.sequence) : std::nullopt;
   }
   void finish() {
-    desk_.finished();
+    session_.finished();
     collect();
   }
 
   void collect() {
-    for (const auto& command : desk_.take_commands()) {
-      if (command.kind == WorkDesk::Command::Kind::kDrop) {
+    for (const auto& command : session_.take_commands()) {
+      if (command.kind == WorkerSession::Command::Kind::kDrop) {
         dropped_.push_back(command.key.sequence);
       } else {
         said_.push_back(command.message.kind);
@@ -56,17 +56,17 @@ class WorkDeskTest : public testing::Test {
   std::vector<Out> said() { return std::exchange(said_, {}); }
   std::vector<uint64_t> dropped() { return std::exchange(dropped_, {}); }
 
-  WorkDesk desk_;
+  WorkerSession session_;
   Instant now_{};
   uint64_t trainer_id_ = 7;
   uint32_t link_ = 0;
   uint64_t stamp_ = 0;
   std::vector<Out> said_;
   std::vector<uint64_t> dropped_;
-  WorkDesk::Command last_;
+  WorkerSession::Command last_;
 };
 
-TEST_F(WorkDeskTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
+TEST_F(WorkerSessionTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
   hello(1);
   EXPECT_TRUE(last_.message.is_fresh);
   request(4);
@@ -80,19 +80,19 @@ TEST_F(WorkDeskTest, MakesBatchesOneByOneInTheOrderOfTheRequests) {
   EXPECT_EQ(last_.message.stamp, 4u);
 }
 
-TEST_F(WorkDeskTest, AnswerIsHeldUntilItIsAcknowledged) {
+TEST_F(WorkerSessionTest, AnswerIsHeldUntilItIsAcknowledged) {
   hello(1);
   request(0);
   begin();
   finish();
-  EXPECT_EQ(desk_.held_count(), 1u);
-  EXPECT_FALSE(desk_.is_empty());
+  EXPECT_EQ(session_.held_count(), 1u);
+  EXPECT_FALSE(session_.is_empty());
   send({.kind = In::kAck, .key = batch(0)});
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
-  EXPECT_TRUE(desk_.is_empty());
+  EXPECT_TRUE(session_.is_empty());
 }
 
-class ContinuedLink : public WorkDeskTest {
+class ContinuedLink : public WorkerSessionTest {
  protected:
   ContinuedLink() {
     hello(1);
@@ -116,7 +116,7 @@ TEST_F(ContinuedLink, SendsAgainWhatIsAskedForAndForgetsTheRest) {
   request(1);
   EXPECT_EQ(said(), (std::vector{Out::kAnswer}));
   request(2);
-  EXPECT_TRUE(desk_.is_wanted());
+  EXPECT_TRUE(session_.is_wanted());
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{}));
   request(4);
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
@@ -126,10 +126,10 @@ TEST_F(ContinuedLink, SendsAgainWhatIsAskedForAndForgetsTheRest) {
 
 TEST_F(ContinuedLink, WhatIsBeingMadeMayBeWantedUntilTheTrainerHasSaidAll) {
   hello(2, 1, true);
-  EXPECT_FALSE(desk_.is_wanted());
-  EXPECT_TRUE(desk_.may_be_wanted());
+  EXPECT_FALSE(session_.is_wanted());
+  EXPECT_TRUE(session_.may_be_wanted());
   request(4);
-  EXPECT_FALSE(desk_.may_be_wanted());
+  EXPECT_FALSE(session_.may_be_wanted());
 }
 
 TEST_F(ContinuedLink, WhatIsFinishedMeanwhileCanStillBeClaimed) {
@@ -157,7 +157,7 @@ TEST_F(ContinuedLink, TrainerThatKnowsNothingBeginsAnew) {
   EXPECT_TRUE(last_.message.is_fresh);
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1}));
   request(2);
-  EXPECT_FALSE(desk_.is_wanted());  // what is being made is of the relation before
+  EXPECT_FALSE(session_.is_wanted());  // what is being made is of the relation before
   finish();
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{2}));
   EXPECT_EQ(begin(), 2u);
@@ -165,9 +165,9 @@ TEST_F(ContinuedLink, TrainerThatKnowsNothingBeginsAnew) {
 
 TEST_F(ContinuedLink, WorkerThatForgotSaysSoAndSkipsWhatIsRepeated) {
   now_ += kLease;
-  desk_.tick(now_);
+  session_.tick(now_);
   collect();
-  EXPECT_EQ(desk_.trainer_id(), 0u);
+  EXPECT_EQ(session_.trainer_id(), 0u);
   finish();
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1, 2}));
   hello(2, 1, true);
@@ -180,7 +180,7 @@ TEST_F(ContinuedLink, WorkerThatForgotSaysSoAndSkipsWhatIsRepeated) {
 
 // A trainer was given the first batch of a shard again, in the middle of it.
 TEST_F(ContinuedLink, WorkerThatForgotSaysSoUntilTheTrainerHasReadIt) {
-  desk_.abandon();
+  session_.abandon();
   finish();
   hello(2, 1, true);  // the answer to this is lost
   request(3);
@@ -193,53 +193,53 @@ TEST_F(ContinuedLink, WorkerThatForgotSaysSoUntilTheTrainerHasReadIt) {
   hello(4, 1, true);
   EXPECT_FALSE(last_.message.is_fresh);
   request(3);
-  EXPECT_TRUE(desk_.is_wanted());
+  EXPECT_TRUE(session_.is_wanted());
 }
 
 // A trainer waited for ever on a link that looked well, for a batch that its worker had forgotten.
 TEST_F(ContinuedLink, HelloThatComesTwiceDoesNotBringBackWhoWasForgotten) {
   now_ += kLease;
-  desk_.tick(now_);
-  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 1, .stamp = 1}, now_);
-  EXPECT_EQ(desk_.trainer_id(), 0u);
+  session_.tick(now_);
+  session_.receive({.kind = In::kHello, .trainer_id = 7, .link = 1, .stamp = 1}, now_);
+  EXPECT_EQ(session_.trainer_id(), 0u);
   hello(2);
-  EXPECT_EQ(desk_.trainer_id(), 7u);
+  EXPECT_EQ(session_.trainer_id(), 7u);
 }
 
-TEST_F(WorkDeskTest, OldMessagesAndLinksAreDropped) {
+TEST_F(WorkerSessionTest, OldMessagesAndLinksAreDropped) {
   hello(3);
   request(0);
-  desk_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 3, .stamp = 2, .key = batch(0)}, now_);
-  desk_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 2, .stamp = 3, .key = batch(1)}, now_);
-  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
-  EXPECT_EQ(desk_.queued_count(), 1u);
+  session_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 3, .stamp = 2, .key = batch(0)}, now_);
+  session_.receive({.kind = In::kRequest, .trainer_id = 7, .link = 2, .stamp = 3, .key = batch(1)}, now_);
+  session_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
+  EXPECT_EQ(session_.queued_count(), 1u);
   request(1);
-  EXPECT_EQ(desk_.queued_count(), 2u);
+  EXPECT_EQ(session_.queued_count(), 2u);
 }
 
-TEST_F(WorkDeskTest, SecondTrainerIsRefusedUntilTheFirstIsGone) {
+TEST_F(WorkerSessionTest, SecondTrainerIsRefusedUntilTheFirstIsGone) {
   hello(1);
   trainer_id_ = 8;
   hello(1);
   EXPECT_EQ(last_.message.kind, Out::kRefused);
   EXPECT_EQ(last_.trainer_id, 8u);
-  EXPECT_EQ(desk_.trainer_id(), 7u);
+  EXPECT_EQ(session_.trainer_id(), 7u);
   now_ += kLease;
-  EXPECT_EQ(desk_.next_tick(), now_);
-  desk_.tick(now_);
+  EXPECT_EQ(session_.next_tick(), now_);
+  session_.tick(now_);
   hello(2);
   EXPECT_EQ(last_.message.kind, Out::kWelcome);
-  EXPECT_EQ(desk_.trainer_id(), 8u);
+  EXPECT_EQ(session_.trainer_id(), 8u);
 }
 
-TEST_F(WorkDeskTest, StrangerIsToldThatItHasNoLink) {
+TEST_F(WorkerSessionTest, StrangerIsToldThatItHasNoLink) {
   request(0);
   EXPECT_EQ(said(), (std::vector{Out::kBroken}));
   send({.kind = In::kBye});
   EXPECT_EQ(said(), (std::vector<Out>{}));
 }
 
-TEST_F(WorkDeskTest, CancelledRequestIsNotMadeAndItsAnswerNotSent) {
+TEST_F(WorkerSessionTest, CancelledRequestIsNotMadeAndItsAnswerNotSent) {
   hello(1);
   request(0);
   request(1);
@@ -247,38 +247,38 @@ TEST_F(WorkDeskTest, CancelledRequestIsNotMadeAndItsAnswerNotSent) {
   said();
   send({.kind = In::kCancel, .key = batch(0)});
   send({.kind = In::kCancel, .key = batch(1)});
-  EXPECT_FALSE(desk_.is_wanted());
+  EXPECT_FALSE(session_.is_wanted());
   finish();
   EXPECT_EQ(said(), (std::vector<Out>{}));
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
   EXPECT_EQ(begin(), std::nullopt);
 }
 
-TEST_F(WorkDeskTest, DrainGivesBackWhatWasNotBegun) {
+TEST_F(WorkerSessionTest, DrainGivesBackWhatWasNotBegun) {
   hello(1);
   request(0);
   request(1);
   begin();
   said();
-  desk_.drain();
+  session_.drain();
   collect();
   EXPECT_EQ(said(), (std::vector{Out::kLeaving, Out::kHandedBack}));
   request(2);
   EXPECT_EQ(said(), (std::vector{Out::kHandedBack}));
-  EXPECT_FALSE(desk_.is_empty());
+  EXPECT_FALSE(session_.is_empty());
   finish();
   send({.kind = In::kAck, .key = batch(0)});
-  EXPECT_TRUE(desk_.is_empty());
+  EXPECT_TRUE(session_.is_empty());
   send({.kind = In::kBye});
   trainer_id_ = 8;
   hello(1);
   EXPECT_EQ(last_.message.kind, Out::kRefused);
 }
 
-class DecliningDesk : public WorkDeskTest {
+class DecliningDesk : public WorkerSessionTest {
  protected:
   void decline() {
-    desk_.decline();
+    session_.decline();
     collect();
   }
 };
@@ -291,29 +291,29 @@ TEST_F(DecliningDesk, GivesTheTrainerUpWithAllThatItAskedFor) {
   begin();  // 0 is held, 1 is being made, 2 waits
   said();
   decline();
-  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+  EXPECT_EQ(said(), (std::vector{Out::kDeclined}));
   EXPECT_EQ(last_.trainer_id, 7u);
   EXPECT_EQ(last_.message.link, 1u);
   EXPECT_EQ(last_.message.stamp, 0u);
-  EXPECT_EQ(desk_.trainer_id(), 0u);
-  EXPECT_EQ(desk_.next_tick(), std::nullopt);
-  EXPECT_EQ(desk_.queued_count(), 0u);
+  EXPECT_EQ(session_.trainer_id(), 0u);
+  EXPECT_EQ(session_.next_tick(), std::nullopt);
+  EXPECT_EQ(session_.queued_count(), 0u);
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
-  EXPECT_TRUE(desk_.is_busy());
-  EXPECT_FALSE(desk_.is_wanted());
+  EXPECT_TRUE(session_.is_busy());
+  EXPECT_FALSE(session_.is_wanted());
   finish();
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{1}));
   EXPECT_EQ(said(), (std::vector<Out>{}));
-  EXPECT_TRUE(desk_.is_empty());
+  EXPECT_TRUE(session_.is_empty());
 }
 
 TEST_F(DecliningDesk, AnswersEveryLaterHelloTheSameWay) {
   hello(1);
   decline();
-  EXPECT_TRUE(desk_.is_declined(7));
+  EXPECT_TRUE(session_.is_declined(7));
   said();
   hello(2, /*repeated_count=*/1, /*is_continued=*/true);
-  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+  EXPECT_EQ(said(), (std::vector{Out::kDeclined}));
   EXPECT_EQ(last_.message.link, 2u);
   EXPECT_EQ(last_.message.stamp, 0u);
   request(0);  // which was under way
@@ -327,7 +327,7 @@ TEST_F(DecliningDesk, SaysSoOnALinkOnWhichSomethingWasLost) {
   request(0);
   EXPECT_EQ(said(), (std::vector{Out::kWelcome, Out::kBroken}));
   decline();
-  EXPECT_EQ(said(), (std::vector{Out::kUnfit}));
+  EXPECT_EQ(said(), (std::vector{Out::kDeclined}));
 }
 
 TEST_F(DecliningDesk, WorksForAnotherTrainer) {
@@ -338,17 +338,17 @@ TEST_F(DecliningDesk, WorksForAnotherTrainer) {
   trainer_id_ = 8;
   hello(1);
   EXPECT_EQ(last_.message.kind, Out::kWelcome);
-  EXPECT_FALSE(desk_.is_declined(8));
+  EXPECT_FALSE(session_.is_declined(8));
   request(0);
   finish();  // what the first had asked for
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
   EXPECT_EQ(begin(), 0u);
   // The first is not told that the worker is taken, but that it is not for it.
-  desk_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
+  session_.receive({.kind = In::kHello, .trainer_id = 7, .link = 2, .stamp = 1}, now_);
   collect();
-  EXPECT_EQ(last_.message.kind, Out::kUnfit);
+  EXPECT_EQ(last_.message.kind, Out::kDeclined);
   EXPECT_EQ(last_.trainer_id, 7u);
-  EXPECT_EQ(desk_.trainer_id(), 8u);
+  EXPECT_EQ(session_.trainer_id(), 8u);
 }
 
 TEST_F(DecliningDesk, WithoutATrainerItDeclinesNobody) {
@@ -363,9 +363,9 @@ TEST_F(DecliningDesk, RemembersTheLatestAlone) {
     hello(1);
     decline();
   }
-  EXPECT_FALSE(desk_.is_declined(1));
+  EXPECT_FALSE(session_.is_declined(1));
   for (uint64_t trainer_id = 2; trainer_id <= wire::kDeclinedCountMax + 1; ++trainer_id)
-    EXPECT_TRUE(desk_.is_declined(trainer_id)) << trainer_id;
+    EXPECT_TRUE(session_.is_declined(trainer_id)) << trainer_id;
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/prefix_shelf.h"
+#include "worker/prefix_cache.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace penstock::worker {
 
-void PrefixShelf::select(std::span<const wire::BlobId> ids, PrefixStage& stage) {
+void PrefixCache::select(std::span<const wire::BlobId> ids, PrefixStage& stage) {
   if (!std::equal(ids.begin(), ids.end(), selected_.begin(), selected_.end())) {
     selected_before_ = std::exchange(selected_, {ids.begin(), ids.end()});
     std::erase_if(prefixes_, [&](const auto& item) {
