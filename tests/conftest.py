@@ -71,6 +71,7 @@ def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
     A test that is named, by its id or with -k, is run in any case.
     """
     long = [item for item in items if _is_long(item)]
+    long += _cases_left_out(items)
     is_named = config.option.keyword or any("::" in argument for argument in config.args)
     if is_named or config.getoption("--long"):
         return
@@ -91,6 +92,24 @@ def _is_long(item: pytest.Item) -> bool:
         not mark.args or any(fnmatch.fnmatchcase(case, _escaped(one)) for one in mark.args)
         for mark in marks
     )
+
+
+def _cases_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of a test that is marked `sampled(count)`, all cases but so many, spread over the whole.
+
+    Which they are depends on the cases alone, so that every process of a run leaves out the same.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if any(item.iter_markers("sampled")) and not _is_torchs_half(item):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = []
+    for of_one in cases.values():
+        count = next(of_one[0].iter_markers("sampled")).args[0]
+        step = len(of_one) / min(count, len(of_one))
+        kept = {int((place + 0.5) * step) for place in range(count)}
+        left_out += [item for place, item in enumerate(of_one) if place not in kept]
+    return left_out
 
 
 def _check_cases(items: list[pytest.Item], long: list[pytest.Item]) -> None:

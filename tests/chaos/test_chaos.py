@@ -17,6 +17,7 @@ LEFT_OUT = {"kill-workers", "kill-all-workers", "kill-controllers", "stop-worker
 STREAM_OPTIONS = {"sample_count": 320, "epoch_count": 2}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.long("full-disks", "full-shared-memory", "no-descriptors")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - LEFT_OUT))

@@ -144,6 +144,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("scenario", SHARES + KINDS + LENGTHS, ids=lambda scenario: scenario.name)
 def test_an_iterable_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)

@@ -218,6 +218,7 @@ WORKER_STATE = [
 SCENARIOS = MATRIX + PREFETCH + SHUFFLES + SOURCES + UNBATCHED + WORKER_STATE
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_map_style_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)

@@ -223,6 +223,7 @@ BATCH_SAMPLERS = [
 ]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(
     "scenario", TORCH_SAMPLERS + OWN_SAMPLERS + BATCH_SAMPLERS, ids=lambda scenario: scenario.name
 )

@@ -170,6 +170,7 @@ SCENARIOS = (
 )
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_tensor_dataset_gives_the_batches_that_torch_gives(

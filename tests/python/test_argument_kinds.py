@@ -53,6 +53,7 @@ def outcome(loader_class: Any, name: str, value: Any) -> Any:
         return type(error), str(error)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "value"), CASES, ids=repr)

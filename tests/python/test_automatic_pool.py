@@ -62,6 +62,7 @@ class StatefulSampler:
         self.place = state["place"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "make",
     [

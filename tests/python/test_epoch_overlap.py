@@ -261,6 +261,7 @@ def generators_of(loader: Any) -> list[str]:
     return [hashlib.sha256(state.numpy()).hexdigest()[:8] for state in states]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("options", DATASETS.values(), ids=DATASETS)
 def test_the_stream_and_the_generators_are_torchs(

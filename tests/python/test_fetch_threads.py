@@ -128,6 +128,7 @@ STREAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", STREAMS)

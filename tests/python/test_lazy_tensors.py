@@ -178,6 +178,7 @@ def outcome(use: Callable[[Any], Any], tensor: Tensor) -> Any:
         return type(error)
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x * 2, lambda x: x[:, 1:].repeat(1, 2)])
 @pytest.mark.parametrize("name", USES)

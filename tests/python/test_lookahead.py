@@ -117,6 +117,7 @@ def at_indices(loader: Any, step: int) -> None:
     loader.lookahead(prefetched_max(loader))
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
@@ -156,6 +157,7 @@ def told_and_delivered(loader: Any, count: int, select: Any) -> None:
             ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LOADERS if "failing" not in name])
 def test_what_is_told_is_what_comes(name: str) -> None:
@@ -167,6 +169,7 @@ def test_what_is_told_is_what_comes(name: str) -> None:
             told_and_delivered(loader, count, None)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

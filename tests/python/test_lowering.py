@@ -187,6 +187,7 @@ def without_grad(x: torch.Tensor) -> torch.Tensor:
     return x.exp()
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", MOVABLE)
 @pytest.mark.parametrize("dims", [(), (0,)], ids=["fixed", "any batch size"])
 def test_what_people_put_in_front_moves_and_keeps_its_bits(

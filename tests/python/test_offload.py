@@ -28,6 +28,7 @@ from penstock.cut.offloading import detach, offload
 pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -55,6 +55,7 @@ def lives(
     return train(model, pool, case.loss), expected, pool
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("compiled", [wrapped, in_place])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["wide_and_deep", "dropout_on_input", "side_branch"])

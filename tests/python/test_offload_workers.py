@@ -56,6 +56,7 @@ def _one_thread_and_fresh_dynamo() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_epochs_through_worker_processes_are_bit_identical(case: Case) -> None:

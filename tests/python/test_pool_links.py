@@ -138,6 +138,7 @@ def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
     assert links.to_worker.befallen == [RESET] * 15
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [SILENCE, STALL, TRUNCATE, FLIP, RESIZE])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) -> None:
@@ -148,6 +149,7 @@ def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) ->
     assert links.to_worker.befallen == [kind]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str) -> None:
@@ -156,6 +158,7 @@ def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str
     check_stream(links, Augmented(160, SMALL))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_between_a_trainer_and_the_controller(links: Links, kind: str, way: str) -> None:

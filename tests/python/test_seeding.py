@@ -127,6 +127,7 @@ def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
     assert epochs(loader, 1) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shards", [1, 2, 4, 5])
 @pytest.mark.parametrize(
     "options",

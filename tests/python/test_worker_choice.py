@@ -120,6 +120,7 @@ def settle(
     return counts, lessons
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("worker_s", [0.001, 0.019, 0.021, 0.05, 0.11, 0.3, 0.64, 5.0])
 @pytest.mark.parametrize("useful", [1, 2, 3, 5, 8, 1000])
 @pytest.mark.parametrize("first", [1, 2, 7, 32])

@@ -39,6 +39,7 @@ def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
     assert len(next(iter(traces)).splitlines()) > 50
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.long(
     "a gap on a link is not seen",
     "a trainer that knows nothing is taken for one that does",
