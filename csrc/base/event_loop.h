@@ -23,7 +23,7 @@ namespace penstock {
 // not destroy it (process_bound.h).
 class EventLoop {
  public:
-  // What a loop runs. All of it is called on the loop's thread.
+  // The work of a loop. All of it is called on the loop's thread.
   class Handler {
    public:
     Handler() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a call gives back when it can fail in a healthy system: a value, or an error with a code and a sentence.
+// The result of a call that can fail in a healthy system: a value, or an error with a code and a sentence.
 // Below the bindings nobody throws for an expected event; the bindings turn the code into a Python exception.
 
 #include <cstdint>

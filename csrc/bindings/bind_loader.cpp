@@ -59,7 +59,7 @@ py::tuple describe_leaves(Batch& batch) {
   return py::make_tuple(leaves, boundary, batch.descriptor().sequence);
 }
 
-// What Python is given of an event: its kind, its value, what belongs to the value, its shard and that one's state.
+// An event as Python gets it: its kind, its value, what belongs to the value, its shard and that one's state.
 // Notes where a batch cannot be rebuilt here, which is raised in its place.
 py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
@@ -184,7 +184,7 @@ py::object bytes_or_none(const EpochProgress::State& state) {
   return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
 }
 
-// What was counted since the client began, where a batch that waits to be looked at is ready and not delivered.
+// The counters since the client began, where a batch that waits to be looked at is ready and not delivered.
 py::dict counters_of(Stream& stream) {
   const Client& client = stream.client();
   const auto& counters = client.counters();
@@ -209,7 +209,7 @@ py::dict counters_of(Stream& stream) {
   return result;
 }
 
-// What is looked at for every batch: a tuple is made several times faster than a dict of all.
+// The few counters that are looked at for every batch: a tuple is made several times faster than a dict of all.
 py::tuple load_counters_of(Stream& stream) {
   const auto& counters = stream.client().counters();
   return py::make_tuple(counters.batches.value(), counters.boundary_batches.value(),

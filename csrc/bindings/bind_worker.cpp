@@ -42,7 +42,7 @@ std::optional<Server::Received> next_request(Server& server, double timeout_s) {
   return wait_for(timeout_s, raise_error, [&](auto deadline) { return server.next(deadline); });
 }
 
-// What is said of a batch beside its content.
+// The notes about a batch beside its content.
 struct AnswerMarks {
   bool raises = false;
   bool threads_drew = false;

@@ -73,7 +73,7 @@ at::Tensor view_of(const py::array& array, at::IntArrayRef sizes, at::IntArrayRe
     const py::gil_scoped_acquire lock;
     Py_DECREF(owner);
   };
-  // What travels is only read.
+  // The bytes that travel are only read.
   return at::from_blob(const_cast<void*>(array.data()), sizes, strides, drop, at::TensorOptions().dtype(type));
 }
 

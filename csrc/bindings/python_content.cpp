@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace penstock::bindings {
 namespace {
 
-// What reading takes, rounded up (bench/dataset_look.py compares).
+// The cost of reading, rounded up (bench/dataset_look.py compares).
 constexpr double kObjectS = 20e-9;
 constexpr double kByteS = 0.2e-9;
 constexpr double kTensorS = 500e-9;  // or an array

@@ -15,7 +15,7 @@ py::object as_object(PyTypeObject& type) {
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(&type));
 }
 
-// What a class itself keeps under a name, without asking its metaclass; null when there is nothing.
+// The attribute that a class itself keeps under a name, without asking its metaclass; null when there is none.
 py::object kept_by_class(py::handle type, const py::str& name) {
   const py::object names = as_object(PyType_Type).attr("__dict__")["__dict__"].attr("__get__")(type);
   return names.contains(name) ? py::object(names[name]) : py::object();
@@ -36,7 +36,7 @@ py::object fields_of(py::handle type) {
   return {};
 }
 
-// What an imported module's class or function of that qualified name is; null when there is none. Nothing is imported,
+// The class or function of an imported module under that qualified name; null when there is none. Nothing is imported,
 // and no module's or class's own way to answer for a name is asked.
 py::object find_imported(std::string_view module_name, std::string_view path) {
   const auto modules = py::reinterpret_borrow<py::dict>(PyImport_GetModuleDict());
@@ -103,7 +103,7 @@ py::object make_named_tuple(std::string_view name, const py::tuple& values) {
   const py::object type = find_imported(name.substr(0, colon), name.substr(colon + 1));
   if (!type) raise_unmade(name, "which is in no module that this process has imported");
   const py::object fields = fields_of(type);
-  // What a finalizer of the class would do would be the sender's choice too.
+  // The work of a finalizer of the class would be the sender's choice too.
   const bool has_finalizer = fields && reinterpret_cast<PyTypeObject*>(type.ptr())->tp_finalize != nullptr;
   if (!fields || has_finalizer) raise_unmade(name, "which is not a class of named tuples here");
   if (py::len(fields) != values.size()) {

@@ -17,8 +17,8 @@ namespace penstock::bindings {
 
 inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // how late a signal may be seen
 
-// What `ask(until)` gives, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when nothing
-// came; `raise`, raise_error or raise_failure, throws what else went wrong.
+// The result of `ask(until)`, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when
+// nothing came; `raise`, raise_error or raise_failure, throws what else went wrong.
 template <typename Ask>
 auto wait_for(double timeout_s, void (*raise)(const Error&), Ask ask)
     -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {

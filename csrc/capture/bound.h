@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a TorchScript value is while its program is read: something of the graph, or something known now.
+// The meaning of a TorchScript value while its program is read: something of the graph, or something known now.
 
 #include <ATen/core/ivalue.h>
 

@@ -98,7 +98,7 @@ Bound CaptureBuilder::known(const c10::IValue& value, const std::string& path) {
       items.push_back(known(elements[i], path + "[" + std::to_string(i) + "]"));
     return value.isTuple() ? Bound::of_tuple(std::move(items)) : Bound::of_list(std::move(items));
   }
-  // What is never used does no harm; what is, is refused where it is used.
+  // A value that is never used does no harm; one that is used is refused there.
   return Bound::of_object(value, path);
 }
 

@@ -40,7 +40,7 @@ graph::Argument typed(graph::Argument argument, const c10::Argument& parameter, 
   return *named;
 }
 
-// What TorchScript computes by itself, such as lists from lists, stays as it is.
+// TorchScript's own computations, such as lists from lists, stay as they are.
 void keep_call(ProgramValues& values, const jit::Node* node, const std::string& op) {
   const ControlFlow flow = read_control_flow(node);
   if (flow.writes || !flow.refusal.empty() || node->hasSideEffects())

@@ -10,7 +10,7 @@ namespace {
 
 namespace jit = torch::jit;
 
-// What TorchScript itself does beside calling operators, none of which writes. An exception ends the call, and a
+// TorchScript's own operations beside calls of operators, none of which writes. An exception ends the call, and a
 // warning that is given twice is shown once.
 constexpr std::array<std::string_view, 21> kHarmless = {"prim::If",
                                                         "prim::Loop",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What schemas do not say about ATen's operators. Each table is one fact, with the reason why the schema is not to be
-// believed; names are without namespace and overload.
+// Facts about ATen's operators that their schemas do not say. Each table is one fact, with the reason why the schema is
+// not to be believed; names are without namespace and overload.
 
 #include <algorithm>
 #include <array>

@@ -17,7 +17,7 @@
 
 namespace penstock::capture {
 
-// What forward is called with, but for the module itself: one value for each of its parameters, defaults included.
+// The arguments of forward, but for the module itself: one value for each of its parameters, defaults included.
 struct ScriptCall {
   std::vector<c10::IValue> arguments;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What reading a TorchScript program gives: its graph, and the program beside it.
+// The result of reading a TorchScript program: its graph, and the program beside it.
 
 #include <optional>
 #include <span>

@@ -218,7 +218,7 @@ bool has_calls(const jit::Block* block) {
   return false;
 }
 
-// What is read has all calls inlined, and none of the writes that torch can prove harmless.
+// The program that is read has all calls inlined, and none of the writes that torch can prove harmless.
 std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
   std::shared_ptr<jit::Graph> program = original.copy();
   // While the user has the optimizer turned off, torch inlines one level of calls at a time.

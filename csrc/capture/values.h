@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the values of a TorchScript program are, as far as it was read, and the graph that is made of it meanwhile.
+// The meanings of a TorchScript program's values, as far as it was read, and the graph that is made of it meanwhile.
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -28,7 +28,7 @@ class ProgramValues {
   ProgramValues(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices)
       : builder_(tensors, leaf_indices) {}
 
-  // What a value is. It must have been bound; find() returns null for one that was not.
+  // The meaning of a value, which must have been bound; find() returns null for one that was not.
   const Bound& lookup(const torch::jit::Value* value) const;
   const Bound* find(const torch::jit::Value* value) const;
 

@@ -28,7 +28,7 @@ class WrittenProgram {
   // Appends a copy of `node`, with its blocks. What reads the results of `node` from here on reads those of the copy.
   void append(const torch::jit::Node* node);
 
-  // What reads `value` from here on reads what stands for `other` now, or a number.
+  // From here on readers of `value` read what stands for `other` now, or a number.
   void stand_in(const torch::jit::Value* value, const torch::jit::Value* other);
   void stand_in(const torch::jit::Value* value, int64_t number);
   void stand_in_all(const std::vector<const torch::jit::Value*>& values,
@@ -37,7 +37,7 @@ class WrittenProgram {
   // Says that `value` is, as it stands now, the graph's `id`. The first to be it counts.
   void name(graph::ValueId id, const torch::jit::Value* value);
 
-  // What the program returns.
+  // The program's results.
   void finish(const torch::jit::Graph& program);
 
   // The program that takes `values` as further arguments, after its own, and leaves out what computes them.

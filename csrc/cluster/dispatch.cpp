@@ -144,7 +144,7 @@ bool Dispatch::answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Ins
   take_from(slot, key);
   tell_if_idle(slot);
   const auto request = requests_.find(key);
-  // What this worker was not asked for, or is not any more, is another's to answer.
+  // A request that this worker was not asked, or is not asked any more, is another's to answer.
   const bool counts = was_asked && request != requests_.end();
   if (counts) {
     largest_bytes_ = std::max(largest_bytes_, bytes);

@@ -79,7 +79,7 @@ class Dispatch {
 
     friend bool operator==(const Command&, const Command&) = default;
   };
-  // What is to be done after the events since the last call, in order.
+  // The commands that follow from the events since the last call, in order.
   std::vector<Command> take_commands();
 
   // Workers. A slot is used once.
@@ -100,7 +100,7 @@ class Dispatch {
   // A lane has no more batches: what was asked of it is forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
-  // What workers say.
+  // The workers' messages.
   void started(WorkerSlot slot, wire::BatchKey key);
   // True if this is the answer to an unanswered request: the one that counts.
   [[nodiscard]] bool answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Instant now);
@@ -115,14 +115,14 @@ class Dispatch {
   size_t waiting_count() const { return waiting_.size(); }
   size_t worker_count() const { return workers_.size(); }
   bool is_unanswered(wire::BatchKey key) const { return requests_.contains(key); }
-  // What was asked of a worker and is unanswered, in the order of asking.
+  // The unanswered requests to a worker, in the order of asking.
   std::span<const wire::BatchKey> outstanding(WorkerSlot slot) const;
-  // What a worker has begun and not answered.
+  // The request that a worker has begun and not answered.
   std::optional<wire::BatchKey> running(WorkerSlot slot) const;
   // Of an unanswered request.
   wire::Lane lane_of(wire::BatchKey key) const { return requests_.at(key).lane; }
   bool is_lane_start(wire::BatchKey key) const { return requests_.at(key).is_lane_start; }
-  // What was asked; null if it was answered, forgotten, or asked without a content.
+  // The content of the request; null if it was answered, forgotten, or asked without a content.
   SharedContent content_of(wire::BatchKey key) const;
   uint64_t hedge_count() const { return hedge_count_; }
   uint64_t reissue_count() const { return reissue_count_; }

@@ -48,7 +48,7 @@ void PoolSession::set_roster(std::span<const wire::RosterEntry> entries, Instant
   for (const wire::RosterEntry& entry : entries) {
     const auto known = peers_.find(entry.worker_id);
     if (known != peers_.end() && entry.incarnation != known->second.incarnation) {
-      // What an incarnation that lost its lease still says is refused.
+      // Messages of an incarnation that lost its lease are refused.
       lose(known->second, Loss::kSilent, now, now);
       part_from(entry.worker_id);
     }
@@ -85,7 +85,7 @@ void PoolSession::greet(uint64_t worker_id, Peer& peer, Instant now) {
   if (!peer.slot) peer.heard_at = now;
   peer.ping_at = now + kPingInterval;
   const auto outstanding = peer.slot ? dispatch_.outstanding(*peer.slot) : std::span<const wire::BatchKey>{};
-  // What waits for a welcome is outstanding in the dispatch, and was never said on any link.
+  // A request that waits for a welcome is outstanding in the dispatch, and was never sent on any link.
   const auto is_delayed = [&](wire::BatchKey key) {
     return std::any_of(peer.delayed.begin(), peer.delayed.end(), [&](const Dispatch::Command& command) {
       return command.kind == Dispatch::Command::Kind::kAsk && command.key == key;

@@ -4,7 +4,7 @@
 // them, and what it asks of whom (dispatch.h). A pure state machine; the I/O thread around it has the sockets and the
 // bytes.
 //
-// What a worker answers counts if its link is the one in force and the request was asked of it and is unanswered. So it
+// An answer of a worker counts if its link is the one in force and the request was asked of it and is unanswered. So it
 // does not matter what else arrives: answers of workers that were lost, second answers, answers that come twice.
 
 #include <cstdint>
@@ -60,7 +60,7 @@ class PoolSession {
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
-  // What the worker sent over this link does not fit together, so that something of it was lost: the link is made anew.
+  // The messages of this link do not fit together, so that one of them was lost: the link is made anew.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
   // The connection to a worker ended, most likely because its process did. One that says later on that it lives takes
   // the blame from what it was making: connections can end by themselves, time and again.

@@ -22,7 +22,7 @@ struct RequestOrderOptions {
   bool in_order = true;
   uint64_t first_sequence = 0;  // where a resumed epoch goes on: the number of its first request
   uint32_t first_shard_id = 0;  // and the shard whose turn it is
-  // What an ended shard was asked for counts as outstanding no more. Torch leaves it counted.
+  // Requests to an ended shard count as outstanding no more. Torch leaves them counted.
   bool frees_ended_shards = false;
 };
 
@@ -44,11 +44,11 @@ class RequestOrder {
     kWait,   // an answer is needed first
     kEnd,    // nothing more will come
   };
-  // What the trainer does now. Steps over requests that their shard will never answer.
+  // The trainer's next step. Steps over requests that their shard will never answer.
   Next next();
   uint64_t ready_sequence() const { return received_index_; }
 
-  // What was asked by the request that was assigned last, for awaited(). It is kept until its batch is delivered.
+  // Keeps the content of the request that was assigned last, for awaited(). It is kept until its batch is delivered.
   void keep(uint64_t sequence, SharedContent content);
 
   // The oldest request that an active shard has yet to answer, and what was asked by it, if that is kept.

@@ -109,7 +109,7 @@ class Plan {
     ++counts_[poor];
   }
 
-  // What can be given now rather than what is on its way.
+  // Workers that can be given now come before those that are on their way.
   std::optional<size_t> find_unowned(size_t trainer) const {
     std::optional<size_t> found;
     for (size_t hand = 0; hand < hands_.size(); ++hand) {

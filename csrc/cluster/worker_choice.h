@@ -33,7 +33,7 @@ struct MeasuredWork {
   friend bool operator==(const MeasuredWork&, const MeasuredWork&) = default;
 };
 
-// What the machine and the loader allow.
+// The bounds that the machine and the loader set.
 struct WorkerLimits {
   uint32_t cpus = 1;
   uint32_t waiting_workers = 4;      // for datasets that wait rather than compute
@@ -69,7 +69,7 @@ struct WorkerChoice {
   friend bool operator==(const WorkerChoice&, const WorkerChoice&) = default;
 };
 
-// What earlier choices have shown. Empty to begin with.
+// The results of earlier choices. Empty to begin with.
 struct Lessons {
   static constexpr uint32_t kFirstPatience = 8;  // choices until a step up that was taken back is tried again
 

@@ -74,7 +74,7 @@ bool WorkerSession::is_past(const wire::ToWorker& hello) const {
 void WorkerSession::take(const wire::ToWorker& message) {
   const bool is_repeated = tenant_->repeated_count > 0;
   if (is_repeated) --tenant_->repeated_count;
-  // What is repeated to one who knows nothing of it will be asked for anew.
+  // Requests that are repeated to a worker that knows nothing of them will be asked for anew.
   if (!(is_repeated && tenant_->is_fresh)) {
     if (const auto held = held_.find(message.key); held != held_.end()) {
       held->second = true;
@@ -104,7 +104,7 @@ void WorkerSession::cancel(wire::BatchKey key) {
 
 std::optional<WorkerSession::Request> WorkerSession::begin() {
   if (running_ || queue_.empty()) return std::nullopt;
-  // What the trainer will not ask for again still takes its credit.
+  // An answer that the trainer will not ask for again still takes its credit.
   if (tenant_->repeated_count > 0) return std::nullopt;
   const Request request = queue_.front();
   queue_.pop_front();

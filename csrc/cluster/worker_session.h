@@ -58,7 +58,7 @@ class WorkerSession {
   };
   // The request to work on now, or nothing while there is none or one is being worked on.
   std::optional<Request> begin();
-  // What was begun is made; the shell has its bytes.
+  // The work that was begun is done; the shell has its bytes.
   void finished();
   bool is_busy() const { return running_.has_value(); }
   // Whether anybody still wants what is being worked on.
@@ -77,7 +77,7 @@ class WorkerSession {
   void decline();
   // Whether that was said of a trainer.
   bool is_declined(uint64_t trainer_id) const;
-  // Of whom it was, the latest last; at most kDeclinedCountMax.
+  // The trainers that were declined, the latest last; at most kDeclinedCountMax.
   const std::deque<uint64_t>& declined() const { return declined_; }
 
   // The trainer that is worked for; 0 for none.
@@ -94,7 +94,7 @@ class WorkerSession {
     Instant heard_at;
     bool is_broken = false;       // something was lost; only another hello counts
     uint32_t repeated_count = 0;  // requests still to come that were outstanding on the link before
-    bool is_fresh = false;        // it may not have read yet that nothing is known here of what was before
+    bool is_fresh = false;        // the trainer may not know yet that this worker has forgotten its former requests
   };
   struct Running {
     uint64_t trainer_id;  // 0 once that was given up

@@ -11,7 +11,7 @@
 
 namespace penstock::cluster {
 
-// What a loader has counted so far.
+// The counters of a loader so far.
 struct BatchCounts {
   uint64_t batches = 0;  // delivered
   uint64_t ready = 0;    // made, and not delivered
@@ -59,7 +59,7 @@ class StallMeter {
   Sums sums_;
 };
 
-// What a loader knows about how many workers it needs. Thread-compatible.
+// A loader's knowledge of how many workers it needs. Thread-compatible.
 class WorkerTuner {
  public:
   static constexpr double kFirstWindowS = 2.0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an operator's commands do: one question to a controller, and its answer.
+// The work of an operator's commands: one question to a controller, and its answer.
 
 #include <chrono>
 

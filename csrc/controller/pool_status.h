@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What `penstock status` shows: workers, trainers with their queues, and who works for whom, as JSON of a bounded size.
-// Workers and trainers that do not fit are left out and counted. Pure.
+// The answer to `penstock status`: workers, trainers with their queues, and who works for whom, as JSON of a bounded
+// size. Workers and trainers that do not fit are left out and counted. Pure.
 //
 // {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,

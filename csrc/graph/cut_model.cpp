@@ -101,7 +101,7 @@ int64_t CutModel::raw_bytes() const {
 
 Cut CutModel::cut(const Choice& choice) const {
   Cut cut;
-  // What the trainer runs: all that did not move, and the replicable units that those read.
+  // The trainer runs all that did not move, and the replicable units that those read.
   cut.runs_in_trainer.resize(units_.size());
   std::vector<uint32_t> pending_units;
   const auto run_in_trainer = [&](uint32_t unit) {
@@ -122,7 +122,7 @@ Cut CutModel::cut(const Choice& choice) const {
     pending_units.pop_back();
     for (const uint32_t node : units_[unit].nodes) for_each_operand(graph_.nodes[node], read_in_trainer);
   }
-  // What workers run: all that moved, and the replicable nodes that those read.
+  // Workers run all that moved, and the replicable nodes that those read.
   cut.runs_in_worker.resize(graph_.nodes.size());
   std::vector<uint32_t> pending_nodes;
   const auto run_in_worker = [&](uint32_t node) {
@@ -141,7 +141,7 @@ Cut CutModel::cut(const Choice& choice) const {
       if (place.is_made && replicable_nodes_[place.node]) run_in_worker(place.node);
     });
   }
-  // What crosses.
+  // The values that cross.
   std::map<uint32_t, int64_t> storages;  // bytes
   for (ValueId value = 0; value < places_.size(); ++value) {
     const Place& place = places_[value];

@@ -35,7 +35,7 @@ struct Unit {
 // By unit, whether it moves. Only free units can.
 using Choice = std::vector<bool>;
 
-// What a choice implies.
+// The consequences of a choice.
 struct Cut {
   std::vector<bool> runs_in_worker;   // by node
   std::vector<bool> runs_in_trainer;  // by unit
@@ -61,7 +61,7 @@ class CutModel {
   // The smallest valid choice that holds `choice`, or none when that would move a fixed unit.
   std::optional<Choice> grow_to_valid(Choice choice) const;
 
-  // What a valid choice implies.
+  // The consequences of a valid choice.
   Cut cut(const Choice& choice) const;
 
   // The cheapest valid choice by a weighted sum; of several, the one that moves least. Draws that may move do, whatever
@@ -82,7 +82,7 @@ class CutModel {
   // Bytes of all leaves, each storage once.
   int64_t raw_bytes() const;
 
-  // What the trainer spends on a node that it runs, and what a worker does.
+  // The seconds of a node in the trainer, and in a worker.
   double trainer_node_s(uint32_t node) const;
   double worker_node_s(uint32_t node) const { return calibration_.node_s[node] * prices_.worker_scale; }
 

@@ -71,7 +71,7 @@ class CutModel::Network {
     if (kind == UnitKind::kFree) imply(unit, nodes_[node]);
   }
 
-  // What runs in workers needs its operands there.
+  // A node that runs in workers needs its operands there.
   void link_operands(uint32_t node) {
     const UnitKind kind = model_.units_[model_.unit_of_[node]].kind;
     if (!model_.replicable_nodes_[node] && kind != UnitKind::kFree) return;
@@ -81,7 +81,7 @@ class CutModel::Network {
     });
   }
 
-  // What the trainer reads, it computes too or it crosses.
+  // A value that the trainer reads is computed there too, or crosses.
   void link_readers(ValueId value) {
     const Place& place = model_.places_[value];
     const bool is_free = place.is_made && model_.units_[place.unit].kind == UnitKind::kFree;

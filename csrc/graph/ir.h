@@ -50,7 +50,7 @@ struct ValueRef {
   friend bool operator==(const ValueRef&, const ValueRef&) = default;
 };
 
-// What a node is called with: a literal, a value, or a list of arguments (`aten::cat([%a, %b], 1)`).
+// An argument of a node: a literal, a value, or a list of arguments (`aten::cat([%a, %b], 1)`).
 struct Argument {
   using List = std::vector<Argument>;
   std::variant<None, bool, int64_t, Real, std::string, Dtype, Layout, MemoryFormat, Device, ValueRef, List> data;

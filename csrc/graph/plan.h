@@ -61,7 +61,7 @@ struct Plan {
 Result<Plan> make_plan(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                        const Prices& prices, CutMode mode);
 
-// What the plan costs by other prices than those it was made with, of the same calibration. kMismatch as above.
+// The plan's seconds by other prices than those that it was made with. The calibration is the same. kMismatch as above.
 Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> verdicts, const Calibration& calibration,
                                   const Prices& prices, const Plan& plan);
 

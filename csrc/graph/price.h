@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a cut costs.
+// The price of a cut.
 //
 // A loader and its trainer are a pipeline of stages that work at the same time on different batches, so a training step
 // takes as long as the slowest of them, whatever the others do:
@@ -46,7 +46,7 @@ struct Calibration {
   friend bool operator==(const Calibration&, const Calibration&) = default;
 };
 
-// What a batch costs beside what a plan chooses, measured while the loader runs.
+// The costs of a batch that no plan changes, measured while the loader runs.
 struct Loads {
   double trainer_s = 0;  // the trainer's seconds for a batch but for the operators that could have moved
   double worker_s = 0;   // a worker's seconds for a batch but for those that moved
@@ -55,7 +55,7 @@ struct Loads {
   friend bool operator==(const Loads&, const Loads&) = default;
 };
 
-// What a second of a stage counts for in a weighted sum.
+// The weight of a second of each stage in a weighted sum.
 struct Weights {
   double trainer = 1;
   double worker = 0.25;  // it overlaps with training, and more workers can be had
@@ -65,19 +65,19 @@ struct Weights {
 struct Prices {
   // Workers share the batches, so a second in a worker holds up the stream by 1 / worker_count.
   double worker_count = 1;
-  // What a worker's second is worth before loads are known.
+  // The weight of a worker's second before loads are known.
   double worker_second = Weights{}.worker;
   // How much slower (over 1) or faster (under 1) the trainer, or a worker, runs an operator than calibration did.
   double trainer_scale = 1;
   double worker_scale = 1;
-  // What an operator costs the trainer beside its kernel: Python and dispatch.
+  // The trainer's cost of an operator beside its kernel: Python and dispatch.
   double trainer_node_s = 5e-6;
   // Bytes per second between a worker and the trainer; infinite in shared memory.
   double link_bytes_per_s = 4e9;
   // Bytes per second at which a worker writes boundary tensors to the batch, and the trainer first reads them there.
   double write_bytes_per_s = std::numeric_limits<double>::infinity();
   double read_bytes_per_s = std::numeric_limits<double>::infinity();
-  // What it costs the trainer that anything moves at all: to look at each batch, and to run the rest as a graph. The
+  // The trainer's cost of a plan that moves anything: looking at each batch, and running the rest as a graph. The
   // price chooses no cut that promises less than that.
   double cut_s = 0;
   // The raw leaves reach the trainer whatever the plan is (local workers), so reading them there costs nothing.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is known about one call of an operator, in words that need no torch: filled by annotate() from the dispatcher's
+// The facts about one call of an operator, in words that need no torch: filled by annotate() from the dispatcher's
 // schema and tags, read by the effect analysis. A default-constructed Traits says that nothing is known.
 
 #include <cstdint>

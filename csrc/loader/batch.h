@@ -32,7 +32,7 @@ class Batch {
   static Result<std::unique_ptr<Batch>> from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
                                                    std::vector<std::byte> payload, bool allow_pickle);
 
-  // What is raised in the place of a pool's batch.
+  // The error that is raised in the place of a pool's batch.
   struct RemoteError {
     std::string type_name;
     std::string text;
@@ -66,7 +66,7 @@ class Batch {
   // still under way holds the tensors that it reads.
   void replace_tensors(std::vector<at::Tensor> tensors);
 
-  // What finish() of a stage needs to find again; shared with the stage, which waits for it too.
+  // The state that finish() of a stage needs to find again; shared with the stage, which waits for it too.
   void set_ready_event(std::shared_ptr<void> event) { ready_event_ = std::move(event); }
   const std::shared_ptr<void>& ready_event() const { return ready_event_; }
 

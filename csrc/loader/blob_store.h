@@ -26,8 +26,9 @@ class BlobStore {
     blobs_.insert_or_assign(id, std::move(shared));
   }
 
-  // What requests name from now on. A blob that was named before is dropped once no request names it any more, and is
-  // to be put again before it is named again. Blobs that no request has named, such as those that a job names, stay.
+  // The ids that requests name from now on. A blob that was named before is dropped once no request names it any more,
+  // and is to be put again before it is named again. Blobs that no request has named, such as those that a job names,
+  // stay.
   Ids name(std::vector<wire::BlobId> ids) {
     auto named = std::make_shared<const std::vector<wire::BlobId>>(std::move(ids));
     MutexLock lock(mutex_);

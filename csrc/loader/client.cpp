@@ -225,7 +225,7 @@ class Client::Impl {
     return false;
   }
 
-  // What an arrival means to the trainer now, or nothing when it only had to be noted.
+  // The event that an arrival is to the trainer now, or nothing when it only had to be noted.
   std::optional<Event> take(Arrival& arrival) {
     switch (arrival.kind) {
       case Arrival::Kind::kLost:

@@ -122,7 +122,7 @@ class Client {
     std::string_view message() const { return error ? std::string_view(error->message) : std::string_view(); }
   };
 
-  // What comes next, if it is here already. Never blocks.
+  // The next event, if it is here already. Never blocks.
   Event try_next();
   // Counts a batch that the user was given.
   void count_delivered(const Batch& batch);

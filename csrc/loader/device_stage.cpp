@@ -128,7 +128,7 @@ class CudaStage final : public BatchStage {
   }
 
  private:
-  // What one copy reads: the host tensors hold the slab's lease until the event is over.
+  // The sources of one copy: the host tensors hold the slab's lease until the event is over.
   struct Copy {
     std::shared_ptr<at::cuda::CUDAEvent> event;  // shared with the batch, which the trainer may hold longer
     std::vector<at::Tensor> sources;

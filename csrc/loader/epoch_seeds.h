@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the random numbers of one epoch follow from.
+// The seeds that the random numbers of one epoch follow from.
 
 #include <array>
 #include <cstddef>
@@ -17,7 +17,7 @@ struct EpochSeeds {
   int64_t base_seed = 0;
   int64_t epoch = 0;  // counts the epochs of a loader, from 0
 
-  // What the draws of an offloaded model follow from in this epoch.
+  // The seed of the draws of an offloaded model in this epoch.
   uint64_t seed_of_draws() const {
     const std::array<uint64_t, 1> key = {static_cast<uint64_t>(epoch)};
     const auto words = SeedSequence(static_cast<uint64_t>(base_seed), key).generate(2);

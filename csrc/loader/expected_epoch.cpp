@@ -12,7 +12,7 @@ namespace penstock::loader {
 
 namespace {
 
-// What torch's loader and its RandomSampler draw.
+// The draws of torch's loader and its RandomSampler.
 int64_t draw_seed(const at::Generator& generator) {
   return at::empty({}, at::TensorOptions().dtype(at::kLong)).random_(generator).item<int64_t>();
 }

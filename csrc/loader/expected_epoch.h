@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the next epoch of a stream will draw if nothing happens until it begins, found out on copies of the generators,
+// The draws of a stream's next epoch if nothing happens until it begins, found out on copies of the generators,
 // which stay as they are. With persistent workers batches of that epoch can be asked for while the one before it ends.
 
 #include <ATen/core/Generator.h>

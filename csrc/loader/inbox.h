@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What workers have sent, on its way from the thread that receives it to the trainer's. Answers to requests of an
+// The answers of workers, on their way from the thread that receives them to the trainer's. Answers to requests of an
 // epoch that is over are dropped on either side of it.
 
 #include <atomic>

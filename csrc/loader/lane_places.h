@@ -30,7 +30,7 @@ class LanePlaces {
     place.state.assign(state.begin(), state.end());
   }
 
-  // What a request says of a lane that starts (PROTOCOL.md): the number of batches, and the state. Nothing at the
+  // The part of a request about a lane that starts (PROTOCOL.md): the number of batches, and the state. Nothing at the
   // beginning.
   std::vector<std::byte> start_of(wire::Lane lane) const {
     const auto found = places_.find(lane);

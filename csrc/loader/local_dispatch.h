@@ -32,7 +32,7 @@ class LocalDispatch {
     uint32_t worker_id;
     Message message;
   };
-  // What is to be sent after the events since the last call, in order.
+  // The messages that follow from the events since the last call, in order.
   std::vector<Send> take_sends();
 
   struct Failure {

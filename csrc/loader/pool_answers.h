@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the trainer is given for a request to a pool: the batch, the error that a worker sent in its place, or an error
+// The result of a request to a pool: the batch, the error that a worker sent in its place, or an error
 // of the trainer's own.
 
 #include <cstddef>

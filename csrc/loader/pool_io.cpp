@@ -186,7 +186,7 @@ void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
     }
     const auto event = link->socket().try_event();
     if (!event) return links_->note_served(worker_id);
-    // What it had sent before counts: it is received first.
+    // Its earlier messages count: they are received first.
     if (event->kind == ConnectionEvent::Kind::kDisconnected)
       receive_from(worker_id, std::numeric_limits<size_t>::max(), now);
     if (links_->find(worker_id) == link) take_event(worker_id, *link, *event, now);
@@ -390,7 +390,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.state = state;
     request.blobs = *content->blobs;
   }
-  // What does not get through leaves a gap in the link's stamps, which the worker notices.
+  // A message that does not get through leaves a gap in the link's stamps, which the worker notices.
   links_->send(command.worker_id, wire::write_to_worker(request));
 }
 

@@ -65,7 +65,7 @@ class PoolIo : public EventLoop::Handler {
   void note_ready(uint32_t count) { ready_count_.store(count); }
   void retire_held() { memory_.retire_held(); }
 
-  // What is asked for of earlier epochs is forgotten. `seeds` is what workers are told of the epoch.
+  // Requests of earlier epochs are forgotten. Workers are told `seeds` of the epoch.
   void begin_epoch(uint32_t epoch, std::vector<std::byte> seeds, std::map<wire::Lane, LanePlaces::Place> lanes);
   void ask(cluster::SharedContent content);
   void lose_own_worker(uint64_t worker_id);

@@ -27,8 +27,8 @@ class PoolSource : public BatchSource {
   ~PoolSource() override;
 
   void put_blob(const wire::BlobId& id, std::string bytes) { io_.blobs().put(id, std::move(bytes)); }
-  // What requests are made with from now on: the job, and the prefixes in their order. Each has been put. A prefix that
-  // no request is made with any more is dropped.
+  // The blobs that requests are made with from now on: the job, and the prefixes in their order. Each has been put. A
+  // prefix that no request is made with any more is dropped.
   void use_blobs(std::vector<wire::BlobId> ids) { named_ = io_.blobs().name(std::move(ids)); }
   // Where the lanes of the epoch that is announced next begin, if not at their beginning.
   void set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { next_lanes_ = std::move(places); }

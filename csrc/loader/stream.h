@@ -35,7 +35,7 @@ struct StreamOptions {
   bool is_seeded_by_batch = false;  // workers are told the seeds of each epoch
 };
 
-// What an epoch begins with.
+// The beginning of an epoch.
 struct EpochPlan {
   EpochSeeds seeds{};
   std::optional<at::Generator> base_generator{};  // that the next epoch's base seed is drawn from, seeded by batch
@@ -60,7 +60,7 @@ class Stream {
   void begin_epoch(EpochPlan plan, const TorchSamplerOptions& sampler);
   void begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices);
 
-  // What comes next if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
+  // The next event if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
   // does not leave the stream. Throws what the index source throws; the batch is lost then, as in torch's loader.
   Event try_next();
   // The same, and waits until `deadline` if nothing is here. kNothing at the deadline. Blocks.

@@ -41,7 +41,7 @@ class WorkerLink {
   [[nodiscard]] bool take_piece(const wire::PoolAnswer& answer, std::span<const std::byte> piece, BatchMemory& memory);
   // The batch of which the last piece has come. Nothing if others did not.
   std::optional<IncomingBatch> take_whole(wire::BatchKey key);
-  // What came in pieces and was not answered is of no use any more.
+  // Pieces of batches that were not answered are of no use any more.
   void forget_pieces() { incoming_.clear(); }
 
   // Sends a piece of a blob, or says that there is none. What does not get through is asked for again.

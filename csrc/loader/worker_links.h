@@ -32,7 +32,7 @@ class WorkerLinks {
 
   // Takes the place of the worker's link, if it has one.
   Result<void> open(uint64_t worker_id, const net::Endpoint& endpoint, std::unique_ptr<net::ClientSocket> socket);
-  // What was sent may take `linger` to leave.
+  // Messages that were sent may take `linger` to leave.
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
@@ -43,7 +43,7 @@ class WorkerLinks {
   // Has the connection to the worker made anew, if there is one.
   void renew(uint64_t worker_id);
 
-  // What does not get through is dropped.
+  // A message that does not get through is dropped.
   void send(uint64_t worker_id, std::span<const std::byte> message);
 
   // The set tells of this tag, of a link or not.

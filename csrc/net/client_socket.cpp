@@ -59,7 +59,7 @@ std::optional<Instant> ClientSocket::due_at() const {
 Result<void> ClientSocket::reconnect() {
   lost_at_.reset();
   socket_->disconnect(endpoint_.text());
-  // What is told of the connection that was says nothing of the one that begins.
+  // Events of the former connection say nothing of the one that begins.
   while (try_event()) {
   }
   is_connected_ = false;

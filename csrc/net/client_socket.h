@@ -30,7 +30,7 @@ struct ClientReceipt {
   std::string offence;  // of a server that sent what it may not: what it was. Then there are no parts
 };
 
-// What a goodbye may take to leave.
+// How long a goodbye may take to leave.
 inline constexpr std::chrono::milliseconds kFarewellTime{100};
 
 // Confined to the thread that made it.
@@ -50,8 +50,8 @@ class ClientSocket {
 
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // What became of the connection since the last call, in order; none if nothing did. The reason of a refusal names the
-  // server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
+  // The events of the connection since the last call, in order; none if there was none. The reason of a refusal names
+  // the server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
   std::optional<ConnectionEvent> try_event();
 
   // When `try_event` is to be called though nothing is readable: to connect again after a connection that libzmq may

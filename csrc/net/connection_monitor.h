@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What becomes of a client's connection, from libzmq's socket monitor. Without it a client with a wrong key would try
+// The events of a client's connection, from libzmq's socket monitor. Without it a client with a wrong key would try
 // again for ever and say nothing.
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What may cross a connection with a controller. Both sides have to have the same.
+// The limits of messages on a connection with a controller. Both sides need the same.
 
 #include "net/curve_socket.h"
 #include "wire/control_record.h"

@@ -329,7 +329,7 @@ Result<ReceiveOutcome> CurveSocket::try_receive(ReceivedMessage& message) {
     ++part_count;
     message_bytes += part.bytes().size();
     if (message.offence.empty()) message.offence = offence_of(part_count, message_bytes);
-    // What is left of an offending message is read, so that it is out of the way, and not kept.
+    // The rest of an offending message is read and dropped, so that it is out of the way.
     if (message.offence.empty()) {
       message.parts.push_back(std::move(part));
     } else {

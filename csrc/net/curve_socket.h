@@ -98,7 +98,7 @@ class CurveSocket {
 
  private:
   Result<void> check_sizes(std::span<const OutgoingPart> parts) const;
-  // What is wrong with a message of which this much has come; empty if nothing is.
+  // The fault of a message of which this much has come; empty if there is none.
   std::string offence_of(size_t part_count, uint64_t message_bytes) const;
 
   void* socket_;

@@ -42,7 +42,7 @@ std::optional<uint16_t> parse_port(std::string_view text) {
   return port;
 }
 
-// What a host is called, first IPv4, then IPv6. Empty when it is not known.
+// The addresses of a host, first IPv4, then IPv6. Empty when the host is not known.
 struct Addresses {
   using List = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
   List list{nullptr, &::freeaddrinfo};

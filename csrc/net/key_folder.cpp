@@ -30,7 +30,7 @@ std::string octal_mode(mode_t mode) {
   return text;
 }
 
-// What failed, what was seen, and what to do; what was expected is part of `seen`.
+// The error's text: the failure, the fact that was seen with the one that was expected, and the remedy.
 Error key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy) {
   return {code, "the keys in " + path + " cannot be used: " + seen + "; " + remedy};
 }

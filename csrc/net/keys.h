@@ -19,7 +19,7 @@ namespace penstock::net {
 constexpr size_t kKeyBytes = 32;
 constexpr size_t kKeyTextLength = 40;  // of Z85
 
-// What the holder of a key may be in a pool.
+// The parts that the holder of a key may play in a pool.
 enum class Role : uint8_t { kController, kTrainer, kWorker, kOperator };
 constexpr std::array<Role, 4> kRoles = {Role::kController, Role::kTrainer, Role::kWorker, Role::kOperator};
 

@@ -13,8 +13,8 @@
 
 namespace penstock::runtime {
 
-// What folding may keep for the life of an executor. Beyond it a node is run for each batch, as if it were not
-// constant.
+// The most memory that folding may keep for the life of an executor. Beyond it a node is run for each batch, as if it
+// were not constant.
 inline constexpr size_t kFoldedBytesMax = size_t{64} << 20;
 
 struct Folding {

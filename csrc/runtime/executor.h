@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs a graph over the tensors of a batch: boxed dispatch, no Python, no autograd, values freed at their last use.
-// What is computed twice is computed once, and what depends on constants alone before the first batch. The results are
+// An expression that stands twice is computed once, and one of constants alone before the first batch. The results are
 // those of eager torch, bit for bit, under the same number of threads.
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the bits of a result may depend on besides operator and operands: settings of the thread and of the process.
+// Everything that the bits of a result may depend on besides operator and operands: settings of the thread and of the
+// process.
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>

@@ -59,7 +59,7 @@ class ScriptCut {
   // number of threads, without autograd.
   Result<std::vector<at::Tensor>> run_prefix(std::span<const at::Tensor> leaves) const;
 
-  // What the module returns, with autograd. Throws what the module throws.
+  // The module's results, with autograd. Its exceptions pass through.
   c10::IValue run_suffix(const capture::ScriptCall& call, std::span<const at::Tensor> boundary) const;
 
  private:

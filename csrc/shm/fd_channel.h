@@ -13,7 +13,7 @@
 
 namespace penstock::shm {
 
-// What travels with a descriptor, or alone.
+// The message that travels with a descriptor, or alone.
 struct FdMessage {
   uint32_t magic = 0x31464450;  // "PDF1"
   uint32_t kind = 0;            // FdMessageKind

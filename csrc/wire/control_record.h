@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a controller exchanges with workers, trainers and operators, as bytes: one part each, below kControlBytesMax.
-// Who sent it is told by the connection's key and not by what it says. PROTOCOL.md is the specification.
+// The messages between a controller and workers, trainers and operators, as bytes: one part each, below
+// kControlBytesMax. Who sent it is told by the connection's key and not by what it says. PROTOCOL.md is the
+// specification.
 
 #include <cstddef>
 #include <cstdint>

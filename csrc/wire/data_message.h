@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a trainer and a worker of a pool say to each other about batches, without the bytes of requests and batches
+// The messages between a trainer and a worker of a pool about batches, without the bytes of requests and batches
 // themselves: these travel behind it (wire/PROTOCOL.md).
 
 #include <cstdint>

@@ -13,8 +13,8 @@ constexpr uint64_t kMessageBytesMax = kPartBytesMax + (uint64_t{64} << 10);
 // A handshake's own frames have to pass as well.
 constexpr uint64_t kPartBytesMaxLeast = 1024;
 
-// What may cross a connection. Both sides have the same, since libzmq drops in silence, with the connection, what is
-// more than the receiver's.
+// The limits of messages on a connection. Both sides have the same, since libzmq drops in silence, with the connection,
+// what is more than the receiver's.
 struct MessageLimits {
   uint64_t part_bytes_max = kPartBytesMax;
   uint64_t message_bytes_max = kMessageBytesMax;  // all parts together

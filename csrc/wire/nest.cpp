@@ -53,7 +53,7 @@ Result<NestToken> NestReader::next() {
   return token;
 }
 
-// What can be wrong with a token that is all there.
+// The faults of a token that is all there.
 Result<void> NestReader::check(const NestToken& token) const {
   switch (token.tag) {
     case NestTag::kList:

@@ -64,7 +64,7 @@ struct PoolAnswer {
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
 };
 
-// What is written must keep the caps.
+// Writers must keep the caps.
 std::vector<std::byte> write_to_worker(const PoolRequest& request);
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer);
 

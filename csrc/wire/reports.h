@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What workers and trainers tell a controller every kPingInterval, and what it answers. All of it is state and not
+// The reports of workers and trainers to a controller every kPingInterval, and its answers. All of it is state and not
 // news: a report that is lost is made good by the next, and a controller that starts again knows all within one
 // interval.
 

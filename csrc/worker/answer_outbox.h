@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a worker of a pool has to say to its trainer, in order. Batches leave in pieces, straight from their slabs, and
+// The messages of a pool's worker to its trainer, in order. Batches leave in pieces, straight from their slabs, and
 // only so many of them are in ZeroMQ's hands at once: its own marks count messages and not bytes.
 
 #include <atomic>

@@ -11,7 +11,7 @@ Result<MadeBatch> BatchMaker::make(BatchContent content, const BatchPlace& place
   auto made = make_plain(content);
   if (!made) return made;
   made.value().is_compiled = is_compiled;
-  // What is fetched lies in the slab already, as a rule, so that sealing is the copying of boundary tensors.
+  // A fetched batch lies in the slab already, as a rule, so that sealing copies boundary tensors alone.
   if (!content.boundary_keys.empty()) made.value().on_prefix = std::chrono::steady_clock::now() - began_at;
   return made;
 }

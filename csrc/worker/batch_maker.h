@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every worker does with a batch once the dataset has given it, whoever it is for: the prefixes are run on it, and
+// The steps of every worker with a batch that the dataset has given, whoever it is for: the prefixes are run on it, and
 // it is sealed in a slab.
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct BatchPlace {
 struct MadeBatch {
   SealedBatch sealed;
   bool is_compiled = false;  // compiled code made boundary tensors of it
-  // What was spent on boundary tensors: computing them and writing the batch that they travel in.
+  // The time spent on boundary tensors: computing them and writing the batch that they travel in.
   std::chrono::nanoseconds on_prefix{0};
 };
 

@@ -24,7 +24,7 @@
 
 namespace penstock::worker {
 
-// What is said of a batch beside its content.
+// The notes about a batch beside its content.
 struct PoolMarks {
   uint8_t flags = 0;               // of wire::Descriptor
   std::vector<std::byte> state{};  // the dataset's after the batch

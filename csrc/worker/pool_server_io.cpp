@@ -199,7 +199,7 @@ void PoolServerIo::take_result(PoolResult result) {
   session_.finished();
 }
 
-// What was given up as unwanted may have been asked for again in the same moment.
+// A batch that was given up as unwanted may have been asked for again in the same moment.
 void PoolServerIo::finish_given_up() {
   if (!is_given_up_ || session_.may_be_wanted()) return;
   is_given_up_ = false;

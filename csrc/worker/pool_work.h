@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a worker of a pool is asked for, and what it has made of it.
+// The requests to a worker of a pool, and its results.
 
 #include <chrono>
 #include <cstddef>
@@ -58,7 +58,7 @@ class HeldBatch {
   std::span<const std::byte> payload_;
 };
 
-// What became of a piece of work.
+// The outcome of a piece of work.
 struct PoolResult {
   enum class Kind : uint8_t {
     kAnswer,

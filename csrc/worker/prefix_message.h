@@ -20,7 +20,7 @@ struct PrefixMessage {
   std::string text;
   std::vector<at::Tensor> constants;  // in memory of their own
   uint64_t seed = 0;                  // of what it draws, before the batch is told
-  // What was compiled of it, if anything, and the tensors of the batch that this takes.
+  // The code that was compiled of it, if there is any, and the tensors of the batch that the code takes.
   std::string library;
   std::vector<runtime::LeafLayout> library_leaves;
 };

@@ -40,7 +40,7 @@ class Registration {
   Result<void> receive(cluster::WorkerSession& session, Instant now);
   // Sends a report if one is due.
   void report(const cluster::WorkerSession& session, Instant now);
-  // What reports say of the latest trainer that was declined.
+  // Why the latest trainer was declined; reports say it.
   void set_decline_reason(std::string_view reason);
   // Has one go out now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }

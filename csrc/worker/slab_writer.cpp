@@ -17,7 +17,7 @@ using wire::TensorEntry;
 
 namespace {
 
-// What a tensor in a slab holds while it lives.
+// The part of a slab that a tensor holds while it lives.
 struct SlabPin {
   std::shared_ptr<shm::Arena> arena;  // shared with the pool; the last pin of an old arena unmaps it
   uint32_t slab_index;

@@ -15,7 +15,7 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
     return Error{Errc::kTimeout, "no request came before the deadline"};
   }
   wants_work_ = false;
-  // What was begun is finished, whatever ended meanwhile.
+  // Work that was begun is finished, whatever ended meanwhile.
   if (offered_) return std::exchange(offered_, nullptr);
   return *reason_;
 }

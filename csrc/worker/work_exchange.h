@@ -51,7 +51,7 @@ class WorkExchange {
   Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline);
   bool is_wanted() const;
   void drain();
-  // What people should know, in the order in which it happened.
+  // News for people, in the order in which it happened.
   std::vector<std::string> take_notices();
   Standing standing() const;
 

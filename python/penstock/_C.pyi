@@ -183,7 +183,7 @@ class MeasuredWork:
     ) -> None: ...
 
 class WorkerLimits:
-    """What the machine and the loader allow."""
+    """The bounds that the machine and the loader set."""
 
     cpus: int
     waiting_workers: int
@@ -203,7 +203,7 @@ class WorkerChoice:
     fewer: MeasuredWork | None
 
 class WorkerLessons:
-    """What earlier choices have shown."""
+    """The results of earlier choices."""
 
 def choose_workers(
     measured: MeasuredWork, limits: WorkerLimits, lessons: WorkerLessons
@@ -494,7 +494,7 @@ class Plan:
     def step_s(self) -> float | None: ...
 
 class Prices:
-    """What is known of the loader that a plan is priced for; see csrc/graph/price.h."""
+    """The facts about a loader that a plan is priced by; see csrc/graph/price.h."""
 
     worker_count: float
     loads: Loads | None

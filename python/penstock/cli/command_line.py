@@ -34,7 +34,7 @@ POOL_COMMANDS = {
 }
 COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS}
 OPTIONS = {"--version": "print the version of penstock", "-h, --help": "print this help"}
-# What Python and its tools end with when they are called wrongly.
+# The exit status of Python and its tools when they are called wrongly.
 USAGE_EXIT_CODE = 2
 
 

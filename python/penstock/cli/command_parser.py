@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         return CommandError(f"there is no option {name}{meant or hint}", self.command)
 
     def error(self, message: str) -> NoReturn:
-        """What argparse finds, with the name of an argument first."""
+        """argparse's complaint, with the name of the argument first."""
         if missing := re.fullmatch(r"the following arguments are required: (.*)", message):
             raise CommandError(f"{self._with_value(missing[1])} is missing", self.command)
         name, text = "", message

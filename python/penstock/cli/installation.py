@@ -151,7 +151,7 @@ def _rebind(old: type, new: type) -> None:
 
 
 class _PreparationData:
-    """What multiprocessing sends ahead to a spawned process, with a request to install.
+    """The data that multiprocessing sends ahead to a spawned process, with a request to install.
 
     It is the first that a process unpickles, so that the main program, which it imports again
     next, finds the names rebound. A fork server's children get it in the same way.

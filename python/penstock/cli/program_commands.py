@@ -115,7 +115,7 @@ _COMMANDS = {"run": _run, "explain": _explain}
 
 
 def _start_of(program: list[str], command: str) -> Callable[[], None]:
-    """What runs the program."""
+    """The call that runs the program."""
     match program:
         case ["-m", module, *rest]:
             return functools.partial(run_module, module, rest)

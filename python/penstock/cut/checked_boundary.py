@@ -75,7 +75,7 @@ class CheckedBoundary:
     def _shipped(
         self, cut: LiveCut, call: GraphCall, sizes: tuple[int, ...]
     ) -> list[torch.Tensor] | None:
-        """What came of the boundary tensors with the batch, if it is all that is needed."""
+        """The boundary tensors that came with the batch, if all that are needed have."""
         boundary: list[torch.Tensor] = []
         shipped = call.handle.boundary
         for item in cut.planned.boundary:

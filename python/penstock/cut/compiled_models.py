@@ -47,7 +47,7 @@ class UserCompile:
 
     @property
     def backend_name(self) -> str:
-        """What the backend is called, for people."""
+        """The backend's name, for people."""
         backend = self.backend
         name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
         return str(name or type(backend).__name__)
@@ -87,7 +87,9 @@ def user_compile_of(model: Any) -> UserCompile | None:
 
 
 def recompiled(model: Any, context: Any) -> Callable[..., Any]:
-    """What the user calls by way of `model`, compiled by `context` in place of the user's own."""
+    """The function that the user calls by way of `model`, compiled by `context` in place of the
+    user's own.
+    """
     if isinstance(model, OptimizedModule):
         return OptimizedModule(module_under(model), context).forward
     if isinstance(model, torch.nn.Module):
@@ -96,7 +98,7 @@ def recompiled(model: Any, context: Any) -> Callable[..., Any]:
 
 
 def compiled_target(model: Any) -> Any:
-    """What was compiled: where the buffers are looked for."""
+    """The module or function that was compiled: buffers are looked for there."""
     if isinstance(model, OptimizedModule):
         return module_under(model)
     return function_under(model)

@@ -85,7 +85,7 @@ class CompiledPrefixes:
 
 
 def _job_for(cut: LiveCut, call: GraphCall) -> tuple[CompileJob, LibraryLeaves]:
-    """What is to be compiled for calls like `call`. Raises ValueError with the reason where that
+    """The job to compile for calls like `call`. Raises ValueError with the reason where that
     cannot be said without the process that trains."""
     planned, lowering = cut.planned, cut.lowering
     assert planned.reference is not None

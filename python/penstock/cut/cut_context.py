@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the captured graphs of one offloaded model share."""
+"""The state that the captured graphs of one offloaded model share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MISTRUSTS_MAX = 4
 
 
 class PrefixHost(Protocol):
-    """What a cut needs of the loader."""
+    """The part of the loader that a cut needs."""
 
     _plan: Plan | None
     _load_meter: LoadMeter | None
@@ -51,7 +51,7 @@ class PrefixHost(Protocol):
 
 @dataclass
 class CutContext:
-    """What the graphs of one offloaded model share."""
+    """The state that the graphs of one offloaded model share."""
 
     target: Any  # the model, or the function that stands for a training step
     host: weakref.ref[PrefixHost]

@@ -122,7 +122,7 @@ class CutGraph:
     def _find(
         self, inputs: Sequence[Any], lazy: LazyInputs | None
     ) -> tuple[GraphCall | None, LiveCut | None]:
-        """What of the inputs is of a batch, and the cut for such, planned now if there is none
+        """The inputs that are of a batch, and the cut for such, planned now if there is none
         yet."""
         handle: BatchHandle | None = None
         provenance_of: dict[int, Provenance] = {}

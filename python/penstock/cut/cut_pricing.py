@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the prices of one captured graph: timed calls, and how they scale."""
+"""The measured prices of one captured graph: timed calls, and how they scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALLS_BEFORE_SPOTS = 4
 
 @dataclass
 class CutPricing:
-    """What is known of one graph's prices; goes on from its cut to the next."""
+    """The measured prices of one graph, which go on from its cut to the next."""
 
     trainer_scale: float = 1.0
     times: int = 0
@@ -31,7 +31,7 @@ class CutPricing:
         return self._spot_index < SPOT_CALLS
 
     def next_spot(self) -> str | None:
-        """What is timed in this call, if anything: "whole" or "suffix"."""
+        """The part that is timed in this call, if there is one: "whole" or "suffix"."""
         index = self._spot_index
         self._spot_index += 1
         return None if index < 0 else ("whole", "suffix")[index % 2]

@@ -83,7 +83,7 @@ class CutsInUse:
             other = change
         else:
             assert native is not None
-            # What waits is as good as any other input here.
+            # A value that waits is as good as any other input here.
             inputs = call.with_added((), frozenset())
             try:
                 planned = plan_again(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cut tells of the ids that a batch will look up in the embeddings of the model."""
+"""The ids that a batch will look up in the embeddings of the model, as far as a cut tells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class IdSource:
 
 @dataclass
 class KnownIds:
-    """What one cut tells of the ids of a batch that it fits."""
+    """The ids of a batch, as far as one cut that fits it tells."""
 
     planned: PlannedCut
     sources: list[IdSource]
@@ -111,7 +111,9 @@ class KnownIds:
         return self._compute(leaves).get(source.place)
 
     def _compute(self, leaves: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What a worker would have sent, by key; nothing where that draws random numbers."""
+        """The tensors that a worker would have sent, by key; nothing where they draw random
+        numbers.
+        """
         planned = self.planned
         if any(item.is_random for item in planned.boundary):
             return {}

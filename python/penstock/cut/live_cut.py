@@ -30,7 +30,9 @@ Signature = tuple[Any, ...]
 
 @dataclass
 class LiveCut:
-    """What a cut needs of a call, and what it runs. Confined to the training thread."""
+    """The state of a cut that is in use, and the code that it runs. Confined to the training
+    thread.
+    """
 
     lowering: Lowering
     variant: Variant
@@ -55,7 +57,7 @@ class LiveCut:
         self.plan = self.planned.plan
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
-        """What the boundary tensors look like when eager makes them: kernels depend on it."""
+        """The layouts of the boundary tensors as eager makes them: kernels depend on them."""
         layouts = self._layouts.get(sizes)
         if layouts is None:
             if len(self._layouts) >= REMEMBERED_SIZES:

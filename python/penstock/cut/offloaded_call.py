@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every callable has that stands in the place of an offloaded model's call."""
+"""The interface of every callable that stands in the place of an offloaded model's call."""
 
 from __future__ import annotations
 

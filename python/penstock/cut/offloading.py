@@ -256,7 +256,7 @@ def detach(model: M) -> M:
 
 
 def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoaders | None:
-    """What `offload` put in front of a module or made a function of, or None."""
+    """The callable that `offload` put in front of a module or made a function of, or None."""
     if isinstance(model, torch.nn.Module):
         call = model.__dict__.get(_place_of_call(model))
     else:
@@ -313,7 +313,7 @@ class OffloadedCall(StandIn):
         self._has_run_graph = False
         self._has_captured = False  # in this call
         self._uncaptured_calls = 0  # since the last call of which a graph ran
-        # What draws has to be drawn by the place of the batch in every call.
+        # Random numbers have to be drawn by the place of the batch in every call.
         can_be_still = user is None and not context.options.allow_random
         self._still = StillModel(model) if can_be_still else None
         self._guards_hooks = False
@@ -323,7 +323,7 @@ class OffloadedCall(StandIn):
             return
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
-        # What it cannot take is to be run by Python, whatever has run before it.
+        # Calls that it cannot take are to be run by Python, whatever has run before them.
         self._compiled = dynamo_config.patch(
             enable_dynamo_decompositions=False,
             trace_numpy=False,
@@ -335,7 +335,7 @@ class OffloadedCall(StandIn):
         if is_tracing():
             return self.call_impl(*args, **kwargs)
         if not self.context.is_open:
-            # What the user's compiler made is used on.
+            # The code of the user's compiler is used on.
             run = self.call_impl if self._user is None else self._compiled
             return run(*args, **kwargs)
         if self._still is not None:

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prices the plans of an offloaded model again while its loader runs.
 
-Calibration knows the operators alone; which side of the pipeline is the slower one shows when it
-runs. So a window of steps is measured, what the plan explains of it is taken off, and the rest is
-the load for which another plan may be better (csrc/graph/price.h). Nothing is timed for that but a
-few calls of the graph as a whole, in turns with its suffix: the difference is what the trainer has
-of the cut, with its own allocator and threads. Where the loads shift later, plans are priced again.
+Calibration times the operators alone. Which side of the pipeline is the slower one shows only when
+the pipeline runs. So a window of steps is measured. The part of it that the plan explains is taken
+off, and the rest is the load for which another plan may be better (csrc/graph/price.h). A few calls
+of the graph as a whole are timed for that, in turns with calls of its suffix. The difference is the
+trainer's gain by the cut, with its own allocator and threads. When the loads shift later, plans are
+priced again.
 
-Changing is bounded: a plan must promise steps that are shorter by GAIN_MIN, is taken back when they
-turn out to be longer at once, or when what is measured in one of its first windows says that they
-would have been shorter without it; and neither is a plan changed again then, nor one that was left
-taken again before, until the loads have shifted; nor ever more than CHANGES_MAX times.
+Changes of plans are bounded:
+
+- A new plan must promise steps that are shorter by GAIN_MIN.
+- A new plan is taken back when its steps turn out to be longer at once, or when the measurements of
+  one of its first TRIAL_WINDOWS windows say that steps would be shorter with the plan before.
+- After a plan was taken back the graph keeps its plan until the loads have shifted.
+- A plan that was left is not taken again until the loads have shifted.
+- The plan of a graph changes CHANGES_MAX times at most.
+
 The losses are the same with every plan, so a change shows in speed alone.
 """
 
@@ -71,7 +77,7 @@ class _Trial:
     windows_left: int = TRIAL_WINDOWS
 
 
-# What a cut is to be replaced by: one that was in use before, or what another is planned for.
+# The replacement of a cut: one that was in use before, or the prices that another is planned for.
 Change = LiveCut | _C.Prices
 
 
@@ -173,7 +179,8 @@ class Repricer:
 
     def _take_window(self) -> None:
         """Looks at what was measured, and notes whose price is due."""
-        # What few calls use, such as a smaller last batch, has no say in what a step takes.
+        # A cut of few calls, such as that of a smaller last batch, has no say in how long a step
+        # takes.
         cuts = [cut for cut, count in self._called if 2 * count >= self._meter.step_count]
         moving = [cut for cut in cuts if cut.suffix is not None]
         if any(cut.pricing is not None and cut.pricing.wants_spots for cut in moving):
@@ -258,7 +265,7 @@ class Repricer:
         return steps[0] < steps[1] * (1 - RETURN_MIN)
 
     def _prices(self, cut: LiveCut) -> _C.Prices:
-        """What is known of the loader while `cut` is in force."""
+        """The prices while `cut` is in force."""
         pricing, native = cut.pricing, cut.planned.native
         assert pricing is not None and native is not None and self._now is not None
         measured, _ = self._now

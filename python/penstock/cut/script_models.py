@@ -229,7 +229,9 @@ class OffloadedScript(StandIn):
         return difference is None
 
     def _difference(self, cut: ScriptCut, call: Any, boundary: list[torch.Tensor]) -> str | None:
-        """What the part that stays makes otherwise than the whole, both on copies of the model."""
+        """The first result in which the part that stays differs from the whole, both on copies of
+        the model.
+        """
         whole = _C.whole_script(self._model)
 
         def side(part: Any, more: list[torch.Tensor]) -> Side:

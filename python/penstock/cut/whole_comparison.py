@@ -27,8 +27,9 @@ class Side(NamedTuple):
 
 
 def first_difference(whole: Side, part: Side, inputs: Sequence[Any]) -> str | None:
-    """What differs first between two ways to compute the same from `inputs`, or None. Both are run
-    once, on copies of the inputs; gradients are those of whatever requires grad."""
+    """The first difference between two ways to compute the same from `inputs`, or None. Both are
+    run once, on copies of the inputs; gradients are those of whatever requires grad.
+    """
     expected, seen = observe(whole, inputs), observe(part, inputs)
     for kind, ours, theirs in zip(_KINDS, seen, expected, strict=True):
         if len(ours) != len(theirs) or not all(map(_is_same, ours, theirs)):

@@ -40,7 +40,7 @@ class WholeGraph:
 
     def writes_to_inputs(self, lowering: Lowering) -> bool:
         """Whether something is written that may lie in the memory of another input, made before
-        this graph: what that has come to is not known here."""
+        this graph, whose value nobody knows here."""
         recording = lowering.recording
         written = recording.mutated_storages
         made_before = (*lowering.given, *lowering.waiting)

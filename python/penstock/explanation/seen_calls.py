@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program did while its model was looked for in vain, and how to say it."""
+"""A program's calls while its model was looked for and not found, and how to tell them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from penstock.seams.operators import is_under_transform
 
 
 class AutocastState(NamedTuple):
-    """What autocast does now, on the CPU and on CUDA devices."""
+    """Autocast's settings now, on the CPU and on CUDA devices."""
 
     cpu: torch.dtype | None  # None: it is off
     cuda: torch.dtype | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a captured graph is called, and where it is written."""
+"""The name of a call of a captured graph, and where the call is written."""
 
 from __future__ import annotations
 

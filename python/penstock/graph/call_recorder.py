@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each call of a captured graph did: what it read, what it made, and whether it must stay."""
+"""A record of each call of a captured graph: its inputs, its results, and whether it must stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from penstock.seams.fake_tensors import FakeTensorMode
 from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
 from penstock.seams.trees import tree_flatten_with_path, tree_leaves
 
-# What a call may return beside tensors. A torch.Size holds integers, perhaps symbolic ones.
+# The types that a call may return beside tensors. A torch.Size holds integers, perhaps symbolic
+# ones.
 PLAIN_RESULTS = (
     int,
     float,

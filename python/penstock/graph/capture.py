@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo captured, and what its inputs are.
+"""A graph that Dynamo captured, and the kinds of its inputs.
 
 A source name alone does not say what an input is: a slice of a batch looks like the batch, and a
 buffer can look like a local variable. So identity decides: with the batch's own tensors, and with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a captured graph hands on to the next one, as an expression of the batch.
+"""The results that a captured graph hands on to the next one, as expressions of the batch.
 
 Where Python has to run in the middle of a forward, Dynamo captures several graphs, and the later
 ones are given results of the earlier ones. A result that follows from the batch alone is still a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one placeholder of a captured graph stands for."""
+"""The value that one placeholder of a captured graph stands for."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ class NativePlans:
     prices: _C.Prices
 
     def seconds(self, plan: Any, prices: _C.Prices) -> _C.StageSeconds:
-        """What one of them costs by other prices."""
+        """The seconds of one of them by other prices."""
         return _C.plan_seconds(self.graph, self.verdicts, self.calibration, plan, prices)
 
     def step(self, plan: Any, prices: _C.Prices) -> RunningPrice:
-        """What a step takes with one of them, beside loads that are known."""
+        """How long a step takes with one of them, beside loads that are known."""
         trainer_s, worker_s, step_s = prices.step_of(self.seconds(plan, prices))
         return RunningPrice(
             times=0,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is moved, what stays, why, and what it costs: the answer of `explain` and of
-`loader.plan`."""
+"""The calls that move and those that stay, the reasons and the costs: the answer of `explain` and
+of `loader.plan`.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class PlannedEdge:
 
 @dataclass(frozen=True, slots=True)
 class CutTotals:
-    """What one way to cut costs per batch, by the same measurement as the others."""
+    """The costs per batch of one way to cut, by the same measurement as the others."""
 
     cut: Literal["none", "maximal", "chosen"]
     worker_s: float  # a worker's seconds
@@ -42,7 +42,7 @@ class CutTotals:
 
 @dataclass(frozen=True, slots=True)
 class RunningPrice:
-    """What a step takes with a plan, priced by what was measured while the loader ran.
+    """How long a step takes with a plan, priced by measurements of the running loader.
 
     Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
     the batches, or the CPUs that all of them share.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from penstock.graph.plan_record import PlanRecord, RunningPrice
 
 COLUMNS = 100
-# What the other columns leave of the width, with bytes below a gigabyte.
+# The width that the other columns leave, with bytes below a gigabyte.
 OPERATOR_CHARACTERS_MAX = 48
 
 # Reasons that differ by a name alone, of which a deep model has one for each parameter.

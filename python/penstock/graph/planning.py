@@ -167,7 +167,7 @@ def _pin(lowering: Lowering, mistrusted: Mapping[int, str]) -> None:
 
 @contextlib.contextmanager
 def native_refusals() -> Iterator[None]:
-    """What the native part will not take is a refusal with its text as the reason."""
+    """An error of the native part is a refusal with the error's text as the reason."""
     try:
         yield
     except (ValueError, RuntimeError, PenstockError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a prefix is run with: the tensors of the batch, and the seed of what it draws."""
+"""The inputs of a prefix: the tensors of the batch, and the seed of its draws."""
 
 from __future__ import annotations
 

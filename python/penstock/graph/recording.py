@@ -67,7 +67,7 @@ class RecordedOp:
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor looked like when it got its name. Sizes may be symbolic."""
+    """The form of a tensor when it got its name. Sizes may be symbolic."""
 
     dtype: torch.dtype
     sizes: tuple[Any, ...]

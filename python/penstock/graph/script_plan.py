@@ -145,7 +145,7 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
 
 def _spoken_plan(graph: Any, plans: Any) -> Plan:
     """The plan of a program, in the words of the façade."""
-    # What cannot move was not run, so nothing is known of the size of its results.
+    # A call that cannot move was not run, so nothing is known of the size of its results.
     extents = {
         f"%{name}": TensorExtent(size.bytes, size.storage)
         for name, size in zip(graph.value_names, plans.calibration.values, strict=True)

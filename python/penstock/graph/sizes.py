@@ -53,7 +53,7 @@ class SizeBinding:
 
 @dataclass
 class SizeConditions:
-    """What must hold of the inputs' sizes for one lowering to be the right one."""
+    """The conditions on the inputs' sizes under which one lowering is the right one."""
 
     bindings: list[SizeBinding]
     guards: list[sympy.Basic]

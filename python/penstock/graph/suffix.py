@@ -193,7 +193,7 @@ class _Assembly:
                 self._needed.update((begin, end))
 
     def read(self, reader: fx.Node, argument: fx.Node) -> Any:
-        """What stands for `argument` where `reader` reads it."""
+        """The value that stands for `argument` where `reader` reads it."""
         if argument in self._copies:
             return self._copies[argument]
         return tree_map(self._stand_in, self._lowering.reads[reader][argument])

@@ -211,8 +211,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_options(self)
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
-        """What torch's constructor is told of them: with a pool nothing, since it would refuse them
-        without workers of its own.
+        """The part of them that torch's constructor gets: with a pool none, since it would refuse
+        them without workers of its own.
         """
         return {} if has_pool(self) else options
 
@@ -301,7 +301,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._tuner.choice
 
     def stats(self) -> LoaderStats:
-        """What this loader has done so far.
+        """The statistics of this loader so far.
 
         Cheap; may be called at any time from the training thread.
         """
@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
-        """What the next ``batch_count`` batches will be, in order; fewer where the epoch ends.
+        """The next ``batch_count`` batches, in order; fewer where the epoch ends.
 
         ``select`` is called with each of these batches and its results are returned: the ids that
         an embedding will be asked for, say, so that a cache can fetch them. Without it the indices
@@ -483,8 +483,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 iterator._install_prefix(message)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What belongs to this process stays here: iterators, the provenance of live batches, the
-        # plan of a model, what was measured.
+        # State that belongs to this process stays here: iterators, the provenance of live batches,
+        # the plan of a model, what was measured.
         left_here = {
             "_live_iterators",
             "_newest_iterator",

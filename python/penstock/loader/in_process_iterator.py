@@ -90,7 +90,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         # Module globals are cleared while Python goes down.
         if sys is None or sys.is_finalizing():
             return
-        # What the loader keeps of this epoch must not keep the iterator of the dataset alive.
+        # The loader's notes on this epoch must not keep the iterator of the dataset alive.
         if hasattr(self, "_progress"):
             self._progress.freeze_states()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``state_dict()`` says of a loader, and how ``load_state_dict()`` makes another go on there.
+"""The state of a loader (``state_dict()``), and how ``load_state_dict()`` makes another go on
+there.
 
 A state in the middle of an epoch says how the generators were before the epoch, and how many
 batches of it were delivered. To resume is to begin that epoch again with those generators in place,
@@ -247,7 +248,7 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
 
 
 def _built(loader: LoaderFace) -> dict[str, Any]:
-    """What the stream follows from, beside the dataset's own content."""
+    """The inputs that the stream follows from, beside the dataset's own content."""
     is_map = loader._dataset_kind == DatasetKind.Map
     try:
         sample_count = len(loader.dataset) if is_map else None

@@ -271,7 +271,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return index
 
     def _unanswered(self) -> deque[Any]:
-        """What a sampler that is not torch's own gave for batches still to come."""
+        """The indices that a sampler which is not torch's own gave for batches still to come."""
         while self._asked and self._asked_first < self._progress.answered_count:
             self._asked.popleft()
             self._asked_first += 1
@@ -381,7 +381,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         raise StopIteration
 
     def _pin(self, batch: Any, extra: Any) -> tuple[Any, Any]:
-        """What torch's thread does with a batch, whose plain tensors have been pinned natively;
+        """The work of torch's thread on a batch whose plain tensors have been pinned natively;
         when that fails, what is to be raised in its place.
         """
         try:
@@ -443,7 +443,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return self._native_thread
 
     def counters(self) -> dict[str, Any]:
-        """What this iterator has counted; empty once the loader has taken the counts over."""
+        """The counters of this iterator; empty once the loader has taken them over."""
         return {} if self._shutdown else self._count()
 
     def _install_prefix(self, message: bytes) -> None:

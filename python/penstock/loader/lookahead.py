@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the next batches of a stream will be, for caches that fetch what those will ask for.
+"""The next batches of a stream, for caches that fetch what those will ask for.
 
 A loader knows its future: the order is drawn before the batches are made, and batches wait in the
 trainer before it wants them. Bagpipe ("Bagpipe: Accelerating Deep Recommendation Model Training",
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NoBatch(enum.Enum):
-    """What the client has when it has no batch."""
+    """The events of a client that has no batch."""
 
     END = enum.auto()  # all that was asked for has come
     LATE = enum.auto()  # it did not come within the loader's timeout
@@ -43,7 +43,7 @@ Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 
 
 class LooksAhead:
-    """What an iterator over workers needs to look ahead. Confined to the trainer's thread."""
+    """The part of an iterator over workers that looks ahead. Confined to the trainer's thread."""
 
     _ahead: deque[Taken]  # what waits in the stream, as Python has it
     _order: IndexOrder | None  # where the sampler is torch's own
@@ -63,11 +63,11 @@ class LooksAhead:
         raise NotImplementedError
 
     def _unanswered(self) -> deque[Any]:
-        """What a sampler that is not torch's own gave for batches still to come."""
+        """The indices that a sampler which is not torch's own gave for batches still to come."""
         raise NotImplementedError
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
-        """What next() does where there is no batch."""
+        """The work of next() where there is no batch."""
         raise NotImplementedError
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:

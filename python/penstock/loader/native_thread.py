@@ -7,7 +7,7 @@ import threading
 
 
 class NativeThread:
-    """What can be asked of the thread that receives, and pins, the batches of one pool."""
+    """The face of the thread that receives, and pins, the batches of one pool."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

@@ -15,7 +15,7 @@ from penstock.seams.iterators import DatasetKind
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.automatic_count import AUTO, AutomaticCount
 
-# What each option is when it is left out.
+# The value of each option that is left out.
 DEFAULTS: dict[str, Any] = {
     "device": None,
     "seeding": None,
@@ -49,7 +49,9 @@ def check_options(loader: LoaderFace) -> None:
 
 
 def own_options(loader: LoaderFace) -> tuple[Any, ...]:
-    """What an iterator is made with and keeps, so that a change of one needs a new one."""
+    """The options that an iterator is made with and keeps, so that a change of one needs a new
+    iterator.
+    """
     return tuple(getattr(loader, name) for name in DEFAULTS)
 
 

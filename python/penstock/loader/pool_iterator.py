@@ -203,7 +203,7 @@ class PoolIter(LocalPoolIter):
             error.args = (f"{error}{self._way_out}",)
 
     def _count(self) -> dict[str, Any]:
-        """What was counted since this iterator began: its client may have served others before."""
+        """The counters since this iterator began: its client may have served others before."""
         return {
             name: count - (0 if name in STANDING_COUNTS else self._counted_before[name])
             for name, count in super()._count().items()
@@ -270,7 +270,7 @@ class PoolIter(LocalPoolIter):
 
 
 def job_name(loader: LoaderFace) -> str:
-    """What people know a job by: the program and its dataset."""
+    """The name of a job for people: the program and its dataset."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     program = Path(main).name if main else "python"
     return f"{program}: {type(loader.dataset).__name__}"

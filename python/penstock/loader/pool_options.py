@@ -16,7 +16,7 @@ from penstock.stream.shard_state import is_stateful
 from penstock.tuning.automatic_count import AutomaticCount
 
 KEYS_VARIABLE = "PENSTOCK_KEYS"
-# What torch's constructor is given in the place of options that are the pool's.
+# The arguments of torch's constructor in the place of options that are the pool's.
 DEFAULT_PREFETCH_FACTOR = 2
 
 
@@ -63,7 +63,7 @@ def is_address(pool: Any) -> bool:
 
 
 def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
-    """What of the loader's options no pool can do, if there is anything."""
+    """An option of the loader that no pool can serve, if there is one."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return Obstacle(
             "the dataset is a datapipe, which only torch's own iterator reads",

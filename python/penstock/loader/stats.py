@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader reports about itself."""
+"""The statistics of a loader."""
 
 from __future__ import annotations
 

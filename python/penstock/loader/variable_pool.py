@@ -89,7 +89,7 @@ def leave_unsendable(loader: LoaderFace) -> None:
 
 
 def way_out(pool: str | None) -> str:
-    """What to add to the message of an error that the pool of a loader is to blame for."""
+    """The sentence to add to an error that the pool of a loader is to blame for."""
     if not isinstance(pool, VariablePool):
         return ""
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of a pool makes batches with: jobs and prefixes, which it gets from its trainer as
+"""The jobs and prefixes of a pool's worker, which it gets from its trainer as
 blobs, once for each content."""
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _has_file(package: str, path: str) -> bool:
 
 
 def _folder_of(top: str) -> str | None:
-    """What of sys.path a module was found in."""
+    """The entry of sys.path that a module was found in."""
     module: Any = sys.modules.get(top)
     file: str | None = getattr(module, "__file__", None)
     if file is None:

@@ -35,7 +35,7 @@ class OwnFolder(NamedTuple):
 
 
 def pack_own_code(left_out: set[str]) -> list[PackedCode]:
-    """What :func:`own_folders` finds, those apart that are in ``left_out``, each packed.
+    """The folders that :func:`own_folders` finds without those in ``left_out``, each packed.
 
     Never raises for what it finds there; a warning tells of what does not travel.
     """

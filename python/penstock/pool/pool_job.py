@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer sends the workers of a pool to make its batches with: a job.
+"""A job: all that a trainer sends the workers of a pool to make its batches with.
 
 A job's blob is a pickle by cloudpickle, a header in JSON, and the length of the header (u64,
 little-endian). The header says what the job was made with, and is checked before anything is
@@ -238,7 +238,7 @@ def _is_dict_of_str(value: Any) -> bool:
 
 
 def _told(error: BaseException, header: _Header, byte_count: int, worker: str) -> str:
-    """What went wrong when the job was unpickled, and what to do."""
+    """The error when the job was unpickled, and the remedy."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         folder = header.modules.get(top, f"the folder that has {top}")

@@ -19,11 +19,11 @@ class PoolLog:
         self._host = socket.gethostname()
 
     def say(self, text: str) -> None:
-        """What goes as it should, on standard output."""
+        """Good news, on standard output."""
         self._write(sys.stdout, text)
 
     def tell(self, text: str) -> None:
-        """What somebody should know, on standard error."""
+        """Trouble that somebody should know of, on standard error."""
         self._write(sys.stderr, text)
 
     def _write(self, stream: TextIO, text: str) -> None:

@@ -14,7 +14,7 @@ _ABOUT = re.compile(r"(?P<host>[^,]+), process (?P<process>\d+)(?:, (?P<software
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """What `penstock status --json` prints; csrc/controller/pool_status.h has its fields."""
+    """The answer of `penstock status --json`; csrc/controller/pool_status.h has its fields."""
 
     fields: dict[str, Any]
 
@@ -38,7 +38,7 @@ class PoolStatus:
 
 
 def name_of(member: dict[str, Any]) -> str:
-    """What people call a worker or a trainer: its host and process."""
+    """The name of a worker or a trainer for people: its host and process."""
     about = _ABOUT.fullmatch(text_of(member["about"]))
     return f"{about['host']}/{about['process']}" if about else short_id(member["id"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of a pool's workers runs: it makes batches for whichever trainer it is given to.
+"""The program of a pool's worker process: it makes batches for whichever trainer it is given to.
 
 ``worker_init_fn`` is called once for each job, with 0, since which worker of how many this is
 changes while it serves. ``get_worker_info()`` says 0 of 1 for a map-style dataset, and for an

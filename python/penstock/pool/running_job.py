@@ -53,7 +53,9 @@ class RunningJob:
     def _initialise(
         self, init_fn: Callable[[int], None] | None, base_seed: int
     ) -> tuple[str, str] | None:
-        """What a local worker does before its first batch; returns what went wrong."""
+        """Does the work of a local worker before its first batch; returns the error, if there is
+        one.
+        """
         set_worker_info(
             WorkerInfo(id=0, num_workers=1, seed=base_seed, dataset=self._job.fetch.dataset)
         )

@@ -83,7 +83,7 @@ class _Search:
 
 
 def _parts(whole: Unpicklable) -> Iterator[Unpicklable]:
-    """What an object leads to and pickle would follow. Nothing of an object that refuses to be
+    """The objects that pickle would follow from this one. Nothing of an object that refuses to be
     looked at.
     """
     try:

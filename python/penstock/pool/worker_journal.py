@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of a pool leaves in its log: the jobs that it serves, refuses and finishes, and why
+"""The log of a pool's worker: the jobs that it serves, refuses and finishes, and why
 it leaves. A line is left when something changes, and none for each batch.
 """
 

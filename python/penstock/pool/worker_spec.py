@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process of a pool is told when it starts, and how it says that it cannot serve.
+"""The orders of a pool's worker process when it starts, and how it says that it cannot serve.
 
 The process that starts it has no torch, so this module has none either.
 """

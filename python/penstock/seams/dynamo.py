@@ -83,7 +83,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# What Dynamo raises when it cannot capture a call. IncorrectUsage is gone from torch 2.12 on.
+# The exceptions of Dynamo when it cannot capture a call. IncorrectUsage is gone from torch 2.12 on.
 CAPTURE_FAILURES: tuple[type[BaseException], ...] = tuple(
     getattr(exc, name)
     for name in ("TorchDynamoException", "FailOnRecompileLimitHit", "IncorrectUsage")
@@ -133,7 +133,9 @@ def compiled_by(context: OptimizeContext) -> tuple[Backend, dict[str, Any]]:
 
 
 def context_of(function: Any) -> Any:
-    """What `torch.compile` closed over in the function that it returned; None for any other."""
+    """The context that `torch.compile` closed over in the function that it returned; None for any
+    other.
+    """
     if not inspect.isfunction(function):
         return None
     if getattr(function, "_torchdynamo_wrapper_id", None) != id(function):

@@ -90,7 +90,7 @@ STATUS_INTERVAL_S: float = _utils.MP_STATUS_CHECK_INTERVAL
 
 
 def worker_info() -> WorkerInfo | None:
-    """What `torch.utils.data.get_worker_info()` returns in this process."""
+    """The result of `torch.utils.data.get_worker_info()` in this process."""
     return worker._worker_info
 
 

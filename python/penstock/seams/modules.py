@@ -41,12 +41,12 @@ COMPILED_CALL = "_compiled_call_impl"
 
 
 def module_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """What runs the module with its hooks, whatever `compile()` has put in its place."""
+    """The method that runs the module with its hooks, whatever `compile()` has put in its place."""
     return module._call_impl
 
 
 def compiled_call_of(module: Any) -> Any:
-    """What runs in place of `module_call(module)`; None where nothing does."""
+    """The callable that runs in place of `module_call(module)`; None where nothing does."""
     return getattr(module, COMPILED_CALL, None)
 
 

@@ -42,7 +42,7 @@ def untyped_part(storage: torch.TypedStorage) -> torch.UntypedStorage:
 
 
 def new_shared() -> Any:
-    """What `torch.UntypedStorage` makes shared storages with: a bound class method."""
+    """The class method, bound, by which `torch.UntypedStorage` makes shared storages."""
     return torch.UntypedStorage._new_shared
 
 

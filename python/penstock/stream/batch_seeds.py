@@ -18,7 +18,7 @@ import torch
 
 
 class EpochSeeds(NamedTuple):
-    """What the random numbers of one epoch follow from. Picklable."""
+    """The seeds that the random numbers of one epoch follow from. Picklable."""
 
     base_seed: int
     epoch: int  # counts the loader's iter() calls, from 0
@@ -40,7 +40,7 @@ class EpochSeeds(NamedTuple):
         return int(words[0]) << 32 | int(words[1])
 
     def seed_of_draws(self) -> int:
-        """What the draws of an offloaded model follow from in this epoch: 64 bits."""
+        """The seed of an offloaded model's draws in this epoch: 64 bits."""
         words = self._words(2, ())
         return int(words[0]) << 32 | int(words[1])
 
@@ -50,7 +50,7 @@ class EpochSeeds(NamedTuple):
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """What torch's loader and its RandomSampler draw, from torch's default generator if None."""
+    """The draws of torch's loader and its RandomSampler, from torch's default generator if None."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 

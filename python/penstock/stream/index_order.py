@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's own sampler yields in one epoch, found out without drawing from anybody's generator.
+"""The indices of torch's own sampler in one epoch, found without drawing from anybody's generator.
 
 The native side draws an epoch's order for itself and keeps it. Here it is drawn once more, from a
 copy of the generator as it was before the first pull, so it is the same, and nothing moves.

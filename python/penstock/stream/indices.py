@@ -12,7 +12,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 
 class IndexRecipe(NamedTuple):
-    """What the native side needs to draw the very indices that the sampler would have yielded."""
+    """The recipe by which the native side draws the very indices that the sampler would have
+    yielded.
+    """
 
     sample_count: int
     batch_size: int

@@ -31,7 +31,7 @@ class AllGeneratorsKept(GeneratorsKept):
 
 
 def torch_states() -> list[torch.Tensor]:
-    """What torch's generators would draw from next, those of its devices included."""
+    """The states of torch's generators, those of its devices included."""
     return [torch.get_rng_state(), *device_states()]
 
 

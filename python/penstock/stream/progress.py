@@ -241,7 +241,7 @@ class Progress:
 
 
 class CountedPulls:
-    """What both iterators do with the sampler: count, note its states, and resume it."""
+    """The work of both iterators with the sampler: counting, noting its states, resuming it."""
 
     _progress: Progress
     _index_sampler: Any

@@ -44,7 +44,7 @@ class BatchHandle:
     boundary: dict[str, torch.Tensor] = field(default_factory=dict)
     epoch: int = 0
     sequence: int = 0  # in its epoch, from 0
-    # What the draws of an offloaded model are seeded with: of its epoch, and its number there.
+    # The seeds of an offloaded model's draws: of its epoch, and its number there.
     place: tuple[int, int] = (0, 0)
     rows: int | None = None  # of its first tensor: what tells the last batch of an epoch apart
     # If the batch's tensors are lazy: their values, and those of what was made of them; and

@@ -102,7 +102,7 @@ class Deferral:
         }
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
-        """What the program is given for a batch: one of lazy tensors if an offloaded model has a
+        """The batch that the program gets: one of lazy tensors if an offloaded model has a
         use for them. `leaves` are the batch's own."""
         if not self.wanted_by or torch.is_inference_mode_enabled():
             return batch
@@ -138,8 +138,9 @@ class Deferral:
             value.batch.may_wait = False
 
     def defer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What stands for the result of a pure operator until it is computed; None where it has to
-        be at once."""
+        """A lazy tensor for the result of a pure operator until it is computed; None where it has
+        to be at once.
+        """
         if torch.is_inference_mode_enabled() or func.namespace != "aten":
             return None
         leaves, spec = tree_flatten((args, kwargs))
@@ -261,7 +262,7 @@ class Deferral:
 
 
 def _key_of_value(value: LazyValue) -> Any:
-    """What tells one lazy argument from another, whatever batch it is of."""
+    """A key that tells one lazy argument from another, whatever batch it is of."""
     meta = value.meta
     source = value.source if isinstance(value.source, int) else id(value.source)
     return (type(value.source), source, meta.dtype, meta.shape, meta.stride())

@@ -25,7 +25,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an operator makes of lazy arguments, by result."""
+    """The results of an operator on lazy arguments."""
 
     metas: list[torch.Tensor]
     expressions: list[Expression]

@@ -17,7 +17,7 @@ USELESS_CALLS_MAX = 16
 
 
 class LazyBatches:
-    """What one offloaded model wants of the loader. Confined to the training thread."""
+    """The interface of one offloaded model to the loader. Confined to the training thread."""
 
     def __init__(self, provenance: ProvenanceTable) -> None:
         self._provenance = provenance

@@ -98,7 +98,7 @@ class LazyTensor(torch.Tensor):
             seen: torch.Tensor = from_dlpack(values)
             return seen
 
-    # What reads values without the dispatcher. Dynamo must not look into any of it.
+    # Functions that read values without the dispatcher. Dynamo must not look into any of them.
 
     @untraced
     def numpy(self, *, force: bool = False) -> Any:
@@ -216,7 +216,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if schema_of(func).is_mutable:
         if len(values) == len(lazies) and _write_later(func, args, kwargs):
             return args[0]
-        # What is still to be computed is computed before.
+        # Values that are still to be computed are computed before.
         for value in values:
             value.table.note_write(value)
         return _write(func, args, kwargs)
@@ -235,8 +235,9 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
-    """Lets a write wait: to a tensor of which nobody has the values yet, nor a view, it is the
-    same as another value. What was made of the former one keeps that."""
+    """Defers a write, if it may be deferred. To a tensor of which nobody has the values yet, nor a
+    view, it is the same as another value. What was made of the former one keeps that.
+    """
     target = args[0] if args else None
     if not isinstance(target, LazyTensor) or is_written(target):
         return False

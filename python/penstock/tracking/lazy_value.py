@@ -52,8 +52,9 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class LazyValue:
-    """What the tensors of one object in the program share: its values, or how to come by them.
-    Thread-safe."""
+    """The state that the tensors of one object in the program share: its values, or how to compute
+    them. Thread-safe.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -134,7 +135,7 @@ class LazyValue:
         return value
 
     def provenance(self) -> Provenance | None:
-        """What it follows from, if it is still to be computed and the batch is as it came."""
+        """The call that it follows from, if it still waits and the batch is as it came."""
         with _lock:
             return None if self.handle is None else self._provenance(self.handle)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the offloaded models of one loader share: its plan, and the prefixes in its workers.
+"""The state that the offloaded models of one loader share: its plan, and the prefixes in its
+workers.
 
 Models with the same preprocessing, such as a teacher and a student, have the same prefix. It stays
 with the workers until the last model that uses it lets go.

@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class AutomaticCount(int):
-    """What ``num_workers`` of a loader is after ``num_workers="auto"``.
+    """The value of a loader's ``num_workers`` after ``num_workers="auto"``.
 
     An int to everybody who reads it. A framework that builds a loader anew from the attributes of
     another hands it on, so that the new one chooses by itself too; copies and pickles keep it.
@@ -22,7 +22,7 @@ class AutomaticCount(int):
 
 
 def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
-    """What the constructor makes of the ``num_workers`` that it was given.
+    """The number of workers that the constructor stores for the ``num_workers`` that it was given.
 
     One of a loader that chose by itself is a plain number where this one cannot: accelerate copies
     torch's options, and ``seeding`` is none of them. Raises TypeError for a word but "auto".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch costs the trainer and a worker, measured while a loader runs.
+"""The costs of a batch in the trainer and in a worker, measured while a loader runs.
 
 A step is from one delivery to the next: the trainer is at work on the batch, then waits for the
 other one. A worker says for each batch how long it took, and how much of that went into boundary

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerTuner:
-    """What a loader knows about how many workers it needs. Confined to the trainer's thread."""
+    """A loader's knowledge of how many workers it needs. Confined to the trainer's thread."""
 
     def __init__(self, window_s: float = FIRST_WINDOW_S) -> None:
         self._native = _C.WorkerTuner(window_s)

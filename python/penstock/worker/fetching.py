@@ -67,7 +67,7 @@ class FetchSpec:
 
 
 class Fetcher(Protocol):
-    """What a worker makes the batches of one epoch with.
+    """The parts of a worker that make the batches of one epoch.
 
     Raises StopIteration at the end of a shard, and what the dataset and its collate_fn raise.
     ``threads_drew`` becomes True when samples that were fetched on several threads drew numbers
@@ -79,7 +79,7 @@ class Fetcher(Protocol):
     def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
 
     def state(self, shard_id: int) -> dict[str, Any] | None:
-        """What a shard is resumed with after its last batch, if anything of it has a state."""
+        """The state to resume a shard with after its last batch, if anything of it has one."""
         ...
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be told of the state of a dataset, to see whether fetching samples changes it.
+"""A fingerprint of a dataset's state, which tells whether fetching samples changes it.
 
 Batches of the next epoch may be made before it begins, and be dropped when it begins otherwise than
 expected. Nobody can tell only where fetching changes nothing that later samples read, and where
@@ -77,7 +77,7 @@ class Fingerprint:
 
 
 def fingerprint(*roots: Any, cost_s_max: float) -> Fingerprint | None:
-    """What all that these objects lead to is now.
+    """The present state of everything that these objects lead to.
 
     Code is followed into the program's own functions and classes and the globals that they name,
     not into installed packages. None when something could change unseen: memory shared with other

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several fresh processes are given, pickled for the first of them and read by all.
+"""The arguments of several fresh processes, pickled for the first of them and read by all.
 
 ``Process.start()`` pickles its arguments into the new process's pipe and waits there until that
 has imported what it needs to read them, one worker after the other. Here the pipe carries a few

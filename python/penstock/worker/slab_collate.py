@@ -16,7 +16,7 @@ from penstock.worker.fetching import FetchSpec
 
 
 class SlabServer(Protocol):
-    """What a worker's native server has of the slab of the batch being made."""
+    """The part of a worker's native server that has the slab of the batch being made."""
 
     def collate(self, samples: list[Any], default_collate: Any) -> Any: ...
 

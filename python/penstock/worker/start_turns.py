@@ -103,7 +103,7 @@ class _AwaitedName(str):
 
 
 class _Call:
-    """What a function returns where it is unpickled."""
+    """The result of a function, called where it is unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self._call = (function, arguments)

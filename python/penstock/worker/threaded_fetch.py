@@ -252,7 +252,7 @@ class _BatchFetch:
 
 @dataclass(frozen=True, slots=True)
 class _ThreadState:
-    """What torch and Python keep for each thread and a sample's code can tell."""
+    """The settings of a thread, in torch and in Python, that a sample's code can tell."""
 
     context: contextvars.Context
     torch_thread_count: int

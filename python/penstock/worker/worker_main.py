@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a local worker process runs: torch's worker loop with penstock's transport under it.
+"""The program of a local worker process: torch's worker loop with penstock's transport under it.
 
 Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. What
 differs is where requests come from, and that the batch is built in shared memory that the trainer
@@ -60,7 +60,7 @@ _CONNECT_TIMEOUT_S = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker needs beside torch's own arguments. Picklable."""
+    """The arguments of a worker beside torch's own. Picklable."""
 
     endpoint: str
     slab_count: int  # that it has to answer with
@@ -258,7 +258,7 @@ def _look(fetch: FetchSpec, allowed_s: float) -> Fingerprint | None:
 
 
 class AnswerMarks(NamedTuple):
-    """What is said of a batch beside its content."""
+    """The notes about a batch beside its content."""
 
     raises: bool
     threads_drew: bool
