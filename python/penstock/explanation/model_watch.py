@@ -54,6 +54,10 @@ OUTSIDE_OF_PROGRAMS = tuple(
 )
 
 
+# Interrupts the main thread. SIGINT would not where a shell has it ignored or a program handles it.
+_STOP_SIGNAL = signal.SIGRTMAX - 3
+
+
 class ProgramStopped(SystemExit):
     """Ends the program once all is known. A SystemExit, since a thread ends by one quietly."""
 
@@ -102,6 +106,8 @@ class ModelWatch:
         self._stance: Any = None
 
     def __enter__(self) -> ModelWatch:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(_STOP_SIGNAL, signal.default_int_handler)
         watch, call, advance = self, self._call, self._next
 
         def watched_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +305,7 @@ class ModelWatch:
             # The main thread may be waiting for this one's next result.
             main = threading.main_thread().ident
             assert main is not None
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, _STOP_SIGNAL)
         raise ProgramStopped(0)
 
     def _unpatch(self) -> None:
