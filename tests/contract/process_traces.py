@@ -20,6 +20,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MAPPINGS = ("memfd:", "/dev/shm/", "/SYSV")
+# Python objects that a look for garbage may go through; each look takes some milliseconds for them.
+WATCHED_OBJECTS_MAX = 20_000
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,20 @@ def left_since(
     """What is still there after `seconds`; threads of closed queues need some to end."""
     deadline = time.monotonic() + seconds
     while True:
-        gc.collect()
+        collect_garbage()
         join_feeder_threads()
         left = take(temporary_folder).since(before)
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
+
+
+def collect_garbage() -> None:
+    """Frees what nothing holds. What is held by then, modules that a test imported above all, is
+    left out of every later look: looks through all of torch take 0.1 s, and each test has one."""
+    gc.collect()
+    if len(gc.get_objects()) > WATCHED_OBJECTS_MAX:
+        gc.freeze()
 
 
 def children(pid: int | str = "self") -> list[int]:

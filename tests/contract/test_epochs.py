@@ -113,6 +113,7 @@ EPOCHS = (
 )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("scenario", EPOCHS, ids=lambda scenario: scenario.name)
 def test_epochs_equal_torchs(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
@@ -169,6 +170,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("scenario", CHANGED, ids=lambda scenario: scenario.name)
 def test_a_change_between_epochs_means_what_it_means_to_torch(
     loader_class: type, scenario: Scenario

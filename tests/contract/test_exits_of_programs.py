@@ -139,6 +139,7 @@ for batch in iterator:
         assert_all_is_gone(run, pids, loader_name)
 
 
+@pytest.mark.long
 def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing(
     loader_name: str, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def under(method: str, scenario: Scenario) -> Scenario:
     return Scenario(f"{scenario.name}, {method}", scenario.dataset, options, scenario.drive)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind"),

@@ -59,7 +59,7 @@ def nothing_is_left(
     yield
     if request.node.stash.get(CALL_FAILED, False):
         return  # its traceback keeps its objects alive, and one failure is enough to read
-    gc.collect()
+    process_traces.collect_garbage()
     process_traces.join_feeder_threads()
     # Waits for each to end by its process descriptor, and reaps those that multiprocessing started.
     process_traces.wait_gone(descendants() - before["process"], EXIT_SECONDS_MAX)

@@ -36,6 +36,7 @@ SENTENCE = re.compile(
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(

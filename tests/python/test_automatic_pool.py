@@ -62,7 +62,7 @@ class StatefulSampler:
         self.place = state["place"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -126,6 +126,7 @@ def test_a_batch_of_microseconds_is_measured_in_bounded_memory() -> None:
     assert meter.kept_count <= 10_000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_persistent", [False, True])
 @pytest.mark.parametrize(
     "options",

@@ -68,6 +68,7 @@ def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> N
     assert "| tabular" in again.stdout and "auto / better" in again.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_overhead_has_its_lines(tmp_path: Path) -> None:
     lines = tmp_path / "overhead.jsonl"

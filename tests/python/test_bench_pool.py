@@ -34,6 +34,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.long
 def test_growth_has_a_row_for_each_number_of_workers(tmp_path: Path) -> None:
     lines, picture = tmp_path / "growth.jsonl", tmp_path / "growth.svg"
     done = run_bench(

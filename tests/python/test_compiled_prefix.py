@@ -102,6 +102,7 @@ def run_until_compiled(
     return ours
 
 
+@pytest.mark.long
 def test_workers_use_what_was_compiled_and_training_is_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -128,6 +129,7 @@ def test_without_a_compiler_all_is_as_before(
     assert loader.stats().compiled_batches == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_compiler_ends_with_the_program_that_started_it(tmp_path: Path, end: int) -> None:
     program = tmp_path / "train.py"

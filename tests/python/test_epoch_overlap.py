@@ -261,7 +261,7 @@ def generators_of(loader: Any) -> list[str]:
     return [hashlib.sha256(state.numpy()).hexdigest()[:8] for state in states]
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("options", DATASETS.values(), ids=DATASETS)
 def test_the_stream_and_the_generators_are_torchs(
@@ -271,6 +271,7 @@ def test_the_stream_and_the_generators_are_torchs(
     assert seen == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("meanwhile", [nothing, draw, seed])
 @pytest.mark.parametrize("options", [{}, {"generator": own_generator}, {"fetch_threads": 2}])
 def test_seeded_batches_are_those_of_no_workers(
@@ -340,6 +341,7 @@ def test_fresh_workers_begin_early_too() -> None:
     assert made_early(loader, 2)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "options",
     [

@@ -73,6 +73,7 @@ def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_p
     assert record["runs"][2]["plan"]["moved"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
     done = run_quickstart(
@@ -166,6 +167,7 @@ def test_an_example_trains_and_its_plan_is_explained(name: str, moved: set[str])
     assert moved <= {call["operator"].partition(" at ")[0] for call in plan["moved"]}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
     command = [sys.executable, str(EXAMPLES / "embedding_cache.py")]

@@ -42,6 +42,7 @@ BUSY = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", BUSY)
 def test_busy_workers_of_a_killed_trainer_are_gone_in_two_seconds(
     what: str, tmp_path: Path
@@ -65,6 +66,7 @@ os.read(reader, 1)
         assert run.left_files() == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_fresh_interpreters_of_a_killed_trainer_are_gone_in_two_seconds(
     method: str, tmp_path: Path

@@ -127,6 +127,7 @@ def operators(plan: dict[str, list[dict[str, str]]], part: str = "moved") -> lis
     return [call["operator"].partition(" at ")[0] for call in plan[part]]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
     run: Run, write: Write, workers: str
@@ -206,6 +207,7 @@ def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
     assert crossing[2]["label"] == f"{4 * IMAGE_BYTES:,}"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("options", "moved"), [((), 3), (("--cut", "none"), 0)])
 def test_a_program_with_offload_in_it_is_explained_as_that_asks(
     run: Run, write: Write, options: tuple[str, ...], moved: int
@@ -245,6 +247,7 @@ def test_the_part_that_was_offloaded_is_explained_not_what_holds_it(run: Run, wr
     assert operators(json.loads(out)) == ["float", "truediv", "sub"]
 
 
+@pytest.mark.long
 def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, write: Write) -> None:
     write(
         "train.py",
@@ -338,6 +341,7 @@ CONVERTED = (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("made", "moved"),
     [
@@ -373,6 +377,7 @@ def test_a_raw_tensor_beside_a_converted_one_does_not_end_the_search(
         assert {"_to_copy", "truediv", "sub"} <= set(operators(json.loads(out)))
 
 
+@pytest.mark.long
 def test_a_program_that_ends_early_has_the_plan_of_what_was_seen(run: Run, write: Write) -> None:
     write("train.py", CONVERTED.replace("INPUT", "images, images[order, 0] > 7"))
     for batches in ("1", "400"):
@@ -401,6 +406,7 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "seen"),
     [

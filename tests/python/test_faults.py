@@ -222,6 +222,7 @@ def test_the_timeout_is_for_one_batch_and_not_for_the_epoch() -> None:
     assert len(list(loader)) == 400
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"sampler": list(range(20))}, {"sampler": [str(index) for index in range(20)]}]

@@ -128,7 +128,7 @@ STREAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", STREAMS)
@@ -230,6 +230,7 @@ def test_an_exit_raised_by_a_dataset_leaves_next(kind: type[BaseException]) -> N
     assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_exit_raised_by_a_dataset_ends_the_worker_as_with_torch(

@@ -32,14 +32,14 @@ def test_every_canary_is_found_and_nothing_else() -> None:
     assert "NOT found" not in done.stdout and done.stdout.count("was found") >= 6, done.stdout
 
 
-def test_the_canaries_of_what_trainers_read_are_found() -> None:
-    done = fuzz(f"--runs={INPUT_COUNT}", "to_trainer", "blob")
+def test_the_canary_of_the_blobs_that_workers_read_is_found() -> None:
+    done = fuzz(f"--runs={INPUT_COUNT}", "blob")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT found" not in done.stdout and "was found" in done.stdout, done.stdout
 
 
 def test_a_fuzzer_that_finds_no_canary_fails() -> None:
     # The seeds alone are inputs that every parser accepts.
-    done = fuzz("--runs=0", "to_trainer")
+    done = fuzz("--runs=0", "blob")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NOT found" in done.stdout

@@ -227,6 +227,7 @@ def report_the_class(connection: Any) -> None:
     connection.send(torch.utils.data.DataLoader.__mro__[1] is penstock.DataLoader)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -242,6 +243,7 @@ def test_processes_that_are_spawned_install_too(method: str) -> None:
     receiving.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_of_a_program_that_installs_are_spawned(method: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 from penstock import DataLoader
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2), (2, 1)], ids=str)
 @pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_map_dataset_is_resumed_where_it_was(
@@ -55,6 +55,7 @@ def test_a_map_dataset_is_resumed_where_it_was(
         assert rest_of(make(workers[1]), state) == expected[count:]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -96,7 +97,7 @@ def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shar
         assert rest_of(make(after), state_after(make(before), count)) == expected[count:]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Shards, Remembering, WithCursor])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])

@@ -117,7 +117,7 @@ def at_indices(loader: Any, step: int) -> None:
     loader.lookahead(prefetched_max(loader))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
@@ -157,7 +157,7 @@ def told_and_delivered(loader: Any, count: int, select: Any) -> None:
             ]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LOADERS if "failing" not in name])
 def test_what_is_told_is_what_comes(name: str) -> None:
@@ -169,7 +169,7 @@ def test_what_is_told_is_what_comes(name: str) -> None:
             told_and_delivered(loader, count, None)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -336,6 +336,7 @@ def test_leaving_an_epoch_drops_what_was_looked_at() -> None:
     assert sorted(index for batch in loader for index in batch[0].tolist()) == [*range(23)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto", "auto, drawing sampler"])
 def test_another_number_of_workers_in_the_middle_changes_nothing(name: str) -> None:

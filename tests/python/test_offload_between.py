@@ -178,7 +178,7 @@ def train_so(model: nn.Module, batches: Any, loop: Loop) -> list[bytes]:
     return trace
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
 @pytest.mark.parametrize(
     ("make_model", "loop", "moves"),

@@ -68,7 +68,7 @@ def test_a_compiled_model_is_cut_and_trains_as_compiled(
     assert not warnings_of(caplog)
 
 
-@pytest.mark.long("dropout_on_input")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["dropout_on_input", "log_mel"])
 def test_under_inductor_training_is_that_of_inductor(name: str) -> None:
     """Whether the cut is used is for the comparison to say: fused anew, kernels may round anew."""
@@ -91,6 +91,7 @@ def trained_on(model: nn.Module, pool: InProcessPool, sizes: list[int]) -> list[
     return trace
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_batches_of_other_sizes_are_right_and_cut(dynamic: bool | None) -> None:
     sizes = [10, 10, 6, 7, 7, 10, 3, 3]

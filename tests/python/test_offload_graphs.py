@@ -133,7 +133,7 @@ def training(make_model: Callable[[], nn.Module]) -> Case:
     return Case("", make_model, rows, CASES[5].loss, True)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
 @pytest.mark.parametrize(
     ("make_model", "moves"),

@@ -155,6 +155,7 @@ def scaled_before(model: Any) -> Any:
     return lambda batch: model(batch.float() / 255)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda model: model, scaled_before], ids=["model", "before"])
 def test_real_workers_serve_training_and_validation(wrap: Any) -> None:

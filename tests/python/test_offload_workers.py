@@ -85,6 +85,7 @@ def traced(case: Case) -> Any:
     return torch.jit.trace(fresh(case.make_model), case.make_batch(0)[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", [compiled, traced])
@@ -103,6 +104,7 @@ def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) 
     del loader, reference
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:
@@ -212,6 +214,7 @@ def test_an_operator_that_fails_in_a_worker_fails_in_the_trainer_as_without_a_cu
     assert loader.plan is not None and loader.plan.moved
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kernels_that_depend_on_the_number_of_threads_never_change_the_training() -> None:
     # Seen: torch.stft of 32 waves gives other bits on 2 threads than on 1.

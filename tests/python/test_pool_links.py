@@ -98,6 +98,7 @@ def test_a_slow_link(links: Links) -> None:
     check_stream(links, Augmented(24, LARGE), shuffle=True)
 
 
+@pytest.mark.long
 def test_batches_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
     links.to_worker.limit(bytes_per_s=2e6)
     check_stream(links, Augmented(8, 20 * LARGE // 4))
@@ -126,6 +127,7 @@ def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
     check_stream(links, Augmented(80, SMALL))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("make", [Augmented, Shards])
 def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
@@ -138,7 +140,7 @@ def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
     assert links.to_worker.befallen == [RESET] * 15
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SILENCE, STALL, TRUNCATE, FLIP, RESIZE])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) -> None:
@@ -149,7 +151,7 @@ def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) ->
     assert links.to_worker.befallen == [kind]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str) -> None:
@@ -158,7 +160,7 @@ def test_a_fault_between_worker_and_controller(links: Links, kind: str, way: str
     check_stream(links, Augmented(160, SMALL))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SILENCE, RESET, TRUNCATE, FLIP])
 @pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
 def test_a_fault_between_a_trainer_and_the_controller(links: Links, kind: str, way: str) -> None:

@@ -79,6 +79,7 @@ def reported(pool: PoolProcesses, count: int) -> list[dict[str, Any]]:
         assert time.monotonic() < deadline, workers
 
 
+@pytest.mark.long
 def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> None:
     where = f"tcp://127.0.0.1:{free_port()}"
     worker = launch(pool, "--processes", "2", controller=where)

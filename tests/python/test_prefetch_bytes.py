@@ -45,6 +45,7 @@ def prefetched(loader: Any) -> int:
         time.sleep(0.05)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("bound", [1, 5 * KIB, 1 << 30])
 @pytest.mark.parametrize(
     "options",
@@ -73,6 +74,7 @@ def test_no_bound_loses_a_sample_when_shards_end(bound: int) -> None:
     assert [describe(batch) for batch in loader] == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dataset", [Computed(400, partial(row, 1024)), None])
 def test_batches_ahead_fit_in_the_bound(dataset: Any) -> None:
     dataset = dataset or TensorDataset(torch.zeros(400, 1024))

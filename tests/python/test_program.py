@@ -119,6 +119,7 @@ def test_the_installed_command_runs_a_file(run: Run, write: Write) -> None:
     assert run(command, "run", "train.py", "3") == run(*PYTHON, "train.py", "3")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "ending",
     [

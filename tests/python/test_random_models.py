@@ -123,6 +123,7 @@ def test_every_operator_of_the_table_moves_or_stays_with_the_same_bits() -> None
     assert len(moved) >= OPERATORS_MIN
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", REFUSED, ids=lambda operator: operator.template)
 def test_what_dynamo_gives_up_on_or_gets_wrong_runs_as_in_eager(operator: Operator) -> None:

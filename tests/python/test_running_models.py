@@ -34,6 +34,7 @@ for _ in range(12):
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_dynamos_advice_is_given_to_those_who_ask(is_asked: bool) -> None:

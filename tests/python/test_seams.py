@@ -81,6 +81,7 @@ def test_without_a_name_of_dynamos_the_loader_works_and_offload_says_what_is_mis
     assert "penstock.DataLoader works without it" in said
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "name"),

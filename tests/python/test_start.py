@@ -179,6 +179,7 @@ NOT_FOR_LOADING = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "program",
     ["import penstock; penstock.DataLoader", LOADING.format(workers=0), LOADING.format(workers=1)],

@@ -85,7 +85,7 @@ def epoch_of(loader: Any) -> list[Any]:
     return [batch.tolist() for batch in loader]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("dataset_class", DATASETS)

@@ -164,6 +164,7 @@ class WaitsToBeRead:
         return index
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_iter_does_not_wait_until_workers_have_read_their_dataset(method: str) -> None:
     theirs, ours = multiprocessing.Pipe()
@@ -190,6 +191,7 @@ class Written(Dataset[Any]):
         return (float(self.array[0] + self.array[1]), float(self.tensor[0]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
 def test_tensors_are_shared_and_arrays_are_each_worker_s_own(
@@ -328,6 +330,7 @@ def _tell(name: str, connection: Connection, waits: bool, dies: bool) -> None:
         os._exit(0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
@@ -355,6 +358,7 @@ def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
     assert heard == ["first", "end of first", "second"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_wait_for_their_turn_go_when_the_trainer_is_killed(
     method: str, tmp_path: Path

@@ -14,7 +14,7 @@ import pytest
 from mutants import MUTANTS
 from simulation import build, run
 
-SEEDS = 4_000
+SEEDS = 2_000
 MUTANT_SEEDS = 60_000  # at most; a run ends with the first seed that fails
 
 
@@ -39,7 +39,7 @@ def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
     assert len(next(iter(traces)).splitlines()) > 50
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.long(
     "a gap on a link is not seen",
     "a trainer that knows nothing is taken for one that does",

@@ -35,7 +35,7 @@ def each(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @pytest.mark.long("faster_rcnn", "hf_bert", "hf_t5", "hf_vit", "hf_wav2vec2", "retina_net")
 @each(ZOO)
 def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
@@ -47,7 +47,7 @@ def test_a_life_with_the_maximal_cut_is_the_life_without(case: Case) -> None:
         assert not plan.moved and len(plan.refused) > 10
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.long("faster_rcnn", "hf_bert", "hf_t5", "hf_wav2vec2", "retina_net")
 @pytest.mark.parametrize(
     "case",
@@ -63,7 +63,7 @@ def test_what_workers_send_is_what_the_trainer_uses(case: Case) -> None:
     assert is_spoiled_by_its_worker(case)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.long("faster_rcnn", "hf_t5", "hf_wav2vec2", "retina_net")
 @each([case for case in ZOO if case.name not in LONG])
 def test_training_with_a_cut_by_price_is_training_without(case: Case) -> None:
@@ -72,6 +72,7 @@ def test_training_with_a_cut_by_price_is_training_without(case: Case) -> None:
     assert life.trained == without_cut(case).trained
 
 
+@pytest.mark.sampled(10)
 @each([*CONTROL_FLOW, *CALLS, *FEATURES])
 def test_training_without_a_cut_through_dynamo_is_training_without(case: Case) -> None:
     life, plan, shipped_count = with_cut(case, "none", is_whole=False)
