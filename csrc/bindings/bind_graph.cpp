@@ -7,8 +7,12 @@
 #include <torch/csrc/jit/python/module_python.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
+#include <set>
+
 #include "bindings/raise.h"
 #include "capture/capture.h"
+#include "graph/call_flow.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
@@ -28,6 +32,69 @@ std::string kind_name(const graph::Input& input) {
     case graph::InputKind::kInt: break;
   }
   return "int";
+}
+
+template <typename Items, typename Name>
+std::vector<std::string> names(const Items& items, const Name& name) {
+  std::vector<std::string> found;
+  for (const auto& item : items) found.push_back(name(item));
+  return found;
+}
+
+// The names of the inputs of some kinds, in order.
+std::vector<std::string> input_names(const graph::Graph& graph, std::initializer_list<graph::InputKind> kinds) {
+  std::vector<std::string> found;
+  for (const graph::Input& input : graph.inputs)
+    if (std::find(kinds.begin(), kinds.end(), input.kind) != kinds.end())
+      found.push_back(graph.value_names[input.value]);
+  return found;
+}
+
+// The names of the values that nodes make.
+std::set<std::string> made_names(const graph::Graph& graph) {
+  std::set<std::string> found;
+  for (const graph::Node& node : graph.nodes)
+    for (const graph::ValueId value : node.results) found.insert(graph.value_names[value]);
+  return found;
+}
+
+std::set<std::string> operators(const graph::Graph& graph) {
+  std::set<std::string> found;
+  for (const graph::Node& node : graph.nodes) found.insert(node.op);
+  return found;
+}
+
+graph::Graph without_outputs(graph::Graph graph, const std::set<std::string>& dropped) {
+  std::erase_if(graph.outputs,
+                [&](const graph::Output& output) { return dropped.contains(graph.value_names[output.value]); });
+  return graph;
+}
+
+// The labels of the calls that a plan moves, by the name of each value that they make.
+std::map<std::string, std::string> moved_labels(const graph::Plan& plan, const graph::Graph& graph) {
+  std::map<std::string, std::string> found;
+  for (const graph::PlanGroup& group : plan.moved)
+    for (const uint32_t node : group.nodes)
+      for (const graph::ValueId value : graph.nodes.at(node).results) found[graph.value_names[value]] = group.label;
+  return found;
+}
+
+// Extents by name, as (bytes, storage); the flow of the graph's calls as ({call: bytes}, [(source, target, leaf,
+// bytes)]).
+py::tuple flow_of(const graph::Graph& graph, const std::map<std::string, std::pair<int64_t, uint64_t>>& extents) {
+  std::vector<graph::ValueSize> by_value(graph.value_names.size());
+  std::map<uint64_t, uint32_t> storages;
+  for (size_t value = 0; value < by_value.size(); ++value) {
+    const auto found = extents.find(graph.value_names[value]);
+    if (found == extents.end()) continue;
+    const auto [bytes, storage] = found->second;
+    by_value[value] = {bytes, storages.emplace(storage, static_cast<uint32_t>(storages.size())).first->second};
+  }
+  graph::CallFlow flow = graph::call_flow(graph, by_value);
+  py::list edges;
+  for (const graph::CallEdge& edge : flow.edges)
+    edges.append(py::make_tuple(edge.source, edge.target, edge.leaf, edge.bytes));
+  return py::make_tuple(std::move(flow.made_bytes), edges);
 }
 
 graph::Plan plan_of(const graph::Graph& whole, const std::vector<graph::Verdict>& verdicts,
@@ -64,21 +131,25 @@ void bind_graph(py::module_& module) {
       .def(py::self == py::self)  // NOLINT(misc-redundant-expression)
       .def_readonly("inputs", &graph::Graph::inputs)
       .def_readonly("value_names", &graph::Graph::value_names)
-      .def_property_readonly("output_names",
-                             [](const graph::Graph& graph) {
-                               std::vector<std::string> names(graph.outputs.size());
-                               std::transform(
-                                   graph.outputs.begin(), graph.outputs.end(), names.begin(),
-                                   [&](const graph::Output& output) { return graph.value_names[output.value]; });
-                               return names;
-                             })
+      .def_property_readonly(
+          "output_names",
+          [](const graph::Graph& graph) {
+            return names(graph.outputs, [&](const graph::Output& output) { return graph.value_names[output.value]; });
+          })
       .def_property_readonly("output_keys",
                              [](const graph::Graph& graph) {
-                               std::vector<std::string> keys(graph.outputs.size());
-                               std::transform(graph.outputs.begin(), graph.outputs.end(), keys.begin(),
-                                              [](const graph::Output& output) { return output.key; });
-                               return keys;
+                               return names(graph.outputs, [](const graph::Output& output) { return output.key; });
                              })
+      .def_property_readonly("constant_names",
+                             [](const graph::Graph& graph) { return input_names(graph, {graph::InputKind::kConst}); })
+      .def_property_readonly("held_names",
+                             [](const graph::Graph& graph) {
+                               return input_names(graph, {graph::InputKind::kConst, graph::InputKind::kState});
+                             })
+      .def_property_readonly("made_names", &made_names)
+      .def_property_readonly("operators", &operators)
+      .def("without_outputs", &without_outputs, py::arg("names"))
+      .def("flow", &flow_of, py::arg("extents"))
       .def_property_readonly("node_count", [](const graph::Graph& graph) { return graph.nodes.size(); })
       .def("annotate", &capture::annotate);
 
@@ -133,7 +204,8 @@ void bind_graph(py::module_& module) {
       .def_readonly("worker_s", &graph::Plan::worker_s)
       .def_readonly("trainer_s", &graph::Plan::trainer_s)
       .def_readonly("seconds", &graph::Plan::seconds)
-      .def_readonly("step_s", &graph::Plan::step_s);
+      .def_readonly("step_s", &graph::Plan::step_s)
+      .def("moved_labels", &moved_labels, py::arg("graph"));
 
   module.def(
       "parse_graph", [](const std::string& text) { return unwrap(graph::parse_graph(text)); }, py::arg("text"));
@@ -168,30 +240,9 @@ void bind_graph(py::module_& module) {
             return prices;
           },
           py::arg("worker_count"), py::arg("trainer_scale") = 1.0, py::arg("worker_scale") = 1.0)
-      .def(
-          "with_loads",
-          [](graph::Prices self, const graph::Loads& loads) {
-            self.loads = loads;
-            return self;
-          },
-          py::arg("loads"))
       .def_readonly("worker_count", &graph::Prices::worker_count)
-      .def_readonly("loads", &graph::Prices::loads)
-      .def(
-          "step_of",
-          [](const graph::Prices& self, const graph::StageSeconds& seconds) {
-            const auto step = graph::step_of(self, self.loads.value_or(graph::Loads{}), seconds);
-            return py::make_tuple(step.trainer_s, step.worker_s, step.step_s);
-          },
-          py::arg("seconds"));
+      .def_readonly("loads", &graph::Prices::loads);
 
-  module.def(
-      "plan_seconds",
-      [](const graph::Graph& graph, const std::vector<graph::Verdict>& verdicts, const graph::Calibration& calibration,
-         const graph::Plan& plan, const graph::Prices& prices) {
-        return unwrap(graph::plan_seconds(graph, verdicts, calibration, prices, plan));
-      },
-      py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::arg("plan"), py::arg("prices"));
   module.def("make_plan", &plan_of, py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(),
              py::arg("cut") = "auto", py::arg("prices") = standard);
   module.def(

@@ -6,6 +6,7 @@
 namespace penstock::bindings {
 
 void bind_graph(pybind11::module_& module);
+void bind_repricing(pybind11::module_& module);
 void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
@@ -20,6 +21,7 @@ void bind_pool_worker(pybind11::module_& module);
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The native part of penstock.";
   penstock::bindings::bind_graph(module);
+  penstock::bindings::bind_repricing(module);
   penstock::bindings::bind_script(module);
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);

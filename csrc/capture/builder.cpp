@@ -2,6 +2,7 @@
 #include "capture/builder.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "capture/optional.h"
 #include "capture/types.h"
@@ -19,6 +20,15 @@ graph::Device device_of(const c10::Device& device) {
   graph::Device named{c10::DeviceTypeName(device.type(), /*lower_case=*/true), std::nullopt};
   if (device.has_index()) named.index = static_cast<uint32_t>(device.index());
   return named;
+}
+
+// "aten::sub at model.py:12:8" of "aten::sub at /home/me/model.py:12:8", which is how TorchScript names a line.
+std::string without_folders(const std::string& place) {
+  constexpr std::string_view kAt = " at ";
+  const size_t at = place.rfind(kAt);
+  const size_t folder_end = place.rfind('/');
+  if (at == std::string::npos || folder_end == std::string::npos || folder_end < at) return place;
+  return place.substr(0, at + kAt.size()) + place.substr(folder_end + 1);
 }
 
 }  // namespace
@@ -124,9 +134,8 @@ std::vector<Bound> CaptureBuilder::append(graph::Node node, size_t result_count,
   if (graph.nodes.size() >= graph::kNodesMax)
     refuse_program(place + " is one operation too many: a graph holds " + std::to_string(graph::kNodesMax));
   node.group = static_cast<uint32_t>(graph.nodes.size());
-  node.label = place.substr(0, graph::kQuotedBytesMax);
-  if (const size_t at = place.rfind(" at "); at != std::string::npos)
-    node.place = place.substr(at + 4, graph::kQuotedBytesMax);
+  node.label = without_folders(place).substr(0, graph::kQuotedBytesMax);
+  if (const size_t at = node.label.rfind(" at "); at != std::string::npos) node.place = node.label.substr(at + 4);
   std::vector<Bound> results;
   for (size_t i = 0; i < result_count; ++i) {
     node.results.push_back(new_value());

@@ -2,7 +2,7 @@
 """The native part of penstock that works on tensors, as Python sees it. Compared with the module by
 a test. _pool.pyi is the part that needs no torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -409,7 +409,25 @@ class Graph:
     @property
     def output_keys(self) -> list[str]: ...
     @property
+    def constant_names(self) -> list[str]:
+        """The names of the constant inputs, in order."""
+    @property
+    def held_names(self) -> list[str]:
+        """The same, and those of the state inputs in their places."""
+    @property
+    def made_names(self) -> set[str]:
+        """The names of the values that nodes make."""
+    @property
+    def operators(self) -> set[str]: ...
+    @property
     def node_count(self) -> int: ...
+    def without_outputs(self, names: Set[str]) -> Graph: ...
+    def flow(
+        self, extents: Mapping[str, tuple[int, int]]
+    ) -> tuple[dict[int, int], list[tuple[int | None, int | None, int | None, int]]]:
+        """Which call hands how many bytes to which, see csrc/graph/call_flow.h: the bytes that each
+        call allocates, and edges as (source, target, leaf, bytes). Extents are (bytes, number of
+        the memory) by name."""
     def annotate(self) -> None: ...
 
 class Verdict:
@@ -492,6 +510,8 @@ class Plan:
     def seconds(self) -> StageSeconds: ...
     @property
     def step_s(self) -> float | None: ...
+    def moved_labels(self, graph: Graph) -> dict[str, str]:
+        """By value that moves: the label of the call that makes it."""
 
 class Prices:
     """The facts about a loader that a plan is priced by; see csrc/graph/price.h."""
@@ -517,10 +537,6 @@ class Prices:
     def of_local_workers(
         worker_count: float, trainer_scale: float = 1.0, worker_scale: float = 1.0
     ) -> Prices: ...
-    def with_loads(self, loads: Loads) -> Prices: ...
-    def step_of(self, seconds: StageSeconds) -> tuple[float, float, float]:
-        """Seconds of a step of the trainer, of one worker, and of the slowest stage, which is how
-        long the step takes."""
 
 def parse_graph(text: str) -> Graph: ...
 def analyse_effects(graph: Graph, allow_random: bool = False) -> list[Verdict]: ...
@@ -532,13 +548,84 @@ def make_plan(
     cut: str = "auto",
     prices: Prices = ...,
 ) -> Plan: ...
-def plan_seconds(
-    graph: Graph,
-    verdicts: Sequence[Verdict],
-    calibration: Calibration,
-    plan: Plan,
-    prices: Prices,
-) -> StageSeconds: ...
+
+class PricedPlans:
+    """One graph, and the plans that were made of it; see csrc/graph/priced_plans.h."""
+
+    graph: Graph
+    verdicts: list[Verdict]  # by node
+    calibration: Calibration
+    chosen: Plan
+    none: Plan
+    maximal: Plan
+    def __init__(
+        self,
+        graph: Graph,
+        verdicts: Sequence[Verdict],
+        calibration: Calibration,
+        *,
+        cut: str,
+        prices: Prices,
+    ) -> None: ...
+
+class ShownPrice:
+    times: int
+    changes: int
+    trainer_s: float
+    worker_s: float
+    step_s: float
+    workers: float
+    is_held: bool
+
+class PricedCut:
+    """A cut in use with what was measured of its graph, which goes on to the cut after it."""
+
+    shown: ShownPrice | None
+    wants_timed_calls: bool
+    def __init__(
+        self, plans: PricedPlans, has_suffix: bool, like: PricedCut | None = None
+    ) -> None: ...
+    def next_timed_call(self) -> str | None:
+        """What is to be timed in this call: "whole", "suffix" or nothing."""
+    def note_timed_call(self, call: str, seconds: float) -> None: ...
+
+class MeasuredLoads:
+    workers: int
+    trainer_s: float
+    fetch_s: float
+    prefix_s: float
+    step_s: float
+
+class LoadMeter:
+    """The costs of a batch while a loader runs; see csrc/graph/load_meter.h."""
+
+    step_count: int
+    def __init__(self) -> None: ...
+    def begin(self, workers: int, in_flight_max: int) -> None: ...
+    def note(
+        self, called_at_s: float, returned_at_s: float, counters: tuple[int, int, float, float]
+    ) -> None: ...
+    def note_waiting(self, seconds: float) -> None: ...
+    def note_device(self, seconds: float) -> None: ...
+    def skip(self) -> None: ...
+    def forget(self) -> None: ...
+
+class Repricer:
+    """When the plan of a model changes; see csrc/graph/repricer.h."""
+
+    is_window_due: bool
+    measured: MeasuredLoads
+    def __init__(
+        self, meter: LoadMeter, *, shift: float = ..., trial_windows: int = ...
+    ) -> None: ...
+    def note_call(self, cut: PricedCut, weight: int) -> None: ...
+    def take_window(self, cpus: int) -> bool: ...
+    def change_of(self, cut: PricedCut) -> Literal[True] | Prices | None:
+        """True: back to the plan that was left last; prices: another one is to be planned."""
+    def changed(self, old: PricedCut, new: PricedCut) -> bool:
+        """Whether the new one is the one that was left."""
+    def give_up(self, cut: PricedCut) -> None: ...
+
 def extract_prefix(graph: Graph, plan: Plan, draws_of: str = "") -> Graph: ...
 def value_keys(graph: Graph, draws_of: str = "") -> list[str]: ...
 def content_digest(tensor: torch.Tensor) -> str: ...

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -15,9 +16,6 @@ from offload_training import bits, fresh
 from torch import nn
 
 from penstock import _C, DataLoader, offload
-from penstock.cut import repricing
-from penstock.graph import native_plan
-from penstock.tuning.load_meter import LoadMeter, middle_mean
 from penstock.tuning.trainer_clock import TrainerClock
 
 ROWS = 60_000  # of a batch: what moves takes some milliseconds
@@ -131,6 +129,7 @@ def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
     assert all(record.levelno == logging.INFO for record in said)
 
 
+@pytest.mark.long
 @MEASURED
 @pytest.mark.slow
 def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side() -> None:
@@ -141,45 +140,18 @@ def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side() -> None:
     assert done.plan.priced.changes >= 2
 
 
+@pytest.mark.long
 @MEASURED
 @pytest.mark.slow
 def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: Any) -> None:
-    monkeypatch.setattr(repricing, "SHIFT", 100.0)  # whatever else this machine does
-    monkeypatch.setattr(repricing, "TRIAL_WINDOWS", 1)
+    steady = functools.partial(_C.Repricer, shift=100.0, trial_windows=1)
+    monkeypatch.setattr(_C, "Repricer", steady)  # whatever else this machine does
     ids = torch.randint(500, (10_000,), generator=torch.Generator().manual_seed(0))
     done = run(OneHot, ids, [(100, 0.1, 0.0)])  # longer than the trainer takes on a busy machine
     assert done.moved[-1] == 0
     assert done.plan.priced.changes <= 1
     first = next(i for i, moved in enumerate(done.moved) if moved == 0)
     assert not any(done.moved[first:])
-
-
-@MEASURED
-@pytest.mark.slow
-@pytest.mark.parametrize(("loss_max", "return_min"), [(repricing.LOSS_MAX, 1.0), (100.0, 0.03)])
-def test_plan_that_turns_out_slower_is_taken_back(
-    loss_max: float, return_min: float, monkeypatch: Any
-) -> None:
-    """The price is wrong: it promises much of a plan that makes the slower side slower. It shows in
-    the steps, and in what is measured of the plan."""
-    monkeypatch.setattr(repricing, "LOSS_MAX", loss_max)
-    monkeypatch.setattr(repricing, "RETURN_MIN", return_min)
-    choose = native_plan._choose
-
-    def misled(graph: Any, verdicts: Any, calibration: Any, cut: str, prices: _C.Prices) -> Any:
-        if cut == "auto":
-            cut = "none" if prices.loads is None else "maximal"
-        return choose(graph, verdicts, calibration, cut, prices)
-
-    monkeypatch.setattr(native_plan, "_choose", misled)
-    monkeypatch.setattr(repricing, "GAIN_MIN", -10.0)
-    monkeypatch.setattr(repricing, "SHIFT", 100.0)  # whatever else this machine does
-    done = run(Features, values(100_000), [(130, 0.03, 0.0)])
-    assert 0 < sum(moved > 0 for moved in done.moved) < 100
-    assert done.moved[-1] == 0
-    assert done.plan.priced.is_held
-    assert done.plan.priced.changes == 2
-    assert "was taken back" in str(done.plan)
 
 
 @pytest.mark.parametrize("options", [{"cut": "maximal"}, {"allow_random": True}])
@@ -189,45 +161,6 @@ def test_plan_that_was_asked_for_is_not_priced_again(options: Any) -> None:
     done = Run(model, loader, [0.0] * 4)
     assert loader._load_meter is None
     assert done.plan.priced is None
-
-
-def test_meter_tells_the_trainers_work_from_waiting_and_a_workers_share() -> None:
-    meter = LoadMeter()
-    meter.begin(2, (), in_flight_max=0)
-    now = 0.0
-    for k in range(1, 12):
-        meter.note(now, now + 0.25, (k, k, 3.0 * k, 1.0 * k))
-        now += 0.25 + 0.5
-    measured = meter.measured(needs_boundary=True)
-    assert measured is not None
-    assert (measured.trainer_s, measured.fetch_s, measured.prefix_s) == (0.5, 3.0, 1.0)
-    assert measured.step_s == pytest.approx(0.75)
-    assert measured.workers == 2
-
-
-def test_meter_leaves_out_odd_steps_pauses_between_epochs_and_batches_under_way() -> None:
-    meter = LoadMeter()
-    meter.begin(1, (), in_flight_max=2)
-    for k in range(1, 4):
-        meter.note(k, k + 0.5, (k, 0, 1.0 * k, 0.0))
-    assert meter.step_count == 1  # of the first batch it is not known what it took a worker
-    meter.skip()
-    meter.note(90.0, 91.0, (4, 0, 4.0, 0.0))
-    assert meter.step_count == 1
-    meter.begin(1, (), in_flight_max=2)
-    meter.note(200.0, 201.0, (1, 0, 1.0, 0.0))
-    assert meter.step_count == 1
-    meter.note(201.5, 201.6, (2, 0, 2.0, 0.0))
-    meter.forget()
-    for k in range(3, 6):
-        meter.note(200.0 + k, 200.5 + k, (k, 1, 1.0 * k, 0.0))
-    assert meter.step_count == 1
-    assert meter.measured(needs_boundary=True) is None  # it carried none
-
-
-def test_middle_mean_leaves_out_the_longest_and_the_shortest() -> None:
-    assert middle_mean([1.0] * 9 + [100.0])[0] == 1.0
-    assert middle_mean([2.0])[0] == 2.0
 
 
 class FakeEvent:

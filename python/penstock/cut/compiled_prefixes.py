@@ -53,7 +53,7 @@ class CompiledPrefixes:
             if self._call_count % CALLS_BETWEEN_LOOKS == 0 and self._process.has_ended():
                 self._take(self._process)
             return
-        is_settled = cut.pricing is None or not cut.pricing.wants_spots
+        is_settled = cut.priced is None or not cut.priced.wants_timed_calls
         is_new = cut.planned.prefix not in self._libraries
         if is_new and is_settled and cut.used_count >= CALLS_BEFORE_COMPILING:
             self._libraries[cut.planned.prefix] = Library()

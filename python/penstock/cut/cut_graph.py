@@ -97,8 +97,8 @@ class CutGraph:
             self._context.compiler.look_at(cut, call)
         if cut.suffix is None or boundary is None:
             results = self._run_all(inputs, lazy)
-        elif cut.pricing is not None and cut.pricing.wants_spots:
-            results = self._run_spot(cut, call, boundary, inputs, lazy)
+        elif cut.priced is not None and cut.priced.wants_timed_calls:
+            results = self._run_timed(cut, call, boundary, inputs, lazy)
         else:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)
@@ -175,7 +175,7 @@ class CutGraph:
         """Runs the whole graph, which needs all values of its own inputs."""
         return self._run_whole(*(inputs if lazy is None else lazy.computed()))
 
-    def _run_spot(
+    def _run_timed(
         self,
         cut: LiveCut,
         call: GraphCall,
@@ -192,4 +192,4 @@ class CutGraph:
                 compute_waiting(call.handle)
             return suffix(*call.inputs, *boundary)
 
-        return repricer.run_spot(cut, lambda: self._run_all(inputs, lazy), run_suffix)
+        return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from penstock import _C
 from penstock.cut.cut_context import CutContext
-from penstock.cut.cut_pricing import CutPricing
 from penstock.cut.cuts_in_use import CutsInUse
 from penstock.cut.live_cut import GraphCall, LiveCut, Signature
 from penstock.cut.whole_graph import WholeGraph
@@ -156,7 +156,7 @@ class CutPlanner:
             raise Unlowerable("it returns what the program made of the batch before")
         cut = self._in_use.make(lowering, variant, extended.added, planned, inputs)
         if self._context.repricer is not None and planned.native is not None:
-            cut.pricing = CutPricing()
+            cut.priced = _C.PricedCut(planned.native, cut.suffix is not None)
         call.inputs = inputs
         self._in_use.put_in_force(cut, inputs)
         return cut

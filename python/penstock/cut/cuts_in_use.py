@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock import _C
 from penstock.cut.cut_context import CutContext
 from penstock.cut.drawn_prefix import DrawnPrefix
 from penstock.cut.known_ids import KnownIds
@@ -100,7 +101,9 @@ class CutsInUse:
                 repricer.give_up(cut)
                 return cut
             other = self.make(cut.lowering, cut.variant, cut.added, planned, inputs)
-            other.pricing = cut.pricing
+            assert planned.native is not None
+            has_suffix = other.suffix is not None
+            other.priced = _C.PricedCut(planned.native, has_suffix, like=cut.priced)
             other.signature = cut.signature
         self.put_in_force(other, call.inputs)
         self.forget(cut)

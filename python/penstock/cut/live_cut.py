@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.cut.cut_pricing import CutPricing
+from penstock import _C
 from penstock.cut.drawn_prefix import DrawnPrefix
 from penstock.graph.constants import ConstantWatch
 from penstock.graph.expression import Expression
@@ -47,7 +47,7 @@ class LiveCut:
     used_count: int = 0
     is_used: bool = True  # lately; see unused_cuts.py
     signature: Signature = ()  # of the call that it was planned for
-    pricing: CutPricing | None = None  # where it may be replaced by a cut of another price
+    priced: _C.PricedCut | None = None  # where it may be replaced by a cut of another price
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
     unchecked: list[tuple[int, int]] = field(default_factory=list)  # batches, as (epoch, sequence)
     verified: set[tuple[tuple[int, ...], int]] = field(default_factory=set)  # sizes, threads

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of a call of a captured graph, and where the call is written."""
+"""The name of a call of a captured graph and of its inputs, and where the call is written."""
 
 from __future__ import annotations
+
+import re
 
 from torch import fx
 
 from penstock.seams.operators import OpOverload
+
+MODULE_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+MEMBER_PATH = re.compile(
+    r"L\['\w+'\](?:\.__self__)?(?:\._(?:modules|parameters|buffers)\['[^']+'\])+"
+)
 
 
 def call_label(node: fx.Node) -> str:
@@ -25,3 +32,9 @@ def source_line(node: fx.Node) -> str:
     parts = lines[-1].split('"')
     line = lines[-1].rpartition("line ")[2].split(",")[0]
     return f"{parts[1].rpartition('/')[2]}:{line}"
+
+
+def spoken_source(label: str) -> str:
+    """`net.0.weight` for `L['self']._modules['net']._modules['0']._parameters['weight']`."""
+    members = MODULE_MEMBER.findall(label)
+    return ".".join(members) if MEMBER_PATH.fullmatch(label) else label

@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from penstock import _C
-from penstock.graph.call_labels import call_label, source_line
+from penstock.graph.call_labels import call_label, source_line, spoken_source
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name, RecordedOp
 from penstock.graph.sizes import Unlowerable, expression_of, fold, has_unknown
@@ -89,10 +89,11 @@ class _Printer:
             if item.kind == "leaf":
                 self._lines.append(f"input {name} leaf {item.leaf_index} {tensor}")
             elif item.kind == "const" and form.storage not in self._state_storages:
-                self._constant(name, item.label, self._arguments[index])
+                self._constant(name, spoken_source(item.label), self._arguments[index])
             else:
+                source = quoted(spoken_source(item.label))
                 self._held.append(None)
-                self._lines.append(f"input {name} state {quoted(item.label)} {tensor}")
+                self._lines.append(f"input {name} state {source} {tensor}")
         for name, value in lowering.attributes.items():
             self._constant(name, "attribute of the graph", value)
         for name, value in lowering.recording.literals.items():

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from penstock.graph.emission import Emission, emit
 from penstock.graph.expression import Result, expressions_of
 from penstock.graph.lowering import Lowering
 from penstock.graph.native_plan import (
-    NativePlans,
     make_plans,
     read_plan,
     state_reasons,
@@ -39,8 +37,6 @@ CutMode = Literal["auto", "maximal", "none"]
 PINS_MAX = 8
 # Operators that may run once more in the trainer whatever they stand beside.
 COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors")
-VALUE_NAME = re.compile(r"%\w+")
-CONSTANT_LINE = re.compile(r"^input (%\S+) const ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class PlannedCut:
     results: tuple[Result, ...] = ()  # what follows from the batch and is returned
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
-    native: NativePlans | None = None  # what it was chosen from, for other prices
+    native: _C.PricedPlans | None = None  # what it was chosen from, for other prices
 
 
 def plan_cut(
@@ -179,7 +175,7 @@ def price_plans(
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     how: Planning,
-) -> NativePlans:
+) -> _C.PricedPlans:
     return make_plans(
         graph,
         leaves,
@@ -223,7 +219,7 @@ def _plan_once(
         plans = price_plans(graph, leaves, emission.held, how)
         native = plans.chosen
         prefix = _C.extract_prefix(graph, native, how.options.draws_of)
-    flow = read_flow(emission.text, recorded_extents(lowering, inputs))
+    flow = read_flow(graph, recorded_extents(lowering, inputs))
     in_front = {lowering.unit_of[lowering.nodes.index(node)] for node in lowering.in_front}
     plan = read_plan(plans, flow, state_reasons(lowering), in_front)
     calls = _calls(lowering)
@@ -235,10 +231,10 @@ def _plan_once(
             raise MustStay(f"{name} is a lazy conjugate or negative", calls[name], [name])
     changing = _changing_units(lowering, emission, plans.verdicts)
     results = tuple(expressions_of(lowering, changing | how.mistrusted))
-    kept = {group.group for group in native.kept if not group.replicated}
+    kept = {_unit(group) for group in native.kept if not group.replicated}
     units = {name: lowering.unit_of[call] for name, call in calls.items()}
-    labels = {group.group: group.label for group in native.moved}
-    random_units = {group.group for group in native.moved if group.level == "RANDOM"}
+    labels = {_unit(group): group.label for group in native.moved}
+    random_units = {_unit(group) for group in native.moved if group.level == "RANDOM"}
     boundary = [
         BoundaryValue(
             name=name,
@@ -256,14 +252,15 @@ def _plan_once(
             raise Unlowerable(f"the size of what {item.operator} makes follows from values")
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
-    prefix_text = _without_outputs(str(prefix), lowering.given)
-    constants = CONSTANT_LINE.findall(prefix_text)
+    # A prefix does not ship what the trainer has at hand.
+    shipped = prefix.without_outputs({name.text.removeprefix("%") for name in lowering.given})
+    constants = [f"%{name}" for name in shipped.constant_names]
     tensors = [emission.constants[text] for text in constants]
     checked = [item.name for item in boundary if not item.is_random]
     planned = PlannedCut(
         plan=plan,
         boundary=boundary,
-        prefix=prefix_text,
+        prefix=str(shipped),
         prefix_constants=tuple(tensors),
         seed=seed_of_prefix(how.options.draws_of),
         constant_inputs=tuple(
@@ -273,23 +270,21 @@ def _plan_once(
         ),
         results=results,
         suffix=build_suffix(lowering, kept, set(labels), [item.name for item in boundary]),
-        reference=build_reference(lowering, kept - _run_by_both(lowering, prefix_text), checked),
+        reference=build_reference(lowering, kept - _run_by_both(lowering, shipped), checked),
         native=plans,
     )
     _check_fidelity(planned, lowering, inputs, leaves)
     return planned
 
 
+def _unit(group: _C.PlanGroup) -> int:
+    """The number of a unit: each operator of a lowering belongs to one."""
+    assert group.group is not None
+    return group.group
+
+
 def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
-def _without_outputs(prefix: str, names: Collection[Name]) -> str:
-    """The text of a prefix that does not ship what the trainer has at hand."""
-    dropped = tuple(f"output {name} " for name in names)
-    return "".join(
-        line for line in prefix.splitlines(keepends=True) if not line.startswith(dropped)
-    )
 
 
 def _changing_units(lowering: Lowering, emission: Emission, verdicts: Sequence[Any]) -> set[int]:
@@ -306,20 +301,15 @@ def _calls(lowering: Lowering) -> dict[Name, int]:
     return {name: op.call_index for op in lowering.recording.ops for name in op.outputs}
 
 
-def _run_by_both(lowering: Lowering, prefix: str) -> set[int]:
+def _run_by_both(lowering: Lowering, prefix: _C.Graph) -> set[int]:
     """The units of which the prefix has every operator, whatever they are in the trainer: a view of
     a constant that the model also returns."""
-    made = {
-        name
-        for line in prefix.splitlines()
-        if not line.startswith(("input ", "output "))
-        for name in VALUE_NAME.findall(line.partition(" = ")[0])
-    }
+    made = prefix.made_names
     operators = [op for op in lowering.recording.ops if not op.target.startswith(COMPUTES_NOTHING)]
     elsewhere = {
         lowering.unit_of[op.call_index]
         for op in operators
-        if made.isdisjoint(str(name) for name in op.outputs)
+        if made.isdisjoint(name.text.removeprefix("%") for name in op.outputs)
     }
     return {lowering.unit_of[op.call_index] for op in operators} - elsewhere
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,11 @@ from typing import Any
 import torch
 
 from penstock import _C
-from penstock.graph.call_flow import TensorExtent, read_flow
+from penstock.graph.call_flow import read_flow
 from penstock.graph.constants import ConstantWatch, is_same_bits
-from penstock.graph.native_plan import NO_STORAGE, read_plan
+from penstock.graph.native_plan import read_plan
 from penstock.graph.plan import Plan
 from penstock.graph.planning import (
-    CONSTANT_LINE,
     CutOptions,
     Layout,
     PlannedCut,
@@ -27,8 +25,7 @@ from penstock.graph.planning import (
 )
 from penstock.graph.sizes import Unlowerable
 
-HELD_LINE = re.compile(r"^input (%\S+) (const|state) ", re.MULTILINE)
-OPERATOR = re.compile(r"^%.* = (\w+)::(\w+)", re.MULTILINE)
+NO_STORAGE = 2**32 - 1  # of a value that is no tensor, or was not measured
 KNOWN_LIBRARIES = frozenset(
     {"aten", "size", "list", "opaque", "opaque_view", "torchscript", "declared"}
 )
@@ -85,19 +82,18 @@ def plan_program(
     with native_refusals():
         program = _C.ScriptProgram(callee, call, list(leaf_indices))
         graph, constants = program.graph, program.constants
-        _refuse_effects(str(graph))
+        _refuse_effects(graph)
         plans = price_plans(graph, leaves, constants, _planning(options))
         prefix = _C.extract_prefix(graph, plans.chosen)
     plan = _spoken_plan(graph, plans)
     if not prefix.output_keys:
         return ScriptCut(list(leaf_indices), call, program, plans.chosen, PlannedCut(plan, []), [])
-    labels = _makers(graph, plans.chosen)
+    labels = plans.chosen.moved_labels(graph)
     boundary = [
         Shipped(key, labels[name])
         for name, key in zip(prefix.output_names, prefix.output_keys, strict=True)
     ]
-    held = [name for name, _ in HELD_LINE.findall(str(graph))]
-    taken = [held.index(name) for name in CONSTANT_LINE.findall(str(prefix))]
+    taken = [graph.held_names.index(name) for name in prefix.constant_names]
     tensors = [constants[index] for index in taken]
     with native_refusals():
         suffix = program.suffix(plans.chosen)
@@ -118,10 +114,11 @@ def plan_program(
     return cut
 
 
-def _refuse_effects(text: str) -> None:
+def _refuse_effects(graph: _C.Graph) -> None:
     """Raises Unlowerable for operators that may do more than compute: to compare, what stays is run
     once more."""
-    for library, name in OPERATOR.findall(text):
+    for operator in sorted(graph.operators):
+        library, _, name = operator.partition("::")
         if library not in KNOWN_LIBRARIES:
             raise Unlowerable(
                 f"the module uses {library}::{name}, which may do more than compute, so it cannot "
@@ -143,34 +140,20 @@ def plan_script(model: Any, leaves: Sequence[torch.Tensor], options: CutOptions)
         return _spoken_plan(graph, price_plans(graph, list(leaves), constants, _planning(options)))
 
 
-def _spoken_plan(graph: Any, plans: Any) -> Plan:
+def _spoken_plan(graph: _C.Graph, plans: _C.PricedPlans) -> Plan:
     """The plan of a program, in the words of the façade."""
     # A call that cannot move was not run, so nothing is known of the size of its results.
     extents = {
-        f"%{name}": TensorExtent(size.bytes, size.storage)
+        name: (size.bytes, size.storage)
         for name, size in zip(graph.value_names, plans.calibration.values, strict=True)
         if size.storage != NO_STORAGE
     }
-    return read_plan(plans, read_flow(str(graph), extents))
+    return read_plan(plans, read_flow(graph, extents))
 
 
 def _planning(options: CutOptions) -> Planning:
     """TorchScript draws in the order of its own program, so that draws stay."""
     return Planning(replace(options, allow_random=False))
-
-
-def _makers(graph: Any, native: Any) -> dict[str, str]:
-    """By value that moves: the operator that makes it."""
-    groups = {group.group: group for group in native.moved}
-    makers: dict[str, str] = {}
-    for line in str(graph).splitlines():
-        results, equals, rest = line.partition(" = ")
-        found = re.search(r" group (\d+)", rest)
-        group = groups.get(int(found[1])) if equals and found else None
-        if group is not None:
-            for name in re.findall(r"%(\w+)", results):
-                makers[name] = group.label
-    return makers
 
 
 def _check_fidelity(cut: ScriptCut, callee: Any, leaves: list[torch.Tensor]) -> None:

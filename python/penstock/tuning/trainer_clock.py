@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -27,16 +27,16 @@ class TrainerClock:
         is_cuda = device is not None and device.type == "cuda"
         self._device = device
         self._make_event = make_event or (self._cuda_event if is_cuda else None)
-        self._open: tuple[str, Any] | None = None
-        self._pending: deque[tuple[str, Any, Any]] = deque()
-        self._done: list[tuple[str, float]] = []
+        self._open: tuple[Any, Any] | None = None
+        self._pending: deque[tuple[Any, Any, Any]] = deque()
+        self._done: list[tuple[Any, float]] = []
 
     @property
     def is_of_device(self) -> bool:
         """Whether it is another clock than the host's."""
         return self._make_event is not None
 
-    def begin(self, label: str) -> None:
+    def begin(self, label: Hashable) -> None:
         """A stretch that is still open is given up."""
         self._open = (label, self._now()) if len(self._pending) < _PENDING_MAX else None
 
@@ -50,7 +50,7 @@ class TrainerClock:
         else:
             self._pending.append((label, began, self._now()))
 
-    def take(self) -> list[tuple[str, float]]:
+    def take(self) -> list[tuple[Any, float]]:
         """The stretches that are known by now and were not taken before, in order."""
         while self._pending and self._pending[0][2].query():
             label, began, ended = self._pending.popleft()

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/repricer.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "base/assert.h"
+
+namespace penstock::graph {
+namespace {
+
+Prices scaled_prices(uint32_t workers, double trainer_scale, double worker_scale) {
+  Prices prices = local_prices(workers);
+  prices.trainer_scale = trainer_scale;
+  prices.worker_scale = worker_scale;
+  return prices;
+}
+
+}  // namespace
+
+void Repricer::note_call(const Cut& cut, uint32_t weight) {
+  const auto found = std::find_if(called_.begin(), called_.end(), [&](const auto& item) { return item.first == cut; });
+  if (found != called_.end())
+    found->second += weight;
+  else
+    called_.emplace_back(cut, weight);
+}
+
+bool Repricer::take_window(uint32_t cpus) {
+  // A cut of few calls, such as that of a smaller last batch, has no say in how long a step takes.
+  std::vector<Cut> cuts, moving;
+  for (const auto& [cut, count] : called_) {
+    if (2 * count < meter_->step_count()) continue;
+    cuts.push_back(cut);
+    if (cut->has_suffix) moving.push_back(cut);
+  }
+  const auto is_timing = [](const Cut& cut) { return cut->pricing->wants_timed_calls(); };
+  if (std::any_of(moving.begin(), moving.end(), is_timing)) return false;
+  const std::optional<MeasuredLoads> measured = meter_->measured(/*needs_boundary=*/!moving.empty(), cpus);
+  meter_->clear();
+  called_.clear();
+  if (!measured || cuts.empty()) return false;
+  double planned_s = 0;
+  for (const Cut& cut : moving) {
+    cut->pricing->learn_scale(*cut->plans, measured->workers);
+    planned_s += planned_seconds(*cut, measured->workers, 1).worker_s;
+  }
+  if (planned_s > 0 && measured->prefix_s > 0) worker_scale_ = clamped_scale(measured->prefix_s / planned_s);
+  double trainer_s = 0;
+  for (const Cut& cut : cuts) trainer_s += planned_seconds(*cut, measured->workers, worker_scale_).trainer_s;
+  const Basis basis{.trainer_s = std::max(0.0, measured->trainer_s - trainer_s),
+                    .worker_s = std::max(0.0, measured->fetch_s - measured->prefix_s),
+                    .prefix_scale = worker_scale_,
+                    .workers = measured->workers,
+                    .step_s = measured->step_s};
+  now_ = {*measured, basis};
+  if (trial_ && std::find(cuts.begin(), cuts.end(), trial_->new_cut) == cuts.end())
+    trial_.reset();  // it was dropped, and planned anew
+  shifted_windows_ = basis_ && has_shifted(*basis_, basis) ? shifted_windows_ + 1 : 0;
+  const bool is_shifted = shifted_windows_ >= limits_.shifted_windows;
+  if (is_shifted)
+    for (const Cut& cut : cuts) {
+      cut->pricing->left.clear();
+      cut->pricing->is_held = false;
+    }
+  if (!basis_ || trial_ || is_shifted) {
+    basis_ = basis;
+    shifted_windows_ = 0;
+    due_ = cuts;
+  }
+  return true;
+}
+
+std::optional<Repricer::Change> Repricer::change_of(const Cut& cut) {
+  const auto due = std::find(due_.begin(), due_.end(), cut);
+  if (due == due_.end()) return std::nullopt;
+  if (trial_ && trial_->new_cut != cut) return std::nullopt;  // it waits for the verdict on that one
+  due_.erase(due);
+  if (trial_) {
+    if (goes_back()) return Change{.goes_back = true};
+    if (trial_) return std::nullopt;
+  }
+  std::optional<Prices> prices = price(*cut);
+  if (!prices) return std::nullopt;
+  return Change{.prices = std::move(prices)};
+}
+
+bool Repricer::changed(const Cut& old_cut, const Cut& new_cut) {
+  PENSTOCK_ASSERT(now_.has_value());
+  GraphPricing& pricing = *new_cut->pricing;
+  ++pricing.changes;
+  const bool is_back = trial_ && trial_->old_cut == new_cut;
+  if (is_back) {
+    // The loads that were measured with the other plan hold the error in its price, and are none to compare with. What
+    // it was measured to take a worker is.
+    basis_ = trial_->basis;
+    basis_->prefix_scale = worker_scale_;
+    shifted_windows_ = 0;
+    trial_.reset();
+  } else {
+    trial_ = Trial{.old_cut = old_cut,
+                   .new_cut = new_cut,
+                   .before = now_->first,
+                   .basis = now_->second,
+                   .windows_left = limits_.trial_windows};
+    pricing.left.push_back(units_moved(old_cut->plans->chosen()));
+    pricing.begin_timed_calls();
+  }
+  due_.clear();
+  called_.clear();
+  meter_->forget();
+  show(*new_cut, new_cut->plans->prices());
+  return is_back;
+}
+
+void Repricer::give_up(const Cut& cut) {
+  cut->pricing->is_held = true;
+  show(*cut, cut->plans->prices());
+}
+
+std::string Repricer::text() const {
+  const auto& [measured, basis] = *now_;
+  std::array<char, 128> beside{};
+  std::snprintf(beside.data(), beside.size(),
+                "; beside the plan %.3g ms of the trainer and %.3g ms of a worker, which takes %.3g times as long as "
+                "calibrated",
+                basis.trainer_s * 1e3, basis.worker_s * 1e3, basis.prefix_scale);
+  return measured.text() + beside.data();
+}
+
+bool Repricer::has_shifted(const Basis& before, const Basis& now) const {
+  const double floor = limits_.noticeable * std::max(before.step_s, now.step_s);
+  const auto ratio = [&](double a, double b) { return std::max(b, floor) / std::max(a, floor); };
+  const auto differs = [&](double of) { return !(1 / limits_.shift < of && of < limits_.shift); };
+  return before.workers != now.workers || differs(ratio(before.trainer_s, now.trainer_s)) ||
+         differs(ratio(before.worker_s, now.worker_s)) || differs(now.prefix_scale / before.prefix_scale);
+}
+
+// Whether the plan of the trial is to be taken back: its steps are longer than those before, or the plan before
+// promises shorter ones. While neither is known the trial goes on; otherwise it ends.
+bool Repricer::goes_back() {
+  const auto& [measured, basis] = *now_;
+  Trial trial = *std::exchange(trial_, std::nullopt);
+  const double more_s = measured.step_s - trial.before.step_s;
+  const double error_s = std::hypot(measured.step_error_s, trial.before.step_error_s);
+  const bool is_first = trial.windows_left == limits_.trial_windows;  // later the machine may have changed, too
+  const bool is_worse = is_first && more_s > std::max(limits_.loss_max * trial.before.step_s, 2 * error_s);
+  // Or are they longer for another reason than the plan? The work of the workers beside it tells.
+  Basis beside = basis;
+  beside.trainer_s = trial.basis.trainer_s;
+  beside.prefix_scale = trial.basis.prefix_scale;
+  if (!(is_worse && !has_shifted(trial.basis, beside)) && !was_mispriced(trial)) {
+    // Of a plan that moves nothing no later window knows more.
+    if (trial.new_cut->has_suffix && --trial.windows_left > 0) trial_ = std::move(trial);
+    return false;
+  }
+  trial.new_cut->pricing->is_held = true;
+  trial_ = std::move(trial);  // until `changed` has seen that it goes back
+  return true;
+}
+
+// Whether the plan before promises shorter steps than the one that was changed to, now that it is measured what that
+// costs the workers and saves the trainer. All of it is of one window, so that a machine that became slower or faster
+// between two has no say.
+bool Repricer::was_mispriced(const Trial& trial) const {
+  const Prices prices = prices_with(*trial.new_cut);
+  const auto step_s = [&](const PricedCut& cut) { return cut.plans->step(cut.plans->chosen(), prices).step_s; };
+  return step_s(*trial.old_cut) < step_s(*trial.new_cut) * (1 - limits_.return_min);
+}
+
+StageSeconds Repricer::planned_seconds(const PricedCut& cut, uint32_t workers, double worker_scale) const {
+  return cut.plans->seconds(cut.plans->chosen(), scaled_prices(workers, cut.pricing->trainer_scale(), worker_scale));
+}
+
+// The prices while `cut` is in force.
+Prices Repricer::prices_with(const PricedCut& cut) const {
+  const MeasuredLoads& measured = now_->first;
+  Prices prices = scaled_prices(measured.workers, cut.pricing->trainer_scale(), worker_scale_);
+  const StageSeconds seconds = cut.plans->seconds(cut.plans->chosen(), prices);
+  const bool has_enough_cpus = measured.cpus > measured.workers;
+  prices.loads = Loads{.trainer_s = std::max(0.0, measured.trainer_s - seconds.trainer_s),
+                       .worker_s = std::max(0.0, measured.fetch_s - seconds.worker_s),
+                       .cpus = has_enough_cpus ? 0.0 : measured.cpus};
+  return prices;
+}
+
+// Prices a cut by what was measured. The prices by which another one is to be planned, if one promises enough.
+std::optional<Prices> Repricer::price(PricedCut& cut) {
+  GraphPricing& pricing = *cut.pricing;
+  const Prices prices = prices_with(cut);
+  ++pricing.times_priced;
+  show(cut, prices);
+  if (pricing.is_held || pricing.changes >= limits_.changes_max) return std::nullopt;
+  const Plan other = cut.plans->chosen_by(prices);
+  const MovedUnits moved = units_moved(other);
+  if (moved == units_moved(cut.plans->chosen())) return std::nullopt;
+  if (std::find(pricing.left.begin(), pricing.left.end(), moved) != pricing.left.end()) return std::nullopt;
+  if (*other.step_s > cut.shown->step.step_s * (1 - limits_.gain_min)) return std::nullopt;
+  return prices;
+}
+
+// Puts the price where the loader shows it: by these prices, or, where they have no loads, the one from before.
+void Repricer::show(PricedCut& cut, const Prices& prices) const {
+  if (prices.loads)
+    cut.shown = ShownPrice{.step = cut.plans->step(cut.plans->chosen(), prices), .workers = prices.worker_count};
+  if (!cut.shown) return;
+  cut.shown->times = cut.pricing->times_priced;
+  cut.shown->changes = cut.pricing->changes;
+  cut.shown->is_held = cut.pricing->is_held;
+}
+
+}  // namespace penstock::graph

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Prices the plans of an offloaded model again while its loader runs.
+//
+// Calibration times the operators alone. Which side of the pipeline is the slower one shows only when the pipeline
+// runs. So a window of steps is measured. The part of it that the plan explains is taken off, and the rest is the load
+// for which another plan may be better (price.h). A few calls of the graph as a whole are timed for that, in turns with
+// calls of its suffix. The difference is the trainer's gain by the cut, with its own allocator and threads. When the
+// loads shift later, plans are priced again.
+//
+// Changes of plans are bounded:
+//
+// - A new plan must promise steps that are shorter by `gain_min`.
+// - A new plan is taken back when its steps turn out to be longer at once, or when the measurements of one of its first
+//   `trial_windows` windows say that steps would be shorter with the plan before.
+// - After a plan was taken back the graph keeps its plan until the loads have shifted.
+// - A plan that was left is not taken again until the loads have shifted.
+// - The plan of a graph changes `changes_max` times at most.
+//
+// The losses are the same with every plan, so a change shows in speed alone.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/load_meter.h"
+#include "graph/priced_cut.h"
+
+namespace penstock::graph {
+
+struct RepricingLimits {
+  size_t window_steps = 24;
+  double window_s = 0.5;  // and at least this long: other work of a machine comes in bursts
+  // How many times longer or shorter a load must be in so many windows in a row to count as shifted.
+  double shift = 1.5;
+  uint32_t shifted_windows = 2;
+  double noticeable = 0.1;     // of a step: a load below it never counts as shifted
+  double gain_min = 0.03;      // of a step, promised
+  double loss_max = 0.03;      // of a step, measured, and twice its standard error
+  double return_min = 0.03;    // of a step, promised by the plan before, once the new one was measured
+  uint32_t changes_max = 8;    // of one graph's plan
+  uint32_t trial_windows = 4;  // in each of which a new plan may be taken back
+};
+
+// Of one offloaded model. Thread-compatible. Cuts are told apart by their address.
+class Repricer {
+ public:
+  using Cut = std::shared_ptr<PricedCut>;
+  // The answer for one cut.
+  struct Change {
+    bool goes_back = false;          // to the plan that was left last
+    std::optional<Prices> prices{};  // by which another one is to be planned
+  };
+
+  explicit Repricer(std::shared_ptr<LoadMeter> meter, const RepricingLimits& limits = {})
+      : meter_(std::move(meter)), limits_(limits) {}
+
+  // The cut is called, or stands for so many calls.
+  void note_call(const Cut& cut, uint32_t weight);
+  // Whether the meter has seen a window.
+  bool is_window_due() const { return meter_->has_seen(limits_.window_steps, limits_.window_s); }
+  // Looks at what was measured, with so many CPUs for the trainer and its workers, and notes whose price is due.
+  // Whether there is something new to price by.
+  bool take_window(uint32_t cpus);
+  // What a cut that is called is to be replaced by, if anything promises to be better, or has been.
+  std::optional<Change> change_of(const Cut& cut);
+  // One cut was replaced by another, which is in force from the next batches on. Whether that is the one that was left.
+  bool changed(const Cut& old_cut, const Cut& new_cut);
+  // The other plan cannot be carried out.
+  void give_up(const Cut& cut);
+
+  // Of the newest window. Only once there was one.
+  const MeasuredLoads& measured() const { return now_->first; }
+  std::string text() const;
+
+ private:
+  // Loads as they were when plans were priced last.
+  struct Basis {
+    double trainer_s = 0;
+    double worker_s = 0;
+    double prefix_scale = 1;
+    uint32_t workers = 1;
+    double step_s = 0;
+  };
+  // A plan that was changed to, until it has shown how long its steps are.
+  struct Trial {
+    Cut old_cut;
+    Cut new_cut;
+    MeasuredLoads before;
+    Basis basis;
+    uint32_t windows_left = 0;
+  };
+
+  bool has_shifted(const Basis& before, const Basis& now) const;
+  bool goes_back();
+  bool was_mispriced(const Trial& trial) const;
+  StageSeconds planned_seconds(const PricedCut& cut, uint32_t workers, double worker_scale) const;
+  Prices prices_with(const PricedCut& cut) const;
+  std::optional<Prices> price(PricedCut& cut);
+  void show(PricedCut& cut, const Prices& prices) const;
+
+  const std::shared_ptr<LoadMeter> meter_;
+  const RepricingLimits limits_;
+  double worker_scale_ = 1;
+  std::optional<Basis> basis_;
+  std::optional<std::pair<MeasuredLoads, Basis>> now_;
+  uint32_t shifted_windows_ = 0;
+  std::optional<Trial> trial_;
+  std::vector<std::pair<Cut, size_t>> called_;  // since the last window, and how often
+  std::vector<Cut> due_;                        // to be priced when they are called next
+};
+
+}  // namespace penstock::graph
