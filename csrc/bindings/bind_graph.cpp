@@ -16,6 +16,7 @@
 #include "graph/effects.h"
 #include "graph/extract.h"
 #include "graph/ir_text.h"
+#include "graph/needed_calls.h"
 #include "graph/plan.h"
 #include "graph/price.h"
 
@@ -95,6 +96,13 @@ py::tuple flow_of(const graph::Graph& graph, const std::map<std::string, std::pa
   for (const graph::CallEdge& edge : flow.edges)
     edges.append(py::make_tuple(edge.source, edge.target, edge.leaf, edge.bytes));
   return py::make_tuple(std::move(flow.made_bytes), edges);
+}
+
+// None, or (whether the call reads an intermediate, the call, its reader).
+py::object need(graph::NeededCalls& calls, uint32_t call) {
+  const std::optional<graph::CallFault> fault = calls.need(call);
+  if (!fault) return py::none();
+  return py::make_tuple(fault->kind == graph::CallFault::Kind::kReadsIntermediate, fault->call, fault->reader);
 }
 
 graph::Plan plan_of(const graph::Graph& whole, const std::vector<graph::Verdict>& verdicts,
@@ -213,6 +221,18 @@ void bind_graph(py::module_& module) {
       "analyse_effects",
       [](const graph::Graph& graph, bool allow_random) { return graph::analyse_effects(graph, {allow_random}); },
       py::arg("graph"), py::arg("allow_random") = false);
+
+  py::class_<graph::CapturedCall>(module, "CapturedCall")
+      .def(py::init([](uint32_t unit, bool is_droppable, bool reads_intermediate, std::vector<uint32_t> reads) {
+             return graph::CapturedCall{unit, is_droppable, reads_intermediate, std::move(reads)};
+           }),
+           py::arg("unit"), py::arg("is_droppable"), py::arg("reads_intermediate"), py::arg("reads"));
+  py::class_<graph::NeededCalls>(module, "NeededCalls")
+      .def(py::init<std::vector<graph::CapturedCall>, std::set<uint32_t>>(), py::arg("calls"),
+           py::arg("forbidden_units"))
+      .def("need", &need, py::arg("call"))
+      .def("need_region", &graph::NeededCalls::need_region, py::arg("first"), py::arg("last"))
+      .def_property_readonly("calls", &graph::NeededCalls::calls);
 
   const graph::Prices standard;
   py::class_<graph::Prices>(module, "Prices")

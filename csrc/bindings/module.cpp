@@ -7,6 +7,7 @@ namespace penstock::bindings {
 
 void bind_graph(pybind11::module_& module);
 void bind_repricing(pybind11::module_& module);
+void bind_sizes(pybind11::module_& module);
 void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
@@ -23,6 +24,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_graph(module);
   penstock::bindings::bind_repricing(module);
   penstock::bindings::bind_script(module);
+  penstock::bindings::bind_sizes(module);
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_tuning(module);

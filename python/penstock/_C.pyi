@@ -633,6 +633,36 @@ def capture_torchscript(
     module: Any, leaves: Sequence[torch.Tensor]
 ) -> tuple[Graph, list[torch.Tensor]]: ...
 
+class CapturedCall:
+    def __init__(
+        self, unit: int, is_droppable: bool, reads_intermediate: bool, reads: Sequence[int]
+    ) -> None: ...
+
+class NeededCalls:
+    """The calls that a part of a captured program is put together from; see
+    csrc/graph/needed_calls.h."""
+
+    calls: set[int]
+    def __init__(self, calls: Sequence[CapturedCall], forbidden_units: Set[int]) -> None: ...
+    def need(self, call: int) -> tuple[bool, int, int | None] | None:
+        """Why it cannot be had: whether it reads an intermediate, the call, and its reader."""
+    def need_region(self, first: int, last: int) -> None: ...
+
+class InputConditions:
+    """Whether a lowering is for inputs of these sizes; see csrc/graph/size_conditions.h."""
+
+    def __init__(
+        self,
+        *,
+        symbols: Sequence[tuple[int, int]],
+        fixed_sizes: Sequence[tuple[int, int, int]],
+        fixed_ints: Sequence[tuple[int, int]],
+        guards: Sequence[Any],
+        strides: Sequence[tuple[int, Sequence[Any]]],
+        unusual: Callable[[Sequence[int]], bool] | None,
+    ) -> None: ...
+    def hold(self, inputs: Sequence[Any]) -> bool: ...
+
 class ScriptCall:
     def __init__(self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     @property

@@ -9,7 +9,7 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from penstock import _C
 from penstock.seams.fake_tensors import (
     CleanDiv,
     FloorDiv,
@@ -30,7 +31,7 @@ from penstock.seams.fake_tensors import (
 
 T = TypeVar("T")
 
-# How many combinations of sizes a table of answers remembers before it starts over.
+# How many combinations of sizes a table of layouts remembers before it starts over.
 REMEMBERED_SIZES = 4096
 
 
@@ -60,46 +61,93 @@ class SizeConditions:
     fixed_sizes: list[tuple[int, int, int]] = field(default_factory=list)  # input, dim, size
     fixed_ints: list[tuple[int, int]] = field(default_factory=list)  # input, value
     strides: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)  # input, strides
-    # By sizes: the strides that the inputs must have, or None when the lowering is for other sizes.
-    _answers: dict[tuple[int, ...], list[tuple[int, ...]] | None] = field(default_factory=dict)
+    _native: _C.InputConditions | None = None  # once they are complete
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """Whether the lowering these conditions belong to may be used for `inputs`."""
-        for index, dim, size in self.fixed_sizes:
-            if inputs[index].shape[dim] != size:
-                return False
-        for index, value in self.fixed_ints:
-            if int(inputs[index]) != value:
-                return False
-        sizes = self.sizes(inputs)
-        if sizes not in self._answers:
-            if len(self._answers) >= REMEMBERED_SIZES:
-                self._answers.clear()
-            self._answers[sizes] = self._expected_strides(sizes)
-        expected = self._answers[sizes]
-        return expected is not None and all(
-            inputs[index].stride() == strides
-            for (index, _), strides in zip(self.strides, expected, strict=True)
-        )
+        if self._native is None:
+            self._native = self._to_native()
+        return self._native.hold(inputs)
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The value of every symbol for these inputs, in the order of `bindings`."""
         return tuple(inputs[b.input_index].shape[b.dim] for b in self.bindings)
 
-    def values(self, sizes: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+    def values(self, sizes: Sequence[int]) -> dict[sympy.Symbol, sympy.Integer]:
         return {b.symbol: sympy.Integer(size) for b, size in zip(self.bindings, sizes, strict=True)}
 
-    def _expected_strides(self, sizes: tuple[int, ...]) -> list[tuple[int, ...]] | None:
-        # Sizes 0 and 1 broadcast and are empty in ways that larger ones are not, so a symbol
-        # never stands for them: Dynamo has the same rule.
-        if any(size < 2 for size in sizes):
-            return None
-        values = self.values(sizes)
-        if not all(guard.xreplace(values) == sympy.true for guard in self.guards):
-            return None
-        return [
-            tuple(evaluate(stride, values) for stride in strides) for _, strides in self.strides
-        ]
+    def _to_native(self) -> _C.InputConditions:
+        """The conditions in the form of csrc/graph/size_conditions.h, which is asked at every call.
+        A guard that has no such form is asked here, once for each combination of sizes."""
+        places = {binding.symbol: place for place, binding in enumerate(self.bindings)}
+        guards: list[NativeExpression] = []
+        unusual: list[sympy.Basic] = []
+        for guard in self.guards:
+            try:
+                guards.append(_native_condition(guard, places))
+            except Unlowerable:
+                unusual.append(guard)
+
+        def hold(sizes: Sequence[int]) -> bool:
+            values = self.values(sizes)
+            return all(guard.xreplace(values) == sympy.true for guard in unusual)
+
+        return _C.InputConditions(
+            symbols=[(binding.input_index, binding.dim) for binding in self.bindings],
+            fixed_sizes=self.fixed_sizes,
+            fixed_ints=self.fixed_ints,
+            guards=guards,
+            strides=[
+                (index, [_native_size(expression_of(stride, None), places) for stride in strides])
+                for index, strides in self.strides
+            ],
+            unusual=hold if unusual else None,
+        )
+
+
+# An integer, ("symbol", place), or an operator's name and its operands.
+NativeExpression = int | tuple[Any, ...]
+
+_COMPARISONS = {
+    sympy.Equality: "eq",
+    sympy.Unequality: "ne",
+    sympy.StrictLessThan: "lt",
+    sympy.LessThan: "le",
+    sympy.StrictGreaterThan: "gt",
+    sympy.GreaterThan: "ge",
+}
+_CONNECTIVES = {sympy.And: "and", sympy.Or: "or", sympy.Not: "not"}
+
+
+def _native_condition(guard: sympy.Basic, places: Mapping[sympy.Symbol, int]) -> NativeExpression:
+    """Raises Unlowerable for a guard that compares other things than integers."""
+    if guard in (sympy.true, sympy.false):
+        return int(bool(guard))
+    if type(guard) in _CONNECTIVES:
+        operands = [_native_condition(part, places) for part in guard.args]
+        return (_CONNECTIVES[type(guard)], *operands)
+    if type(guard) in _COMPARISONS:
+        left, right = (_native_size(side, places) for side in guard.args)
+        return (_COMPARISONS[type(guard)], left, right)
+    raise Unlowerable(f"the condition {guard} on sizes has no native form")
+
+
+def _native_size(size: int | sympy.Basic, places: Mapping[sympy.Symbol, int]) -> NativeExpression:
+    if isinstance(size, int):
+        return size
+
+    def symbol(of: sympy.Symbol) -> NativeExpression:
+        if of not in places:
+            raise Unlowerable(f"the size {of} is not one of an input")
+        return ("symbol", places[of])
+
+    def literal(number: int) -> NativeExpression:
+        return number
+
+    def binary(operator: str, a: NativeExpression, b: NativeExpression) -> NativeExpression:
+        return (operator, a, b)
+
+    return fold(size, symbol, literal, binary)
 
 
 def evaluate(value: Any, values: dict[sympy.Symbol, sympy.Integer]) -> int:

@@ -10,7 +10,6 @@ held against.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
+from penstock import _C
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable, expression_of, fold
@@ -81,17 +81,11 @@ class _Assembly:
         given: Mapping[Name, int],
     ) -> None:
         self.index_of = {node: index for index, node in enumerate(lowering.nodes)}
-        self._members: dict[int, list[fx.Node]] = {unit: [] for unit in lowering.unit_of}
-        for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
-            if node not in lowering.droppable:
-                self._members[unit].append(node)
         self._lowering = lowering
         self._moved = moved  # their results are read as boundary tensors
-        self._forbidden = forbidden  # must not be run
         self._graph = fx.Graph()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._snapshots: dict[Name, fx.Node] = {}
-        self._needed: set[fx.Node] = set()
         self._sizes: dict[sympy.Symbol, fx.Node] = {}
         for node in lowering.graph_module.graph.nodes:
             if node.op == "placeholder":
@@ -103,20 +97,35 @@ class _Assembly:
             name: self._graph.placeholder(f"boundary_{index}")
             for index, name in enumerate(boundary)
         }
+        self._calls = self._calls_of(forbidden)
 
     def need(self, node: fx.Node) -> None:
         """Marks a call, all it reads, and the calls that write to the same memory."""
-        stack: list[tuple[fx.Node, fx.Node | None]] = [(node, None)]
-        while stack:
-            node, reader = stack.pop()
-            if node in self._needed or node.op in ("placeholder", "output"):
-                continue
-            unit = self._lowering.unit_of[self.index_of[node]]
-            if unit in self._forbidden and node not in self._lowering.droppable:
-                raise self._needed_twice(node, reader)
-            self._needed.add(node)
-            stack.extend((member, reader) for member in self._members[unit])
-            stack.extend((home, node) for home in self._homes_read_by(node))
+        place = self.index_of.get(node)
+        fault = None if place is None else self._calls.need(place)
+        if fault is None:
+            return
+        reads_intermediate, call, reader = fault
+        culprit = self._lowering.nodes[call]
+        if reads_intermediate:
+            self._homes_read_by(culprit)  # raises the error that names the value
+        raise self._needed_twice(culprit, None if reader is None else self._lowering.nodes[reader])
+
+    def _calls_of(self, forbidden: set[int]) -> _C.NeededCalls:
+        """All calls, none of them needed so far. Those of `forbidden` units must not be run."""
+        lowering = self._lowering
+        calls = []
+        for node, unit in zip(lowering.nodes, lowering.unit_of, strict=True):
+            homes: list[fx.Node] = []
+            try:
+                homes = self._homes_read_by(node)
+                reads_intermediate = False
+            except Unlowerable:
+                reads_intermediate = True
+            places = [self.index_of[home] for home in homes if home in self.index_of]
+            is_droppable = node in lowering.droppable
+            calls.append(_C.CapturedCall(unit, is_droppable, reads_intermediate, places))
+        return _C.NeededCalls(calls, forbidden)
 
     def _needed_twice(self, node: fx.Node, reader: fx.Node | None) -> Unlowerable:
         reason = f"{node.name} would be needed on both sides of the cut"
@@ -165,10 +174,10 @@ class _Assembly:
         return home.node
 
     def emit(self, snapshots: set[Name] | None = None) -> None:
-        self._need_regions()
-        for node in self._lowering.nodes:
-            if node not in self._needed:
-                continue
+        for begin, end in self._lowering.regions.items():
+            self._calls.need_region(self.index_of[begin], self.index_of[end])
+        for place in sorted(self._calls.calls):
+            node = self._lowering.nodes[place]
             read = functools.partial(self.read, node)
             copy = self._graph.create_node(
                 node.op,
@@ -183,14 +192,6 @@ class _Assembly:
                 if self._lowering.homes[name].since is node:
                     # A later call writes to this object; what is wanted is the value it has now.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
-
-    def _need_regions(self) -> None:
-        """Marks the ends of each region that a call in it is needed of."""
-        indices = sorted(self.index_of[node] for node in self._needed)
-        for begin, end in self._lowering.regions.items():
-            inside = bisect.bisect(indices, self.index_of[begin])
-            if inside < len(indices) and indices[inside] < self.index_of[end]:
-                self._needed.update((begin, end))
 
     def read(self, reader: fx.Node, argument: fx.Node) -> Any:
         """The value that stands for `argument` where `reader` reads it."""
