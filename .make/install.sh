@@ -15,7 +15,7 @@ state=$({
 stamp="$VENV"/.installed
 
 if [ "$#" -gt 0 ] || [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
-  say "Compiling (on two cores 3 to 6 minutes the first time, with ccache 6 to 11; then only what changed)"
+  say "Compiling (on two cores 4 to 6 minutes the first time; then only what changed)"
   "$VENV"/bin/python setup.py -q native "$@" >&2
 fi
 if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then

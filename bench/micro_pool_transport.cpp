@@ -44,7 +44,7 @@ namespace penstock {
 namespace {
 
 constexpr size_t kSlabCount = 4;  // used in turn, as a worker's and a trainer's are
-constexpr int kWarmUpCount = 16;  // until the heap that ZeroMQ receives into has grown
+constexpr int kPoolWarmUpCount = 16;  // until the heap that ZeroMQ receives into has grown
 constexpr int kAskedAhead = 2;
 constexpr auto kSilenceMax = std::chrono::milliseconds(10'000);
 
@@ -106,7 +106,7 @@ void tell_port(int port_fd, uint16_t port) {
 
 // Runs `receive`, which returns when one more batch is there, or false when none comes, and counts what both ends use.
 void measure(benchmark::State& state, const Sender& sender, const std::function<bool()>& receive) {
-  for (int count = 0; count < kWarmUpCount; ++count) {
+  for (int count = 0; count < kPoolWarmUpCount; ++count) {
     if (!receive()) return state.SkipWithError("no batch came");
   }
   rusage before{};
