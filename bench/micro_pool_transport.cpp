@@ -43,7 +43,7 @@
 namespace penstock {
 namespace {
 
-constexpr size_t kSlabCount = 4;  // used in turn, as a worker's and a trainer's are
+constexpr size_t kSlabCount = 4;      // used in turn, as a worker's and a trainer's are
 constexpr int kPoolWarmUpCount = 16;  // until the heap that ZeroMQ receives into has grown
 constexpr int kAskedAhead = 2;
 constexpr auto kSilenceMax = std::chrono::milliseconds(10'000);
