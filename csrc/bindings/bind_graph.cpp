@@ -12,6 +12,8 @@
 
 #include "bindings/raise.h"
 #include "capture/capture.h"
+#include "capture/operator_twins.h"
+#include "capture/schema.h"
 #include "graph/call_flow.h"
 #include "graph/effects.h"
 #include "graph/extract.h"
@@ -24,6 +26,12 @@ namespace penstock::bindings {
 namespace {
 
 namespace py = pybind11;
+
+c10::OperatorHandle operator_of(const std::string& name) {
+  auto op = capture::find_operator(name);
+  if (!op) raise_error({Errc::kUnsupported, "this torch has no operator " + name});
+  return *std::move(op);
+}
 
 std::string kind_name(const graph::Input& input) {
   switch (input.kind) {
@@ -272,6 +280,29 @@ void bind_graph(py::module_& module) {
       },
       py::arg("graph"), py::arg("plan"), py::arg("draws_of") = "");
   module.def("value_keys", &graph::value_keys, py::arg("graph"), py::arg("draws_of") = "");
+  module.def(
+      "written_arguments",
+      [](const std::string& name) {
+        std::vector<std::pair<size_t, std::optional<size_t>>> written;
+        for (const auto& one : capture::written_arguments(operator_of(name)))
+          written.emplace_back(one.position, one.flag);
+        return written;
+      },
+      py::arg("operator"));
+  module.def(
+      "functional_twin",
+      [](const std::string& name) -> std::optional<std::pair<std::string, bool>> {
+        const auto twin = capture::functional_twin(operator_of(name));
+        if (!twin) return std::nullopt;
+        return std::pair(twin->name, twin->is_view_alone);
+      },
+      py::arg("operator"));
+  module.def(
+      "overload_with_numbers",
+      [](const std::string& name, const std::set<size_t>& positions) {
+        return capture::overload_with_numbers(operator_of(name), positions);
+      },
+      py::arg("operator"), py::arg("positions"));
   module.def("content_digest", &capture::content_digest, py::arg("tensor"), py::call_guard<py::gil_scoped_release>());
   module.def("capture_torchscript", &capture_module, py::arg("module"), py::arg("leaves"));
 }

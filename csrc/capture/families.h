@@ -31,6 +31,9 @@ inline constexpr std::array<std::string_view, 10> kNotPlain = {"sparse_",   "_sp
                                                                "to_mkldnn", "_to_mkldnn", "_nested_",  "nested_",
                                                                "quantize_", "_make_per_"};
 
+// Writes that change how their operand is looked at, and no data.
+inline constexpr std::array<std::string_view, 4> kViewChanges = {"transpose_", "t_", "unsqueeze_", "squeeze_"};
+
 // Update running statistics that their schemas do not mark, when the argument named beside them is true.
 struct RunningStatistics {
   std::string_view op;

@@ -8,6 +8,7 @@
 
 #include "capture/capture.h"
 #include "capture/families.h"
+#include "capture/operator_twins.h"
 #include "capture/schema.h"
 #include "graph/size_ops.h"
 
@@ -123,7 +124,7 @@ class Annotator {
     const c10::FunctionSchema& schema = call.op.schema();
     for (const c10::Argument& result : schema.returns()) traits.result_kinds.push_back(kind_of(result.type()));
     add_aliases(node, call, traits);
-    add_writes(node, call, traits);
+    add_writes(call, traits);
     if (std::string why = never_moves(node, call); !why.empty()) {
       traits.purity = graph::Purity::kState;
       traits.reason = std::move(why);
@@ -160,19 +161,13 @@ class Annotator {
     }
   }
 
-  static void add_writes(const graph::Node& node, const MatchedCall& call, graph::Traits& traits) {
+  static void add_writes(const MatchedCall& call, graph::Traits& traits) {
     const auto add = [&](const graph::Argument* argument) {
       if (argument != nullptr) for_each_value(*argument, [&](graph::ValueId value) { traits.writes.push_back(value); });
     };
-    const auto& parameters = call.op.schema().arguments();
-    for (size_t a = 0; a < parameters.size(); ++a)
-      if (parameters[a].alias_info() != nullptr && parameters[a].alias_info()->isWrite()) add(call.arguments[a]);
-    for (const RunningStatistics& statistics : kRunningStatistics) {
-      if (statistics.op != base_name(node.op)) continue;
-      const graph::Argument* flag = argument_named(call, statistics.flag);
-      if (flag != nullptr && is_off(*flag)) continue;
-      add(argument_named(call, "running_mean"));
-      add(argument_named(call, "running_var"));
+    for (const WrittenArgument& written : written_arguments(call.op)) {
+      const graph::Argument* flag = written.flag ? call.arguments[*written.flag] : nullptr;
+      if (flag == nullptr || !is_off(*flag)) add(call.arguments[written.position]);
     }
   }
 

@@ -65,6 +65,7 @@ class WorkerServer:
         batch: object,
         raises: bool,
         threads_drew: bool,
+        dataset_stays: bool,
         state: bytes | None,
         dumps: Callable[[object], tuple[bytes, list[torch.Tensor]]],
     ) -> None: ...
@@ -632,6 +633,14 @@ def content_digest(tensor: torch.Tensor) -> str: ...
 def capture_torchscript(
     module: Any, leaves: Sequence[torch.Tensor]
 ) -> tuple[Graph, list[torch.Tensor]]: ...
+def written_arguments(operator: str) -> list[tuple[int, int | None]]:
+    """Positions of what an operator writes, each with that of the flag which turns it on."""
+
+def functional_twin(operator: str) -> tuple[str, bool] | None:
+    """The operator that computes what another writes, and whether it is a view alone."""
+
+def overload_with_numbers(operator: str, positions: Set[int]) -> str | None:
+    """The overload that takes numbers where the operator takes tensors."""
 
 class CapturedCall:
     def __init__(

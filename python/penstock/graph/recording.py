@@ -21,7 +21,6 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from penstock.graph.composite_ops import WHOLE_CALLS
 from penstock.graph.declared_operators import is_declared
 from penstock.graph.operator_twins import (
-    METADATA_TWINS,
     functional_twin,
     operator_name,
     with_numbers,
@@ -248,16 +247,16 @@ class Recorder(TorchDispatchMode):
         twin = functional_twin(func)
         if twin is None:
             return None
-        if func in METADATA_TWINS:
-            return twin  # no data moves, so there is nothing that could differ
-        result = twin(*args, **kwargs)
+        if twin.is_view_alone:
+            return twin.operator  # no data moves, so there is nothing that could differ
+        result = twin.operator(*args, **kwargs)
         same = (
             isinstance(result, torch.Tensor)
             and result.dtype == target.dtype
             and result.shape == target.shape
             and result.stride() == target.stride()
         )
-        return twin if same else None
+        return twin.operator if same else None
 
     def _record_twin(
         self, twin: OpOverload, args: list[Any], kwargs: dict[str, Any], target: torch.Tensor

@@ -245,7 +245,7 @@ def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
     if former is None or former.is_shared or former.tensor is not None:
         return False
     twin = functional_twin(func) if torch.Tag.inplace_view not in func.tags else None
-    waiting = former.table.defer(twin, args, kwargs) if twin is not None else None
+    waiting = former.table.defer(twin.operator, args, kwargs) if twin is not None else None
     if not isinstance(waiting, LazyTensor):
         return False
     value = waiting._value
