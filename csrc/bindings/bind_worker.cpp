@@ -46,6 +46,7 @@ std::optional<Server::Received> next_request(Server& server, double timeout_s) {
 struct AnswerMarks {
   bool raises = false;
   bool threads_drew = false;
+  bool dataset_stays = false;
   std::optional<py::bytes> state;  // of the dataset after the batch
 };
 
@@ -53,9 +54,9 @@ void answer(Server& server, const Server::Received& request, const py::object& b
             const py::object& dumps) {
   EncodedNest encoded =
       marks.state ? encode_nest(py::make_tuple(batch, *marks.state), dumps) : encode_nest(batch, dumps);
-  const int flags = (marks.raises ? wire::kDescriptorRaises : 0) |
-                    (marks.threads_drew ? wire::kDescriptorThreadsDrew : 0) |
-                    (marks.state ? wire::kDescriptorHasState : 0);
+  const int flags =
+      (marks.raises ? wire::kDescriptorRaises : 0) | (marks.threads_drew ? wire::kDescriptorThreadsDrew : 0) |
+      (marks.dataset_stays ? wire::kDescriptorDatasetStays : 0) | (marks.state ? wire::kDescriptorHasState : 0);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
   unwrap(without_gil([&] { return server.answer(request, std::move(content), static_cast<uint8_t>(flags)); }));
 }
@@ -161,11 +162,11 @@ void bind_worker(py::module_& module) {
       .def(
           "answer",
           [](Server& self, const Server::Received& request, const py::object& batch, bool raises, bool threads_drew,
-             std::optional<py::bytes> state, const py::object& dumps) {
-            answer(self, request, batch, {raises, threads_drew, std::move(state)}, dumps);
+             bool dataset_stays, std::optional<py::bytes> state, const py::object& dumps) {
+            answer(self, request, batch, {raises, threads_drew, dataset_stays, std::move(state)}, dumps);
           },
-          py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"), py::arg("state"),
-          py::arg("dumps"))
+          py::arg("request"), py::arg("batch"), py::arg("raises"), py::arg("threads_drew"), py::arg("dataset_stays"),
+          py::arg("state"), py::arg("dumps"))
       .def(
           "answer_end",
           [](Server& self, const Server::Received& request, const std::optional<std::string>& state) {

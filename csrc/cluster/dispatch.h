@@ -106,6 +106,8 @@ class Dispatch {
   [[nodiscard]] bool answered(WorkerSlot slot, wire::BatchKey key, uint64_t bytes, Instant now);
   void handed_back(WorkerSlot slot, wire::BatchKey key, Instant now);
 
+  // Whether requests that are late are asked of a second worker from now on.
+  void set_hedges(bool hedges) { options_.hedges = hedges; }
   // Looks for requests that are late.
   void tick(Instant now);
   // When tick() may next find something to do.

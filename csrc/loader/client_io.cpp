@@ -118,6 +118,10 @@ Result<void> ClientIo::begin() {
 Result<void> ClientIo::serve() {
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
   pending_count_ = (stage_ ? stage_->reclaim() : 0) + report_losses();
+  if (dispatch_) {
+    dispatch_->tick(clock_now());
+    send_dispatched();
+  }
   return {};
 }
 
@@ -132,8 +136,12 @@ Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
   }
   const std::span<bool> readable(is_readable_.get(), fds_.size());
   // The end of a lost worker is looked for as often as that of a copy, and that of a silent newcomer less often.
-  const auto rest = newcomers_.empty() ? milliseconds(-1) : milliseconds(kHandshakeTimeout);
-  const auto timeout = pending_count_ > 0 ? kReclaimInterval : rest;
+  auto timeout = newcomers_.empty() ? milliseconds(-1) : milliseconds(kHandshakeTimeout);
+  if (const auto next = dispatch_ ? dispatch_->next_tick() : std::nullopt) {
+    const auto until = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(*next - clock_now()));
+    timeout = timeout < milliseconds(0) ? until : std::min(timeout, until);
+  }
+  if (pending_count_ > 0) timeout = kReclaimInterval;
   if (const auto waited = Socket::wait(sockets_, fds_, readable, timeout); !waited) return waited.error();
   if (readable[1]) accept_workers();
   if (!newcomers_.empty()) greet_newcomers();
@@ -257,7 +265,9 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
   if (!batch) return inbox_.fail(worker_id, batch.error());
   bool counts = true;
   if (dispatch_) {
-    counts = dispatch_->answered(worker_id, {.epoch = descriptor.epoch, .sequence = descriptor.sequence}, clock_now());
+    const bool dataset_stays = (descriptor.flags & wire::kDescriptorDatasetStays) != 0;
+    counts = dispatch_->answered(worker_id, {.epoch = descriptor.epoch, .sequence = descriptor.sequence}, dataset_stays,
+                                 clock_now());
     send_dispatched();
   }
   if (is_of_other_epoch || !counts) {  // its slab goes back as the batch dies here

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/local_dispatch.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -22,9 +23,8 @@ constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 }  // namespace
 
 LocalDispatch::LocalDispatch(uint32_t worker_count, uint32_t depth)
-    : worker_count_(worker_count),
-      dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false, .blames_all = true}),
-      knows_early_(worker_count, false) {}
+    : dispatch_({.depth_max = depth, .asked_ahead_below = kAskedAheadBelow, .hedges = false, .blames_all = true}),
+      workers_(worker_count) {}
 
 std::vector<LocalDispatch::Send> LocalDispatch::take_sends() { return std::exchange(sends_, {}); }
 
@@ -35,55 +35,78 @@ void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message) 
     // Told with the first request of it, so that a worker does not turn to it while others of this epoch are to come.
     early_epoch_ = epoch;
     early_message_ = std::move(message);
-    knows_early_.assign(worker_count_, false);
+    for (Worker& worker : workers_) worker.knows_early = false;
     return;
   }
   early_epoch_.reset();
   dispatch_.forget_other_epochs(epoch, Instant());
-  carry_out();
-  for (uint32_t worker_id = 0; worker_id < worker_count_; ++worker_id) sends_.push_back({worker_id, message});
+  carry_out(Instant());
+  for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) sends_.push_back({worker_id, message});
 }
 
 void LocalDispatch::ask(BatchKey key, cluster::SharedContent content, Instant now) {
   dispatch_.ask(key, wire::kNoLane, now, std::move(content));
-  carry_out();
+  carry_out(now);
 }
 
 void LocalDispatch::worker_came(uint32_t worker_id, Instant now) {
   dispatch_.add_worker(worker_id, kNoBound, now);
-  carry_out();
+  carry_out(now);
 }
 
 void LocalDispatch::worker_died(uint32_t worker_id, Instant now) {
   ++lost_count_;
+  workers_[worker_id].is_dead = true;
   dispatch_.lose_worker(worker_id, cluster::Loss::kDied, now);
-  carry_out();
+  carry_out(now);
 }
 
-bool LocalDispatch::answered(uint32_t worker_id, BatchKey key, Instant now) {
+bool LocalDispatch::answered(uint32_t worker_id, BatchKey key, bool dataset_stays, Instant now) {
+  Worker& worker = workers_[worker_id];
+  if (worker.dataset_stays != dataset_stays) {
+    worker.dataset_stays = dataset_stays;
+    dispatch_.set_hedges(std::ranges::all_of(
+        workers_, [](const Worker& one) { return one.is_dead || one.dataset_stays.value_or(true); }));
+  }
+  if (worker.is_late && !worker.is_dead) {
+    worker.is_late = false;
+    dispatch_.add_worker(worker_id, kNoBound, now);
+  }
   const bool counts = dispatch_.answered(worker_id, key, 1, now);
-  carry_out();
+  carry_out(now);
   return counts;
 }
 
-void LocalDispatch::carry_out() {
-  for (const Dispatch::Command& command : dispatch_.take_commands()) {
-    switch (command.kind) {
-      case Dispatch::Command::Kind::kAsk: {
-        const auto content = dispatch_.content_of(command.key);
-        if (!content) break;  // forgotten right after it was placed
-        if (early_epoch_ == command.key.epoch && !knows_early_[command.worker]) {
-          knows_early_[command.worker] = true;
-          sends_.push_back({command.worker, early_message_});
-        }
-        sends_.push_back({command.worker, wire::write_message(content->request, content->indices)});
-        break;
+void LocalDispatch::tick(Instant now) {
+  dispatch_.tick(now);
+  carry_out(now);
+}
+
+void LocalDispatch::carry_out(Instant now) {
+  for (auto commands = dispatch_.take_commands(); !commands.empty(); commands = dispatch_.take_commands()) {
+    for (const Dispatch::Command& command : commands) {
+      switch (command.kind) {
+        case Dispatch::Command::Kind::kAsk: send_request(command.worker, command.key); break;
+        case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
+        case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
+          workers_[command.worker].is_late = true;
+          dispatch_.lose_worker(command.worker, cluster::Loss::kSilent, now);
+          break;
+        case Dispatch::Command::Kind::kIdle: break;
       }
-      case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
-      case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
-      case Dispatch::Command::Kind::kIdle: break;
     }
   }
+}
+
+void LocalDispatch::send_request(uint32_t worker_id, BatchKey key) {
+  const auto content = dispatch_.content_of(key);
+  if (!content) return;  // forgotten right after it was placed
+  Worker& worker = workers_[worker_id];
+  if (early_epoch_ == key.epoch && !worker.knows_early) {
+    worker.knows_early = true;
+    sends_.push_back({worker_id, early_message_});
+  }
+  sends_.push_back({worker_id, wire::write_message(content->request, content->indices)});
 }
 
 }  // namespace penstock::loader

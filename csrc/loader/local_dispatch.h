@@ -4,6 +4,10 @@
 // the dispatch that pools have. What a worker owed that died is made by the others; a batch that kills one worker after
 // the other fails alone. Decides and sends nothing: its caller owns the sockets.
 //
+// A batch that is late is asked of a second worker where every worker that has answered says that its dataset stays as
+// it is: a sample that is fetched twice is then fetched once, as far as anybody can see. A worker whose batch the other
+// one made first is asked for nothing until it answers, since a local worker cannot be told to stop.
+//
 // A worker does not say which request it has begun. So whatever it owed when it died is made alone from then on, where
 // the next death is its own.
 
@@ -49,20 +53,32 @@ class LocalDispatch {
   void worker_came(uint32_t worker_id, Instant now);
   void worker_died(uint32_t worker_id, Instant now);
   // Whether anybody can still make a batch, or may yet come to.
-  bool has_workers() const { return lost_count_ < worker_count_; }
+  bool has_workers() const { return lost_count_ < workers_.size(); }
 
-  // True if this is the answer that counts.
-  bool answered(uint32_t worker_id, wire::BatchKey key, Instant now);
+  // True if this is the answer that counts. `dataset_stays`: as the worker says with it.
+  bool answered(uint32_t worker_id, wire::BatchKey key, bool dataset_stays, Instant now);
+
+  // Looks for batches that are late, and when that may next find one.
+  void tick(Instant now);
+  std::optional<Instant> next_tick() const { return dispatch_.next_tick(); }
+  uint64_t hedge_count() const { return dispatch_.hedge_count(); }
 
  private:
-  void carry_out();
+  struct Worker {
+    std::optional<bool> dataset_stays{};  // as it said last
+    bool knows_early = false;             // it was told of the early epoch
+    bool is_late = false;                 // it is still at a batch that another one made first
+    bool is_dead = false;
+  };
 
-  const uint32_t worker_count_;
+  void carry_out(Instant now);
+  void send_request(uint32_t worker_id, wire::BatchKey key);
+
   uint32_t lost_count_ = 0;
   cluster::Dispatch dispatch_;
   std::optional<uint32_t> early_epoch_;
   Message early_message_;
-  std::vector<bool> knows_early_;  // by worker: it was told of the early epoch
+  std::vector<Worker> workers_;
   std::vector<Send> sends_;
   std::vector<Failure> failures_;
 };

@@ -63,8 +63,11 @@ constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for t
 constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
 constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of the batch and of its dataset's state
 constexpr uint8_t kDescriptorCompiled = 16;    // flag: compiled code made boundary tensors of it
-constexpr uint8_t kDescriptorFlags =
-    kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew | kDescriptorHasState | kDescriptorCompiled;
+// Flag: what the worker made so far has left its dataset as it was, as far as a look can tell. Another worker may make
+// the same batch once more, and nobody will see it.
+constexpr uint8_t kDescriptorDatasetStays = 32;
+constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew |
+                                     kDescriptorHasState | kDescriptorCompiled | kDescriptorDatasetStays;
 
 // Of the times in a descriptor, which stop at its 32 bits: at 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};

@@ -69,6 +69,7 @@ def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> N
     assert len(told) == 2
     assert all("was killed by SIGKILL; what it owed is made by the others" in text for text in told)
     assert "which are 1 now" in told[1]
+    assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 
 
 def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Path) -> None:
@@ -191,3 +192,41 @@ def test_where_a_dataset_has_a_state_each_worker_makes_its_own_batches(tmp_path:
 
     batches = [batch[0].item() for batch in loader_of(Stateful(48))]
     assert batches == [0, 1, 2] * 4
+
+
+class SlowOnce(Dataset[torch.Tensor]):
+    """One sample takes long for whoever fetches it first."""
+
+    def __init__(self, slow: int, folder: Path, slow_s: float, *, counts: bool = False) -> None:
+        self.slow = slow
+        self.folder = folder
+        self.slow_s = slow_s
+        self.counts = counts
+        self.fetched_count = 0
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.fetched_count += self.counts
+        if index == self.slow:
+            is_first = not any(self.folder.iterdir())
+            (self.folder / str(os.getpid())).touch()
+            time.sleep(self.slow_s if is_first else 0)
+        time.sleep(0.001)
+        return torch.rand(3) + index
+
+
+def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None:
+    dataset = SlowOnce(100, tmp_path, 60)
+    began_at = time.monotonic()
+    batches = list(loader_of(dataset))
+    assert time.monotonic() - began_at < 50
+    assert len(list(tmp_path.iterdir())) == 2
+    expected = list(loader_of(dataset, 0))
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
+
+
+def test_a_dataset_that_writes_to_itself_is_asked_once(tmp_path: Path) -> None:
+    list(loader_of(SlowOnce(100, tmp_path, 2, counts=True)))
+    assert len(list(tmp_path.iterdir())) == 1

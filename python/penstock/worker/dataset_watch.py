@@ -17,6 +17,8 @@ _LOOK_S_MIN = 0.005  # as long as that may be, also before the first batch
 _LOOK_S_MAX = 0.25
 # A dataset that was found changed so often in a row is one that changes.
 _CHANGES_MAX = 3
+# After so many batches a worker is asked for the first time whether they have changed its dataset.
+_FIRST_LOOK = 4
 
 _CHANGED_BY_EARLY_SAMPLES = (
     "Samples of an epoch that never began have changed the dataset: {count} batches of the next "
@@ -54,6 +56,32 @@ class RowsWatch:
 
     def note_dropped(self, batch_count: int) -> None:
         pass
+
+
+class FetchWatch:
+    """Whether the batches that a worker made have left its dataset as it was.
+
+    Then another worker may make a batch of this one's once more, and nobody will see it. ``watch``
+    is asked after some batches, and each time when there were twice as many. Confined to one
+    thread.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._batch_count = 0
+        self._next_look = _FIRST_LOOK
+        self._fetching_s = 0.0
+        self._dataset_stays = False  # not before the first look
+
+    def note_batch(self, fetching_s: float) -> bool:
+        """To be called after each batch, with the time that it took; returns whether the dataset
+        stays as it is, as far as the last look could tell."""
+        self._batch_count += 1
+        self._fetching_s += fetching_s
+        if self._batch_count == self._next_look:
+            self._next_look *= 2
+            self._dataset_stays = self._watch.has_stayed(self._fetching_s / self._batch_count)
+        return self._dataset_stays
 
 
 class DatasetWatch:

@@ -12,6 +12,7 @@ import gc
 import pickle
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_dataset_state
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
-from penstock.worker.dataset_watch import DatasetWatch, RowsWatch, Watch
+from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.failed_sample import name_sample, spoken_sample
 from penstock.worker.fetching import (
     Fetcher,
@@ -185,6 +186,7 @@ def _serve(
     of_epochs: dict[int, Fetcher] = {}  # this one's and the early one's, seeded by batch
     watch = _watch(fetch, rows) if spec.may_begin_early and init_error is None else None
     feed = RequestFeed(server, rows, watch)
+    repeats = FetchWatch(_watch(fetch, rows)) if spec.any_worker else None
     while True:
         try:
             request = feed.next()
@@ -208,6 +210,7 @@ def _serve(
         if request.shard_id in ended_shards:
             continue
         server.begin()
+        began_at = time.monotonic()
         batch: Any
         raises = threads_drew = False
         state_after: bytes | None = None
@@ -234,7 +237,8 @@ def _serve(
                 state_after = _state_after(fetcher, request)
             except Exception:
                 batch, raises = ExceptionWrapper(where=where), True
-        marks = AnswerMarks(raises, threads_drew, state_after)
+        stays = repeats is not None and repeats.note_batch(time.monotonic() - began_at)
+        marks = AnswerMarks(raises, threads_drew, stays, state_after)
         try:
             _answer(server, request, batch, marks, where)
         except ClosedError:
@@ -262,6 +266,7 @@ class AnswerMarks(NamedTuple):
 
     raises: bool
     threads_drew: bool
+    dataset_stays: bool  # what was made so far has not changed it, as far as can be seen
     state: bytes | None  # pickled: of the dataset and its iterator after the batch
 
 
@@ -297,7 +302,7 @@ def _answer(
     where: str,
 ) -> None:
     try:
-        server.answer(request, batch, marks.raises, marks.threads_drew, marks.state, dumps)
+        server.answer(request, batch, *marks, dumps)
     except ClosedError:
         raise
     except Exception as error:
@@ -308,4 +313,4 @@ def _answer(
             wrapper.exc_msg = batch.exc_msg
         else:
             wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where=where)
-        server.answer(request, wrapper, True, False, marks.state, dumps)
+        server.answer(request, wrapper, True, False, marks.dataset_stays, marks.state, dumps)

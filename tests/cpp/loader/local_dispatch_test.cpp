@@ -43,9 +43,19 @@ class LocalDispatchTest : public testing::Test {
     }
     return texts;
   }
-  bool answer(uint32_t worker_id, uint32_t epoch, uint64_t sequence, std::chrono::milliseconds after) {
+  bool answer(uint32_t worker_id, uint32_t epoch, uint64_t sequence, std::chrono::milliseconds after,
+              bool dataset_stays = false) {
     now_ += after;
-    return dispatch_.answered(worker_id, {epoch, sequence}, now_);
+    return dispatch_.answered(worker_id, {epoch, sequence}, dataset_stays, now_);
+  }
+  // Worker 0 has batch 0 of epoch 1 for long, while the other one makes 20 more.
+  void wait_for_worker_0(bool dataset_stays) {
+    dispatch_.worker_came(0, now_);
+    dispatch_.worker_came(1, now_);
+    for (uint64_t sequence = 0; sequence <= 20; ++sequence) ask(1, sequence);
+    for (uint64_t sequence = 1; sequence <= 20; ++sequence)
+      EXPECT_TRUE(answer(1, 1, sequence, std::chrono::milliseconds(10), dataset_stays));
+    sent();
   }
   using Texts = std::vector<std::string>;
 
@@ -99,6 +109,49 @@ TEST_F(LocalDispatchTest, ABatchThatKillsThreeWorkersFails) {
   const auto failures = dispatch.take_failures();
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0].death_count, 3u);
+}
+
+TEST_F(LocalDispatchTest, ALateBatchIsAskedOfAnotherWhereDatasetsStayAsTheyAre) {
+  wait_for_worker_0(true);
+  EXPECT_TRUE(dispatch_.next_tick());
+  dispatch_.tick(now_);
+  EXPECT_EQ(sent(), (Texts{"1 1/0"}));
+  EXPECT_EQ(dispatch_.hedge_count(), 1u);
+  EXPECT_TRUE(answer(1, 1, 0, std::chrono::milliseconds(10), true));
+  ask(1, 21);
+  ask(1, 22);
+  EXPECT_EQ(sent(), (Texts{"1 1/21"})) << "worker 0 is at the late batch still";
+  EXPECT_FALSE(answer(0, 1, 0, std::chrono::milliseconds(10), true));
+  EXPECT_EQ(sent(), (Texts{"0 1/22"}));
+}
+
+TEST_F(LocalDispatchTest, ALateWorkerThatDiesIsAskedForNothing) {
+  wait_for_worker_0(true);
+  dispatch_.tick(now_);
+  EXPECT_TRUE(answer(1, 1, 0, std::chrono::milliseconds(10), true));
+  dispatch_.worker_died(0, now_);
+  EXPECT_TRUE(dispatch_.has_workers());
+  EXPECT_FALSE(answer(0, 1, 0, std::chrono::milliseconds(10), true)) << "what it sent before";
+  sent();
+  ask(1, 21);
+  ask(1, 22);
+  EXPECT_EQ(sent(), (Texts{"1 1/21"}));
+}
+
+TEST_F(LocalDispatchTest, ADatasetThatMayWriteToItselfIsFetchedFromOnce) {
+  wait_for_worker_0(false);
+  EXPECT_FALSE(dispatch_.next_tick());
+  dispatch_.tick(now_ + std::chrono::seconds(9));
+  EXPECT_EQ(sent(), Texts{});
+}
+
+TEST_F(LocalDispatchTest, OneDatasetThatChangesEndsTheAsking) {
+  wait_for_worker_0(true);
+  ask(1, 21);
+  EXPECT_TRUE(answer(1, 1, 21, std::chrono::milliseconds(10), false));
+  sent();
+  dispatch_.tick(now_);
+  EXPECT_EQ(sent(), Texts{});
 }
 
 TEST_F(LocalDispatchTest, AnEarlyEpochIsToldWithItsFirstRequestAndAnEpochAtOnce) {
