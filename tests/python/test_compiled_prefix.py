@@ -150,8 +150,8 @@ def test_a_compiler_ends_with_the_program_that_started_it(tmp_path: Path, end: i
                     model(images)
                     time.sleep(0.01)
                 context = model._compiled_call_impl.context
-                if context.compiler._process is not None:
-                    print(context.compiler._process._process.pid, flush=True)
+                if context.prefixes.compiler._process is not None:
+                    print(context.prefixes.compiler._process._process.pid, flush=True)
                     time.sleep(60)
             """
         )

@@ -63,11 +63,10 @@ WHOSE_BYTES = {
         "penstock.worker.batch_pickle.loads",
     ): "as batch_pickle.loads",
     (
-        "loader/local_iterator.py",
-        "LocalPoolIter._who_is_awaited",
+        "loader/local_source.py",
+        "LocalSource.who_is_awaited",
         "pickle.loads",
-    ): "this process's own: what "
-    "it asked for; PoolIter has a method of its own in this one's place",
+    ): "this process's own: what it asked for; PoolSource has a method of its own",
     (
         "loader/own_workers.py",
         "OwnWorkers._address",

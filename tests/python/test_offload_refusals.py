@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from offload_training import (
 from torch import nn
 
 from penstock.cut.offloading import offload
+from penstock.tracking.loader_use import IDLE_BATCHES_MAX
 
 pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 
@@ -210,3 +214,32 @@ def test_a_forward_that_keeps_changing_ends_up_in_python_and_the_plan_says_so() 
         assert bits(model(batch)) == bits(reference(batch.clone()))
     assert model.name == reference.name == "30"
     assert pool.plan is not None and "captured nothing" in str(pool.plan.refused)
+
+
+def test_a_refusal_names_the_model_and_where_it_was_offloaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case = Case("", SwitchesInferenceMode, CASES[5].make_batch, CASES[5].loss, False)
+    model, pool = fresh(SwitchesInferenceMode), InProcessPool(batches_of(case))
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    offload(model, pool)
+    train(model, pool, case.loss)
+    (warning,) = warnings_of(caplog)
+    assert f" of SwitchesInferenceMode, offloaded at {Path(__file__).name}:{line}, " in warning
+
+
+def test_that_workers_go_on_for_a_model_that_a_copy_replaced_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case = CASES[0]
+    pool = InProcessPool(batches_of(case))
+    model = offload(fresh(case.make_model), pool, cut="maximal")
+    for batch in pool:
+        model(batch[0])
+    assert pool.prefixes
+    twin = copy.deepcopy(model)
+    for _ in range(3 * IDLE_BATCHES_MAX):
+        twin(pool.deliver(case.make_batch(0))[0])
+    (warning,) = warnings_of(caplog)
+    assert f"for {type(model).__name__}, offloaded at {Path(__file__).name}:" in warning
+    assert "call penstock.offload(copy, loader)" in warning

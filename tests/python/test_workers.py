@@ -18,6 +18,7 @@ from stream_oracle import describe, error_of
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader
+from penstock.loader.delivery import PinDevice
 
 
 def what_a_worker_holds(index: int) -> dict[str, Any]:
@@ -73,7 +74,8 @@ class Unpinnable(list[Any]):
 
 def test_an_error_of_pinning_names_the_thread_as_torchs_does() -> None:
     iterator = iter(DataLoader(Computed(4, number), num_workers=1, collate_fn=Unpinnable))
-    iterator._pin_memory = True  # without a GPU the loader leaves it off
+    # Without a GPU the loader leaves it off.
+    iterator._delivery = iterator._delivery._replace(pin_device=PinDevice("", 0))
     error = error_of(lambda: next(iterator))
     assert isinstance(error, ValueError)
     assert str(error).startswith("Caught ValueError in pin memory thread for device ")

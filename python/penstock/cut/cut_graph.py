@@ -10,7 +10,6 @@ runs the whole graph on the raw inputs, which are always there.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,11 +89,12 @@ class CutGraph:
             return self._run_all(inputs, lazy)
         if call is None or cut is None:
             return self._run_all(inputs, lazy)
-        self._context.note_plan(cut.plan)
-        self._context.batch = weakref.ref(call.handle)
+        self._context.call.plans.append(cut.plan)
+        self._context.call.note_batch(call.handle)
         cut.is_used = True
-        if boundary is not None and self._context.compiler is not None:
-            self._context.compiler.look_at(cut, call)
+        compiler = self._context.prefixes.compiler
+        if boundary is not None and compiler is not None:
+            compiler.look_at(cut, call)
         if cut.suffix is None or boundary is None:
             results = self._run_all(inputs, lazy)
         elif cut.priced is not None and cut.priced.wants_timed_calls:
@@ -139,13 +139,14 @@ class CutGraph:
             provenance_of[index] = found
         if handle is None:
             was_written = self._context.provenance.was_written
-            self._context.has_written |= any(
+            self._context.call.has_written |= any(
                 isinstance(inputs[index], torch.Tensor) and was_written(inputs[index])
                 for index in self._looked_up
             )
-        self._context.note_inputs(
+        is_undecided = self._context.lazy.is_undecided
+        self._context.call.note_inputs(
             handle is not None,
-            lambda: self._has_stranger(inputs, provenance_of),
+            lambda: is_undecided and self._has_stranger(inputs, provenance_of),
             follows_calls=lazy is not None and lazy.follows_calls,
         )
         if handle is None:

@@ -55,7 +55,7 @@ class CutPlanner:
         signature = self._signature(call)
         if signature in self._refused or self._in_use.is_often_unused(signature):
             return None
-        self._context.has_planned = True
+        self._context.call.has_planned = True
         try:
             cut = self._try_plan(call)
         except Unlowerable as refusal:
@@ -76,7 +76,7 @@ class CutPlanner:
         """Plans no cut for calls like `call` from now on."""
         self._refusals += 1
         self._refused.add(self._signature(call))
-        self._context.refuse_graph(reason)
+        self._context.plan.refuse(reason)
 
     def note_changed(self, cut: LiveCut, changed: Sequence[int]) -> None:
         """Forgets a cut of which these inputs were constants and have changed. It is planned again;

@@ -32,7 +32,7 @@ class CutsInUse:
         self._whole = whole
         self._mistrusted: dict[Variant, dict[int, str]] = {}  # units that stay, and why
         self._forgotten: Counter[Signature] = Counter()  # cuts that were not used, by call
-        context.unused.add(self)
+        context.prefixes.add_graph(self)
 
     def make(
         self,
@@ -65,9 +65,9 @@ class CutsInUse:
     def put_in_force(self, cut: LiveCut, inputs: Sequence[Any]) -> None:
         """Makes a cut one of those in use."""
         if cut.suffix is not None:
-            self._context.install(cut.planned)
+            self._context.prefixes.install(cut.planned)
         self.cuts.append(cut)
-        self._context.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
+        self._context.prefixes.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
 
     def repriced(self, cut: LiveCut, call: GraphCall) -> LiveCut:
         """The cut, or another for the same calls that replaces it from this batch on. Batches that
@@ -127,7 +127,7 @@ class CutsInUse:
     def forget(self, cut: LiveCut) -> None:
         """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
         self.cuts.remove(cut)
-        self._context.withdraw(cut.planned)
+        self._context.prefixes.withdraw(cut.planned)
 
     def forget_unused(self, cut: LiveCut) -> None:
         logger.debug("a plan was not used for long")

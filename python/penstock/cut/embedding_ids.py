@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from penstock.cut.cut_context import CutContext
+from penstock.cut.offloaded_call import SeveralLoaders
 from penstock.cut.offloading import OffloadedCall, offloaded_call
-from penstock.cut.several_loaders import SeveralLoaders
 from penstock.tracking.leaves import flatten_batch
 
 
@@ -59,13 +59,13 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
     def ids_of(batch: Any) -> torch.Tensor | None:
         leaves = flatten_batch(batch)
         context = _context_of(_calls_of(call), leaves)
-        if not context.is_one_graph:
+        if not context.plan.is_one_graph:
             return None
         found = (context.provenance.lookup(leaf) for leaf in leaves)
         shipped = next((one.handle.boundary for one in found if one is not None), {})
         parts: list[torch.Tensor] = []
         seen: set[tuple[int, ...]] = set()
-        for known in reversed(context.known_ids):
+        for known in reversed(context.prefixes.known_ids):
             sources = [source for source in known.sources if source.table is parameter]
             # A call may have several cuts, for training and evaluation, for one size and any.
             if not sources or known.call in seen or not known.fits(leaves):

@@ -30,10 +30,9 @@ from penstock.cut.compiled_models import (
 )
 from penstock.cut.cut_context import CutContext, modules_of
 from penstock.cut.cut_graph import CutGraph
-from penstock.cut.offloaded_call import StandIn
+from penstock.cut.offloaded_call import SeveralLoaders, StandIn
 from penstock.cut.repricing import Repricer
 from penstock.cut.script_models import OffloadedScript
-from penstock.cut.several_loaders import SeveralLoaders
 from penstock.cut.still_model import StillModel
 from penstock.graph.capture import first_sentence, read_placeholders
 from penstock.graph.plan import Plan
@@ -165,7 +164,7 @@ def _make_call(
         if user is None:
             keep_advice_from_log()
         if compile_prefix:
-            context.compile_prefixes()
+            context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
             # With random draws another plan would be another training, at a moment of the clock's.
             context.repricer = _repricer(bare, loader, context)
@@ -364,11 +363,13 @@ class OffloadedCall(StandIn):
 
     def _note_run(self) -> None:
         if self._still is not None:
-            self._still.note_call(not self._has_captured and self.context.is_still)
+            call = self.context.call
+            is_still = not (self._has_captured or call.has_planned or call.moves)
+            self._still.note_call(is_still)
         self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
         if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
             limit = dynamo_config.recompile_limit
-            self.context.note_idle(
+            self.context.plan.note_idle(
                 f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
                 f"this forward, or gave up after {limit} captures because it keeps changing; "
                 f"TORCH_LOGS=graph_breaks,recompiles shows what it met; a model that was compiled "
@@ -413,10 +414,10 @@ class OffloadedCall(StandIn):
         except Unrunnable as refusal:
             # The frame is run by Python, as it would be without us.
             if self._knows_the_batch(examples):
-                self.context.refuse_graph(str(refusal))
+                self.context.plan.refuse(str(refusal))
             raise SkipFrame(str(refusal)) from refusal
         except Unlowerable as refusal:
-            self.context.refuse_graph(str(refusal))
+            self.context.plan.refuse(str(refusal))
             return graph_module.forward
         return CutGraph(self.context, graph_module, placeholders)
 
@@ -430,7 +431,7 @@ class OffloadedCall(StandIn):
             placeholders = read_placeholders(graph_module)
             graph = copy_of(graph_module)
         except Unlowerable as refusal:
-            self.context.refuse_graph(str(refusal))
+            self.context.plan.refuse(str(refusal))
             return user.backend(graph_module, examples)
         is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
         run_whole = user.backend(graph_module, examples)

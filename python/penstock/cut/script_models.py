@@ -86,11 +86,11 @@ class OffloadedScript(StandIn):
         if handle is None:
             self._note_nests(args, kwargs, tensors)
             return None
-        self.context.is_foreign = False
+        self.context.call.is_foreign = False
         cut = self._cut_for(call, leaf_indices, handle)
         if cut is None:
             return None
-        self.context.note_plan(cut.planned.plan)
+        self.context.call.plans.append(cut.planned.plan)
         boundary = self._boundary(cut, call, tensors, handle)
         if boundary is None:
             cut.runs[_mode()] += 1
@@ -102,8 +102,8 @@ class OffloadedScript(StandIn):
         for value in tree_leaves((args, kwargs)):
             is_tensor = isinstance(value, torch.Tensor) and id(value) not in seen
             if is_tensor and self.context.provenance.lookup(value) is not None:
-                self.context.is_foreign = False
-                self.context.refuse_graph(
+                self.context.call.is_foreign = False
+                self.context.plan.refuse(
                     "the module takes the batch in a list or a dict; TorchScript is read when it "
                     "takes tensors and tuples of tensors"
                 )
@@ -150,14 +150,14 @@ class OffloadedScript(StandIn):
 
     def _refuse(self, reason: str) -> None:
         self._refusals += 1
-        self.context.refuse_graph(reason)
+        self.context.plan.refuse(reason)
 
     def _plan(self, call: Any, leaf_indices: list[int | None], handle: BatchHandle) -> ScriptCut:
         _refuse_autocast()
         refuse_by_surroundings()
         cut = plan_program(self._model, call, leaf_indices, handle.leaf_count, self.context.options)
         if cut.boundary:
-            self.context.install(cut.planned)
+            self.context.prefixes.install(cut.planned)
         return cut
 
     def _boundary(
@@ -223,7 +223,7 @@ class OffloadedScript(StandIn):
         difference = self._difference(cut, call, boundary)
         if difference is not None:
             cut.refused.add(setting)
-            self.context.refuse_graph(
+            self.context.plan.refuse(
                 f"run by TorchScript without what moves, the model has other {difference}"
             )
         return difference is None
@@ -256,7 +256,7 @@ class OffloadedScript(StandIn):
 
     def _forget(self, cut: ScriptCut) -> None:
         self._cuts.remove(cut)
-        self.context.withdraw(cut.planned)
+        self.context.prefixes.withdraw(cut.planned)
 
 
 def _twin(model: torch.nn.Module) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from penstock.cut.cut_context import CutContext
+from penstock.cut.cut_context import CutContext, CutHost
+from penstock.cut.shown_plan import ShownPlan
 from penstock.explanation.explained_call import ExplainedCall
 from penstock.graph.capture import first_sentence
 from penstock.graph.compiled_library import Library
@@ -45,10 +46,10 @@ class _Listener:
         pass
 
 
-class _QuietContext(CutContext):
+class _QuietPlan(ShownPlan):
     """Says what stays whole in the plan alone."""
 
-    def refuse_graph(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         self.publish(Plan(refused=reason))
 
 
@@ -87,7 +88,9 @@ def plan_followed(
             f"({first_sentence(error)})"
         ) from error
     listener = _Listener()
-    context = _QuietContext(twin, weakref.ref(listener), provenance, options, 1)
+    host: weakref.ref[CutHost] = weakref.ref(listener)
+    context = CutContext(twin, host, provenance, options, 1)
+    context.plan = _QuietPlan(context.name, id(context), host, provenance.use)
     run = OffloadedCall(context, call.call_of(twin), twin)
     with AllGeneratorsKept():
         try:

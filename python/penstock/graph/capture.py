@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from penstock.graph.graph_input import GraphInput
+from penstock.graph.graph_inputs import GraphInput
 from penstock.graph.sizes import Unlowerable
 from penstock.seams.dynamo import Source, TensorPropertySource, is_from_local_source, source_of
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from penstock.graph.autocast import AutocastState
-from penstock.graph.graph_input import GraphInput
+from penstock.graph.graph_inputs import GraphInput
 from penstock.graph.lowering import Lowering
 from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable

@@ -18,7 +18,7 @@ from torch import fx
 from penstock.graph.autocast import AutocastState
 from penstock.graph.capture import tie_sizes
 from penstock.graph.expression import Expression
-from penstock.graph.graph_input import GraphInput
+from penstock.graph.graph_inputs import GraphInput
 from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END
 
 

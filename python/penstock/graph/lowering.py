@@ -20,8 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.graph.autocast import AutocastState, autocast_put_back
 from penstock.graph.call_recorder import CallNotes, Home
-from penstock.graph.fake_inputs import fake_inputs
-from penstock.graph.graph_input import GraphInput
+from penstock.graph.graph_inputs import GraphInput, fake_inputs
 from penstock.graph.recording import Name, Recorder, Recording, WholeOperators
 from penstock.graph.refusals import refuse_by_construction
 from penstock.graph.sizes import SizeConditions, Unlowerable

@@ -36,9 +36,9 @@ class AutomaticPoolIter(LocalPoolIter):
         self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
         super().__init__(loader)
 
-    def _open_pool(self, loader: LoaderFace) -> None:
+    def _open_source(self, loader: LoaderFace) -> None:
         self._num_workers = int(self._num_workers)  # what datasets are told is a plain number
-        super()._open_pool(loader)
+        super()._open_source(loader)
 
     def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
         self._end_stretch()
@@ -94,16 +94,16 @@ class AutomaticPoolIter(LocalPoolIter):
         if tuner.has_stretch(self._stretch):
             tuner.meter.note(called_at, time.monotonic())
             if tuner.is_due(self._num_workers):
-                tuner.end_stretch(self._count())
+                tuner.end_stretch(self.source.counters())
                 self._choose(loader)
         elif self._answers_until_measured <= 0 and loader.num_workers == self._num_workers:
             pids = [worker.pid for worker in self._workers]
-            tuner.begin_stretch(self._stretch, self._num_workers, self._count(), pids)
+            tuner.begin_stretch(self._stretch, self._num_workers, self.source.counters(), pids)
 
     def _end_stretch(self) -> None:
         loader = self._loader()
         if loader is not None and loader._tuner.has_stretch(self._stretch):
-            loader._tuner.end_stretch(self._count())
+            loader._tuner.end_stretch(self.source.counters())
 
     def _choose(self, loader: LoaderFace) -> None:
         is_iterable = self._dataset_kind == DatasetKind.Iterable
@@ -139,21 +139,21 @@ class AutomaticPoolIter(LocalPoolIter):
 
     def _replace_pool(self, loader: LoaderFace) -> None:
         count_before = self._num_workers
-        self._close_pool()  # first, since workers are forked with no native thread about
+        self._close_source()  # first, since workers are forked with no native thread about
         try:
-            self._open_pool_of(loader.num_workers, loader)
+            self._open_source_of(loader.num_workers, loader)
         except OSError as error:
             if loader.num_workers < count_before:
                 raise
             loader._tuner.give_up(loader.num_workers, count_before, error)
             loader.num_workers = AutomaticCount(count_before)
-            self._open_pool_of(count_before, loader)
+            self._open_source_of(count_before, loader)
 
-    def _open_pool_of(self, count: int, loader: LoaderFace) -> None:
+    def _open_source_of(self, count: int, loader: LoaderFace) -> None:
         self._num_workers = count
         self._shard_count = shard_count(loader)
-        self._open_pool(loader)
+        self._open_source(loader)
 
-    def _close_pool(self) -> None:
+    def _close_source(self) -> None:
         self._end_stretch()
-        super()._close_pool()
+        super()._close_source()

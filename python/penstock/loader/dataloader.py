@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +35,7 @@ from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.loader.stats import LoaderStats
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
+from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
 from penstock.stream.progress import GeneratorSnapshot, Progress
 from penstock.stream.sample_generators import DrawWarning
@@ -390,10 +390,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if state_dict:
             check_state(self, state_dict)
         else:
-            warnings.warn(
+            warn(
                 "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
                 "at its first batch; pass what state_dict() returned to go on where it was",
-                stacklevel=2,
+                UserWarning,
             )
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
@@ -471,16 +471,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
         self._prefixes[prefix] = message
         for iterator in list(self._live_iterators):
-            iterator._install_prefix(message)
+            iterator.source.install_prefix(message)
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:
         """Makes later batches come without what these prefixes compute; others stay in force."""
         for prefix in prefixes:
             self._prefixes.pop(prefix, None)
         for iterator in list(self._live_iterators):
-            iterator._remove_prefixes()
+            iterator.source.remove_prefixes()
             for message in self._prefixes.values():
-                iterator._install_prefix(message)
+                iterator.source.install_prefix(message)
 
     def __getstate__(self) -> dict[str, Any]:
         # State that belongs to this process stays here: iterators, the provenance of live batches,

@@ -17,8 +17,7 @@ from penstock.loader.lookahead import check_arguments, indices_from
 from penstock.loader.options import drawing_threads, is_seeded_by_batch, shard_count
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
-from penstock.stream.index_order import IndexOrder
-from penstock.stream.indices import recognise_sampler
+from penstock.stream.indices import IndexOrder, recognise_sampler
 from penstock.stream.progress import CountedPulls
 from penstock.stream.shard_state import (
     ShardStart,

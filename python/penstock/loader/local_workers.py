@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import connection
 from pickle import PicklingError
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 from penstock.loader.out_of_memory import explain, explain_later_kills
 from penstock.pool.unpicklable import find_unpicklable
+from penstock.program_line import warn
 from penstock.seams.iterators import (
     STATUS_INTERVAL_S,
     exit_status,
@@ -93,14 +93,14 @@ class LocalWorkers:
             process.start()
         except (TypeError, AttributeError, PicklingError) as error:
             self._name_unpicklable(error)
-            warnings.warn(
+            warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "
                 "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX "
                 "platforms "
                 "to 'forkserver', which requires the worker Process arguments to be picklable. "
                 "You can also try multiprocessing.set_start_method('fork').",
-                stacklevel=2,
+                UserWarning,
             )
             raise
         self.processes.append(process)

@@ -24,7 +24,7 @@ from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.seams.iterators import DatasetKind
-from penstock.stream.index_order import IndexOrder
+from penstock.stream.indices import IndexOrder
 
 if TYPE_CHECKING:
     from penstock.stream.progress import Progress
@@ -119,9 +119,6 @@ class LooksAhead:
             if taken is NoBatch.END:
                 return
             self._ahead.append(taken)
-
-    def _count(self) -> dict[str, Any]:
-        return self._stream.counters()
 
     def _check_depth(self, batch_count: int) -> None:
         worker_count, who = self._sure_workers()

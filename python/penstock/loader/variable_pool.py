@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import os
 import pickle
-import warnings
 
-from penstock.errors import PoolWarning
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
+from penstock.program_line import warn
 from penstock.worker.fetching import FetchSpec
 
 POOL_VARIABLE = "PENSTOCK_POOL"
@@ -58,7 +57,7 @@ def use_variable(loader: LoaderFace, pool: str | None) -> None:
     if obstacle is None:
         loader.pool = VariablePool(address)
     else:
-        _warn(loader, address, obstacle, stacklevel=4)
+        _warn(loader, address, obstacle)
 
 
 def leave_unsendable(loader: LoaderFace) -> None:
@@ -83,7 +82,7 @@ def leave_unsendable(loader: LoaderFace) -> None:
         check_can_be_sent(spec, loader.worker_init_fn)
     except pickle.PicklingError as error:
         address, loader.pool = loader.pool, None
-        _warn(loader, address, Obstacle(str(error), "do that"), stacklevel=4)
+        _warn(loader, address, Obstacle(str(error), "do that"))
     else:
         loader._is_known_sendable = True
 
@@ -108,12 +107,10 @@ def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
     return None
 
 
-def _warn(loader: LoaderFace, address: str, obstacle: Obstacle, stacklevel: int) -> None:
+def _warn(loader: LoaderFace, address: str, obstacle: Obstacle) -> None:
     where = "this process" if loader.num_workers == 0 else "workers of this process"
-    warnings.warn(
+    warn(
         f"{POOL_VARIABLE} names the pool {str(address)!r}, but batches of this DataLoader "
         f"({type(loader.dataset).__name__}) come from {where}: {obstacle.seen}; {obstacle.remedy} "
         f'to have them from the pool, or pass pool="" to have no warning',
-        PoolWarning,
-        stacklevel=stacklevel,
     )

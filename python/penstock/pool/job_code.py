@@ -16,12 +16,11 @@ import shutil
 import stat
 import sys
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.errors import PoolWarning, UnsupportedError
+from penstock.errors import UnsupportedError
 from penstock.pool.code_files import (
     NAMED_LIMITS,
     CodeFile,
@@ -30,6 +29,7 @@ from penstock.pool.code_files import (
     spoken_files,
     spoken_limits,
 )
+from penstock.program_line import warn
 
 # Never forgotten, even if a job's code has modules of these names: they cannot be imported twice.
 _IMPORTED_ONCE = {*sys.stdlib_module_names, "__main__", "cloudpickle", "numpy", "penstock", "torch"}
@@ -132,12 +132,10 @@ def _pack(root: str) -> PackedCode:
         )
     code = find_code(root, NAMED_LIMITS)
     if code.too_large:
-        warnings.warn(
+        warn(
             f"code_paths has {root!r} with files that are too large to travel to workers: "
             f"{spoken_files(code.too_large)}, where {spoken_limits()} are expected; if workers "
             f"need them, put them where all workers can read them",
-            PoolWarning,
-            stacklevel=2,
         )
     return _zip(root, code.files)
 

@@ -17,13 +17,12 @@ import site
 import sys
 import sysconfig
 import types
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.errors import PoolWarning
 from penstock.pool.code_files import OWN_LIMITS, TooMuchCodeError
 from penstock.pool.job_code import PackedCode, pack_folder
+from penstock.program_line import warn
 
 _NOT_OWN = {*sys.stdlib_module_names, "__main__", "__mp_main__", "penstock", "torch"}
 _INSTALLED = ("dist-packages", "site-packages")
@@ -81,11 +80,9 @@ def _pack(folder: OwnFolder) -> PackedCode | None:
 
 
 def _warn(folder: OwnFolder, what: str) -> None:
-    warnings.warn(
+    warn(
         f"of the program's own modules in {folder.path!r} this travels to the pool's workers: "
         f"{what}",
-        PoolWarning,
-        stacklevel=2,
     )
 
 

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises torch's own samplers, whose indices the native side can draw without a Python integer
-per sample.
+"""The indices of one epoch.
+
+The native side draws those of torch's own samplers for itself, without a Python integer per sample,
+and keeps them. Where Python wants to see them, `IndexOrder` draws them once more, from a copy of
+the generator as it was before the first pull: they are the same, and nothing moves. The indices of
+any other sampler are kept until their batches have come.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from penstock.stream.batch_seeds import draw_seed
 
 
 class IndexRecipe(NamedTuple):
@@ -30,8 +37,7 @@ class IndexRecipe(NamedTuple):
 
 def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
     """The recipe of exactly torch's BatchSampler over RandomSampler (without replacement, each
-    sample once) or
-    SequentialSampler; None for anything else, a subclass included."""
+    sample once) or SequentialSampler; None for anything else, a subclass included."""
     if type(index_sampler) is not BatchSampler:
         return None
     sampler = index_sampler.sampler
@@ -50,3 +56,59 @@ def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
         return None
     count = len(sampler.data_source)
     return IndexRecipe(count, batch_size, bool(index_sampler.drop_last), shuffle, generator)
+
+
+class IndexOrder:
+    """The batches of indices of one epoch, by place. Confined to the trainer's thread.
+
+    To be made right before the sampler is pulled for the first time. The permutation is drawn when
+    it is asked for, since few programs do: it takes eight bytes a sample.
+    """
+
+    def __init__(self, recipe: IndexRecipe) -> None:
+        self._recipe = recipe
+        self._permutation: torch.Tensor | None = None
+        self._state: torch.Tensor | None = None
+        if recipe.shuffle:
+            generator = torch.default_generator if recipe.generator is None else recipe.generator
+            self._state = generator.get_state()
+
+    def batch(self, place: int) -> list[int] | None:
+        """The indices of batch number ``place``, None past the last one."""
+        if not 0 <= place < self._recipe.batch_count:
+            return None
+        first = place * self._recipe.batch_size
+        end = min(first + self._recipe.batch_size, self._recipe.sample_count)
+        if self._state is None:
+            return list(range(first, end))
+        if self._permutation is None:
+            self._permutation = self._draw(self._state)
+        indices: list[int] = self._permutation[first:end].tolist()
+        return indices
+
+    def _draw(self, state: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.set_state(state)
+        if self._recipe.generator is None:  # the sampler makes one, from a seed that it draws
+            generator = torch.Generator().manual_seed(draw_seed(generator))
+        return torch.randperm(self._recipe.sample_count, generator=generator, device="cpu")
+
+
+class AskedIndices:
+    """The indices that a sampler which is not torch's own gave for batches still to come."""
+
+    def __init__(self, first: int) -> None:
+        """``first`` is the place in the epoch of the first batch that will be asked for."""
+        self._first = first
+        self._indices: deque[Any] = deque()
+
+    def add(self, index: Any) -> None:
+        # The sampler may fill the same list again.
+        self._indices.append(index.copy() if type(index) is list else index)
+
+    def after(self, answered_count: int) -> deque[Any]:
+        """Those of the batches from that place on; earlier ones are dropped."""
+        while self._indices and self._first < answered_count:
+            self._indices.popleft()
+            self._first += 1
+        return self._indices

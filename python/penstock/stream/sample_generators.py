@@ -9,12 +9,12 @@ the epoch, so what it draws does not depend on the threads and processes that fe
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import torch
 from torch.utils.data import Subset
 
+from penstock.program_line import warn
 from penstock.stream.batch_seeds import EpochSeeds
 
 
@@ -73,10 +73,10 @@ class DrawWarning:
         if self._was_given:
             return
         self._was_given = True
-        warnings.warn(
+        warn(
             f"samples drew from the global random generators while they were fetched on "
             f"{fetch_threads} threads, so seeding='batch' cannot make them reproducible; draw from "
             f"the torch.Generator that a dataset with __getitem__(self, index, generator=None) is "
             f"given, or set fetch_threads=1",
-            stacklevel=2,
+            UserWarning,
         )

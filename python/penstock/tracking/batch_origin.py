@@ -99,6 +99,7 @@ class ProvenanceTable:
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
         self.delivered_at = time.monotonic()
+        self.use.note_batch()
         handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None
         for index, leaf in enumerate(leaves):
             if not leaf.is_inference():

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from penstock.graph.expression import Expression
-from penstock.graph.graph_input import GraphInput
+from penstock.graph.graph_inputs import GraphInput
 from penstock.seams.trees import TreeSpec, tree_unflatten
 from penstock.tracking.lazy_value import LazyValue
 

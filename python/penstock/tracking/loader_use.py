@@ -8,9 +8,16 @@ with the workers until the last model that uses it lets go.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Set
 
 from penstock.graph.plan import Plan, joined
+
+logger = logging.getLogger(__name__)
+
+# So many batches without a call of the model that workers compute for are told of.
+IDLE_BATCHES_MAX = 64
 
 
 class LoaderUse:
@@ -20,6 +27,30 @@ class LoaderUse:
         self._plans: dict[int, Plan] = {}  # by user, in the order of their first plans
         self._users_of_prefix: dict[str, set[int]] = {}
         self._users_of_meter: set[int] = set()
+        self._names: dict[int, str] = {}  # by user, for people
+        self._idle_batches: Counter[int] = (
+            Counter()
+        )  # by user that has prefixes, since its last call
+
+    def note_call(self, user: int, name: str) -> None:
+        """To be called when the model `user` is called, which people know as `name`."""
+        self._names[user] = name
+        self._idle_batches.pop(user, None)
+
+    def note_batch(self) -> None:
+        """To be called for each batch of the loader. Says so once where workers go on for a model
+        that nobody calls, as for one of which the program trains a copy."""
+        for user in {user for users in self._users_of_prefix.values() for user in users}:
+            self._idle_batches[user] += 1
+            if self._idle_batches[user] == IDLE_BATCHES_MAX:
+                logger.warning(
+                    "penstock: %d batches in a row came with what workers had computed for %s, "
+                    "which was not called; a copy of a model (copy.deepcopy, pickle) is not "
+                    "offloaded: call penstock.offload(copy, loader) to train that one, and "
+                    "penstock.detach(model) when a model is of no more use",
+                    IDLE_BATCHES_MAX,
+                    self._names.get(user, "a model").rstrip(","),
+                )
 
     def take_prefix(self, user: int, prefix: str) -> bool:
         """Notes that `user` needs this one; returns whether nobody did before."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of one call of an offloaded model while it runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.graph.plan import Plan
+from penstock.tracking.batch_origin import BatchHandle
+
+
+@dataclass
+class ModelCall:
+    """One call, which may run several captured graphs. Confined to the training thread."""
+
+    is_foreign: bool = True  # no tensor of the loader was seen so far
+    has_written: bool = False  # a tensor of the batch was given that was written to before
+    has_stranger: bool = False  # the program may have made an input of the batch
+    follows_calls: bool = False  # it has, and it is known how
+    has_planned: bool = False
+    plans: list[Plan] = field(default_factory=list)  # of the graphs that ran
+    _batch: weakref.ref[BatchHandle] | None = None  # once a graph has seen it
+    _graph_count: int = 0
+
+    def note_batch(self, handle: BatchHandle) -> None:
+        self._batch = weakref.ref(handle)
+
+    @property
+    def batch(self) -> BatchHandle | None:
+        return None if self._batch is None else self._batch()
+
+    def note_inputs(
+        self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
+    ) -> None:
+        """Notes the inputs of a graph. Later graphs of a call have results of the earlier ones, so
+        only the first says what the program did before; `has_stranger` is asked for it alone."""
+        if knows_batch:
+            self.is_foreign = False
+        self.follows_calls |= follows_calls
+        if self._graph_count == 0:
+            self.has_stranger = has_stranger()
+        self._graph_count += 1
+
+    @property
+    def moves(self) -> bool:
+        """Whether a graph that ran has work that moved to the workers."""
+        return any(plan.moved for plan in self.plans)

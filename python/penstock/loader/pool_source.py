@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of an iterator whose batches come from the workers of a pool.
+
+Workers come and go while it runs. The job (dataset, collate_fn and what belongs to them) is pickled
+for each source, and workers that do not have it yet ask for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock import _C
+from penstock.loader.descriptor_limit import check_can_connect
+from penstock.loader.held_slabs import retire_at_forks
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.own_workers import OwnWorkers
+from penstock.loader.source import STANDING_COUNTS, NativeThread, StreamOptions
+from penstock.pool.pool_job import Job, job_id, pack_job
+from penstock.program_line import warn
+from penstock.stream.progress import Progress
+from penstock.worker.arena_cap import arena_bytes
+from penstock.worker.fetching import FetchSpec
+
+_WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
+_QUIET_S = 5.0  # without any worker, before the user is told what is waited for
+
+
+class PoolSource:
+    """A `Source`: a pool's workers, and ``own_worker_count`` of this process's own beside them."""
+
+    def __init__(
+        self,
+        loader: LoaderFace,
+        options: StreamOptions,
+        fetch: FetchSpec,
+        own_worker_count: int,
+        way_out: str,
+    ) -> None:
+        """``way_out`` is said in messages: how a program does without the pool."""
+        self.may_be_parked = True  # False while the last that the iterator gave was an error
+        self.is_sound = False  # whether the client may serve another iterator
+        self._is_iterable = options.is_iterable
+        self._own_worker_count = own_worker_count
+        self._way_out = way_out
+        self._waiting_since: float | None = None
+        self._is_waiting_told = False
+        self._prefix_ids: list[bytes] = []
+        self.native_thread = NativeThread()
+        self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
+        self.processes = self._own.processes
+        name = job_name(loader)
+        job = Job(
+            fetch=fetch,
+            init_fn=loader.worker_init_fn,
+            shard_count=options.shard_count,
+            trust_workers=loader.trust_workers,
+            name=name,
+        )
+        code = loader._travelling_code.packed(loader.code_paths)
+        self._parked_client = loader._parked_client
+        of_client = _client_options(loader, options, name)
+        # A client knows its own workers from the beginning, so another number needs another client.
+        standing = (own_worker_count, of_client)
+        parked = None
+        if not self._parked_client.is_empty:
+            self._job_id = job_id(job, code)
+            parked = self._parked_client.take((self._job_id, *standing))
+        blobs: dict[bytes, bytes] = {}
+        if parked is None:
+            self._job_id, blobs = pack_job(job, code)
+        self._purpose = (self._job_id, *standing)
+        try:
+            self._own.start(own_worker_count)
+            self._client = parked or _C.PoolClient(own_workers=self._own.addresses, **of_client)
+        except BaseException:
+            self._own.end()
+            raise
+        self.stream = options.open_stream(self._client)
+        self._counted_before = self.stream.counters()
+        try:
+            if parked is None:
+                retire_at_forks(self._client)
+                while blobs:  # the client copies each
+                    self._client.put_blob(*blobs.popitem())
+            self._client.use_blobs([self._job_id])
+            for message in loader._prefixes.values():
+                self.install_prefix(message)
+            if parked is None:
+                self._client.start()  # native threads start after the last fork
+            self.is_sound = True
+        except BaseException:
+            self.close()
+            raise
+
+    def begin_epoch(self, progress: Progress) -> None:
+        if self._is_iterable and progress.starts:
+            self._client.set_lanes(
+                {
+                    shard_id: (
+                        start.batch_count,
+                        b"" if start.state is None else _C.encode_value(start.state),
+                    )
+                    for shard_id, start in progress.starts.items()
+                }
+            )
+
+    def note(self, event: int, value: Any, extra: Any) -> None:
+        """A shard's end is no news: a pool's workers serve any."""
+
+    def check(self) -> None:
+        """Nothing came for a while: looks after workers, and says what is waited for."""
+        for worker_id, process in self._own.take_dead().items():
+            warn(
+                f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
+                f"ended with {process.exitcode}; what it owed is made by others",
+            )
+            self._client.lose_own_worker(worker_id)
+        if self._client.open_worker_count > 0:
+            self._waiting_since = None
+            return
+        now = time.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < _QUIET_S:
+            return
+        check_can_connect()
+        if not self._is_waiting_told:
+            self._is_waiting_told = True
+            warn(
+                f"DataLoader waits for workers: {self._describe()}",
+            )
+
+    def who_is_awaited(self) -> str:
+        return f"\n{self._describe()}"
+
+    def _describe(self) -> str:
+        text = self._client.describe_pool()
+        heard_at = self._parked_client.controller_heard_at
+        if self._client.controller_silence_s is None and heard_at is not None:
+            text += (
+                f"; it answered an epoch before this one until {time.monotonic() - heard_at:.0f} s "
+                f"ago, so it may have ended since"
+            )
+        return f"{text}{self._way_out}"
+
+    def counters(self) -> dict[str, Any]:
+        """The counters since this source was made: its client may have served others before."""
+        return {
+            name: count - (0 if name in STANDING_COUNTS else self._counted_before[name])
+            for name, count in self.stream.counters().items()
+        }
+
+    def install_prefix(self, message: bytes) -> None:
+        prefix_id = hashlib.sha256(message).digest()
+        self._client.put_blob(prefix_id, message)
+        self._prefix_ids.append(prefix_id)
+        self._client.use_blobs([self._job_id, *self._prefix_ids])
+
+    def remove_prefixes(self) -> None:
+        self._prefix_ids.clear()
+        self._client.use_blobs([self._job_id])
+
+    def close(self) -> None:
+        """Ends this process's own workers. The client is kept for the next iterator of the same
+        job, unless something went wrong."""
+        try:
+            silence_s = self._client.controller_silence_s
+            if silence_s is not None:
+                self._parked_client.controller_heard_at = time.monotonic() - silence_s
+            if self._own_worker_count > 0 or not self.may_be_parked or not self.is_sound:
+                self._client.stop()
+            else:
+                self._client.drop_epoch()  # nobody waits any more for what is on its way
+                self._parked_client.park(self._client, self._purpose)
+            self.native_thread.ended.set()
+        finally:
+            self._own.end()
+
+
+def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> dict[str, Any]:
+    return {
+        "controller": loader.pool,
+        "key_folder": loader.keys,
+        "job": name,
+        "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
+        "worker_count_max": options.shard_count if options.is_iterable else _WORKERS_OF_USE_MAX,
+        "arena_bytes": arena_bytes(),
+        "is_iterable": options.is_iterable,
+        "trust_workers": loader.trust_workers,
+        "shard_count": options.shard_count,
+        **options.of_client(loader),
+    }
+
+
+def job_name(loader: LoaderFace) -> str:
+    """The name of a job for people: the program and its dataset."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    program = Path(main).name if main else "python"
+    return f"{program}: {type(loader.dataset).__name__}"

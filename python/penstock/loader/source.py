@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers behind an iterator, and the native stream of what they make.
+
+An iterator is torch's class and gives batches to the program. The source behind it starts the
+workers, or finds them in a pool, looks after them and ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock import _C
+from penstock.loader.device import cuda_index
+from penstock.loader.loader_face import LoaderFace
+from penstock.stream.progress import Progress
+
+STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow
+
+
+class Source(Protocol):
+    """Confined to the trainer's thread, from when it is made until it is closed."""
+
+    processes: list[Any]  # the workers that this process started
+    stream: _C.Stream
+    native_thread: NativeThread
+
+    def begin_epoch(self, progress: Progress) -> None:
+        """To be called before the stream is asked for an epoch's batches."""
+
+    def note(self, event: int, value: Any, extra: Any) -> None:
+        """Notes an event of the stream that is about workers. Raises torch's error for a death that
+        the others cannot make up for."""
+
+    def check(self) -> None:
+        """To be called when nothing came for a while. Raises for workers that died unnoticed."""
+
+    def who_is_awaited(self) -> str:
+        """Lines that follow the message of a timeout."""
+        ...
+
+    def counters(self) -> dict[str, Any]: ...
+
+    def install_prefix(self, message: bytes) -> None: ...
+
+    def remove_prefixes(self) -> None: ...
+
+    def close(self) -> None:
+        """Ends the workers that this process started, and what is native in the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The stream that an iterator wants of the workers behind it."""
+
+    is_iterable: bool
+    is_seeded_by_batch: bool
+    in_order: bool
+    shard_count: int
+    prefetch_depth: int  # batches that each worker is asked for ahead
+    asks_while_room: bool  # also beyond that, while `prefetch_bytes` allow
+    may_begin_early: bool  # the next epoch, before the trainer asks for it
+    has_timeout: bool
+    pins_memory: bool
+
+    def of_client(self, loader: LoaderFace) -> dict[str, Any]:
+        """The options that the clients of local workers and of a pool have in common."""
+        return {
+            "prefetch_factor": self.prefetch_depth,
+            "prefetch_bytes": loader.prefetch_bytes or 0,
+            "in_order": self.in_order,
+            "keep_indices": self.has_timeout,  # to say which batch is awaited
+            "pin_memory": self.pins_memory and loader.device is None,
+            "device_index": cuda_index(loader.device),
+        }
+
+    def open_stream(self, client: _C.Client) -> _C.Stream:
+        return _C.Stream(
+            client,
+            is_iterable=self.is_iterable,
+            asks_while_room=self.asks_while_room,
+            may_begin_early=self.may_begin_early,
+            is_seeded_by_batch=self.is_seeded_by_batch,
+        )
+
+
+class NativeThread:
+    """The native thread that receives batches, and pins them, with the face of the Python thread
+    that torch has there."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def is_alive(self) -> bool:
+        return not self.ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.ended.wait(timeout)

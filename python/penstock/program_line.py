@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line of the user's program that a message is about.
+
+A warning that names a line of penstock's or of torch's tells the user nothing: the line that counts
+is the one where the program called them.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+import warnings
+from types import FrameType
+
+from penstock.errors import PoolWarning
+
+_LIBRARIES = ("penstock", "torch")
+
+
+def warn(message: str, category: type[Warning] = PoolWarning) -> None:
+    """Warns of `message` at the line of the program by which penstock or torch was called."""
+    depth, _ = _program_frame()
+    warnings.warn(message, category, stacklevel=depth)
+
+
+def program_line() -> str:
+    """That line as `train.py:31`; empty where no program has called, as in a worker's thread."""
+    _, frame = _program_frame()
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _program_frame() -> tuple[int, FrameType | None]:
+    """The innermost frame outside of the libraries, and its stack level for whoever calls the
+    caller of this function."""
+    frame: FrameType | None = sys._getframe(2)
+    depth = 2
+    while frame is not None and _is_of_library(frame):
+        frame, depth = frame.f_back, depth + 1
+    return depth, frame
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    # The file of generated code, such as a dataclass's __init__, is "<string>".
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences and tables that people read of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from penstock.graph.plan_record import RunningPrice
+from penstock.graph.plan_table import format_price
+
+PRICE = RunningPrice(
+    times=7, changes=2, trainer_s=0.004, worker_s=0.006, worker_count=3, step_s=0.005, is_held=False
+)
+
+
+def test_a_running_price_says_what_a_step_takes_of_whom() -> None:
+    assert format_price(PRICE) == (
+        "Priced 7 times from the running loader, changed 2 times: a step takes 5 ms, of the "
+        "trainer 4 ms, of one of 3 workers 6 ms."
+    )
+
+
+def test_a_price_says_that_a_change_was_taken_back() -> None:
+    held = dataclasses.replace(PRICE, changes=1, worker_count=1, is_held=True)
+    text = format_price(held)
+    assert "changed once: " in text
+    assert "of one of 1 worker " in text
+    assert text.endswith(" A change that made steps longer was taken back.")
