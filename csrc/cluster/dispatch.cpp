@@ -284,11 +284,11 @@ void Dispatch::fail(wire::BatchKey key) {
                        .content = request.content});
 }
 
-// Has the workers that still owe it know that nobody waits for it.
-void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> but) {
+// Has the workers that still owe it know that nobody waits for it, but the one that has answered it.
+void Dispatch::cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> answerer) {
   for (const WorkerSlot slot : request.workers) {
-    if (slot == but) continue;
-    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key});
+    if (slot == answerer) continue;
+    commands_.push_back({.kind = Command::Kind::kCancel, .worker = slot, .key = key, .has_come = answerer.has_value()});
     take_from(slot, key);
     tell_if_idle(slot);
   }

@@ -65,7 +65,7 @@ class Dispatch {
   struct Command {
     enum class Kind : uint8_t {
       kAsk,     // send this request to the worker
-      kCancel,  // the worker's answer to it is not wanted any more
+      kCancel,  // the worker's answer to it is not wanted any more: nobody waits for the batch, or it has come
       kFail,    // too many workers died of it
       kIdle,    // a worker that is being drained owes nothing more
     };
@@ -74,6 +74,7 @@ class Dispatch {
     wire::BatchKey key{};
     wire::Lane lane = wire::kNoLane;
     bool is_lane_start = false;  // the worker has not made what came before in this lane
+    bool has_come = false;       // of kCancel: another worker's answer came first
     uint32_t death_count = 0;    // of kFail
     SharedContent content{};     // of kFail: what was asked
 
@@ -159,7 +160,7 @@ class Dispatch {
   void take_from(WorkerSlot slot, wire::BatchKey key);
   void tell_if_idle(WorkerSlot slot);
   void fail(wire::BatchKey key);
-  void cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> but = std::nullopt);
+  void cancel_copies(wire::BatchKey key, const Request& request, std::optional<WorkerSlot> answerer = std::nullopt);
   std::optional<WorkerSlot> idle_worker() const;
   static bool may_be_hedged(const Request& request);
   void unreserve(wire::BatchKey key);

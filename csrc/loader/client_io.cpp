@@ -72,7 +72,7 @@ void ClientIo::announce(const wire::Request& request, std::span<const std::byte>
   const bool is_epoch = request.kind == wire::RequestKind::kEpoch || request.kind == wire::RequestKind::kEarlyEpoch;
   if (is_epoch && options_.any_worker_depth > 0) {
     loop_.post([this, kind = request.kind, epoch = request.epoch, message = std::move(message)]() mutable {
-      dispatch_->announce(kind, epoch, std::move(message));
+      dispatch_->announce(kind, epoch, std::move(message), clock_now());
       send_dispatched();
     });
     return;

@@ -30,7 +30,7 @@ std::vector<LocalDispatch::Send> LocalDispatch::take_sends() { return std::excha
 
 std::vector<LocalDispatch::Failure> LocalDispatch::take_failures() { return std::exchange(failures_, {}); }
 
-void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message) {
+void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message, Instant now) {
   if (kind == RequestKind::kEarlyEpoch) {
     // Told with the first request of it, so that a worker does not turn to it while others of this epoch are to come.
     early_epoch_ = epoch;
@@ -39,9 +39,11 @@ void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message) 
     return;
   }
   early_epoch_.reset();
-  dispatch_.forget_other_epochs(epoch, Instant());
-  carry_out(Instant());
+  dispatch_.forget_other_epochs(epoch, now);
+  // A worker leaves out what was asked of it for an epoch that is over, so an answer need not come from a late one.
+  for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) end_lateness(worker_id, now);
   for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) sends_.push_back({worker_id, message});
+  carry_out(now);
 }
 
 void LocalDispatch::ask(BatchKey key, cluster::SharedContent content, Instant now) {
@@ -68,10 +70,7 @@ bool LocalDispatch::answered(uint32_t worker_id, BatchKey key, bool dataset_stay
     dispatch_.set_hedges(std::ranges::all_of(
         workers_, [](const Worker& one) { return one.is_dead || one.dataset_stays.value_or(true); }));
   }
-  if (worker.is_late && !worker.is_dead) {
-    worker.is_late = false;
-    dispatch_.add_worker(worker_id, kNoBound, now);
-  }
+  end_lateness(worker_id, now);
   const bool counts = dispatch_.answered(worker_id, key, 1, now);
   carry_out(now);
   return counts;
@@ -89,6 +88,7 @@ void LocalDispatch::carry_out(Instant now) {
         case Dispatch::Command::Kind::kAsk: send_request(command.worker, command.key); break;
         case Dispatch::Command::Kind::kFail: failures_.push_back({command.key, command.death_count}); break;
         case Dispatch::Command::Kind::kCancel:  // a local worker makes it all the same, and its answer is dropped
+          if (!command.has_come) break;
           workers_[command.worker].is_late = true;
           dispatch_.lose_worker(command.worker, cluster::Loss::kSilent, now);
           break;
@@ -96,6 +96,11 @@ void LocalDispatch::carry_out(Instant now) {
       }
     }
   }
+}
+
+void LocalDispatch::end_lateness(uint32_t worker_id, Instant now) {
+  Worker& worker = workers_[worker_id];
+  if (std::exchange(worker.is_late, false) && !worker.is_dead) dispatch_.add_worker(worker_id, kNoBound, now);
 }
 
 void LocalDispatch::send_request(uint32_t worker_id, BatchKey key) {

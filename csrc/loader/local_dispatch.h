@@ -6,7 +6,7 @@
 //
 // A batch that is late is asked of a second worker where every worker that has answered says that its dataset stays as
 // it is: a sample that is fetched twice is then fetched once, as far as anybody can see. A worker whose batch the other
-// one made first is asked for nothing until it answers, since a local worker cannot be told to stop.
+// one made first is asked for nothing until it answers or an epoch begins, since a local worker cannot be told to stop.
 //
 // A worker does not say which request it has begun. So whatever it owed when it died is made alone from then on, where
 // the next death is its own.
@@ -47,7 +47,7 @@ class LocalDispatch {
   std::vector<Failure> take_failures();
 
   // An epoch begins, or begins early. What was asked for of epochs that are over is forgotten.
-  void announce(wire::RequestKind kind, uint32_t epoch, Message message);
+  void announce(wire::RequestKind kind, uint32_t epoch, Message message, Instant now);
   void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
 
   void worker_came(uint32_t worker_id, Instant now);
@@ -72,6 +72,8 @@ class LocalDispatch {
   };
 
   void carry_out(Instant now);
+  // Requests may go to it again.
+  void end_lateness(uint32_t worker_id, Instant now);
   void send_request(uint32_t worker_id, wire::BatchKey key);
 
   uint32_t lost_count_ = 0;

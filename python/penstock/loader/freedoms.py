@@ -52,8 +52,8 @@ def may_begin_early(loader: LoaderFace) -> bool:
     be seen here. Its worker looks at the dataset.
     """
     return (
-        loader.persistent_workers
-        and loader.overlap_epochs
+        bool(loader.persistent_workers)
+        and bool(loader.overlap_epochs)
         and bool(loader.in_order)
         and not is_stateful(loader.dataset)
     )

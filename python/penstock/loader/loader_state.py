@@ -205,7 +205,7 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
 def _keeps_its_seed(loader: LoaderFace) -> bool:
     """Whether the next ``iter()`` only resets the iterator, which keeps its base seed then."""
     is_there = getattr(loader, "_iterator", None) is not None
-    return loader.persistent_workers and is_there and not is_seeded_by_batch(loader)
+    return bool(loader.persistent_workers) and is_there and not is_seeded_by_batch(loader)
 
 
 def _keeps_its_workers(loader: LoaderFace) -> bool:

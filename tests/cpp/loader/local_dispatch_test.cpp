@@ -138,6 +138,41 @@ TEST_F(LocalDispatchTest, ALateWorkerThatDiesIsAskedForNothing) {
   EXPECT_EQ(sent(), (Texts{"1 1/21"}));
 }
 
+TEST_F(LocalDispatchTest, WorkersAreFreeForAnEpochWhateverTheyOweTheOneBefore) {
+  dispatch_.worker_came(0, now_);
+  dispatch_.worker_came(1, now_);
+  ask(1, 0);
+  ask(1, 1);
+  sent();
+  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  ask(2, 0);
+  ask(2, 1);
+  EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0", "1 2/1"}));
+}
+
+TEST_F(LocalDispatchTest, ALateWorkerIsAskedAgainWhenAnEpochBegins) {
+  wait_for_worker_0(true);
+  dispatch_.tick(now_);
+  EXPECT_TRUE(answer(1, 1, 0, std::chrono::milliseconds(10), true));
+  sent();
+  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  ask(2, 0);
+  ask(2, 1);
+  EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0", "1 2/1"}));
+  EXPECT_FALSE(answer(0, 1, 0, std::chrono::milliseconds(10), true));
+  EXPECT_TRUE(answer(0, 2, 0, std::chrono::milliseconds(10), true));
+}
+
+TEST_F(LocalDispatchTest, AWorkerKnowsOfAnEpochBeforeItIsAskedForABatchOfIt) {
+  dispatch_.worker_came(0, now_);
+  ask(1, 0);
+  dispatch_.announce(RequestKind::kEarlyEpoch, 2, message_of("early 2"), now_);
+  ask(2, 0);
+  sent();
+  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
+  EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2", "0 2/0"}));
+}
+
 TEST_F(LocalDispatchTest, ADatasetThatMayWriteToItselfIsFetchedFromOnce) {
   wait_for_worker_0(false);
   EXPECT_FALSE(dispatch_.next_tick());
@@ -161,13 +196,13 @@ TEST_F(LocalDispatchTest, AnEarlyEpochIsToldWithItsFirstRequestAndAnEpochAtOnce)
   ask(1, 1);
   ask(1, 2);
   sent();
-  dispatch_.announce(RequestKind::kEarlyEpoch, 2, message_of("early 2"));
+  dispatch_.announce(RequestKind::kEarlyEpoch, 2, message_of("early 2"), now_);
   ask(2, 0);
   EXPECT_TRUE(answer(0, 1, 0, std::chrono::milliseconds(9)));
   EXPECT_EQ(sent(), (Texts{"0 1/2"})) << "what this epoch needs comes first";
   EXPECT_TRUE(answer(1, 1, 1, std::chrono::milliseconds(9)));
   EXPECT_EQ(sent(), (Texts{"1 early 2", "1 2/0"}));
-  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"));
+  dispatch_.announce(RequestKind::kEpoch, 2, message_of("epoch 2"), now_);
   EXPECT_EQ(sent(), (Texts{"0 epoch 2", "1 epoch 2"}));
   EXPECT_FALSE(answer(0, 1, 2, std::chrono::milliseconds(9))) << "its epoch is over";
   EXPECT_TRUE(answer(1, 2, 0, std::chrono::milliseconds(9)));
