@@ -227,8 +227,13 @@ void bind_graph(py::module_& module) {
       "parse_graph", [](const std::string& text) { return unwrap(graph::parse_graph(text)); }, py::arg("text"));
   module.def(
       "analyse_effects",
-      [](const graph::Graph& graph, bool allow_random) { return graph::analyse_effects(graph, {allow_random}); },
-      py::arg("graph"), py::arg("allow_random") = false);
+      [](const graph::Graph& graph, bool allow_random, const std::set<std::string>& known_outside) {
+        graph::EffectOptions options{.allow_random = allow_random};
+        for (graph::ValueId value = 0; value < graph.value_names.size(); ++value)
+          if (known_outside.contains(graph.value_names[value])) options.known_outside.push_back(value);
+        return graph::analyse_effects(graph, options);
+      },
+      py::arg("graph"), py::arg("allow_random") = false, py::arg("known_outside") = std::set<std::string>());
 
   py::class_<graph::CapturedCall>(module, "CapturedCall")
       .def(py::init([](uint32_t unit, bool is_droppable, bool reads_intermediate, std::vector<uint32_t> reads) {

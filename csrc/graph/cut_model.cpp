@@ -31,7 +31,7 @@ void CutModel::make_units(std::span<const Verdict> verdicts) {
     unit_of_.push_back(unit);
     replicable_nodes_.push_back(is_replicable(verdicts[node]));
     // The first node of the most binding kind decides.
-    const UnitKind kind = !verdicts[node].movable    ? UnitKind::kFixed
+    const UnitKind kind = must_stay(verdicts[node])  ? UnitKind::kFixed
                           : replicable_nodes_.back() ? UnitKind::kReplicable
                                                      : UnitKind::kFree;
     const auto binding = [](UnitKind k) { return k == UnitKind::kFixed ? 2 : k == UnitKind::kFree ? 1 : 0; };

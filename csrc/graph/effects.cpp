@@ -6,6 +6,7 @@
 
 #include "graph/alias_sets.h"
 #include "graph/ir_text.h"
+#include "graph/second_views.h"
 
 namespace penstock::graph {
 namespace {
@@ -37,6 +38,7 @@ class EffectAnalysis {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) collect_origins(graph_.nodes[i], traits_of(i));
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (const ValueId written : traits_of(i).writes) pin(written, describe(graph_.nodes[i]) + " writes it in place");
+    if (options_.is_whole_program) second_views_ = second_views(graph_, aliases_, options_.known_outside);
     for (int round = 0;; ++round) {
       std::vector<Verdict> verdicts = judge_all();
       if (!pin_split_sets(/*all=*/round == kRoundsMax)) return verdicts;
@@ -116,7 +118,7 @@ class EffectAnalysis {
     std::fill(spoils_.begin(), spoils_.end(), Spoil{});
     std::vector<Verdict> verdicts;
     verdicts.reserve(graph_.nodes.size());
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) verdicts.push_back(judge(graph_.nodes[i], traits_of(i)));
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) verdicts.push_back(judge(i));
     for (const Output& output : graph_.outputs) note_read(output.value);
     return verdicts;
   }
@@ -139,7 +141,9 @@ class EffectAnalysis {
     return pinned;
   }
 
-  Verdict judge(const Node& node, const Traits& traits) {
+  Verdict judge(size_t index) {
+    const Node& node = graph_.nodes[index];
+    const Traits& traits = traits_of(index);
     Fact fact = own_fact(node, traits);
     bool is_inherited = false;
     for_each_operand(node, [&](ValueId operand) {
@@ -161,7 +165,12 @@ class EffectAnalysis {
       for_each_operand(node, [&](ValueId operand) {
         spoil(operand, describe(node) + ", whose effect is not known, may have written it");
       });
-    return {fact.level, is_movable(fact.level), reason(fact, is_inherited)};
+    Verdict verdict{.level = fact.level, .movable = is_movable(fact.level), .reason = reason(fact, is_inherited)};
+    if (verdict.movable && !second_views_.empty() && second_views_[index]) {
+      verdict.is_second_view = true;
+      verdict.reason = describe(node) + " gives a second view of memory that leaves forward";
+    }
+    return verdict;
   }
 
   bool is_movable(Level level) const {
@@ -217,6 +226,7 @@ class EffectAnalysis {
   std::vector<std::vector<ValueId>> origins_;  // by alias set: values that it may be, through an unknown operator
   std::vector<Cause> pins_;                    // by alias set: who writes it
   std::vector<Spoil> spoils_;                  // by alias set
+  std::vector<bool> second_views_;             // by node
   const Traits nothing_known_;
 };
 

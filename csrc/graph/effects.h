@@ -7,6 +7,8 @@
 // the worker would see it before the write or after, and only program order in the trainer says which is right. An
 // unknown operator may write its operands too, but pinning those would keep whatever precedes a kept operator, so it
 // spoils their sets for the nodes that come after it only.
+//
+// A second view of memory that the user has stays (second_views.h).
 
 #include <cstdint>
 #include <string>
@@ -29,19 +31,25 @@ enum class Level : uint8_t {
 std::string_view name_of(Level level);
 
 struct EffectOptions {
-  bool allow_random = false;  // random draws may move to the workers
+  bool allow_random = false;     // random draws may move to the workers
+  bool is_whole_program = true;  // outputs go to the user; those of a prefix go to the rest of the program
+  // Values that nodes make and that the user has all the same, as if they were inputs.
+  std::vector<ValueId> known_outside{};
 };
 
 struct Verdict {
   Level level = Level::kState;
-  bool movable = false;
-  std::string reason;  // one sentence without its full stop
+  bool movable = false;         // a worker could run it
+  bool is_second_view = false;  // it stays in the trainer all the same
+  std::string reason;           // one sentence without its full stop
 
   friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
 // One verdict per node of an annotated graph.
 std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options);
+
+inline bool must_stay(const Verdict& verdict) { return !verdict.movable || verdict.is_second_view; }
 
 // Whether trainer and workers can both compute the node, so that its results need not cross: it reads constants and
 // sizes alone.

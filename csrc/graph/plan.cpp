@@ -107,8 +107,8 @@ class Planner {
     const std::string& effect = verdicts_[unit.deciding_node].reason;
     switch (unit.kind) {
       case UnitKind::kFixed: {
-        const bool is_mixed =
-            std::any_of(unit.nodes.begin(), unit.nodes.end(), [&](uint32_t node) { return verdicts_[node].movable; });
+        const bool is_mixed = std::any_of(unit.nodes.begin(), unit.nodes.end(),
+                                          [&](uint32_t node) { return !must_stay(verdicts_[node]); });
         return is_mixed ? "part of it must stay: " + effect : effect;
       }
       case UnitKind::kReplicable:

@@ -23,7 +23,7 @@ std::vector<bool> foldable_nodes(const graph::Graph& graph) {
   std::vector<bool> is_given_out(graph.value_names.size());  // by alias set
   for (const graph::Output& output : graph.outputs) is_given_out[aliases.find(output.value)] = true;
 
-  const auto verdicts = graph::analyse_effects(graph, {});
+  const auto verdicts = graph::analyse_effects(graph, {.is_whole_program = false});
   std::vector<bool> is_foldable(graph.nodes.size());
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const auto& results = graph.nodes[i].results;

@@ -133,7 +133,8 @@ Result<void> Executor::check_effects(const ExecutorOptions& options) const {
       return Error{Errc::kUnsupported, "the graph reads " + input.source + ", which is state; a prefix has none"};
   }
   if (options.allow_state) return {};
-  const auto verdicts = graph::analyse_effects(graph_, {options.allow_random});
+  const auto verdicts =
+      graph::analyse_effects(graph_, {.allow_random = options.allow_random, .is_whole_program = false});
   for (size_t i = 0; i < verdicts.size(); ++i)
     if (!verdicts[i].movable)
       return Error{Errc::kUnsupported,

@@ -125,6 +125,35 @@ def test_scripted_models_of_every_style_train_as_before(name: str) -> None:
     assert pool.plan is not None and pool.plan.moved and used_count(model) >= 2
 
 
+class TwoViews(Rows):
+    """Gives a value and a view of it, and an input's view."""
+
+    def forward(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = torch.log1p(x.abs())
+        return y, y[0], x.view(-1), self.net(y)
+
+
+@pytest.mark.parametrize("make", [scripted, fresh])
+def test_a_write_to_a_result_is_seen_in_the_results_that_share_its_memory(
+    make: Callable[..., Any],
+) -> None:
+    pair = [make(TwoViews), offload(make(TwoViews), pool := InProcessPool([]), cut="maximal")]
+    for seed in range(SETTLED_RUNS + 8):
+        batch, results = rows_of(10, seed), []
+        for index, model in enumerate(pair):
+            torch.manual_seed(seed)
+            given = batch.clone() if index == 0 else pool.deliver(batch.clone())
+            y, row, flat, logits = model(given)
+            logits.sum().backward()
+            y += 1
+            given += 2
+            results.append([bits(one) for one in (y, row, flat, logits)])
+        assert results[0] == results[1]
+    assert pool.plan is not None and "log1p" in str(pool.plan.moved)
+
+
 def test_modes_sizes_and_batches_of_others_are_right() -> None:
     settle(scripted(Rows))
     make = [scripted(Rows), offload(scripted(Rows), pool := InProcessPool([]), cut="maximal")]

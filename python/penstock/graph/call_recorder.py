@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from penstock.graph.call_labels import call_label
-from penstock.graph.recording import Name, Recorder, storage_key
+from penstock.graph.recording import Name, Recorder
 from penstock.graph.sizes import Unlowerable, has_unknown
 from penstock.seams.fake_tensors import FakeTensorMode
 from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, enable_python_dispatcher
@@ -34,7 +34,6 @@ PLAIN_RESULTS = (
     type(None),
 )
 
-SHARES_MEMORY = "its result leaves forward and shares memory with an input or with another result"
 IS_NO_OPERATOR = "it is no operator: it has an effect, and nothing to compute"
 
 
@@ -97,7 +96,6 @@ class CallNotes(fx.Interpreter):
             return value
         if n.op == "output":
             self.output_names = _names_of(list(read.values()))
-            self._pin_escaping_aliases(n)
             return super().run_node(n)
         self._recorder.begin_call(self._index_of[n])
         if n.target in (AUTOCAST_BEGIN, AUTOCAST_END):
@@ -173,35 +171,6 @@ class CallNotes(fx.Interpreter):
         used = {arg for op in ops for arg in _names_of([op.args, list(op.kwargs.values())])}
         unused = [name for name in read if name not in used]
         self._recorder.note_reads(unused)
-
-    def _pin_escaping_aliases(self, output: fx.Node) -> None:
-        """Where what leaves the model shares memory with an input or another result, every view of
-        that memory stays: the user may write to one and look at the other.
-
-        The views in between stay too. Shipped, they would be copies.
-        """
-        forms = self._recorder.recording.forms
-        inputs = {
-            storage_key(v)
-            for node, v in self.values.items()
-            if (node.op in ("placeholder", "get_attr") or node in self._given)
-            and isinstance(v, torch.Tensor)
-        }
-        escaping: dict[int, set[int]] = {}
-        for tensor in tree_leaves([self.env[a] for a in output.all_input_nodes]):
-            if isinstance(tensor, torch.Tensor):
-                escaping.setdefault(storage_key(tensor), set()).add(id(tensor))
-        shared = {key for key, tensors in escaping.items() if key in inputs or len(tensors) > 1}
-        made: dict[tuple[fx.Node, int], list[Name]] = {}
-        for name, home in self.homes.items():
-            if home.node in self._index_of and forms[name].storage in shared:
-                made.setdefault((home.node, forms[name].storage), []).append(name)
-        for (node, key), names in made.items():
-            if node in self._given:
-                continue  # the trainer has it at hand
-            read = _names_of(list(self.reads[node].values()))
-            if len(names) > 1 or any(forms[name].storage == key for name in read):
-                self._recorder.recording.pin(self._index_of[node], names, SHARES_MEMORY)
 
 
 def _is_unknown(value: Any) -> bool:

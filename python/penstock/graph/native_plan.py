@@ -27,12 +27,13 @@ def make_plans(
     allow_random: bool,
     prices: _C.Prices,
     calibration: Any = None,
+    known_outside: Set[str] = frozenset(),
 ) -> _C.PricedPlans:
     """The plan that was asked for, and those that it is held against, by one calibration.
 
     Times and prices a graph; runs what can move on `leaves`, unless there is a `calibration` of
-    this very graph."""
-    verdicts = _C.analyse_effects(graph, allow_random=allow_random)
+    this very graph. `known_outside` are values of the graph that the program has as well."""
+    verdicts = _C.analyse_effects(graph, allow_random, known_outside)
     if calibration is None:
         calibration = _C.calibrate(graph, verdicts, leaves, list(held))
     return _C.PricedPlans(graph, verdicts, calibration, cut=mode, prices=prices)

@@ -175,6 +175,7 @@ def price_plans(
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     how: Planning,
+    known_outside: Set[str] = frozenset(),
 ) -> _C.PricedPlans:
     return make_plans(
         graph,
@@ -184,6 +185,7 @@ def price_plans(
         allow_random=how.options.allow_random,
         prices=how.prices or _C.Prices.of_local_workers(how.options.worker_count),
         calibration=how.calibration,
+        known_outside=known_outside,
     )
 
 
@@ -213,10 +215,11 @@ def _plan_once(
     """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
+    given = {name.text.removeprefix("%") for name in lowering.given}
     with native_refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        plans = price_plans(graph, leaves, emission.held, how)
+        plans = price_plans(graph, leaves, emission.held, how, given)
         native = plans.chosen
         prefix = _C.extract_prefix(graph, native, how.options.draws_of)
     flow = read_flow(graph, recorded_extents(lowering, inputs))
@@ -253,7 +256,7 @@ def _plan_once(
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
     # A prefix does not ship what the trainer has at hand.
-    shipped = prefix.without_outputs({name.text.removeprefix("%") for name in lowering.given})
+    shipped = prefix.without_outputs(given)
     constants = [f"%{name}" for name in shipped.constant_names]
     tensors = [emission.constants[text] for text in constants]
     checked = [item.name for item in boundary if not item.is_random]

@@ -52,6 +52,17 @@ class Effects : public testing::Test {
     EXPECT_NE(of(value).reason.find(cause), std::string::npos) << of(value).reason;
   }
 
+  void expect_moves(std::string_view value) {
+    expect(value, graph::Level::kStateless, true);
+    EXPECT_FALSE(graph::must_stay(of(value))) << value << ": " << of(value).reason;
+  }
+  // A worker could run it, and the trainer does.
+  void expect_second_view(std::string_view value, graph::Level level = graph::Level::kStateless) {
+    expect(value, level, true);
+    EXPECT_TRUE(graph::must_stay(of(value))) << value << ": " << of(value).reason;
+    EXPECT_NE(of(value).reason.find("gives a second view of memory that leaves forward"), std::string::npos);
+  }
+
   graph::Graph graph_;
   std::vector<graph::Verdict> verdicts_;
 };
@@ -108,6 +119,88 @@ TEST_F(Effects, SizesOfALeafAreShapeAndSizesOfAComputedValueAreAsTheValue) {
 TEST_F(Effects, NumbersFromOutsideTheBatchStay) {
   load("%a = aten::add.Scalar(%x, %k)");
   expect_stays("a", "reads a counter, a number from outside the batch");
+}
+
+TEST_F(Effects, ASecondViewOfMemoryThatLeavesForwardStays) {
+  load(R"(
+%a = aten::neg(%x)
+%b = aten::view(%a, [-1])
+%d = aten::select.int(%b, 0, 0)
+output %a
+output %d
+)");
+  expect_moves("a");
+  expect_second_view("b");
+  expect_second_view("d");
+}
+
+TEST_F(Effects, AViewOfAnInputThatLeavesForwardStays) {
+  load(R"(
+%a = aten::view(%x, [-1])
+%b = aten::neg(%a)
+%d = aten::view(%c, [2, 2])
+output %a
+output %b
+)");
+  expect_second_view("a");
+  expect("d", graph::Level::kConst, true);
+}
+
+TEST_F(Effects, AViewOfAConstantThatLeavesForwardIsMadeOnBothSides) {
+  load("%a = aten::view(%c, [2, 2])\n%b = aten::neg(%a)\noutput %a\noutput %b\n");
+  expect_second_view("a", graph::Level::kConst);
+  EXPECT_TRUE(graph::is_replicable(of("a")));
+}
+
+TEST_F(Effects, ViewsOfMemoryOfWhichTheUserHasOneValueMayMove) {
+  load(R"(
+%a = aten::neg(%x)
+%b = aten::view(%a, [-1])
+%d = aten::exp(%a)
+output %b
+output %d
+)");
+  for (const char* value : {"a", "b", "d"}) expect_moves(value);
+}
+
+TEST_F(Effects, PartsOfOneListThatLeaveForwardStayTogether) {
+  load(R"(
+%a = aten::neg(%x)
+%l = aten::split.Tensor(%a, 2, 1)
+%b = list::get(%l, 0)
+%d = list::get(%l, 1)
+output %b
+output %d
+)");
+  expect_moves("a");
+  for (const char* value : {"l", "b", "d"}) expect_second_view(value);
+}
+
+TEST_F(Effects, WhatIsBetweenTheOperatorsOfOneCallIsNobodysView) {
+  load(R"(
+%a = aten::neg(%x) group 0 "normalize"
+%b = aten::view(%a, [-1]) group 0 "normalize"
+%d = aten::view(%b, [4, -1]) group 1 "view"
+output %b
+output %d
+)");
+  expect_moves("a");
+  expect_moves("b");
+  expect_second_view("d");
+}
+
+TEST_F(Effects, WhatIsKnownOutsideIsLikeAnInput) {
+  const std::string program = "%a = aten::neg(%x)\n%b = aten::view(%a, [-1])\noutput %b\n";
+  load(program);
+  expect_moves("b");
+  load(program, {.known_outside = {5}});  // %a, after five inputs
+  expect_moves("a");
+  expect_second_view("b");
+}
+
+TEST_F(Effects, TheResultsOfAPrefixMayShareMemory) {
+  load("%a = aten::neg(%x)\n%b = aten::view(%a, [-1])\noutput %a\noutput %b\n", {.is_whole_program = false});
+  for (const char* value : {"a", "b"}) expect_moves(value);
 }
 
 TEST_F(Effects, UnknownOperatorsStayWhateverTheyLookLike) {

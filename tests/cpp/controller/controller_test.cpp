@@ -115,7 +115,9 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
             (wire::DrainAnswer{.worker_id = 8, .is_known = false}));
   EXPECT_EQ(std::get<wire::DrainAnswer>(exchange(*operator_client, wire::DrainRequest{.worker_id = 7})),
             (wire::DrainAnswer{.worker_id = 7, .is_known = true}));
-  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, worker(7))).is_to_drain);
+  wire::WorkerReport at_work = worker(7);
+  at_work.trainer_id = 9;  // it has not left the trainer, which would take it off the roster at once
+  EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, at_work)).is_to_drain);
   // It is told so without asking, behind what it was told before.
   TrainerRoster pushed = roster;
   while (!pushed.entries.empty() && !pushed.entries[0].worker.is_withdrawn)
