@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where two threads meet. Holds at most `capacity` items; closing it is how shutdown travels: push returns false, pop
-// hands out what is left and then nothing.
+// A queue between two threads. It holds at most `capacity` items. Closing it is how a shutdown travels: push() returns
+// false, and pop() hands out the items that are left and then nothing.
 
 #include <chrono>
 #include <cstddef>

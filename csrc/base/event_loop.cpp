@@ -15,7 +15,8 @@ namespace penstock {
 namespace {
 
 constexpr size_t kActionCountMax = 1 << 20;  // bounded by the requests outstanding, far below this
-constexpr size_t kActionsInTurn = 256;       // so that a flood of them does not keep what has come from being served
+// So that a flood of actions does not keep the peers' messages from being served.
+constexpr size_t kActionsInTurn = 256;
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A named thread that serves what has come, sleeps until more comes, and serves again. Every I/O thread of penstock is
-// one: its owner says what it serves and what it waits for, and what is to be done with an error.
+// A named thread that serves its events, sleeps until more arrive, and serves again. Every I/O thread of penstock is
+// one. Its owner says which events it serves, which descriptors it waits for, and how an error is handled.
 //
 // Nothing is lost of an exception: whatever the handler throws reaches failed() with the name of the thread, and its
 // owner hands it to whoever calls next.
@@ -32,7 +32,7 @@ class EventLoop {
 
     // Before the first turn. Must not block for long, as start() waits for it; its error is that of start().
     virtual Result<void> begin() { return {}; }
-    // One turn: serves what is there, and of every peer no more than a bounded amount. An error ends the loop.
+    // One turn: serves the events that are there, and a bounded number of them for each peer. An error ends the loop.
     virtual Result<void> serve() = 0;
     // Sleeps until there is more to serve, or `wake_fd` is readable, and returns whether that is so. Where `may_sleep`
     // is false it looks at its descriptors and returns at once. An error ends the loop.
@@ -55,7 +55,8 @@ class EventLoop {
 
   // Starts the thread and waits for begin(). kNoMemory where the system has no thread or no descriptor left.
   Result<void> start();
-  // Ends the loop after its turn and joins the thread. What was posted and not carried out is dropped. Blocks.
+  // Ends the loop after its turn and joins the thread. Actions that were posted and not carried out are dropped.
+  // Blocks.
   void stop();
 
   // Has the thread carry something out before its next turn, in the order of posting. False, dropping it, once the loop

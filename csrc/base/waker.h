@@ -14,9 +14,9 @@ namespace penstock {
 
 // Thread-safe, but for the two calls of the thread that sleeps.
 //
-// That thread calls begin_sleep(), then looks once more at what others may have left for it, and polls fd() with its
-// other descriptors if there is nothing. Others leave something and then call wake(). Both orders of the two are
-// sequentially consistent, so either the last look finds it, or wake() finds the sleeper.
+// That thread calls begin_sleep(), looks once more for work that others left, and polls fd() with its other descriptors
+// if there is none. Others leave work and then call wake(). Both orders of the two are sequentially consistent, so
+// either the last look finds the work, or wake() finds the sleeper.
 class Waker {
  public:
   Waker() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}

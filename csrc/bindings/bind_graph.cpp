@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The graph room in Python: texts to graphs, effects, plans, prefixes. See csrc/graph for what each means.
+// The graph room in Python: texts to graphs, effects, plans, prefixes. See csrc/graph for their meaning.
 
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>

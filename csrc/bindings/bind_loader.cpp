@@ -59,8 +59,8 @@ py::tuple describe_leaves(Batch& batch) {
   return py::make_tuple(leaves, boundary, batch.descriptor().sequence);
 }
 
-// An event as Python gets it: its kind, its value, what belongs to the value, its shard and that one's state.
-// Notes where a batch cannot be rebuilt here, which is raised in its place.
+// An event as Python gets it: its kind, its value, the value's details, its shard and that one's state. A batch that
+// cannot be rebuilt here is noted, and its error raised in its place.
 py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, bool with_leaves) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);

@@ -62,7 +62,7 @@ class PlainEncoder {
   };
 
   struct Array {
-    py::object object;  // held, since a copy of it may be what travels, and its address stands for it
+    py::object object;  // kept alive: a copy of it may be written, and its address identifies it
     std::string dtype;
   };
 
@@ -196,7 +196,7 @@ class PlainEncoder {
     steps_.push_back({.container = container.ptr(), .part = py::none()});
   }
 
-  // The index in the tensor table of what an object is there, made when the object is met for the first time.
+  // The object's index in the tensor table. Its entry is made when the object is met for the first time.
   template <typename Make>
   uint32_t place_of(const void* object, Make make) {
     const auto [place, is_new] = places_.try_emplace(object, static_cast<uint32_t>(result_.tensors.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module penstock._pool: what a pool's commands need and torch has no part in. It links no torch, so that
-// `penstock status` starts in the time that Python takes. Its sources stand by name in CMakeLists.txt, where they are
+// The Python module penstock._pool: the part of a pool's commands that needs no torch. It links no torch, so that
+// `penstock status` starts in the time that Python takes. Its sources are listed in CMakeLists.txt, where they are
 // compiled without torch's headers.
 #include <pybind11/pybind11.h>
 

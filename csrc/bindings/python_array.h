@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Translation between numpy's arrays and scalars and what a nest says of them: tensors, dtypes as text
+// Translation between numpy's arrays and scalars and their form in a nest: tensors, dtypes as text
 // (wire/array_dtype.h), and bytes.
 
 #include <ATen/core/Tensor.h>
@@ -31,8 +31,8 @@ bool is_array_scalar(pybind11::handle object);
 std::optional<ArrayParts> take_array_apart(pybind11::handle array);
 std::optional<ScalarParts> take_scalar_apart(pybind11::handle scalar);
 
-// A writable array that views the tensor's memory and keeps it alive; a copy of what lies on a device. The dtype is one
-// that the reader of nests let through. Raises PenstockError when the tensor does not fit it.
+// A writable array that views the tensor's memory and keeps it alive; a copy if the tensor lies on a device. The dtype
+// is one that the reader of nests let through. Raises PenstockError when the tensor does not fit it.
 pybind11::object make_array(const at::Tensor& tensor, std::string_view dtype);
 pybind11::object make_scalar(std::string_view dtype, std::string_view element);
 

@@ -45,7 +45,7 @@ enum class Tag : uint64_t {
 
 uint64_t address_of(const void* object) { return reinterpret_cast<uint64_t>(object); }
 
-// The bytes from the first element to the last; what lies between the elements of a view belongs to its owner.
+// The bytes from the first element to the last. The bytes between a view's elements belong to the owner of the memory.
 std::span<const std::byte> extent_of(const py::array& array) {
   if (array.size() == 0) return {};
   py::ssize_t before = 0;
@@ -188,7 +188,7 @@ bool PlainContent::take_tensor(PyObject* object, uint32_t depth) {
   const bool has_memory = tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage() &&
                           !tensor.is_quantized() && !tensor.grad().defined();
   if (!has_memory) return refuse();
-  // The caller looks at the attributes of what it has asked for itself.
+  // The caller looks at the attributes that it has asked for itself.
   if (depth > 0 && py::len(py::handle(object).attr("__dict__")) > 0) return false;
   digest_.add(static_cast<uint64_t>(Tag::kTensor));
   digest_.add(address_of(object));

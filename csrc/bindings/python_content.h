@@ -22,8 +22,8 @@ class PlainContent {
   // Time is estimated, not measured, so that the same data always has the same outcome.
   explicit PlainContent(double cost_s_max);
 
-  // Nothing when there is something in `value` that is not plain, which the caller has to look into, or when
-  // is_opaque(). Of a list, tuple, dict or array of a subclass the digest is of what the base class holds.
+  // Nothing when `value` contains an object that is not plain, which the caller has to look into, or when is_opaque().
+  // The digest of a list, tuple, dict or array of a subclass covers the content of the base class.
   std::optional<ContentDigest::Value> digest(pybind11::handle value);
 
   // Charges work that was done elsewhere.

@@ -20,11 +20,11 @@ struct EncodedNest {
   std::vector<at::Tensor> tensors;  // in the order of the table, each once
 };
 
-// `dumps(object)` gives (bytes, list of tensors); it is called only for what the tokens cannot say.
+// `dumps(object)` gives (bytes, list of tensors); it is called only for objects that have no token.
 EncodedNest encode_nest(pybind11::handle object, const pybind11::object& dumps);
 
 // `nest` has passed check_nest with the number of the tensors. `loads(bytes, list of tensors)` is called for a pickle;
-// None where the check lets none through. Raises PenstockError for what a damaged nest can still say.
+// None where the check lets none through. Raises PenstockError for damage that the check cannot see.
 pybind11::object decode_nest(std::span<const std::byte> nest, const std::vector<at::Tensor>& tensors,
                              const pybind11::object& loads);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a Result ends and an exception begins: the one table from error codes to what Python sees. Codes that have a
+// Where a Result ends and an exception begins: the one table from error codes to Python's exceptions. Codes that have a
 // class in penstock.errors raise it; the caller's own mistakes are ValueError.
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 namespace penstock::bindings {
 
 [[noreturn]] void raise_error(const Error& error);
-// The same for what went wrong between processes, where no argument of the caller's is at fault: never ValueError.
+// The same for failures between processes, where no argument of the caller's is at fault: never ValueError.
 [[noreturn]] void raise_failure(const Error& error);
 
 template <typename T>

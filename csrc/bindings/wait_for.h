@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A worker's wait for what its native thread brings: without the interpreter lock, and in slices, so that signals are
-// seen meanwhile.
+// A worker's wait for its native thread: without the interpreter lock, and in slices, so that signals are seen
+// meanwhile.
 
 #include <pybind11/pybind11.h>
 
@@ -18,7 +18,7 @@ namespace penstock::bindings {
 inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // how late a signal may be seen
 
 // The result of `ask(until)`, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when
-// nothing came; `raise`, raise_error or raise_failure, throws what else went wrong.
+// nothing came. `raise` (raise_error or raise_failure) throws every other error.
 template <typename Ask>
 auto wait_for(double timeout_s, void (*raise)(const Error&), Ask ask)
     -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The attributes of a module that a program was read with. What was computed from them while reading holds as long as
-// they do.
+// The attributes of a module that a program was read with. Values that were computed from them while reading hold for
+// as long as the attributes do.
 
 #include <ATen/core/ivalue.h>
 
@@ -18,7 +18,7 @@ class ReadAttributes {
   // Reads the attribute `name` of `owner`, a module.
   c10::IValue read(const c10::IValue& owner, const std::string& name);
 
-  // Whether each of them is what it was when it was read.
+  // Whether each of them has the value that was read.
   bool hold() const;
 
  private:

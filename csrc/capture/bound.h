@@ -16,15 +16,15 @@ namespace penstock::capture {
 struct Bound {
   enum class Kind : uint8_t {
     kArgument,  // a literal, a value of the graph, or a list of them
-    kTuple,     // tuples, and lists and dicts of what is no argument
-    kObject,    // a module, or what the graph has no form for and nobody may use
+    kTuple,     // tuples, and lists and dicts of values that are no arguments
+    kObject,    // a module, or a value that has no form in the graph and that nobody may use
   };
   Kind kind = Kind::kArgument;
   graph::Argument argument;
   bool is_number_tensor = false;  // a number that traced programs hold as a 0-dim tensor
   std::vector<Bound> items;
   c10::IValue object;
-  std::string path;  // of the object: what the program calls it
+  std::string path;  // of the object: its name in the program
 
   static Bound of_argument(graph::Argument argument);
   static Bound of_number(const graph::Number& number);

@@ -19,7 +19,8 @@ namespace penstock::capture {
 // Thread-compatible. Throws Refusal.
 class CaptureBuilder {
  public:
-  // `tensors` are what forward is given, and `leaf_indices` which tensors of the batch these are; none for another.
+  // `tensors` are the tensors that forward is given, and `leaf_indices` their numbers in the batch; none for a tensor
+  // from elsewhere.
   CaptureBuilder(std::span<const at::Tensor> tensors, std::span<const std::optional<uint32_t>> leaf_indices)
       : tensors_given_(tensors), leaf_indices_(leaf_indices) {}
 
@@ -42,7 +43,7 @@ class CaptureBuilder {
   // The same for a call with positional arguments and one result.
   Bound emit(std::string op, std::vector<graph::Argument> arguments, const std::string& place);
 
-  // Every value in it becomes an output. What is known now is left out.
+  // Every value in it becomes an output. Values that are known now are left out.
   void add_output(const Bound& bound);
 
   // The graph, annotated; tensors that it writes are state. All leaves must have been taken.

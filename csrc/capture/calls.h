@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls of operators in a TorchScript program. Those that the dispatcher has are laid out as their schemas say; what
-// TorchScript computes by itself stays.
+// Calls of operators in a TorchScript program. Operators of the dispatcher are laid out as their schemas say; operators
+// that TorchScript computes by itself stay.
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -18,7 +18,7 @@ struct Function;
 
 namespace penstock::capture {
 
-// Fills graph.traits. What cannot be looked up keeps Purity::kUnknown and a reason; nothing fails.
+// Fills graph.traits. An operator that cannot be looked up keeps Purity::kUnknown and a reason; nothing fails.
 void annotate(graph::Graph& graph);
 
 struct Captured {
@@ -28,8 +28,9 @@ struct Captured {
 
 // The module's forward as one straight-line graph, in the mode (train or eval) that it is in. `leaves` are the tensors
 // of an example batch, flattened; their dtypes and ranks are recorded, their sizes become symbols. Parameters that
-// require grad and tensors that forward writes are state, other tensors constants. What is not straight-line or not in
-// the dispatcher is kUnsupported, and the message names the operation and its source line. The module is not changed.
+// require grad and tensors that forward writes are state, other tensors constants. An operation that is not
+// straight-line or not in the dispatcher is kUnsupported, and the message names it and its source line. The module is
+// not changed.
 Result<Captured> capture_torchscript(const torch::jit::Module& module, std::span<const at::Tensor> leaves);
 Result<Captured> capture_torchscript(torch::jit::Function& function, std::span<const at::Tensor> leaves);
 

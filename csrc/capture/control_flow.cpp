@@ -39,7 +39,7 @@ bool is_tensor(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::TensorType;
 }
 
-// Whether a list or a dict is written to: what was read of it before would no longer be true.
+// Whether a list or a dict is written to: values that were read from it before would no longer be true.
 bool writes_to_a_container(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !is_tensor(argument.real_type());

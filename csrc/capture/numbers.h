@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Numbers of a TorchScript program: what is known of a tensor without its contents, arithmetic on that, truths, and
-// whether something is None. What is known now is computed at once; the rest becomes nodes of size:: operators.
+// Numbers of a TorchScript program: facts about a tensor that do not depend on its contents, arithmetic on them,
+// truths, and whether a value is None. Numbers that are known now are computed at once; the others become nodes of
+// size:: operators.
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -20,7 +20,7 @@ struct WrittenArgument {
   friend bool operator==(const WrittenArgument&, const WrittenArgument&) = default;
 };
 
-// By the schema, and by what schemas do not say (families.h).
+// By the schema, and by the facts that schemas leave out (families.h).
 std::vector<WrittenArgument> written_arguments(const c10::OperatorHandle& op);
 
 struct FunctionalTwin {
@@ -28,8 +28,9 @@ struct FunctionalTwin {
   bool is_view_alone = false;  // the write changes how memory is looked at, and no data
 };
 
-// The operator of aten that computes what an in-place operator writes, with the same arguments: aten::sub.Tensor of
-// aten::sub_.Tensor. None for an operator that is not in place, that draws random numbers, or that has no such twin.
+// The operator of aten that computes the values that an in-place operator writes, with the same arguments:
+// aten::sub.Tensor for aten::sub_.Tensor. None for an operator that is not in place, that draws random numbers, or that
+// has no such twin.
 std::optional<FunctionalTwin> functional_twin(const c10::OperatorHandle& op);
 
 // The overload that takes numbers in the places of these tensors: aten::sub.Scalar of aten::sub.Tensor. Python wraps

@@ -32,7 +32,7 @@ struct ScriptCall {
   bool is_like(const ScriptCall& other) const;
 };
 
-// A module that is kept alive, for those who may not know what a module is. Shares the module's parameters.
+// A module that is kept alive, for callers that do not know the type of modules. Shares the module's parameters.
 class ModuleHandle {
  public:
   explicit ModuleHandle(const torch::jit::Module& module);
@@ -45,7 +45,8 @@ class ModuleHandle {
 // A program of its own that runs as TorchScript runs any: with autograd and its optimizer. Thread-compatible.
 class ScriptPart {
  public:
-  // Takes the module (none for a function), the call, and what else the program takes. Throws what the program throws.
+  // Takes the module (none for a function), the call, and the program's further inputs. Throws the program's
+  // exceptions.
   c10::IValue run(const torch::jit::Module* module, const ScriptCall& call, std::span<const at::Tensor> more) const;
 
   // The operators that TorchScript's optimizer has put together to differentiate or to fuse, each with its place in the
@@ -61,9 +62,9 @@ class ScriptPart {
 // Thread-compatible. Holds the module's attributes that were read.
 class ScriptProgram {
  public:
-  // Reads the forward of `module` in the mode (train or eval) that it is in. `leaf_indices` says for each tensor of the
-  // call which tensor of the batch it is; none for what is not of the batch, which stays. Control flow that depends on
-  // contents is kept as it is. kUnsupported with the operation and its line when the program cannot be read.
+  // Reads the forward of `module` in the mode (train or eval) that it is in. `leaf_indices` has, for each tensor of the
+  // call, its number in the batch; none for a tensor from elsewhere, which stays. Control flow that depends on contents
+  // is kept as it is. kUnsupported with the operation and its line when the program cannot be read.
   static Result<ScriptProgram> read(const torch::jit::Module& module, const ScriptCall& call,
                                     std::span<const std::optional<uint32_t>> leaf_indices);
   static Result<ScriptProgram> read(torch::jit::Function& function, const ScriptCall& call,
@@ -75,14 +76,14 @@ class ScriptProgram {
   const graph::Graph& graph() const;                 // annotated
   const std::vector<at::Tensor>& constants() const;  // of its const and state inputs, in their order
 
-  // Whether every attribute that was read is still what it was. Contents of tensors are not looked at.
+  // Whether every attribute still has the value that was read. Contents of tensors are not compared.
   bool holds() const;
 
-  // The program without what `plan` moves; it takes the boundary tensors of `plan` after its own arguments.
+  // The program without the nodes that `plan` moves; it takes the boundary tensors of `plan` after its own arguments.
   // Optimized by TorchScript, or run operator by operator.
   Result<ScriptPart> suffix(const graph::Plan& plan, bool is_optimized = true) const;
 
-  // Whether the optimizer has done with `part`, a suffix by `plan`, what it has done with `whole`: that what stays is
+  // Whether the optimizer has treated `part`, a suffix by `plan`, as it has treated `whole`: the nodes that stay are
   // differentiated and fused in both or in neither. To be asked once both have run often enough to be optimized.
   bool is_optimized_alike(const graph::Plan& plan, const ScriptPart& whole, const ScriptPart& part) const;
 

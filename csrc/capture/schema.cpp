@@ -15,7 +15,7 @@ std::optional<c10::OperatorHandle> find_operator(std::string_view name) {
 }
 
 Result<MatchedCall> match_schema(const graph::Node& node) {
-  // Other namespaces are other libraries: what they do is theirs to change, unless the user vouches for it.
+  // Other namespaces belong to other libraries, which may change their operators, unless the user vouches for one.
   std::string_view name = node.op;
   if (name.starts_with(kDeclared)) {
     name.remove_prefix(kDeclared.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TorchScript to the IR. The program is inlined and freed of the mutations that torch can prove harmless; what is left
-// is read top to bottom, computing what is known now (attributes, flags, branches on them) and emitting nodes for the
-// rest. Branches and loops that only the running program can decide become one node each, which stays.
+// TorchScript to the IR. The program is inlined and freed of the mutations that torch can prove harmless. The rest is
+// read from top to bottom: attributes, flags and branches on them are computed now, and nodes are emitted for
+// everything else. Branches and loops that only the running program can decide become one node each, which stays.
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/api/module.h>
@@ -90,7 +90,7 @@ class Reader {
       return values_.bind(node->output(), Bound::of_tuple(values_.inputs_of(node)));
     if (kind == "prim::ListConstruct") return values_.bind(node->output(), Bound::of_list(values_.inputs_of(node)));
     if (kind == "prim::TupleIndex" || kind == "aten::__getitem__") return index(node);
-    if (kind == "prim::Uninitialized")  // stands for what a branch that was not taken would give
+    if (kind == "prim::Uninitialized")  // stands for the result of a branch that was not taken
       return values_.bind(node->output(), Bound::of_object(c10::IValue(), where(node)));
     if (kind == "prim::unchecked_cast") return values_.bind(node->output(), values_.lookup(node->input()));
     if (kind == "prim::device" && values_.builder().find_leaf(values_.lookup(node->input())) != nullptr)
@@ -230,7 +230,7 @@ std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
   return program;
 }
 
-// Runs `read` and turns what it throws into an Error.
+// Runs `read` and turns its exceptions into an Error.
 template <typename Read>
 auto refusing(const Read& read) -> Result<decltype(read())> {
   try {

@@ -39,7 +39,7 @@ class ProgramValues {
 
   void bind(const torch::jit::Value* value, Bound bound);
 
-  // Appends `call` to the graph, and binds what `node` gives to its results.
+  // Appends `call` to the graph, and binds the results of `node` to the call's.
   void bind_call(const torch::jit::Node* node, graph::Node call);
 
   // Appends a call with positional arguments that stands for `node`, and returns its one result.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A TorchScript program written out as it was read: branches taken, loops unrolled, one node beside each that the
-// reader met. What is left of it without some of its nodes is a program again, over the module's own parameters.
+// A TorchScript program written out as it was read: branches taken, loops unrolled, one node for each that the reader
+// met. It is a program again once some of its nodes are taken out, over the module's own parameters.
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -22,13 +22,13 @@ std::string place_of(const torch::jit::Node* node);
 // Confined to the thread that reads; afterwards thread-compatible.
 class WrittenProgram {
  public:
-  // Takes what `program` takes.
+  // Takes the inputs of `program`.
   explicit WrittenProgram(const torch::jit::Graph& program);
 
-  // Appends a copy of `node`, with its blocks. What reads the results of `node` from here on reads those of the copy.
+  // Appends a copy of `node`, with its blocks. From here on, readers of the results of `node` read those of the copy.
   void append(const torch::jit::Node* node);
 
-  // From here on readers of `value` read what stands for `other` now, or a number.
+  // From here on readers of `value` read the present value of `other`, or a number.
   void stand_in(const torch::jit::Value* value, const torch::jit::Value* other);
   void stand_in(const torch::jit::Value* value, int64_t number);
   void stand_in_all(const std::vector<const torch::jit::Value*>& values,
@@ -40,8 +40,8 @@ class WrittenProgram {
   // The program's results.
   void finish(const torch::jit::Graph& program);
 
-  // The program that takes `values` as further arguments, after its own, and leaves out what computes them.
-  // kUnsupported, naming a node of `gone`, when that cannot be left out.
+  // The program that takes `values` as further arguments, after its own, and leaves out the nodes that compute them.
+  // kUnsupported, naming a node of `gone`, when that node cannot be left out.
   Result<std::shared_ptr<torch::jit::Graph>> without(const std::vector<graph::ValueId>& values,
                                                      const std::vector<graph::ValueId>& gone) const;
 
@@ -55,7 +55,7 @@ class WrittenProgram {
   using ValueMap = std::unordered_map<const torch::jit::Value*, torch::jit::Value*>;
 
   torch::jit::Value* copy_of(const torch::jit::Value* value) const;
-  // A copy of what was written, and where its values are.
+  // A copy of the program so far, and where its values are.
   std::shared_ptr<torch::jit::Graph> duplicate(ValueMap& values) const;
   Result<std::vector<torch::jit::Value*>> find(const std::vector<graph::ValueId>& ids, const ValueMap& values) const;
 

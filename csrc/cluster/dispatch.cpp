@@ -121,7 +121,7 @@ void Dispatch::end_lane(uint32_t epoch, wire::Lane lane, Instant now) {
   lanes_.erase({epoch, lane});
 }
 
-// ---- What workers say
+// ---- The workers' messages
 
 void Dispatch::started(WorkerSlot slot, wire::BatchKey key) {
   const auto found = workers_.find(slot);
@@ -313,7 +313,8 @@ std::optional<Duration> Dispatch::late_after() const {
   return std::max(options_.hedge_floor, std::chrono::duration_cast<Duration>(usual * options_.hedge_factor));
 }
 
-// A lane's next batch follows from the state that its worker alone has, and what may kill a worker is not handed on.
+// A lane's next batch follows from the state that its worker alone has, and a request that may have killed a worker is
+// not handed on.
 bool Dispatch::may_be_hedged(const Request& request) {
   return request.lane == wire::kNoLane && request.death_count == 0 && request.workers.size() == 1;
 }

@@ -38,10 +38,10 @@ struct DispatchOptions {
   // first.
   Duration asked_ahead_below = Duration::max();
   bool hedges = true;
-  // Workers do not say what they have begun: any batch that one owes when it dies may have been to blame.
+  // Workers do not say which request they have begun: any batch that a worker owes when it dies may have been to blame.
   bool blames_all = false;
-  // A request is late once its worker took `hedge_factor` times what `hedge_quantile` of the batches take, and
-  // `hedge_floor` at least. Before so many samples nothing is.
+  // A request is late once its worker took `hedge_factor` times the `hedge_quantile` of the batches' times, and
+  // `hedge_floor` at least. No request is late before `hedge_samples_min` batches have come.
   double hedge_quantile = 0.95;
   double hedge_factor = 2.0;
   Duration hedge_floor = std::chrono::milliseconds(50);
@@ -54,7 +54,7 @@ using WorkerSlot = uint32_t;
 enum class Loss : uint8_t {
   kDied,    // its process ended, and it had not said that it would
   kSilent,  // nothing was heard of it, which no batch is to blame for
-  kLeft,    // it had nothing more to do, or gave back what it had
+  kLeft,    // it had nothing more to do, or gave its requests back
 };
 
 // Thread-compatible.
@@ -73,10 +73,10 @@ class Dispatch {
     WorkerSlot worker = 0;
     wire::BatchKey key{};
     wire::Lane lane = wire::kNoLane;
-    bool is_lane_start = false;  // the worker has not made what came before in this lane
+    bool is_lane_start = false;  // the worker has not made the batches before this one in the lane
     bool has_come = false;       // of kCancel: another worker's answer came first
     uint32_t death_count = 0;    // of kFail
-    SharedContent content{};     // of kFail: what was asked
+    SharedContent content{};     // of kFail: the content of the request
 
     friend bool operator==(const Command&, const Command&) = default;
   };
@@ -88,7 +88,7 @@ class Dispatch {
   void lose_worker(WorkerSlot slot, Loss loss, Instant now);
   // Takes back a death that this was blamed for: the worker lives, and only the connection to it had ended.
   void forgive(wire::BatchKey key, Instant now);
-  // Asks it for nothing more, and for what it has not begun elsewhere.
+  // Asks it for nothing more, and asks others for the requests that it has not begun.
   void drain_worker(WorkerSlot slot, Instant now);
   bool has_worker(WorkerSlot slot) const { return workers_.contains(slot); }
 
@@ -98,7 +98,7 @@ class Dispatch {
   void forget(wire::BatchKey key, Instant now);
   // The same of every request of another epoch than this one.
   void forget_other_epochs(uint32_t epoch, Instant now);
-  // A lane has no more batches: what was asked of it is forgotten.
+  // A lane has no more batches: its requests are forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 
   // The workers' messages.

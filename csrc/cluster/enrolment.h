@@ -73,7 +73,7 @@ class WorkerEnrolment {
     return session.trainer_id() != reported_trainer_id_ ? Instant{} : clock.due_at();
   }
 
-  // Carries out what the controller orders.
+  // Carries out the controller's orders.
   void receive(const wire::WorkerOrders& orders, WorkerSession& session, Instant now) {
     clock.heard(now);
     if (orders.incarnation != incarnation_) return;  // of a report before

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One end of a link between a trainer and a worker. The trainer numbers its links with a worker upwards, and each side
-// stamps what it sends on a link: 1, 2, 3. So a message of a link that has ended, a message that comes twice and a
-// message that did not come are told apart, whatever the connection below did with them. A link on which something was
-// lost is never mended: the trainer begins another and says on it what it still wants.
+// numbers its messages on a link: 1, 2, 3. So each side can tell a message of a link that has ended, a message that
+// comes twice and a message that did not come, whatever the connection below did with them. A link on which a message
+// was lost is never mended: the trainer begins another and repeats the requests that it still wants.
 
 #include <cstdint>
 

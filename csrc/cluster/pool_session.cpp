@@ -106,7 +106,7 @@ void PoolSession::welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant
   peer.state = State::kOpen;
   if (const auto blamed = std::exchange(peer.blamed, std::nullopt)) dispatch_.forgive(*blamed, now);
   if (peer.slot && is_fresh) {
-    // It knows nothing of what it had: all of that is asked for anew, of whomever.
+    // The worker knows nothing of the requests that it had: they are asked for anew, of any worker.
     worker_of_.erase(*peer.slot);
     peer.delayed.clear();
     dispatch_.lose_worker(*std::exchange(peer.slot, std::nullopt), Loss::kSilent, now);
@@ -306,7 +306,7 @@ void PoolSession::send(uint64_t worker_id, Peer& peer, wire::ToWorker message) {
 void PoolSession::tick(Instant now) {
   for (auto& [worker_id, peer] : peers_)
     if (peer.state != State::kApart && now - peer.heard_at >= kLease) lose(peer, Loss::kSilent, now, now);
-  carry_out(now);  // what those owed is asked of others now, and is not for a hello to repeat
+  carry_out(now);  // others are asked for those now, so a hello must not repeat them
   for (auto& [worker_id, peer] : peers_) {
     if (peer.state != State::kOpen && !peer.has_declined && now >= peer.hello_at) {
       if (peer.renewal.take(now)) commands_.push_back({.kind = Command::Kind::kRenew, .worker_id = worker_id});

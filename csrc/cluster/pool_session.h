@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's half of the protocol between a trainer and the workers of a pool: whom it knows, what links it has with
-// them, and what it asks of whom (dispatch.h). A pure state machine; the I/O thread around it has the sockets and the
-// bytes.
+// The trainer's half of the protocol between a trainer and the workers of a pool: the workers that it knows, its links
+// with them, and its requests to each (dispatch.h). A pure state machine; the I/O thread around it has the sockets and
+// the bytes.
 //
-// An answer of a worker counts if its link is the one in force and the request was asked of it and is unanswered. So it
-// does not matter what else arrives: answers of workers that were lost, second answers, answers that come twice.
+// An answer of a worker counts if its link is the one in force, and if the request was sent to it and is unanswered.
+// All other answers are ignored: those of workers that were lost, second answers, answers that come twice.
 
 #include <cstdint>
 #include <deque>
@@ -48,7 +48,7 @@ class PoolSession {
     wire::ToWorker message{};
     wire::BatchKey key{};      // of kFail
     uint32_t death_count = 0;  // of kFail
-    SharedContent content{};   // of kFail: what was asked
+    SharedContent content{};   // of kFail: the content of the request
 
     friend bool operator==(const Command&, const Command&) = default;
   };
@@ -62,10 +62,10 @@ class PoolSession {
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
   // The messages of this link do not fit together, so that one of them was lost: the link is made anew.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
-  // The connection to a worker ended, most likely because its process did. One that says later on that it lives takes
-  // the blame from what it was making: connections can end by themselves, time and again.
+  // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,
+  // the batch that it was making is blamed no longer: connections can end by themselves, time and again.
   void died(uint64_t worker_id, Instant now);
-  // There is a connection to a worker, another than before if there was one: what was said last may be lost.
+  // There is a connection to a worker, a new one if there was one before: the last messages may be lost.
   void connected(uint64_t worker_id, Instant now);
   // Says goodbye to every worker, and forgets them.
   void leave(Instant now);
@@ -83,7 +83,7 @@ class PoolSession {
   // Workers with a link, and those that are known.
   size_t open_count() const;
   size_t known_count() const { return peers_.size(); }
-  // Those of the known that said they can make nothing of what is asked here.
+  // The known workers that said that they cannot make this trainer's batches.
   size_t declined_count() const;
 
  private:

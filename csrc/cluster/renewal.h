@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// When a connection over which nothing is heard is made anew. What was sent into a link that is cut waits in TCP, which
-// tries again after twice as long each time: the link stays silent for up to as long again as it was cut. A new
-// connection is there at once. On a slow link it costs what was on its way, so each time it is waited twice as long.
+// When to make a silent connection anew. Bytes that were sent into a cut link wait in TCP, which tries again after
+// twice as long each time: the link stays silent for up to as long again as it was cut. A new connection works at once.
+// On a slow link it costs the bytes that were on their way, so the wait doubles each time.
 
 #include <algorithm>
 

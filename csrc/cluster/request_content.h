@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The content of a request: all that a worker is sent to make one batch. It is made once, when the trainer asks, and
-// kept in one place for as long as the request is outstanding: the trainer's thread looks at it to say what it waits
+// The content of a request: all that a worker needs to make one batch. It is made once, when the trainer asks, and kept
+// in one place for as long as the request is outstanding: the trainer's thread reads it to name the batch that it waits
 // for, and the I/O thread sends it again when a worker is lost.
 
 #include <cstddef>

@@ -51,7 +51,7 @@ class RequestOrder {
   // Keeps the content of the request that was assigned last, for awaited(). It is kept until its batch is delivered.
   void keep(uint64_t sequence, SharedContent content);
 
-  // The oldest request that an active shard has yet to answer, and what was asked by it, if that is kept.
+  // The oldest request that an active shard has yet to answer, and its content, if that is kept.
   struct Awaited {
     uint64_t sequence;
     uint32_t shard_id;

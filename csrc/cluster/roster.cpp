@@ -204,7 +204,7 @@ void Roster::fence(uint64_t worker_id, uint32_t incarnation) {
   }
 }
 
-// ---- What is told
+// ---- Answers
 
 std::vector<uint64_t> Roster::changed_trainers() const {
   std::vector<uint64_t> changed;

@@ -13,7 +13,7 @@
 
 namespace penstock::cluster {
 
-// Forgets by halves: after `1 / kNewShare` batches what was before counts for a third. A value type.
+// Forgets gradually: after `1 / kNewShare` batches the earlier ones count for a third. A value type.
 class MeanTime {
  public:
   void add(Duration time) {

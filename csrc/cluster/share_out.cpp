@@ -15,7 +15,7 @@ bool is_fit(const AssignedWorker& hand, const Demand& demand) {
   return std::find(hand.declined.begin(), hand.declined.end(), demand.trainer_id) == hand.declined.end();
 }
 
-// Who is to have what. Trainers and workers go by their indices.
+// The numbers of workers that each trainer is to have. Trainers and workers go by their indices.
 class Plan {
  public:
   Plan(std::span<const Demand> demands, std::span<const AssignedWorker> hands)
@@ -75,7 +75,7 @@ class Plan {
 
   // One worker more for a trainer, from nobody or else from the richest that can be reached.
   bool enrich(size_t poor) {
-    std::vector<Step> reached_by(demands_.size());  // the trainer that takes from this one, and what
+    std::vector<Step> reached_by(demands_.size());  // the trainer that takes a worker from this one, and the worker
     std::deque<size_t> to_visit{poor};
     std::optional<size_t> richest;
     while (!to_visit.empty()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which worker of a pool goes to which trainer: each has as many as any other, up to what it wants and as far as there
-// are workers that have not declined it. Pure; a scheduler that knows more of the jobs takes its place behind the same
-// function.
+// Which worker of a pool goes to which trainer: each trainer has as many as any other, up to the number that it wants,
+// and as far as there are workers that have not declined it. Pure; a scheduler that knows more of the jobs takes its
+// place behind the same function.
 //
 // It is max-min fair: nobody could have one more without another having less than that. Such a share-out is reached
 // from whatever there is by giving the poorest, over and over, a worker that is free or of one who has two more, if
@@ -30,8 +30,9 @@ struct AssignedWorker {
     kMoving,  // was taken from a trainer that it has not left yet
   };
   State state = State::kFree;
-  uint64_t trainer_id = 0;   // of kHeld, one of the demands
-  uint64_t given_order = 0;  // what was given last is taken first: it has the least of the job's data in its caches
+  uint64_t trainer_id = 0;  // of kHeld, one of the demands
+  // The worker that was given last is taken first: it has the least of the job's data in its caches.
+  uint64_t given_order = 0;
   std::span<const uint64_t> declined{};  // trainers
 };
 

@@ -10,10 +10,10 @@ namespace {
 
 constexpr double kSpare = 1.25;  // workers beyond the ratio of the means, because no two batches take the same time
 constexpr double kCpuBoundShare = 0.75;
-constexpr double kGainMin = 0.5;          // of what a step up would gain if workers did not get in each other's way
+constexpr double kGainMin = 0.5;          // of the gain from one worker more if workers did not slow each other down
 constexpr double kOtherConditions = 2.0;  // times longer or shorter
-constexpr double kSecondsMin = 1e-3;      // of a batch in the trainer; what is shorter is noise
-constexpr double kCountMax = 1e6;         // workers, before they are bounded by what the machine has
+constexpr double kSecondsMin = 1e-3;      // of a batch in the trainer; a shorter time is noise
+constexpr double kCountMax = 1e6;         // workers, before the machine's CPUs bound them
 
 using Reason = WorkerChoice::Reason;
 using LimitedBy = WorkerChoice::LimitedBy;

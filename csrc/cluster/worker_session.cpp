@@ -27,7 +27,7 @@ void WorkerSession::receive(const wire::ToWorker& message, Instant now) {
     case Link::Receipt::kNext: break;
   }
   tenant_->heard_at = now;
-  // Behind its hello and what it repeats, a trainer says nothing before it has read the welcome.
+  // After its hello and the requests that it repeats, a trainer says nothing before it has read the welcome.
   if (tenant_->repeated_count == 0) tenant_->is_fresh = false;
   switch (message.kind) {
     case wire::ToWorker::Kind::kHello: break;
@@ -90,8 +90,8 @@ void WorkerSession::take(const wire::ToWorker& message) {
   if (is_repeated && tenant_->repeated_count == 0) drop_unclaimed();
 }
 
-// Another trainer's batch of the same number is another batch, and what was begun before a trainer was given up is of
-// no use to its lanes.
+// Another trainer's batch of the same number is another batch, and batches that were begun before a trainer was given
+// up are of no use to its lanes.
 bool WorkerSession::is_running(const wire::ToWorker& request) const {
   return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
 }
@@ -117,7 +117,7 @@ void WorkerSession::finished() {
   PENSTOCK_ASSERT(running_, "something was finished that had not begun");
   const Running done = *running_;
   running_.reset();
-  // The trainer is about to say what it still wants; a lane cannot be made again from before this.
+  // The trainer is about to repeat the requests that it still wants; a lane cannot be made again from before this.
   const bool may_be_claimed = tenant_ && tenant_->trainer_id == done.trainer_id && tenant_->repeated_count > 0;
   if (!done.is_wanted && may_be_claimed) {
     held_.emplace(done.key, false);
@@ -177,7 +177,7 @@ bool WorkerSession::is_declined(uint64_t trainer_id) const {
 }
 
 void WorkerSession::send(wire::ToTrainer::Kind kind, wire::BatchKey key, bool is_fresh) {
-  // On a link that is broken nothing counts, and what is held is asked for again on the next.
+  // On a broken link nothing counts, and the trainer asks again on the next one for the answers held here.
   if (!tenant_ || tenant_->is_broken) return;
   commands_.push_back({.kind = Command::Kind::kSend,
                        .trainer_id = tenant_->trainer_id,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The worker's half of the protocol between a trainer and a worker: who it works for, what it is to make, what it has
-// made and holds until the trainer has it. A pure state machine; the process around it has the sockets, the dataset and
-// the bytes of requests and answers.
+// The worker's half of the protocol between a trainer and a worker: the trainer that it works for, the batches that it
+// is to make, and the answers that it holds until the trainer has them. A pure state machine; the process around it has
+// the sockets, the dataset and the bytes of requests and answers.
 //
 // A worker works for one trainer at a time: another is refused until the first says goodbye or was silent for a lease.
 // It makes one batch at a time, in the order of the requests. An answer is held until it is acknowledged, and sent
@@ -61,19 +61,19 @@ class WorkerSession {
   // The work that was begun is done; the shell has its bytes.
   void finished();
   bool is_busy() const { return running_.has_value(); }
-  // Whether anybody still wants what is being worked on.
+  // Whether anybody still wants the batch that is being made.
   bool is_wanted() const { return running_ && running_->is_wanted; }
   // Whether it is, or the trainer is about to say on a new link whether it is.
   bool may_be_wanted() const;
 
-  // Takes no more, and gives back what was not begun.
+  // Takes no more requests, and gives back those that were not begun.
   void drain();
   bool is_draining() const { return is_draining_; }
   // Nothing is being made, held or waited for any more.
   bool is_empty() const { return queue_.empty() && !running_ && held_.empty(); }
   // Gives up the trainer and all that it asked for: this worker's lease is lost.
   void abandon();
-  // Gives it up and has nothing to do with it from now on: what it asks for cannot be made here.
+  // Gives the trainer up and ignores it from now on: its batches cannot be made here.
   void decline();
   // Whether that was said of a trainer.
   bool is_declined(uint64_t trainer_id) const;
@@ -84,7 +84,7 @@ class WorkerSession {
   uint64_t trainer_id() const { return tenant_ ? tenant_->trainer_id : 0; }
   size_t queued_count() const { return queue_.size(); }
   size_t held_count() const { return held_.size(); }
-  // Of those, what the trainer is known to want on this link.
+  // Of those, the ones that the trainer is known to want on this link.
   size_t claimed_count() const;
 
  private:

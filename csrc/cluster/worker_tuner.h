@@ -38,7 +38,7 @@ class StallMeter {
   void end(const BatchCounts& counts, const CpuTimes& cpu);
 
   bool has_seen(double seconds, uint64_t batches) const;
-  // The means over what was seen, which is forgotten. At least one batch was.
+  // The means over the batches since the last call, which are forgotten. At least one batch has come.
   MeasuredWork take();
   // Batches of which each one's time is kept; of the others the sums are.
   size_t kept_count() const { return sums_.trainer_seconds.size(); }
@@ -69,7 +69,7 @@ class WorkerTuner {
   StallMeter& meter() { return meter_; }
   // Whether enough was seen of so many workers to choose anew.
   bool is_due(uint32_t workers) const;
-  // The number of workers to go on with, from what the meter has seen.
+  // The number of workers to go on with, by the meter.
   const WorkerChoice& choose(const WorkerLimits& limits);
   // So many could not be started; the loader goes on with those that it had before.
   void give_up(uint32_t workers_before);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's process: a socket and a clock around cluster/roster.h. One thread does all of it. Workers, trainers
-// and operators are told apart by the role of their key; what one may not ask for is refused with a sentence, and what
-// is no message of this protocol is too.
+// The controller's process: a socket and a clock around cluster/roster.h, on one thread. Workers, trainers and
+// operators are told apart by the role of their key. A request that the role may not make is refused with a sentence,
+// and so is a message that does not belong to this protocol.
 
 #include <cstdint>
 #include <map>

@@ -14,7 +14,7 @@ namespace penstock::controller {
 namespace {
 
 constexpr size_t kStatusBytesMin = 16 << 10;
-constexpr size_t kFrameBytes = 256;  // what stands around the two lists, their counts included
+constexpr size_t kFrameBytes = 256;  // the text around the two lists, their counts included
 
 // Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
 std::string quoted(std::string_view text) {
@@ -82,7 +82,7 @@ struct EntryList {
   size_t left_out_count = 0;
 };
 
-// Leaves out what does not fit, and nothing that does: one large entry must not hide those behind it.
+// Leaves out each entry that does not fit, and no other: one large entry must not hide those behind it.
 template <typename Entry>
 EntryList list_of(const std::vector<Entry>& entries, std::string (*to_json)(const Entry&), size_t bytes_max) {
   EntryList list;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kSame = 1e-9;  // of a sum: rounding to picoseconds, not a cheaper choice
 
-// A point of the plane that the corners lie in: the trainer's seconds, and those of what feeds it.
+// A point of the plane that the corners lie in: the trainer's seconds, and those of the stage that feeds it.
 struct Point {
   double trainer_s;
   double feeding_s;
@@ -109,8 +109,8 @@ class FastestSearch {
     best_rank_ = its;
   }
 
-  // Takes over what another choice does with one unit after the other, in program order where more is to move, else
-  // against it, so that what is left is valid or soon is.
+  // Takes over another choice's answer for one unit after the other, in program order where more is to move, else
+  // against it, so that the choice is valid at each step or soon after.
   void walk(Choice choice, const Choice& other) {
     const auto moving = static_cast<size_t>(std::count(choice.begin(), choice.end(), true));
     const bool grows = static_cast<size_t>(std::count(other.begin(), other.end(), true)) > moving;

@@ -4,12 +4,12 @@
 //
 // Which stage is the slowest depends on the choice, and a minimum cut knows sums alone. But a step is a maximum of sums
 // with positive weights, so the shortest one is among the choices that no other beats in both the trainer's and the
-// workers' seconds. Those of them that are cheapest for some weight are the corners of a convex line, each found by one
-// minimum cut: the weight for which two corners that are known cost the same either has a cheaper choice, which is a
-// corner between them, or there is none. The true optimum can lie between two neighbouring corners (a chain of equal
-// operators has no corner but its ends), so from the corner on either side of the balance the units of the other one
-// are taken over, one after the other, and each valid choice on the way counts. So is each of no cut and the maximal
-// one: what is chosen is never slower than these, as far as it is known.
+// workers' seconds. Those of them that are cheapest for some weight are the corners of a convex line, and each is found
+// by one minimum cut: take the weight for which two known corners cost the same; either a cheaper choice exists, which
+// is a corner between them, or there is none. The true optimum can lie between two neighbouring corners (a chain of
+// equal operators has no corner but its ends). So, from the corner on either side of the balance, the units of the
+// other one are taken over one after the other, and each valid choice on the way is a candidate. No cut and the maximal
+// one are candidates too: by the prices, the chosen cut is never slower than either.
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which call of the user's program hands which bytes to which: shown beside places and prices. A call is a group of
-// nodes; what belongs to no group is left out.
+// nodes; nodes without a group are left out.
 
 #include <cstdint>
 #include <map>

@@ -199,9 +199,9 @@ double CutModel::trainer_node_s(uint32_t node) const {
   return kernel_s;
 }
 
-// Calls on_violation(reader unit, maker unit, is_missing) for each read that the choice makes impossible: is_missing
-// when a moved reader needs what the trainer makes, else the trainer needs a value from a moved maker that is no
-// tensor.
+// Calls on_violation(reader unit, maker unit, is_missing) for each read that the choice makes impossible. With
+// is_missing, a moved reader needs a value that the trainer makes; without, the trainer needs a value from a moved
+// maker that is no tensor.
 template <typename OnViolation>
 void CutModel::each_violation(const Choice& choice, const OnViolation& on_violation) const {
   const std::vector<bool> runs_in_trainer = cut(choice).runs_in_trainer;

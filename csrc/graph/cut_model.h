@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The choice that a plan makes, without the choosing: which units there are, what moving a set of them implies, what
-// that costs, and the network whose minimum cut is the cheapest choice.
+// The choice that a plan makes, without the choosing: the units, the consequences of moving a set of them and their
+// costs, and the network whose minimum cut is the cheapest choice.
 //
-// A *unit* is what moves as one: a group of nodes, or a node without a group. Three kinds:
+// A *unit* moves as one: a group of nodes, or a node without a group. Three kinds:
 //   fixed       some node must not move, so the unit stays
 //   replicable  every node reads constants and sizes alone: trainer and workers compute it, each only when it needs it
 //   free        the choice
@@ -52,7 +52,7 @@ class CutModel {
 
   const std::vector<Unit>& units() const { return units_; }
 
-  // Whether the choice can be run: what moved units read is there, and only tensors cross.
+  // Whether the choice can be run: every value that moved units read is there, and only tensors cross.
   bool is_valid(const Choice& choice) const;
 
   // The largest valid choice within `choice`.
@@ -64,12 +64,13 @@ class CutModel {
   // The consequences of a valid choice.
   Cut cut(const Choice& choice) const;
 
-  // The cheapest valid choice by a weighted sum; of several, the one that moves least. Draws that may move do, whatever
-  // the price: where they are made says which numbers they are, and that must not follow from what a clock measured.
+  // The cheapest valid choice by a weighted sum; of several, the one that moves least. Random draws that may move do
+  // move, whatever the price: the place where they are made decides their numbers, and numbers must not depend on a
+  // clock.
   Choice cheapest(const Weights& weights) const;
   Choice cheapest() const { return cheapest(prices_.weights()); }
 
-  // The weighted sum of what a choice implies.
+  // The weighted sum of a choice's costs.
   Ticks price(const Cut& cut, const Weights& weights) const;
   Ticks price(const Cut& cut) const { return price(cut, prices_.weights()); }
 

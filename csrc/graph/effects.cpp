@@ -190,7 +190,7 @@ class EffectAnalysis {
     return {Level::kState, describe(node) + " " + traits.reason};
   }
 
-  // Why the memory of `operand` is not what it was when it was made, if so.
+  // The reason why the memory of `operand` has changed since it was made, if it has.
   std::optional<Fact> change_of_memory(ValueId operand) const {
     const ValueId set = aliases_.find(operand);
     const std::string name = "%" + graph_.value_names[operand];

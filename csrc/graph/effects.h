@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which nodes could run in a worker: forward dataflow of effect levels over the graph. A node has the join of its own
-// level and those of its operands. What is not known stays: an operator without traits is as good as STATE.
+// level and those of its operands. Unknown nodes stay: an operator without traits is as good as STATE.
 //
 // Memory is followed by alias sets. A value whose set is written in place anywhere, also later, is STATE ("pinned"):
 // the worker would see it before the write or after, and only program order in the trainer says which is right. An
@@ -24,7 +24,7 @@ enum class Level : uint8_t {
   kShape,      // ... and on sizes of the batch
   kStateless,  // ... and on the batch's contents
   kRandom,     // ... and on random draws
-  kState,      // depends on what training changes, or is not known
+  kState,      // depends on values that training changes, or is not known
 };
 
 // "CONST", "SHAPE", ...

@@ -98,7 +98,7 @@ Result<Graph> extract_prefix(const Graph& graph, const Plan& plan, std::string_v
   for (const Input& input : graph.inputs)
     if (input.size_of && is_needed[input.value]) is_needed[input.size_of->tensor] = true;
 
-  // Values keep their ids while nodes are copied; ids are made dense by a walk over what is left.
+  // Values keep their ids while nodes are copied; a walk over the copied nodes makes the ids dense.
   std::vector<ValueId> new_ids(graph.value_names.size());
   Graph prefix;
   const auto rename = [&](ValueId& value) { value = new_ids[value]; };

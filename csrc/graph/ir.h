@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The neutral graph that both front ends end in: straight-line SSA over ATen operators, with symbolic sizes as scalar
-// values. Value types only; nothing here knows torch. The text form is in ir_text.h, what the words mean in README.md.
+// values. Value types only; nothing here knows torch. The text form is in ir_text.h, the meaning of its words in
+// README.md.
 
 #include <bit>
 #include <cstddef>
@@ -91,7 +92,7 @@ struct Input {
   ValueId value = 0;
   InputKind kind = InputKind::kLeaf;
   uint32_t leaf_index = 0;        // kLeaf: which tensor of the flattened batch
-  std::string source;             // the others: what the program calls it
+  std::string source;             // the others: its name in the program
   Dtype dtype = Dtype::kFloat32;  // all but kInt
   std::vector<Dim> sizes;         // all but kInt
   std::string digest;             // kConst: hash of the content, 32 hex digits, or empty

@@ -43,7 +43,7 @@ class Cursor {
   char current() const { return position_ < line_.size() ? line_[position_] : '\0'; }
   int take_hex_digit();
 
-  std::string_view text_;  // what follows the line
+  std::string_view text_;  // the lines after this one
   std::string_view line_;
   size_t line_number_ = 0;
   size_t position_ = 0;

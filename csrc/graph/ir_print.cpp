@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prints graphs. What it writes is pure ASCII and the same for equal graphs: keys and tests rely on it.
+// Prints graphs. The text is pure ASCII and the same for equal graphs: keys and tests rely on it.
 
 #include <array>
 #include <charconv>

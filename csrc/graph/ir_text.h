@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The text form of a graph. It is what workers receive from the network, so the parser takes any bytes: what is not a
+// The text form of a graph. Workers receive it from the network, so the parser takes any bytes: a text that is not a
 // graph gives an error with its line and column, and every length has a cap. The grammar, one statement a line, blanks
 // and empty lines free:
 //

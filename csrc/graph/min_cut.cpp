@@ -11,8 +11,8 @@ namespace {
 // Excess can be the sum of many infinite edges.
 __extension__ using Excess = __int128;
 
-// A maximal preflow tells the smallest set that reaches the sink; what is wanted is the smallest set reached from the
-// source. So the network is solved backwards: every edge is turned round and flow is pushed from the sink.
+// A maximal preflow gives the smallest set that reaches the sink, and this function needs the smallest set reached from
+// the source. So the network is solved backwards: every edge is turned round and flow is pushed from the sink.
 class PushRelabel {
  public:
   struct Arc {

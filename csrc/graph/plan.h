@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Chooses the cut and says why: which groups of the user's program move to the workers, which stay and for what reason,
-// what crosses and what it costs. Pure: the same graph, verdicts, calibration and prices give the same plan.
+// which values cross and what that costs. Pure: the same graph, verdicts, calibration and prices give the same plan.
 
 #include <cstdint>
 #include <optional>
@@ -35,23 +35,23 @@ struct PlanGroup {
   bool replicated = false;             // reads sizes and constants alone, so either side may compute it
   std::string reason;                  // why it is where it is: one sentence without its full stop
   double worker_s = 0;                 // seconds per batch where it ran in a worker
-  double trainer_s = 0;                // seconds per batch where it ran in the trainer; 0 for what cannot move
+  double trainer_s = 0;                // seconds per batch where it ran in the trainer; 0 for groups that cannot move
 
   friend bool operator==(const PlanGroup&, const PlanGroup&) = default;
 };
 
 struct Plan {
-  std::vector<PlanGroup> moved;  // the trainer's program is what is left without these
+  std::vector<PlanGroup> moved;  // the trainer's program consists of the groups that are not among these
   std::vector<PlanGroup> kept;
   std::vector<ValueId> boundary;            // computed by workers and read by the trainer
   std::vector<std::string> boundary_names;  // the same, by name
   std::vector<uint32_t> raw_leaves;         // leaves that the trainer still reads
   int64_t raw_bytes = 0;                    // per batch: of all leaves, each storage once
-  int64_t maximal_bytes = 0;                // what would cross if all that can move did
-  int64_t boundary_bytes = 0;               // what crosses: boundary values and raw leaves, each storage once
+  int64_t maximal_bytes = 0;                // bytes that would cross if all moved that can
+  int64_t boundary_bytes = 0;               // bytes that cross: boundary values and raw leaves, each storage once
   double worker_s = 0;                      // a worker's seconds per batch
   double trainer_s = 0;                     // the trainer's seconds per batch on kept operators that could have moved
-  StageSeconds seconds;                     // the same by stage, with what writing and reading the boundary costs
+  StageSeconds seconds;                     // the same by stage, with the cost of writing and reading the boundary
   std::optional<double> step_s;             // how long a step takes, where the loads are known
 
   friend bool operator==(const Plan&, const Plan&) = default;

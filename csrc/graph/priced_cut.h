@@ -28,13 +28,13 @@ class GraphPricing {
   static constexpr int kCallsBefore = 4;
 
   bool wants_timed_calls() const { return next_call_ < kTimedCalls; }
-  // What is to be timed in this call, if anything.
+  // The part that is to be timed in this call, if any.
   std::optional<TimedCall> next_timed_call();
   // Has calls timed anew, those of another cut.
   void begin_timed_calls();
   void note(TimedCall call, double seconds) { seconds_[static_cast<size_t>(call)].push_back(seconds); }
-  // Sets the trainer's scale from the timed calls, once there are some: how much longer the trainer takes for what
-  // could move than calibration did.
+  // Sets the trainer's scale from the timed calls, once there are some: the trainer's seconds for the movable nodes,
+  // divided by those of the calibration.
   void learn_scale(const PricedPlans& plans, uint32_t workers);
   double trainer_scale() const { return trainer_scale_; }
 
@@ -49,12 +49,12 @@ class GraphPricing {
   double trainer_scale_ = 1;
 };
 
-// How a scale is kept within what can be believed: 0.05 to 20.
+// Keeps a scale within the believable range: 0.05 to 20.
 double clamped_scale(double scale);
 
 // The price that the loader shows for a plan.
 struct ShownPrice {
-  uint32_t times = 0;    // how often the plan was priced by what was measured
+  uint32_t times = 0;    // how often the plan was priced by measurements
   uint32_t changes = 0;  // of the plan
   StepSeconds step{};
   double workers = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finds calls that compute what an earlier call has computed: the same operator with the same literals on the same
-// values. Programs have many: each use of a normalised input normalises it, each attention layer makes the same mask.
+// Finds calls that compute the same as an earlier call: the same operator with the same literals on the same values.
+// Programs have many: each use of a normalised input normalises it, each attention layer makes the same mask.
 
 #include <vector>
 
@@ -9,9 +9,8 @@
 
 namespace penstock::graph {
 
-// The annotated graph without the nodes that repeat another: what read their results reads the first one's. Values keep
-// their ids, so that those of dropped nodes are made by nothing any more. Outputs that were apart may share memory
-// then.
+// The annotated graph without the nodes that repeat another: readers of their results read the first one's. Values keep
+// their ids, so no node makes those of dropped nodes any more. Outputs that were apart may share memory then.
 //
 // Only operators that are known and draw nothing are compared. A graph in which anything is written, or may be, is
 // given back as it is: there the same call may give another value later.

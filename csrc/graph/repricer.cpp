@@ -93,8 +93,8 @@ bool Repricer::changed(const Cut& old_cut, const Cut& new_cut) {
   ++pricing.changes;
   const bool is_back = trial_ && trial_->old_cut == new_cut;
   if (is_back) {
-    // The loads that were measured with the other plan hold the error in its price, and are none to compare with. What
-    // it was measured to take a worker is.
+    // The loads that were measured with the other plan hold the error in its price, and cannot serve as a basis for
+    // comparison. The worker's measured time for it can.
     basis_ = trial_->basis;
     basis_->prefix_scale = worker_scale_;
     shifted_windows_ = 0;
@@ -161,9 +161,9 @@ bool Repricer::goes_back() {
   return true;
 }
 
-// Whether the plan before promises shorter steps than the one that was changed to, now that it is measured what that
-// costs the workers and saves the trainer. All of it is of one window, so that a machine that became slower or faster
-// between two has no say.
+// Whether the plan before promises shorter steps than the present one, now that the present one's cost to the workers
+// and its saving for the trainer are measured. All of it is of one window, so that a machine that became slower or
+// faster between two has no say.
 bool Repricer::was_mispriced(const Trial& trial) const {
   const Prices prices = prices_with(*trial.new_cut);
   const auto step_s = [&](const PricedCut& cut) { return cut.plans->step(cut.plans->chosen(), prices).step_s; };
@@ -186,7 +186,7 @@ Prices Repricer::prices_with(const PricedCut& cut) const {
   return prices;
 }
 
-// Prices a cut by what was measured. The prices by which another one is to be planned, if one promises enough.
+// Prices a cut by its measurements. The result has the prices for planning another one, if one promises enough.
 std::optional<Prices> Repricer::price(PricedCut& cut) {
   GraphPricing& pricing = *cut.pricing;
   const Prices prices = prices_with(cut);

@@ -62,10 +62,10 @@ class Repricer {
   void note_call(const Cut& cut, uint32_t weight);
   // Whether the meter has seen a window.
   bool is_window_due() const { return meter_->has_seen(limits_.window_steps, limits_.window_s); }
-  // Looks at what was measured, with so many CPUs for the trainer and its workers, and notes whose price is due.
-  // Whether there is something new to price by.
+  // Takes in the measurements, made with so many CPUs for the trainer and its workers, and notes whose price is due.
+  // Returns whether there is something new to price by.
   bool take_window(uint32_t cpus);
-  // What a cut that is called is to be replaced by, if anything promises to be better, or has been.
+  // The cut that replaces the one that is called, if another promises to be better, or has been.
   std::optional<Change> change_of(const Cut& cut);
   // One cut was replaced by another, which is in force from the next batches on. Whether that is the one that was left.
   bool changed(const Cut& old_cut, const Cut& new_cut);

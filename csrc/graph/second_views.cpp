@@ -9,7 +9,7 @@
 namespace penstock::graph {
 namespace {
 
-// Nodes of one call of the user's program move together, and nobody else has what is between them.
+// Nodes of one call of the user's program move together, and nobody else has the values between them.
 class SecondViews {
  public:
   SecondViews(const Graph& graph, const AliasSets& aliases, std::span<const ValueId> known_outside)
@@ -74,7 +74,7 @@ class SecondViews {
   std::vector<Call> calls_;  // by node
   std::set<CallAndSet> reads_;
   std::map<CallAndSet, std::set<ValueId>> hands_on_;
-  std::set<Call> exempt_;  // they make what is known outside
+  std::set<Call> exempt_;  // they make values that are known outside
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which nodes make a second view of memory that the user has. What leaves the program is the user's, who may write to
-// it. Where two results share memory, or a result and an input, each view of that memory stays, and so do the views in
-// between: shipped they would be copies, and a write to one of them would not be seen in the others. The memory itself
-// may still be made by a worker.
+// Which nodes make a second view of memory that the user has. The results of forward belong to the user, who may write
+// to them. Where two results share memory, or a result and an input, each view of that memory stays, and so do the
+// views in between: shipped they would be copies, and a write to one of them would not be seen in the others. The
+// memory itself may still be made by a worker.
 
 #include <span>
 #include <vector>

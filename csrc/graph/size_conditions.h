@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Conditions on the sizes of a batch: whether a program that was written down with symbols for some sizes is the right
-// one for a batch, and which strides the batch's tensors must have then. They are asked at every call, so what was
-// answered for a combination of sizes is kept.
+// one for a batch, and which strides the batch's tensors must have then. They are asked at every call, so the answer
+// for a combination of sizes is kept.
 
 #include <cstdint>
 #include <map>

@@ -28,9 +28,10 @@ class BatchMemory {
  public:
   explicit BatchMemory(uint64_t arena_bytes);
 
-  // A slab of at least `bytes`, which a worker says that a batch has. Never waits: what does not fit the arena while
-  // the user holds much of it has memory of its own. kNoMemory when the system has none, kTooLarge when no batch that
-  // came makes so many likely: whoever claims them has to send them first.
+  // A slab of at least `bytes`, the size that a worker claims for a batch. Never waits: a batch that does not fit the
+  // arena while the user holds much of it gets memory of its own. Errors: kNoMemory when the system has none; kTooLarge
+  // when the batches so far make such a size unlikely, so that the worker has to send the bytes before memory is set
+  // aside for them.
   Result<LeasedSlab> take(uint64_t bytes);
 
   // A batch of so many bytes has come.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where a client's batches come from: workers of its own (client_io.h), or those of a pool (pool_io.h). A thread of the
-// source's own carries out what is asked for here, and fills the inbox.
+// The source of a client's batches: workers of its own (client_io.h), or those of a pool (pool_io.h). A thread of the
+// source carries out the calls below and fills the inbox.
 
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +37,7 @@ class BatchSource {
 
   // Which worker serves a shard, as far as that is fixed.
   virtual uint32_t worker_of(uint32_t shard_id) const = 0;
-  // How many there are now; what is asked for ahead follows from it.
+  // The number of workers now. The number of batches asked for ahead follows from it.
   virtual uint32_t worker_count() const = 0;
   // Whether a batch that the user keeps can make a worker wait for memory.
   virtual bool has_bounded_memory() const = 0;

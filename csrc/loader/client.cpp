@@ -23,7 +23,7 @@ class Client::Impl {
 
     uint32_t number;
     cluster::RequestOrder order;
-    uint64_t seed = 0;                                 // of what prefixes draw
+    uint64_t seed = 0;                                 // of the random draws of prefixes
     std::vector<std::byte> seeds;                      // of one that is begun early
     uint64_t early_count = 0;                          // requests made before it began
     std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
@@ -283,8 +283,8 @@ class Client::Impl {
             .error = {}};
   }
 
-  // A worker needs prefetch_factor slabs to answer what is asked of it. What an arena has beyond them the user may
-  // hold; from there on batches are copied, so that a user who keeps every batch never stalls the stream.
+  // A worker needs prefetch_factor slabs to answer its requests. The user may hold the slabs that an arena has beyond
+  // them. After that, batches are copied, so that a user who keeps every batch never stalls the stream.
   void keep_or_copy(Batch& batch) {
     if (!batch.lease()) return;
     if (!source->has_bounded_memory()) return batch.lease()->mark_held();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The trainer's end of its workers, local ones or those of a pool: requests go out, batches come in torch's order. The
-// I/O thread of its source owns every socket: it greets workers, sends requests, and turns what they answer into
-// batches. When to ask for what is decided by a stream (stream.h), which every trainer goes through.
+// The trainer's end of its workers, local ones or those of a pool: requests go out, and batches come back in torch's
+// order. The I/O thread of the source owns every socket: it greets workers, sends requests, and turns their answers
+// into batches. A stream (stream.h) decides when to ask for which batch; every trainer goes through one.
 //
 // The thread starts in start(), after the workers were forked. In a forked child a client is inert: its destructor
 // leaves everything as it is, because the thread that owns it exists only in the parent.
@@ -34,8 +34,8 @@ struct ClientOptions {
   uint32_t shard_count = 0;     // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
   uint64_t prefetch_bytes = 0;  // bound on the bytes of batches asked for and not delivered, see has_room(); 0: none
   bool in_order = true;
-  // Any worker may make any batch: the one that will answer soonest is asked, and what one that died owed is made by
-  // the others. Without it the worker of a shard makes its batches, and its death ends the stream.
+  // Any worker may make any batch: the one that will answer soonest is asked, and the others make the batches that a
+  // dead worker owed. Without this, the worker of a shard makes all of its batches, and its death ends the stream.
   bool any_worker = false;
   bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
   bool keep_indices = true;   // of requests that were not answered, for awaited()
@@ -47,7 +47,7 @@ struct ClientOptions {
 struct EpochStart {
   uint64_t sequence = 0;
   uint32_t shard_id = 0;
-  uint64_t seed = 0;  // of what prefixes draw for its batches
+  uint64_t seed = 0;  // of the random draws of prefixes for its batches
 };
 
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
@@ -67,14 +67,14 @@ class Client {
   // Starts the I/O thread. Call it after the last worker was forked.
   Result<void> start();
 
-  // Forgets the requests of the epoch before, and the early ones, and tells the workers that a new one begins, and what
-  // `seeds` says (a pickle). Without seeds the first epoch is not announced: a worker's start is that of its first
+  // Forgets the requests of the epoch before, and the early ones, and tells the workers that a new epoch begins, with
+  // its `seeds` (a pickle). Without seeds the first epoch is not announced: a worker's start is that of its first
   // epoch.
   void begin_epoch(std::span<const std::byte> seeds = {}, const EpochStart& first = {});
 
   // Begins the next epoch while this one ends: its batches can be asked for, and wait until adopt_early().
   void begin_early(std::span<const std::byte> seeds, uint64_t seed);
-  // Begins the epoch that was begun early, with what has come of it.
+  // Begins the epoch that was begun early, with the batches that have come of it.
   void adopt_early();
   bool has_early() const;
 
@@ -103,12 +103,12 @@ class Client {
       kBatch,
       kShardEnded,  // a shard is exhausted; submit one request in its place
       kWorkerLost,  // the worker closed its connection without being told to
-      kWorkerGone,  // the same, where others make what it owed
+      kWorkerGone,  // the same, where others make the batches that it owed
       kEnd,         // nothing more will come in this epoch
       kMoreRoom,    // more may be asked for than before
       kNews,        // `error` says something that the user should read; nothing has failed
       kNothing,     // nothing came before the deadline
-      kFailed,      // `error` says what went wrong between the processes
+      kFailed,      // `error` says how the connection between the processes failed
     };
     Kind kind = Kind::kNothing;
     uint32_t worker_id = 0;

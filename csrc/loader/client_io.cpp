@@ -214,7 +214,7 @@ void ClientIo::transmit(uint32_t worker_id, std::vector<std::byte> message) {
     channel.waiting.push_back(std::move(message));
     return;
   }
-  // A peer that is gone shows on its connection; what it still owed is reported there.
+  // The loss of a peer shows on its connection, where the batches that it still owed are reported.
   static_cast<void>(channel.socket->send(message));
 }
 
@@ -310,8 +310,8 @@ Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, c
   if (const auto found = channel.arenas.find(descriptor.arena_id); found != channel.arenas.end()) {
     return found->second;
   }
-  // Its worker passed it before it sent the descriptor that names it, on another socket. What was passed to a socket
-  // of this machine can be received at once, so nothing is waited for.
+  // Its worker passed it, on another socket, before it sent the descriptor that names it. A descriptor that was passed
+  // to a socket of this machine can be received at once, so nothing is waited for.
   while (!channel.arenas.contains(descriptor.arena_id)) {
     if (auto received = receive_arena(channel); !received) return received.error();
   }

@@ -58,9 +58,10 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
     bool is_ready = false;      // its ZeroMQ hello has come
     bool is_dismissed = false;  // we hung up
     bool is_lost = false;
-    std::optional<std::chrono::steady_clock::time_point> hung_up_at;  // lost once what it had sent has come
-    std::vector<std::vector<std::byte>> waiting;                      // requests made before it was ready
-    std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;       // shared with the leases on their slabs
+    // Lost once all that it had sent has been received.
+    std::optional<std::chrono::steady_clock::time_point> hung_up_at;
+    std::vector<std::vector<std::byte>> waiting;                 // requests made before it was ready
+    std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;  // shared with the leases on their slabs
   };
   // A connection of which nobody knows yet whose it is. One that stays silent keeps nobody else waiting.
   struct Newcomer {

@@ -26,16 +26,16 @@ class ControllerLink {
   ControllerLink(std::unique_ptr<net::ClientSocket> socket, Instant now)
       : socket_(std::move(socket)), enrolment_(now) {}
 
-  // Takes what has come. kClosed with the reason if the controller will have nothing to do with this trainer.
+  // Takes the messages that have come. kClosed with the reason if the controller refuses this trainer.
   Result<void> receive(Instant now);
   // The newest roster that is to be followed, once.
   std::optional<wire::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
 
-  // Sends what `make_report` says, if that is due.
+  // Sends the report of `make_report`, if one is due.
   void report(const std::function<wire::TrainerReport()>& make_report, Instant now);
   // Something changed that the controller should know now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
-  // Says that this trainer ends. What was sent may still take a moment to leave.
+  // Says that this trainer ends. Messages that were sent may still take a moment to leave.
   void say_farewell(uint64_t trainer_id);
 
   Instant due_at() const { return enrolment_.clock.due_at(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of a loader while it runs. Each counter is written by one thread and may be read by any at any time;
-// they say what happened and never decide anything.
+// The counters of a loader while it runs. Each counter is written by one thread and may be read by any at any time.
+// They report and never decide.
 
 #include <atomic>
 #include <cstdint>

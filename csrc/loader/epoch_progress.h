@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How far an epoch has come: what another trainer needs to go on where this one stopped.
+// How far an epoch has come: the place from which another trainer can go on.
 
 #include <cstddef>
 #include <cstdint>

@@ -24,7 +24,7 @@ struct NextSeeds {
 // Confined to the trainer's thread.
 class ExpectedEpoch {
  public:
-  // Of the epoch that takes its indices as `sampler` says, begun after what is drawn now.
+  // Of the epoch that takes its indices from `sampler`, begun after the draws that are expected until then.
   ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler);
 
   const EpochSeeds& seeds() const { return seeds_; }
@@ -34,7 +34,7 @@ class ExpectedEpoch {
   // Whether an epoch of these seeds and indices that begins now is the expected one.
   bool is_met(const EpochSeeds& seeds, const TorchSamplerOptions& sampler) const;
 
-  // The epoch was begun early and has now begun: moves the generators on by what was drawn for it meanwhile.
+  // The epoch was begun early and has now begun: moves the generators on by the draws that were made for it meanwhile.
   void catch_up();
 
  private:

@@ -25,10 +25,10 @@ struct Arrival {
     kBatch,
     kEnd,     // a shard has no more
     kLost,    // a worker went away
-    kGone,    // a worker went away, and others make what it owed
+    kGone,    // a worker went away, and others make the batches that it owed
     kGrown,   // there are more workers than before
     kNews,    // `error` says something that the user should read
-    kFailed,  // `error` says what went wrong between the processes
+    kFailed,  // `error` says how the connection between the processes failed
   };
   Kind kind = Kind::kBatch;
   uint32_t worker_id = 0;

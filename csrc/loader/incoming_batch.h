@@ -20,14 +20,14 @@ namespace penstock::loader {
 // Confined to the thread that receives.
 class IncomingBatch {
  public:
-  // With room for all of it in `memory`, or else on the heap, where the room grows with what comes.
+  // With room for the whole batch in `memory`, or else on the heap, where the room grows with the bytes that arrive.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
 
   // Copies the next piece to its place. False if it is not the one that follows.
   [[nodiscard]] bool add(uint64_t offset, std::span<const std::byte> piece);
   bool is_whole() const { return have_bytes_ == payload_bytes_; }
 
-  // The batch, whose record is the last `record_bytes` of what came. `descriptor` says whose it is.
+  // The batch, whose record is the last `record_bytes` of the bytes received. `descriptor` says whose it is.
   Result<std::unique_ptr<Batch>> finish(wire::Descriptor descriptor, uint32_t record_bytes, bool allow_pickle);
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How far each shard of an iterable dataset has come, as its answers say: what another worker needs to go on with it.
+// How far each shard of an iterable dataset has come, by its answers: the place from which another worker can go on
+// with it.
 
 #include <cstddef>
 #include <cstdint>

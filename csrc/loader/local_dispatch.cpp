@@ -40,7 +40,7 @@ void LocalDispatch::announce(RequestKind kind, uint32_t epoch, Message message, 
   }
   early_epoch_.reset();
   dispatch_.forget_other_epochs(epoch, now);
-  // A worker leaves out what was asked of it for an epoch that is over, so an answer need not come from a late one.
+  // A worker leaves out requests of an epoch that is over, so an answer need not come from a late one.
   for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) end_lateness(worker_id, now);
   for (uint32_t worker_id = 0; worker_id < workers_.size(); ++worker_id) sends_.push_back({worker_id, message});
   carry_out(now);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which local worker makes which batch, where nothing in a batch says who made it: the one that will answer soonest, by
-// the dispatch that pools have. What a worker owed that died is made by the others; a batch that kills one worker after
-// the other fails alone. Decides and sends nothing: its caller owns the sockets.
+// Chooses the local worker for each batch, where nothing in a batch says who made it: the worker that will answer
+// soonest, by the dispatch that pools have. The batches that a dead worker owed are made by the others; a batch that
+// kills one worker after the other fails alone. This class decides and sends nothing: its caller owns the sockets.
 //
 // A batch that is late is asked of a second worker where every worker that has answered says that its dataset stays as
 // it is: a sample that is fetched twice is then fetched once, as far as anybody can see. A worker whose batch the other
@@ -46,7 +46,7 @@ class LocalDispatch {
   // Batches that too many workers died of.
   std::vector<Failure> take_failures();
 
-  // An epoch begins, or begins early. What was asked for of epochs that are over is forgotten.
+  // An epoch begins, or begins early. Requests of epochs that are over are forgotten.
   void announce(wire::RequestKind kind, uint32_t epoch, Message message, Instant now);
   void ask(wire::BatchKey key, cluster::SharedContent content, Instant now);
 

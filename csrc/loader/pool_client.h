@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A client whose batches come from a pool: what there is to say to its I/O thread beside what every client says.
+// A client whose batches come from a pool: the calls to its I/O thread that only pools have.
 
 #include <map>
 #include <memory>

@@ -44,7 +44,7 @@ class PoolDirectory {
   }
 
   struct Place {
-    Result<net::Endpoint> endpoint;  // an error if the controller named what is no endpoint
+    Result<net::Endpoint> endpoint;  // an error if the controller named an address that is no endpoint
     const net::KeyRing& keys;
   };
   std::optional<Place> find(uint64_t worker_id) const {

@@ -51,7 +51,7 @@ Result<void> PoolIo::serve() {
   if (!controller_) {
     if (auto connected = connect_to_controller(); !connected) return connected;
   }
-  carry_out();  // what was posted to the loop
+  carry_out();  // the actions that were posted to the loop
   const Instant now = clock_now();
   // Why a worker declines comes before the roster that does without it.
   for (const uint64_t worker_id : links_->take_ready(now)) serve_worker(worker_id, now);
@@ -273,7 +273,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolA
   was_served_ = true;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
-  if (whole) memory_.note_received(answer.payload_bytes);  // not what an error claims
+  if (whole) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   deliver(message.key,
           batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle));
 }
@@ -394,7 +394,7 @@ void PoolIo::send(const PoolSession::Command& command) {
   links_->send(command.worker_id, wire::write_to_worker(request));
 }
 
-// ---- What the user is told
+// ---- Messages to the user
 
 void PoolIo::note_standing(Instant now) {
   const size_t open_count = session_.open_count();

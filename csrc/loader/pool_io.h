@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The thread that speaks with a pool for a trainer: a socket to the controller, one to each worker, and a clock around
-// cluster/pool_session.h. Which worker makes what is decided there, and what was asked for is kept there; here are the
-// bytes of requests, and batches that are put together from pieces. Workers come and go below a client that need not
-// know.
+// cluster/pool_session.h. The session decides which worker makes which batch and keeps the requests; this class has
+// their bytes, and puts batches together from pieces. Workers come and go below a client that need not know.
 
 #include <atomic>
 #include <cstdint>
@@ -46,10 +45,10 @@ struct PoolIoOptions {
   uint64_t credit_bytes = 0;  // of each worker
   uint64_t arena_bytes = 0;   // of the memory that batches are received into
   bool is_iterable = false;   // every shard is a lane
-  bool allow_pickle = false;  // workers are trusted with what unpickling them can do
+  bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
 };
 
-// Confined to the loop's thread, but for what says otherwise.
+// Confined to the loop's thread, except where a comment says otherwise.
 class PoolIo : public EventLoop::Handler {
  public:
   // `options` and `inbox` outlive this.
@@ -92,7 +91,7 @@ class PoolIo : public EventLoop::Handler {
   void take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now);
   void take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
                    std::span<const std::byte> piece, Instant now);
-  // A worker's id, and its endpoint while there is a link: what a user can find it by.
+  // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(uint32_t pool_count, uint32_t declined_count);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Batches of a pool's workers: what the trainer's thread sees of them. It passes everything on to the thread that
-// speaks with the pool (pool_io.h).
+// Batches of a pool's workers, as the trainer's thread sees them. Every call is passed on to the thread that speaks
+// with the pool (pool_io.h).
 
 #include <cstdint>
 #include <map>

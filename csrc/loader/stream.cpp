@@ -73,7 +73,7 @@ std::span<const std::byte> Stream::seeds_to_tell(const EpochSeeds& seeds) {
   return seed_bytes_;
 }
 
-// Where the epoch that was expected begins now, it goes on with what has come of it.
+// Where the expected epoch begins now, it goes on with the batches that have come of it.
 bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
   auto expected = std::exchange(expected_, std::nullopt);
   auto early = std::exchange(early_sampler_, nullptr);
@@ -88,8 +88,8 @@ bool Stream::adopt_early(const TorchSamplerOptions& sampler) {
   return true;
 }
 
-// Asks for batches of the next epoch, once all of this one were asked for. Where that was in vain the last time, what
-// the next epoch draws is only noted, until an expectation is met again.
+// Asks for batches of the next epoch, once all of this one were asked for. Where that was in vain the last time, only
+// the draws of the next epoch are noted, until an expectation is met again.
 void Stream::begin_early() {
   if (!options_.may_begin_early || expected_ || sampler_ == nullptr || !sampler_->is_exhausted()) return;
   const NextSeeds next{.seeds = {.base_seed = plan_.seeds.base_seed, .epoch = plan_.seeds.epoch + 1},
@@ -102,7 +102,7 @@ void Stream::begin_early() {
   fill();
 }
 
-// ---- What is asked for
+// ---- Requests
 
 void Stream::ask_for_first() {
   if (options_.asks_while_room || client_->is_elastic() || sampler_ != nullptr) return fill();
@@ -140,8 +140,8 @@ void Stream::stretch() {
   }
 }
 
-// Asks for batches beyond those that follow from what the user was given, where that cannot be told from outside: of
-// shards that go on where others have ended, and where it depends on the clock anyway how many are asked for.
+// Asks for more batches than were given out, where nobody can tell from outside: of shards that go on where others have
+// ended, and where the number of batches asked for depends on the clock anyway.
 bool Stream::ask_ahead(uint64_t batch_count) {
   if (!options_.is_iterable && !options_.asks_while_room) return false;
   uint64_t asked_count = 0;
@@ -156,7 +156,7 @@ bool Stream::ask() {
   return indices && client_->submit(indices->kind, indices->body);
 }
 
-// ---- What comes
+// ---- Events
 
 Stream::Event Stream::try_take() {
   for (;;) {

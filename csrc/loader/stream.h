@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The stream of batches that a trainer reads: what an epoch is, how many batches are asked for ahead, how far the epoch
-// has come and how another trainer goes on from there, batches of the next epoch before it begins, and looking ahead.
-// Whatever the workers are (local ones or a pool's) and whoever the trainer is (Python's loader or a C++ program), it
-// goes through here. Indices come from an IndexSource: torch's own samplers natively, a sampler of the user's through
-// one call.
+// The stream of batches that a trainer reads. It defines an epoch, how many batches are asked for ahead, how far the
+// epoch has come, the place for a resume, batches of the next epoch before it begins, and looking ahead. Every trainer
+// goes through it, Python's loader and a C++ program, with local workers and with a pool's. Indices come from an
+// IndexSource: torch's own samplers natively, a sampler of the user's through one call.
 //
 // Which batches are asked for when is torch's own rule: prefetch_factor for each worker when an epoch begins, and one
 // in the place of each batch that the user is given. Where any worker may make any batch, small batches are asked for
@@ -39,7 +38,7 @@ struct StreamOptions {
 struct EpochPlan {
   EpochSeeds seeds{};
   std::optional<at::Generator> base_generator{};  // that the next epoch's base seed is drawn from, seeded by batch
-  // Where it begins, and what is kept up to date as batches are given. One of its own without one.
+  // Where the epoch begins; kept up to date as batches are given out. Without one, the stream has its own.
   std::shared_ptr<EpochProgress> progress = {};
 };
 
@@ -61,13 +60,13 @@ class Stream {
   void begin_epoch(EpochPlan plan, std::unique_ptr<IndexSource> indices);
 
   // The next event if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
-  // does not leave the stream. Throws what the index source throws; the batch is lost then, as in torch's loader.
+  // does not leave the stream. Throws the index source's exceptions; the batch is lost then, as in torch's loader.
   Event try_next();
   // The same, and waits until `deadline` if nothing is here. kNothing at the deadline. Blocks.
   Event next(std::chrono::steady_clock::time_point deadline);
 
-  // Has what comes next wait here in its place, without asking for a batch in its stead, until `batch_count` wait.
-  // kBatch if the last of ahead() is new. Any other event is the caller's to treat, and does not come again. Never
+  // Makes the next event wait here in its place, without asking for a batch in its stead, until `batch_count` wait.
+  // kBatch if the last of ahead() is new. Any other event is for the caller to handle, and does not come again. Never
   // blocks.
   Event try_look_ahead(uint32_t batch_count);
   // The batches that wait here, the next one first. Those of an epoch that was left are dropped.
@@ -105,7 +104,7 @@ class Stream {
   EpochPlan plan_;
   std::unique_ptr<IndexSource> indices_;
   TorchSampler* sampler_ = nullptr;  // indices_, where it is torch's own
-  TorchSamplerOptions recipe_;       // what it was made with
+  TorchSamplerOptions recipe_;       // the calls and settings that it was made with
   at::Tensor index_buffer_;          // of the last epoch's sampler
   std::vector<std::byte> seed_bytes_;
   std::deque<Event> ahead_;

@@ -29,7 +29,7 @@ struct TorchSamplerOptions {
 // Confined to the trainer's thread.
 class TorchSampler : public IndexSource {
  public:
-  // `buffer` is what take_buffer() of an earlier stream gave, or undefined: a permutation of a large dataset is
+  // `buffer` is the result of take_buffer() of an earlier stream, or undefined. A permutation of a large dataset takes
   // megabytes, whose pages are better faulted in once than at every epoch.
   explicit TorchSampler(TorchSamplerOptions options, at::Tensor buffer = {});
 

@@ -44,12 +44,12 @@ class WorkerLink {
   // Pieces of batches that were not answered are of no use any more.
   void forget_pieces() { incoming_.clear(); }
 
-  // Sends a piece of a blob, or says that there is none. What does not get through is asked for again.
+  // Sends a piece of a blob, or says that there is none. A piece that does not get through is asked for again.
   void hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob);
 
   // libzmq has given up; another try is due then.
   std::optional<Instant> reconnect_at;
-  bool is_trouble_told = false;  // the user knows what is wrong with it
+  bool is_trouble_told = false;  // the user has been told the reason
   bool has_spoken = false;       // the worker has, over this connection or one before it
 
  private:

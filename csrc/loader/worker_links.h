@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's connections to the workers of a pool, and which of them are to be served: those of which a socket has
-// something, and those whose time has come. So what a wake of the I/O thread costs does not grow with the pool.
+// A trainer's connections to the workers of a pool, and which of them to serve: those whose socket has a message, and
+// those whose time has come. So the cost of a wake of the I/O thread does not grow with the pool.
 
 #include <chrono>
 #include <cstddef>

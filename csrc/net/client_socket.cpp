@@ -9,7 +9,7 @@
 namespace penstock::net {
 namespace {
 
-// After a connection that ended libzmq tries again within a second, unless what it received was no protocol of its own:
+// libzmq connects again within a second after a connection ended, except when it received bytes of another protocol:
 // then it never does. A damaged message must not cost more than its connection.
 constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 

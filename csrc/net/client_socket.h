@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The connecting side of a pool's connections. One client has one server, whose key it knows. It connects again by
-// itself when the connection is lost; what was on its way then is lost too, and the protocol above asks again.
+// The connecting side of a pool's connections. A client has one server, whose key it knows. It connects again by itself
+// when the connection is lost. Messages on their way are lost then too, and the protocol above asks again.
 
 #include <array>
 #include <chrono>
@@ -27,7 +27,7 @@ struct ClientSocketOptions {
 
 struct ClientReceipt {
   std::vector<ReceivedPart> parts;
-  std::string offence;  // of a server that sent what it may not: what it was. Then there are no parts
+  std::string offence;  // set when a server broke a rule, and names it. There are no parts then
 };
 
 // How long a goodbye may take to leave.
@@ -51,7 +51,7 @@ class ClientSocket {
   const Endpoint& endpoint() const { return endpoint_; }
 
   // The events of the connection since the last call, in order; none if there was none. The reason of a refusal names
-  // the server and what to do. After one that is final nothing happens any more unless `reconnect` is called.
+  // the server and the remedy. After a final refusal nothing happens any more unless `reconnect` is called.
   std::optional<ConnectionEvent> try_event();
 
   // When `try_event` is to be called though nothing is readable: to connect again after a connection that libzmq may
@@ -61,7 +61,7 @@ class ClientSocket {
   // Of the last event: whether it said that the server is connected.
   bool is_connected() const { return is_connected_; }
 
-  // Drops the connection and what is queued on it, and begins to connect anew. Can block while a name is looked up.
+  // Drops the connection with its queued messages, and begins to connect anew. Can block while a name is looked up.
   Result<void> reconnect();
   // The same if there is a connection. Where it cannot begin it is tried again later on.
   void renew();
@@ -70,7 +70,7 @@ class ClientSocket {
   Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }
   Result<void> send(std::span<const std::byte> only_part);
 
-  // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
+  // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
   // As CurveSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is

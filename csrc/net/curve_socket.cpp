@@ -17,7 +17,7 @@ namespace {
 // there is no authenticator; without it everyone would be let in.
 constexpr int kZapEnforceDomain = 93;
 
-constexpr int64_t kCurveBytes = 33;  // what CURVE adds to a part: a name, a nonce, a code and the flags
+constexpr int64_t kCurveBytes = 33;  // CURVE adds these to a part: a name, a nonce, a code and the flags
 constexpr int kBacklog = 1024;
 constexpr int kReconnectMs = 50;  // doubling
 constexpr int kReconnectMsMax = 1000;
@@ -75,7 +75,7 @@ Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, cons
   return socket;
 }
 
-// The parts of one message on their way into libzmq. What was not sent is closed, which releases it.
+// The parts of one message on their way into libzmq. Parts that were not sent are closed, which releases them.
 class QueuedParts {
  public:
   QueuedParts() = default;
@@ -99,7 +99,7 @@ class QueuedParts {
     holder->call = std::move(release);
     // release: pairs with the acquire in call_release(). libzmq orders the two as well, but tells no sanitizer.
     holder->is_set.store(true, std::memory_order_release);
-    void* data = const_cast<std::byte*>(bytes.data());  // libzmq only reads what it sends
+    void* data = const_cast<std::byte*>(bytes.data());  // libzmq only reads the bytes that it sends
     if (zmq_msg_init_data(&frames_[count_], data, bytes.size(), &call_release, holder.get()) != 0) {
       holder->call();
       return false;
@@ -120,8 +120,8 @@ class QueuedParts {
       if (sent >= 0) continue;
       if (zmq_errno() != EAGAIN && zmq_errno() != EHOSTUNREACH) return zmq_failure("sending to a peer");
       is_sent = false;
-      // When the peer vanishes between two parts, libzmq drops what is offered up to the last part. All has to be
-      // offered then, or the next message would lose its first parts.
+      // When the peer vanishes between two parts, libzmq drops every part that is offered, up to the last one. All
+      // parts have to be offered then, or the next message would lose its first ones.
       if (index == 0) break;
     }
     if (is_sent) return {};
@@ -198,7 +198,7 @@ Result<std::unique_ptr<CurveSocket>> CurveSocket::open_server(SocketContext& con
   if (!socket) return socket;
   PENSTOCK_ASSERT(!setup.zap_domain.empty(), "without a domain, nobody is asked whom to let in");
   Options options(socket.value()->handle());
-  // HANDOVER stays off: with it, a peer that claims the routing id of another would be sent what is meant for that one.
+  // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages.
   // Nobody needs it, since our clients claim no id and get a new one with every connection.
   options.set(ZMQ_CURVE_SERVER, 1)
       .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes())
@@ -252,7 +252,7 @@ Result<void> CurveSocket::connect(const std::string& address, bool is_ipv6) {
   return {};
 }
 
-// An address that libzmq has given up on is no longer connected, and that is what was wanted.
+// An address that libzmq has given up on is no longer connected, which is the state that was wanted.
 void CurveSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
 
 void CurveSocket::settle() {

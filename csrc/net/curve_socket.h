@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A ZeroMQ socket over TCP with CURVE, as both sides of a connection between hosts have it: its options, and sending
-// and receiving under caps. ServerSocket and ClientSocket are what the rest of penstock uses.
+// and receiving under caps. The rest of penstock uses ServerSocket and ClientSocket.
 
 #include <chrono>
 #include <cstddef>
@@ -43,7 +43,7 @@ struct ReceivedMessage {
   std::string routing_id;  // of a router: the peer's, made up by this side's libzmq
   std::string user_id;     // of a router: ZAP's User-Id, as the authenticator gave it
   std::vector<ReceivedPart> parts;
-  std::string offence;  // what was wrong
+  std::string offence;  // the reason
 };
 
 // Confined to the thread that made it.
@@ -88,7 +88,7 @@ class CurveSocket {
   // Fills `message` unless nothing is waiting. Its parts of before are dropped.
   Result<ReceiveOutcome> try_receive(ReceivedMessage& message);
 
-  // How long what was sent may still take to leave once this is destroyed: not at all unless this is called.
+  // The time that sent messages may still take to leave once this is destroyed: none unless this is called.
   void set_linger(std::chrono::milliseconds time);
 
   Waitable waitable() const { return Waitable(socket_); }

@@ -54,7 +54,7 @@ Result<void> check_owner_and_mode(const struct stat& status, const std::string& 
   return {};
 }
 
-// The folder, checked. What is below it is then opened by way of the descriptor, so it stays the folder that was
+// The folder, checked. Files below it are then opened by way of the descriptor, so it stays the folder that was
 // checked.
 Result<FileDescriptor> open_folder(const std::string& folder) {
   FileDescriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A folder of keys: ROLE.public and ROLE.secret for each role, each file one key in Z85 and a newline. The folder is
-// 0700 and its files are 0600. A host holds the secret of its own role and all the public keys; which secrets lie where
-// is what decides who can be what. A folder that others could have read or written is refused as a whole.
+// 0700 and its files are 0600. A host holds the secret of its own role and all the public keys: whoever holds a role's
+// secret can act in that role. A folder that others could have read or written is refused as a whole.
 
 #include <string>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys that one process of a pool goes by: the pair of its own role, and the public key of every role. A key says
-// who a peer is; what it claims about itself counts for nothing.
+// The keys of one process of a pool: the pair of its own role, and the public key of every role. A key says who a peer
+// is; the peer's own claims count for nothing.
 
 #include <array>
 #include <optional>

@@ -20,7 +20,7 @@ ReceivedPart::ReceivedPart() {
 ReceivedPart::ReceivedPart(ReceivedPart&& other) noexcept : ReceivedPart() { *this = std::move(other); }
 
 ReceivedPart& ReceivedPart::operator=(ReceivedPart&& other) noexcept {
-  // Closes what this one held and leaves the other empty.
+  // Closes this part's message and takes the other's, which is empty afterwards.
   if (this != &other) zmq_msg_move(message(handle()), message(other.handle()));
   return *this;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a message between hosts, as they leave and as they arrive. Neither way copies a payload: what leaves
-// stays where it is until ZeroMQ has read it, and what arrives stays in ZeroMQ's own memory.
+// The parts of a message between hosts, as they leave and as they arrive. Neither way copies a payload: a part that
+// leaves stays in place until ZeroMQ has read it, and a part that arrives stays in ZeroMQ's own memory.
 
 #include <array>
 #include <cstddef>

@@ -14,7 +14,7 @@
 namespace penstock::net {
 namespace {
 
-constexpr int kToldInOneCall = 64;  // by the system; what is beyond is told first the next time
+constexpr int kToldInOneCall = 64;  // by the system; events beyond it come first the next time
 
 Error zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 

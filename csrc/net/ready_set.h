@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting for many ZeroMQ sockets of which few have something at a time. Each is added once, so that a wait costs what
-// has happened and not what there is.
+// Waiting for many ZeroMQ sockets of which few have an event at a time. Each is added once, so that the cost of a wait
+// grows with the number of events and not of sockets.
 //
-// A socket's descriptor (ZMQ_FD) tells that something happened, and not that a message waits. Whatever is done with the
-// socket takes that up: one receives the first of several messages, or sends one, and the descriptor is silent while
-// messages wait. It can be relied on after ZMQ_EVENTS was asked for and said that nothing waits, until the socket is
-// used again: what comes from then on makes it readable.
+// A socket's descriptor (ZMQ_FD) tells that something happened, and not that a message waits. Each use of the socket
+// takes that up: one receives the first of several messages, or sends one, and the descriptor is silent while messages
+// wait. It can be relied on from the moment that ZMQ_EVENTS said that nothing waits until the socket is used again: a
+// message that comes in that time makes it readable.
 //
 // Invariant: `wait` sleeps only when every socket was asked for its events after its last use, and none had a message.
-// Used are the sockets that were just added, those that the last `wait` has told of, as that is what it told of them
-// for, and those that are marked as used. Only these are asked.
+// These count as used: sockets that were just added, sockets that the last `wait` named, and sockets that are marked as
+// used. Only these are asked.
 
 #include <chrono>
 #include <cstdint>
@@ -48,9 +48,9 @@ class ReadySet {
   // The sockets of this tag were used although the last `wait` did not tell of them: something was sent, most likely.
   void mark_used(uint64_t tag);
 
-  // Waits until something may be readable, or `timeout` passes (negative: for ever). Blocks. Returns tags, each once,
-  // valid until the next call. What is not read to its end is told again by the next call, and beside it what else has
-  // become readable. A signal ends the wait early.
+  // Waits until a socket may be readable, or `timeout` passes (negative: for ever). Blocks. Returns tags, each once,
+  // valid until the next call. A socket that is not read to its end is named again by the next call, beside those that
+  // have become readable since. A signal ends the wait early.
   Result<std::span<const uint64_t>> wait(std::chrono::milliseconds timeout);
 
  private:

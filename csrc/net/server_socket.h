@@ -36,7 +36,7 @@ struct Peer {
 struct ServerReceipt {
   Peer peer;
   std::vector<ReceivedPart> parts;
-  std::string offence;  // of a peer that sent what it may not: what it was. Then there are no parts
+  std::string offence;  // set when a peer broke a rule, and names it. There are no parts then
 };
 
 // Confined to the thread that made it.
@@ -63,7 +63,7 @@ class ServerSocket {
   }
   Result<void> send(std::string_view routing_id, std::span<const std::byte> only_part);
 
-  // Receives into `receipt`, dropping what it held. Returns false when no message is waiting.
+  // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
   Result<bool> try_receive(ServerReceipt& receipt);
 
   Waitable waitable() const { return socket_->waitable(); }

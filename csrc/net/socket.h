@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The sockets of a local pool. A Socket is one DEALER over ipc in the abstract namespace; connections of other users
-// are refused by the kernel's credentials. High-water marks are off: what bounds memory is that a trainer has only so
-// many requests outstanding, and every message answers one (ZeroMQ's own marks count messages, not bytes, and drop or
-// block where we need neither).
+// are refused by the kernel's credentials. High-water marks are off: memory is bounded because a trainer has a limited
+// number of requests outstanding, and every message answers one. (ZeroMQ's own marks count messages, not bytes, and
+// drop or block where we need neither.)
 
 #include <chrono>
 #include <cstddef>

@@ -91,7 +91,7 @@ class Calibrator {
       const_tensors.push_back(tensor);
       start_[input.value] = tensor;
     }
-    // The executor has all the checks; what it accepts is run here node by node.
+    // The executor has all the checks; a graph that it accepts is run here node by node.
     const auto executor =
         Executor::create(part_, std::move(const_tensors), {.allow_random = true, .allow_state = false});
     if (!executor) return executor.error();
@@ -120,7 +120,7 @@ class Calibrator {
     return {};
   }
 
-  // Frees values at their last use, as the executor does: what the allocator hands out again is faster memory.
+  // Frees values at their last use, as the executor does: memory that the allocator hands out again is faster.
   Result<void> measure_round(Times& times) {
     times.resize(calls_.size());
     Frame frame = start_;
@@ -178,7 +178,7 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
   Calibrator::Times worker_times;
   Calibrator::Times trainer_times;
   if (auto measured = calibrator.measure_sizes(calibration); !measured) return measured.error();
-  // In turns, so that what else the machine does falls on both alike.
+  // In turns, so that other load of the machine falls on both alike.
   for (int round = 0; round < std::max(1, options.round_count); ++round) {
     if (round > 0 && seconds_since(start) > options.seconds_max) break;
     if (auto measured = measure(1, worker_times); !measured) return measured.error();

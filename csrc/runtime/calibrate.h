@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Measures what a plan's prices need on one batch: the seconds of each node that could move, the bytes of each value
-// and which values are the same memory.
+// Measures the inputs of a plan's prices on one batch: the seconds of each node that could move, the bytes of each
+// value, and which values share memory.
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +22,8 @@ struct CalibrateOptions {
 };
 
 // `constants` are the tensors of the graph's const and state inputs, in order; those of state may be left out, since
-// what reads them is not run. Leaves the caller's generators, grad mode and thread count as they were. Operators run
-// on one thread, as in a worker, and where the caller has more also on as many as that. May take round_count times the
+// their readers are not run. Leaves the caller's generators, grad mode and thread count as they were. Operators run on
+// one thread, as in a worker, and where the caller has more threads also on as many. May take round_count times the
 // prefix's time on each.
 Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const graph::Verdict> verdicts,
                                      std::span<const at::Tensor> leaves,

@@ -17,8 +17,8 @@ namespace penstock::runtime {
 // Thread-compatible.
 class CallSlot {
  public:
-  // For a parameter of that type (a schema's real_type). kMismatch when the literal is of another type; what values
-  // hold is seen when the call runs.
+  // For a parameter of that type (a schema's real_type). kMismatch when the literal is of another type; the types of
+  // values are checked when the call runs.
   static Result<CallSlot> prepare(const graph::Argument& argument, const c10::TypePtr& type);
 
   static CallSlot constant(c10::IValue value);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs what depends on constants alone once, before there is a batch: a resampling kernel, a mask of fixed size, the
-// reciprocal of a deviation. Sizes of the batch are no constants.
+// Runs the nodes that depend on constants alone once, before there is a batch: a resampling kernel, a mask of fixed
+// size, the reciprocal of a deviation. Sizes of the batch are no constants.
 
 #include <cstddef>
 #include <span>
@@ -18,7 +18,7 @@ namespace penstock::runtime {
 inline constexpr size_t kFoldedBytesMax = size_t{64} << 20;
 
 struct Folding {
-  Frame start;                  // the constants, and what was computed of them
+  Frame start;                  // the constants, and the values computed from them
   std::vector<bool> is_folded;  // by node
   size_t node_count = 0;        // of those
   KernelSettings settings;      // under others the nodes could give other bits

@@ -75,7 +75,7 @@ Result<void> Executor::prepare(std::vector<at::Tensor> constants, const Executor
   draws_ =
       std::ranges::any_of(graph_.traits, [](const graph::Traits& t) { return t.purity == graph::Purity::kRandom; });
 
-  // A whole graph may change what it reads; and nothing is worth doing for a graph that gives nothing.
+  // A whole graph may change its inputs; and no work is worth doing for a graph without outputs.
   const bool is_pure = !options.allow_state && !graph_.outputs.empty();
   const graph::Graph program = is_pure ? graph::without_repetitions(graph_) : graph_;
   for (const graph::Node& node : program.nodes) {

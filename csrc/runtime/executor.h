@@ -36,8 +36,8 @@ class Executor {
   // difference in presence, device, dtype or shape.
   Result<void> accepts(std::span<const at::Tensor> leaves) const;
 
-  // The graph's outputs in order. Outputs may be views of the leaves or of each other. What is drawn comes from torch's
-  // CPU generator as it is, or with a `seed` as if it had been seeded so, and it stays as it is.
+  // The graph's outputs in order. Outputs may be views of the leaves or of each other. Random draws come from torch's
+  // CPU generator. With a `seed` they are made as if it had been seeded so, and the generator stays as it is.
   Result<std::vector<at::Tensor>> run(std::span<const at::Tensor> leaves, std::optional<uint64_t> seed = {}) const;
 
   // Whether a run draws random numbers.

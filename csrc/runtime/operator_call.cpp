@@ -27,7 +27,7 @@ c10::IValue ivalue_of(const graph::Number& number) {
   return std::visit([](auto value) { return c10::IValue(value); }, number);
 }
 
-// A size operator's arguments have no schema; what they may be is what their text can be.
+// A size operator's arguments have no schema; any literal of the text is allowed.
 Result<CallSlot> prepare_untyped(const graph::Argument& argument) {
   if (const auto* list = argument.get<graph::Argument::List>()) {
     const bool is_numbers = list->empty() || list->front().get<graph::Real>() == nullptr;

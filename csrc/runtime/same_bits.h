@@ -10,7 +10,7 @@
 namespace penstock::runtime {
 
 // Of tensors on the CPU: the same dtype, sizes, strides and pending conjugations and negations, and element by element
-// the same bytes. What lies between elements does not count.
+// the same bytes. Bytes between the elements do not count.
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b);
 
 // As many tensors, and each the same as the other's.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A TorchScript module cut in two, for programs in C++: what follows from the batch alone, run by penstock's executor
-// wherever the data is made, and the rest, which is TorchScript again and shares the module's parameters.
+// A TorchScript module cut in two, for programs in C++: a prefix that follows from the batch alone, run by penstock's
+// executor wherever the data is made, and the rest, which is TorchScript again and shares the module's parameters.
 //
 //   auto cut = ScriptCut::make(module, {{images}}, {.mode = graph::CutMode::kMaximal});
 //   ...
@@ -35,7 +35,7 @@ struct ScriptCutOptions {
 // Thread-compatible; run_prefix calls may overlap with each other and with run_suffix.
 class ScriptCut {
  public:
-  // Reads the module's forward in the mode (train or eval) it is in, times what could move on the tensors of `call`,
+  // Reads the module's forward in the mode (train or eval) it is in, times the movable nodes on the tensors of `call`,
   // which are the batch, and chooses. kUnsupported with the operation and its line when the program cannot be read or
   // its parts give other bits than the whole. The module is not changed, and no random number is drawn.
   static Result<ScriptCut> make(const torch::jit::Module& module, const capture::ScriptCall& call,
@@ -46,13 +46,12 @@ class ScriptCut {
 
   const graph::Plan& plan() const;
 
-  // The prefix as text with its constants: what another process needs to run it (parse_graph, Executor::create).
+  // The prefix as text with its constants, with which another process can run it (parse_graph, Executor::create).
   std::string prefix_text() const;
   const std::vector<at::Tensor>& prefix_constants() const;
 
-  // Whether the cut means for `call` what it meant for the call it was made with: no attribute of the module was set
-  // since (so the mode is the same), and tensors are of the same dtypes and ranks. Sizes may differ. Else call the
-  // module.
+  // Whether the cut is valid for `call`: no attribute of the module was set since it was made (so the mode is the
+  // same), and tensors have the same dtypes and ranks. Sizes may differ. If not, call the module.
   bool fits(const capture::ScriptCall& call) const;
 
   // The boundary tensors for a batch, given by its tensors in the order of the call. Runs with the calling thread's

@@ -11,7 +11,7 @@
 
 namespace penstock::runtime {
 
-// The seed of what one prefix draws for one batch. The steps and the finalizer are those of SplitMix64 (Steele, Lea,
+// The seed of one prefix's draws for one batch. The steps and the finalizer are those of SplitMix64 (Steele, Lea,
 // Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), taken once for each of the three numbers.
 inline uint64_t seed_of_batch(uint64_t prefix_seed, uint64_t epoch_seed, uint64_t sequence) {
   uint64_t state = 0;

@@ -93,7 +93,7 @@ bool can_write_over(std::span<const c10::IValue> arguments) {
       continue;
     }
     if (!is_plain(other) || !at::is_expandable_to(other.sizes(), target.sizes())) return false;
-    // A mask is no operand of the arithmetic, but is no wider than what it masks either.
+    // A mask is no operand of the arithmetic, but is no wider than the tensor that it masks.
     if (at::result_type(target, other) != target.scalar_type()) return false;
   }
   // Not of a larger storage, which the result would keep.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// An elementwise operator whose operand is of no further use can write its result over it. What comes from memory is
-// then also what goes back to it, and nothing is allocated: normalising 38 MB of images takes 0.54 of the time
-// (`normalise` of bench/executor.py).
+// An elementwise operator whose operand is of no further use can write its result over it. The same memory is then read
+// and written, and nothing is allocated: normalising 38 MB of images takes 0.54 of the time (`normalise` of
+// bench/executor.py).
 //
 // The bits are those of the operator itself, since it is the same kernel on the same elements in the same order. So are
 // the strides: an operand of the result's shape that is contiguous gives a contiguous result.
@@ -22,8 +22,8 @@ inline constexpr int64_t kWriteOverBytesMin = int64_t{16} << 10;
 // by itself have one here.
 std::optional<c10::OperatorHandle> find_write_over(const c10::OperatorHandle& op);
 
-// Whether that variant gives what `op` gives and nobody sees it write: `arguments` are those of the call, of which the
-// first is held by the frame and by `arguments` alone.
+// Whether that variant gives the result of `op` and nobody sees it write: `arguments` are those of the call, of which
+// the first is held by the frame and by `arguments` alone.
 bool can_write_over(std::span<const c10::IValue> arguments);
 
 }  // namespace penstock::runtime

@@ -195,7 +195,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::map(const FileDescriptor& fd) {
   }
   auto mapping = map_whole(fd.get(), bytes);
   if (!mapping) return mapping.error();
-  // The worker can still write here, so what was checked is what is used: the fields are copied first.
+  // The worker can still write here, so the fields are copied first, and the copies are checked and used.
   const ArenaControl& shared = mapping.value()->control();
   ArenaControl checked{};
   checked.magic = shared.magic;

@@ -71,8 +71,8 @@ class ArenaMapping {
   uint64_t bytes_;
 };
 
-// How many slabs of an arena the trainer's user may hold: what is left beyond the answers that the worker owes. From
-// there on the trainer copies batches out and gives their slabs back at once, so one slab at least always returns.
+// How many slabs of an arena the trainer's user may hold: those beyond the answers that the worker owes. After that,
+// the trainer copies batches out and gives their slabs back at once, so one slab at least always returns.
 constexpr uint32_t spare_slab_count(uint32_t alive_count, uint32_t prefetch_factor) {
   if (alive_count > prefetch_factor) return alive_count - prefetch_factor;
   return alive_count > 1 ? 1 : 0;
@@ -117,7 +117,7 @@ class Arena {
   void pin(uint32_t slab_index) { pins_[slab_index].fetch_add(1, std::memory_order_relaxed); }
   void unpin(uint32_t slab_index);
 
-  // Shared memory that this arena holds now: what its slabs have grown to.
+  // Shared memory that this arena holds now, as its slabs have grown.
   uint64_t total_backed_bytes() const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A Unix socket between a worker and its trainer, for what ZeroMQ cannot carry: the descriptors of arenas, and the news
-// that the other side has died. Names live in the abstract namespace, so nothing is left in the file system whoever
-// is killed; a peer of another user is refused by its kernel credentials.
+// A Unix socket between a worker and its trainer for two things that ZeroMQ cannot carry: the descriptors of arenas,
+// and the news that the other side has died. Names live in the abstract namespace, so nothing is left in the file
+// system whoever is killed; a peer of another user is refused by its kernel credentials.
 
 #include <chrono>
 #include <cstdint>

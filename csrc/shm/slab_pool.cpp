@@ -92,8 +92,8 @@ Result<void> SlabPool::make_arena(uint64_t bytes) {
 }
 
 Result<SlabRegion> SlabPool::make_transient(uint64_t bytes) {
-  // Twice the address space, which costs nothing, so that the rest of the batch and its record fit behind what was
-  // asked for; without it every large batch would be copied to another arena as it is sealed.
+  // Twice the address space, which costs nothing, so that the rest of the batch and its record fit behind the bytes
+  // that were asked for; without it every large batch would be copied to another arena as it is sealed.
   const uint64_t slab_bytes = std::max(bytes, std::min(2 * bytes + kTransientRoomBytes, kTransientBytesMax));
   auto made = Arena::create({.slab_bytes = slab_bytes, .slab_count = 1}, next_arena_id_);
   if (!made) return made.error();

@@ -21,7 +21,8 @@ bool is_date_unit(std::string_view text) {
   return std::ranges::all_of(text.substr(1, text.size() - 2), is_letter_or_digit);
 }
 
-// Whether elements of a kind may have that many bytes. What is no number of numpy's on this machine numpy refuses.
+// Whether elements of a kind may have that many bytes. numpy itself refuses numbers that it does not have on this
+// machine.
 bool has_size(char kind, uint64_t bytes) {
   switch (kind) {
     case 'b': return bytes == 1;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a worker gets what requests are made with: jobs, prefixes, folders of modules. Each is a blob, named by the
-// SHA-256 of its bytes, so that it crosses once whatever happens to links and trainers. The worker asks for it piece by
-// piece, at its own pace, and asks again for what did not come; neither side keeps an account of the other. These
-// messages belong to no link. PROTOCOL.md is the specification.
+// How a worker gets the parts of requests that are sent once: jobs, prefixes, folders of modules. Each is a blob, named
+// by the SHA-256 of its bytes, so that it crosses once however links and trainers come and go. The worker asks for it
+// piece by piece, at its own pace, and asks again for pieces that did not come; neither side keeps an account of the
+// other. These messages belong to no link. PROTOCOL.md is the specification.
 
 #include <array>
 #include <cstddef>
@@ -29,7 +29,7 @@ static_assert(alignof(BlobId) == 1);
 // The ids that lie one after the other in `bytes`, which are a whole number of them.
 std::span<const BlobId> blob_ids(std::span<const std::byte> bytes);
 
-// To a trainer: send me what begins at `offset`.
+// To a trainer: send me the piece that begins at `offset`.
 struct BlobWish {
   BlobId id{};
   uint64_t offset = 0;

@@ -117,7 +117,7 @@ class Writer {
   ByteWriter bytes;
 };
 
-// The first fault stays; what is read after it means nothing.
+// The first fault stays; fields that are read after it mean nothing.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

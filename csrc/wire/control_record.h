@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages between a controller and workers, trainers and operators, as bytes: one part each, below
-// kControlBytesMax. Who sent it is told by the connection's key and not by what it says. PROTOCOL.md is the
+// kControlBytesMax. The connection's key says who sent a message, and not its content. PROTOCOL.md is the
 // specification.
 
 #include <cstddef>

@@ -46,7 +46,7 @@ struct ToTrainer {
     kPong,
     kLeaving,   // the worker takes no more requests
     kPiece,     // some of the bytes of an answer that follows
-    kDeclined,  // the worker can make nothing of what this trainer asks for
+    kDeclined,  // the worker cannot make the batches of this trainer
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;

@@ -23,7 +23,7 @@ constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
 
 enum class RequestKind : uint8_t {
   kFetch = 1,           // make one batch; the body holds its indices
-  kEpoch = 2,           // a new epoch begins: make the fetcher again; the body says what the epoch is seeded with
+  kEpoch = 2,           // a new epoch begins: make the fetcher again; the body has the epoch's seeds
   kPrefix = 3,          // run this prefix on every later batch; the body is an encoded batch record and payload
   kRemovePrefixes = 4,  // forget all prefixes
   kEarlyEpoch = 5,      // fetches of the next epoch follow although it may never begin; the body is as for kEpoch
@@ -46,7 +46,7 @@ struct Request {
   uint64_t body_bytes = 0;
   uint32_t epoch = 0;
   uint32_t shard_id = 0;
-  uint64_t epoch_seed = 0;  // of a fetch: what prefixes draw for its batch follows from it and the sequence
+  uint64_t epoch_seed = 0;  // of a fetch: the draws of prefixes for its batch follow from it and the sequence
   uint64_t reserved[3] = {};
 };
 static_assert(sizeof(Request) == 64);
@@ -63,8 +63,8 @@ constexpr uint8_t kDescriptorTransient = 2;    // flag: the arena was made for t
 constexpr uint8_t kDescriptorThreadsDrew = 4;  // flag: samples drew random numbers that nothing can reproduce
 constexpr uint8_t kDescriptorHasState = 8;     // flag: the nest is a pair of the batch and of its dataset's state
 constexpr uint8_t kDescriptorCompiled = 16;    // flag: compiled code made boundary tensors of it
-// Flag: what the worker made so far has left its dataset as it was, as far as a look can tell. Another worker may make
-// the same batch once more, and nobody will see it.
+// Flag: as far as a look can tell, the batches that the worker made so far have left its dataset as it was. Another
+// worker may make the same batch once more, and nobody will see it.
 constexpr uint8_t kDescriptorDatasetStays = 32;
 constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew |
                                      kDescriptorHasState | kDescriptorCompiled | kDescriptorDatasetStays;

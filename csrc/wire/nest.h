@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shape of a batch without its tensors: dicts, lists and tuples around text, numbers, None and references to the
-// tensor table, as a stream of tokens in depth-first order. Whatever is not in this list travels as one pickle, which
-// only a local worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle are for
-// batches of such peers: what a local worker would pickle, and a reader can make without following any instruction.
+// tensor table, as a stream of tokens in depth-first order. Any other object travels as one pickle, which only a local
+// worker may send; a reader that does not trust its peer refuses kPickle. The tokens above kPickle are for batches of
+// such peers: objects that a local worker would pickle, and that a reader can make without following any instruction.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A batch record and its payload in one piece of memory, for what crosses as a whole: the body of a prefix request, or
-// a value by itself. PROTOCOL.md has the bytes.
+// A batch record and its payload in one piece of memory, for values that cross as a whole: the body of a prefix
+// request, or a value by itself. PROTOCOL.md has the bytes.
 
 #include <cstddef>
 #include <span>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The heads of what a trainer and a worker of a pool send each other: 80 bytes at the beginning of a message's first
-// part, followed there by what belongs to them. The bytes of a batch come in pieces, each the second part of a message:
-// the last one of the answer itself, the others of messages before it. PROTOCOL.md is the specification.
+// The heads of the messages between a trainer and a worker of a pool: 80 bytes at the beginning of a message's first
+// part, followed there by variable bytes. The bytes of a batch come in pieces, each the second part of a message: the
+// last piece with the answer itself, the others in messages before it. PROTOCOL.md is the specification.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,30 +22,30 @@ constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
 constexpr uint16_t kPoolVersion = 1;
 constexpr size_t kPoolHeadBytes = 80;
 
-// Of what follows a head in its part.
+// Of the variable bytes behind a head.
 constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
-// Less beside a large state: both share kMessageBytesMax. A piece is what shows on a slow link that the worker lives,
-// so that one must cross it in less than a lease.
+// Less beside a large state: both share kMessageBytesMax. On a slow link the pieces are the worker's signs of life, so
+// a piece must cross it in less than a lease.
 constexpr uint64_t kPieceBytesMax = uint64_t{1} << 20;
 constexpr uint64_t kPoolPayloadBytesMax = uint64_t{1} << 34;  // of a batch and its record
 constexpr size_t kRequestBlobCountMax = 64;
 
-// To a worker. What follows `epoch_seed` belongs to a request.
+// To a worker. The fields after `epoch_seed` belong to a request.
 struct PoolRequest {
   ToWorker message;
   IndexKind index_kind = IndexKind::kNone;
   uint64_t epoch_seed = 0;
   std::span<const std::byte> indices = {};
-  std::span<const std::byte> seeds = {};  // what the epoch's random numbers follow from; a pickle
+  std::span<const std::byte> seeds = {};  // the seeds of the epoch's random numbers; a pickle
   std::span<const std::byte> state = {};  // where a lane goes on that starts here; a pickle
-  std::span<const BlobId> blobs = {};     // what it is made with: the job, then its prefixes
+  std::span<const BlobId> blobs = {};     // the parts that it needs: the job, then its prefixes
 };
 
 enum class AnswerKind : uint8_t {
   kNone = 0,   // this is no answer
   kBatch = 1,  // the payload is that of a batch, and the last `record_bytes` of it are the batch record
   kEnd = 2,    // the shard has no more
-  kError = 3,  // `body` is the text of what was raised: its type's name, a zero, and the rest
+  kError = 3,  // `body` is the text of the exception: its type's name, a zero, and the rest
 };
 
 // To a trainer.
@@ -68,8 +68,8 @@ struct PoolAnswer {
 std::vector<std::byte> write_to_worker(const PoolRequest& request);
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer);
 
-// The spans of what is parsed lie in `part`. kMalformed, kTooLarge, or kMismatch for another version. `piece_bytes` is
-// the size of the message's second part, 0 where it has none.
+// The spans of the result lie in `part`. kMalformed, kTooLarge, or kMismatch for another version. `piece_bytes` is the
+// size of the message's second part, 0 where it has none.
 Result<PoolRequest> parse_to_worker(std::span<const std::byte> part);
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes);
 

@@ -10,7 +10,7 @@
 namespace penstock::wire {
 namespace {
 
-// Reads what is expected, or fails for good.
+// Reads the expected tokens, or fails for good.
 class PrefixReader {
  public:
   explicit PrefixReader(std::span<const std::byte> nest) : nest_(nest) {}

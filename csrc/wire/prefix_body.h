@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The body of a prefix request: a batch record whose nest is the IR text, a seed and what was compiled of it, and whose
+// The body of a prefix request: a batch record whose nest is the IR text, a seed and the compiled library, and whose
 // tensors are the constants, so that a prefix travels in the same checked form as a batch. PROTOCOL.md has the bytes.
 
 #include <cstddef>
@@ -29,7 +29,8 @@ struct PrefixConstant {
   std::span<const std::byte> bytes;
 };
 
-// Text, library and the constants' bytes are views: of the message that was read, or of what is to be written.
+// Text, library and the constants' bytes are views: of the message that was read, or of the memory that is to be
+// written.
 struct PrefixBody {
   std::string_view text;
   uint64_t seed = 0;

@@ -31,7 +31,7 @@ struct WorkerReport {
 
 struct WorkerOrders {
   uint32_t incarnation = 0;  // the one that they are for
-  bool is_fenced = false;    // its lease ran out: what it still answers is refused
+  bool is_fenced = false;    // its lease ran out: its answers from then on are refused
   bool is_to_drain = false;
 
   friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;

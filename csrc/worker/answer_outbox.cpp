@@ -15,7 +15,7 @@ using wire::ToTrainer;
 
 namespace {
 
-// How much of what is left of a batch goes into the next message. The last piece travels with the answer itself, whose
+// How much of the rest of a batch goes into the next message. The last piece travels with the answer itself, whose
 // first part, with the dataset's state, takes some of the room of a message.
 uint64_t piece_bytes(uint64_t left_bytes, uint64_t first_part_bytes) {
   const uint64_t last_bytes_max = std::min(kPieceBytesMax, kMessageBytesMax - first_part_bytes);

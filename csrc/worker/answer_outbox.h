@@ -35,19 +35,18 @@ class AnswerOutbox {
   explicit AnswerOutbox(const WorkExchange& exchange) : exchange_(exchange) {}
 
   void push(OutgoingMessage message) { messages_.push_back({std::move(message), 0}); }
-  // Forgets what belongs to a link that has ended. What is still on its way over a connection that is gone stands in
-  // nobody's way.
+  // Forgets the answers of a link that has ended. Pieces that are still on their way over a connection that is gone
+  // hold nobody up.
   void clear();
   bool is_empty() const { return messages_.empty(); }
 
-  // Sends as much as may be on its way. What a peer that is gone should have had is dropped: it asks again on its next
-  // link.
+  // Sends as much as may be on its way. Messages to a peer that is gone are dropped: it asks again on its next link.
   void pump(net::ServerSocket& socket);
 
  private:
   struct Waiting {
     OutgoingMessage outgoing;
-    uint64_t offset;  // of a batch, what is sent of it
+    uint64_t offset;  // of a batch, the part that is sent
   };
   // Returns whether the whole message has left; one that must wait leaves `is_full_` set.
   bool send_piece(net::ServerSocket& socket, Waiting& waiting);

@@ -40,7 +40,7 @@ class BatchMaker {
 
   // Runs the prefixes and seals. kClosed when nobody is there to take the batch.
   Result<MadeBatch> make(BatchContent content, const BatchPlace& place);
-  // Seals what is no batch of the dataset's.
+  // Seals an answer that is no batch of the dataset's.
   Result<MadeBatch> make_plain(const BatchContent& content);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a worker gets one blob from its trainer: at most two wishes are unanswered, pieces are taken in order, and what
-// does not come is wished for again. Pure: the I/O thread around it has the socket.
+// How a worker gets one blob from its trainer: at most two wishes are unanswered, pieces are taken in order, and a
+// piece that does not come is wished for again. Pure: the I/O thread around it has the socket.
 
 #include <cstddef>
 #include <cstdint>

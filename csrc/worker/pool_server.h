@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A worker of a pool: takes requests of whichever trainer it is given to, gives out memory for batches, and sends
-// finished ones in pieces. A thread of its own talks to trainers and the controller (pool_server_io.h); this is what
-// the thread that makes batches sees of it.
+// finished ones in pieces. A thread of its own talks to trainers and the controller (pool_server_io.h); this class is
+// its face for the thread that makes batches.
 
 #include <unistd.h>
 #include <chrono>
@@ -85,7 +85,7 @@ class PoolServer {
   Result<void> answer_error(const PoolWork& work, const Failure& failure, std::vector<std::byte> state);
   // Nobody wants it any more.
   void give_up();
-  // This worker can make nothing of what the trainer asks for.
+  // This worker cannot make the batches that the trainer asks for.
   void decline(std::string reason);
 
   // Takes no more work; next() ends once all that was begun has been taken.

@@ -108,7 +108,7 @@ Result<void> PoolServerIo::receive(Instant now) {
     auto received = server_->try_receive(receipt);
     if (!received) return received.error();
     if (!received.value()) break;
-    if (receipt.parts.empty()) continue;  // it sent what it may not
+    if (receipt.parts.empty()) continue;  // it broke a rule of the protocol
     const auto first = receipt.parts.front().bytes();
     const bool has_piece = receipt.parts.size() == 2;
     const auto piece = has_piece ? receipt.parts[1].bytes() : std::span<const std::byte>();
@@ -120,7 +120,7 @@ Result<void> PoolServerIo::receive(Instant now) {
     if (request && receipt.parts.size() == 1) {
       take_request(request.value(), receipt.peer.routing_id, now);
     } else if (!request && request.error().code == Errc::kMismatch) {
-      // Its own parser says what is wrong when it reads this answer.
+      // Its own parser names the fault when it reads this answer.
       outbox_.push({.routing_id = receipt.peer.routing_id,
                     .message = {.kind = ToTrainer::Kind::kDeclined},
                     .worker_id = worker_id_,
@@ -234,7 +234,7 @@ void PoolServerIo::fetch_blob(const std::optional<wire::BlobId>& id, Instant now
     static_cast<void>(server_->send(route->second.routing_id, wire::write_blob_message(wish)));
 }
 
-// ---- What the session says
+// ---- Commands of the session
 
 void PoolServerIo::carry_out() {
   for (const WorkerSession::Command& command : session_.take_commands()) {
@@ -246,7 +246,7 @@ void PoolServerIo::carry_out() {
     if (route == routes_.end()) continue;
     const ToTrainer& message = command.message;
     if (message.kind == ToTrainer::Kind::kWelcome) {
-      outbox_.clear();  // what waits to be sent is of the link before
+      outbox_.clear();  // the messages that wait to be sent are of the link before
       if (message.is_fresh) ++tenancy_;
     }
     outbox_.push({.routing_id = route->second.routing_id,

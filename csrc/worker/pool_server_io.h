@@ -35,7 +35,7 @@ struct PoolServerOptions {
   net::Endpoint bind;
   net::KeyRing keys;
   std::optional<net::Endpoint> controller = {};
-  // Where trainers reach it, if not at what is bound; port 0 is the port that is bound.
+  // Where trainers reach it, if not at the bound address; port 0 is the port that is bound.
   std::optional<net::Endpoint> advertised = {};
   std::string about = {};  // this process, for people
   uint64_t arena_bytes = 0;
@@ -46,7 +46,8 @@ struct PoolServerOptions {
   pid_t parent_pid = 0;
 };
 
-// Confined to its loop's thread, but for what says otherwise. Once it has ended it only looks after its parent.
+// Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
+// parent.
 class PoolServerIo : public EventLoop::Handler {
  public:
   // The exchange outlives this.
@@ -102,10 +103,10 @@ class PoolServerIo : public EventLoop::Handler {
   cluster::WorkerSession session_;
   uint64_t tenancy_ = 0;
   std::map<uint64_t, Route> routes_;                                  // by trainer
-  std::multimap<wire::BatchKey, PoolWork> queued_;                    // what the session has in its queue
+  std::multimap<wire::BatchKey, PoolWork> queued_;                    // the requests in the session's queue
   std::shared_ptr<const PoolWork> running_;                           // shared with the thread that makes it
   bool is_given_up_ = false;                                          // by that thread
-  std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with what is on its way
+  std::map<wire::BatchKey, std::shared_ptr<const PoolResult>> held_;  // shared with messages on their way
   std::map<uint64_t, std::string> declined_;                          // why, by trainer
   std::optional<BlobFetch> fetch_;
   uint32_t signal_count_ = 0;

@@ -19,7 +19,7 @@ namespace penstock::worker {
 struct PrefixMessage {
   std::string text;
   std::vector<at::Tensor> constants;  // in memory of their own
-  uint64_t seed = 0;                  // of what it draws, before the batch is told
+  uint64_t seed = 0;                  // of its draws, before the batch is told
   // The code that was compiled of it, if there is any, and the tensors of the batch that the code takes.
   std::string library;
   std::vector<runtime::LeafLayout> library_leaves;

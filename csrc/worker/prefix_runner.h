@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One prefix in a worker: the executor, and what was compiled of it once that has come and for as long as it is as
-// good.
+// One prefix in a worker: the executor, and the compiled library once it has come, for as long as it gives the same
+// bits.
 
 #include <ATen/core/Tensor.h>
 
@@ -31,7 +31,7 @@ class PrefixRunner {
 
   bool accepts(std::span<const at::Tensor> leaves) const { return static_cast<bool>(executor_.accepts(leaves)); }
 
-  // The boundary tensors of a batch that it accepts; `seed` is of what is drawn for it.
+  // The boundary tensors of a batch that it accepts; `seed` is that of its random draws.
   Result<Boundary> run(std::span<const at::Tensor> leaves, uint64_t seed);
 
  private:

@@ -39,7 +39,7 @@ std::shared_ptr<LoadedPrefix> load_prefix(std::span<const std::byte> message) {
 
 void PrefixStage::install(std::shared_ptr<LoadedPrefix> prefix) {
   std::erase_if(prefixes_, [&](const auto& other) { return other->text == prefix->text; });
-  // Where another one makes the same values, what is compiled makes them.
+  // Where another prefix makes the same values, the compiled one makes them.
   const auto place = prefix->is_compiled ? prefixes_.begin() : prefixes_.end();
   prefixes_.insert(place, std::move(prefix));
 }

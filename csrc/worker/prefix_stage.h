@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Runs the prefixes that the trainer has shipped on every batch that fits them, and adds what they compute to the batch
-// as boundary tensors. A batch that fits no prefix, or whose prefix fails, travels without: the trainer then runs the
+// Runs the prefixes that the trainer has shipped on every batch that fits them, and adds their results to the batch as
+// boundary tensors. A batch that fits no prefix, or whose prefix fails, travels without: the trainer then runs the
 // whole graph on the raw batch, and an error of the model's code appears where the user expects it.
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class PrefixStage {
   void clear() { prefixes_.clear(); }
 
   // Appends boundary tensors and their keys to `content`, which is the batch `sequence` of an epoch that is seeded with
-  // `epoch_seed`: what prefixes draw follows from the two. Returns whether compiled code made some of them.
+  // `epoch_seed`: random draws of prefixes follow from the two. Returns whether compiled code made some of them.
   bool run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
 
  private:

@@ -13,8 +13,8 @@
 namespace penstock::worker {
 
 enum class MemoryKind : uint8_t {
-  kOwn,       // only this process sees what it writes there
-  kReadOnly,  // cannot be written here; a file that is mapped, or what the trainer has sealed
+  kOwn,       // only this process sees its writes there
+  kReadOnly,  // cannot be written here; a mapped file, or memory that the trainer has sealed
   kShared,    // another process may write there too
   kUnknown,   // not mapped, or not all of it
 };

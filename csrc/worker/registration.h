@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A worker's connection to the controller of its pool: reports go out when they are due, orders come in and are carried
-// out. What people should know of it is said once, when it changes.
+// out. News for people is printed once, when it changes.
 
 #include <memory>
 #include <optional>
@@ -24,7 +24,7 @@ namespace penstock::worker {
 // Confined to the I/O thread.
 class Registration {
  public:
-  // `endpoint` and `about` are what a report says of this worker.
+  // `endpoint` and `about` describe this worker in its reports.
   struct Description {
     uint64_t worker_id = 0;
     std::string endpoint;
@@ -35,8 +35,8 @@ class Registration {
   // For `open`.
   Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now);
 
-  // Takes what has come, and has `session` do it. kFailed with the reason if the controller will have nothing to do
-  // with this worker.
+  // Takes the messages that have come, and has `session` carry them out. kFailed with the reason if the controller
+  // refuses this worker.
   Result<void> receive(cluster::WorkerSession& session, Instant now);
   // Sends a report if one is due.
   void report(const cluster::WorkerSession& session, Instant now);
@@ -44,7 +44,7 @@ class Registration {
   void set_decline_reason(std::string_view reason);
   // Has one go out now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
-  // Says that this worker ends. What was sent may still take a moment to leave.
+  // Says that this worker ends. Messages that were sent may still take a moment to leave.
   void say_farewell();
 
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
-// that a collate function writes its result where the trainer will read it. seal() then places what is elsewhere
-// (copying it in), adds boundary tensors and the record, and the batch is ready to be named to the trainer.
+// that a collate function writes its result where the trainer will read it. seal() then copies in the tensors that lie
+// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer.
 //
 // A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
 // again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
@@ -51,7 +51,7 @@ class SlabWriter {
  public:
   explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
 
-  // Forgets what an abandoned batch had taken.
+  // Forgets the memory that an abandoned batch had taken.
   void begin();
 
   // A contiguous tensor in the slab of the current batch; undefined when it does not fit there or there is no memory.

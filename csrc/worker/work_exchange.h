@@ -37,14 +37,14 @@ class WorkExchange {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  // Before either thread uses it: what wakes the I/O thread, which outlives both.
+  // Before either thread uses it: the waker of the I/O thread, which outlives both.
   void set_waker(Waker& waker) { waker_ = &waker; }
 
   // ---- For the thread that makes batches
 
   // The next piece of work. kTimeout at the deadline; why the server ended once it has. Blocks.
   Result<std::shared_ptr<const PoolWork>> next(Deadline deadline);
-  // Hands over what became of it.
+  // Hands over the result.
   void finish(PoolResult result);
   // A blob that the work in hand is made with. kTimeout at the deadline, after which the same is asked for again;
   // kClosed when the work is not wanted any more. Blocks.

@@ -193,7 +193,8 @@ class WorkerLimits:
     def __init__(self, cpus: int, shards: int | None = None) -> None: ...
 
 class WorkerChoice:
-    """A number of workers, and what it was chosen from. ``str()`` says it in a sentence."""
+    """A number of workers, and the measurements it was chosen by. ``str()`` says it in a
+    sentence."""
 
     workers: int
     reason: Literal["stalled", "settled", "limit", "no gain", "taken back", "idle"]
@@ -581,7 +582,7 @@ class ShownPrice:
     is_held: bool
 
 class PricedCut:
-    """A cut in use with what was measured of its graph, which goes on to the cut after it."""
+    """A cut in use with the measurements of its graph, which go on to the cut after it."""
 
     shown: ShownPrice | None
     wants_timed_calls: bool
@@ -589,7 +590,7 @@ class PricedCut:
         self, plans: PricedPlans, has_suffix: bool, like: PricedCut | None = None
     ) -> None: ...
     def next_timed_call(self) -> str | None:
-        """What is to be timed in this call: "whole", "suffix" or nothing."""
+        """The part that is to be timed in this call: "whole", "suffix" or nothing."""
     def note_timed_call(self, call: str, seconds: float) -> None: ...
 
 class MeasuredLoads:
@@ -636,10 +637,11 @@ def capture_torchscript(
     module: Any, leaves: Sequence[torch.Tensor]
 ) -> tuple[Graph, list[torch.Tensor]]: ...
 def written_arguments(operator: str) -> list[tuple[int, int | None]]:
-    """Positions of what an operator writes, each with that of the flag which turns it on."""
+    """Positions of the arguments that an operator writes, each with the position of the flag that
+    turns the write on."""
 
 def functional_twin(operator: str) -> tuple[str, bool] | None:
-    """The operator that computes what another writes, and whether it is a view alone."""
+    """The operator that computes the values that another writes, and whether it is a view alone."""
 
 def overload_with_numbers(operator: str, positions: Set[int]) -> str | None:
     """The overload that takes numbers where the operator takes tensors."""

@@ -24,7 +24,7 @@ class SharedMemoryError(PenstockError):
 
 
 class UnsupportedError(PenstockError):
-    """This build of penstock, or this machine, cannot do what was asked."""
+    """This build of penstock, or this machine, cannot carry out the request."""
 
 
 class MissingTorchNameError(UnsupportedError, ImportError):

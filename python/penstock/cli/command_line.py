@@ -39,7 +39,7 @@ USAGE_EXIT_CODE = 2
 
 
 def main() -> int:
-    """Does what ``sys.argv`` asks for, and returns the exit code; a program that ends by an
+    """Carries out the command in ``sys.argv`` and returns the exit code. A program that ends by an
     exception, SystemExit included, ends this call by it.
     """
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command of penstock's reads its arguments, and what it says when one is wrong.
+"""How a command of penstock reads its arguments, and its message when one is wrong.
 
-argparse prints the usage of everything for a typo. Here whoever calls prints two lines: what is
-wrong, with the name that was probably meant, and where there is help.
+argparse prints the whole usage for a typo. Here the caller prints two lines: the error, with the
+name that was probably meant, and where there is help.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action=_ShowHelp, help="print this help")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        # argparse would first say what is missing, which may be what was mistyped.
+        # argparse would first name a missing argument, which may be the one that was mistyped.
         for argument in arguments:
             name = argument.partition("=")[0]
             if name == "--":
@@ -61,7 +61,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_before_program(
         self, arguments: Sequence[str]
     ) -> tuple[argparse.Namespace, list[str]]:
-        """What stands before a program, and the rest: ``-m`` or a path, and what follows it."""
+        """The arguments before a program, and the rest: ``-m`` or a path, and everything after
+        it."""
         end = 0
         while end < len(arguments) and _is_option(arguments[end]):
             name, has_value, _ = arguments[end].partition("=")

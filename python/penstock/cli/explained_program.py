@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock explain`: runs a program until its model's plan is known, and prints that.
 
-Standard output is the plan and nothing else: what the program prints there goes to standard error,
-and so does the line that says whose plan it is.
+Standard output is the plan and nothing else. The program's own output goes to standard error, and
+so does the line that names the program.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NO_PLAN_EXIT_CODE = 1
 
 
 def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMode | None) -> int:
-    """Lets `run` run the program, and returns the exit code. Raises what the program raises, or
+    """Lets `run` run the program, and returns the exit code. Raises the program's exceptions, or
     ProgramError when there is no such program."""
     plan_descriptor = _take_standard_output()
 
     def report(found: FoundPlan) -> None:
-        sys.stdout.flush()  # what the program said comes first
+        sys.stdout.flush()  # the program's own output comes first
         print(f"penstock: the plan of {found.subject}", file=sys.stderr, flush=True)
         if os.environ.get("RANK", "0") == "0":  # of several trainers one speaks
             with open(plan_descriptor, "w", errors="replace") as stream:
@@ -71,8 +71,9 @@ def _formatted(plan: Plan, plan_format: PlanFormat) -> str:
 
 
 def _take_standard_output() -> int:
-    """Returns a descriptor of what is standard output now, which is standard error from here on,
-    for what the program starts or loads too, and until the process ends."""
+    """Returns a descriptor of the present standard output. From here on, and until the process
+    ends, standard output is standard error, also for processes and libraries that the program
+    starts or loads."""
     sys.stdout.flush()
     descriptor = os.dup(1)
     os.dup2(2, 1)

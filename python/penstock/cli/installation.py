@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives penstock's loader to code that imports torch's: frameworks, and programs left as they are.
 
-A name is rebound where it is looked up: in the globals of every module. What holds torch's class
-elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
+A name is rebound where it is looked up: in the globals of every module. An object that holds
+torch's class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _spawn: Any = multiprocessing.spawn
 
 
 class _StandIn(ABCMeta):
-    """Makes the stand-in answer for torch's class: what is a loader of torch's is one of its own.
+    """Makes the stand-in answer for torch's class: an instance of torch's loader counts as one of
+    its own.
 
     Derived from ABCMeta so that a user's class may be a loader and an abstract class at once.
     """
@@ -44,7 +45,8 @@ class _StandIn(ABCMeta):
         return super().__subclasscheck__(subclass)
 
     def __subclasses__(cls) -> list[Any]:
-        """Also torch's class, ours, and all of theirs: Lightning patches what it finds this way."""
+        """Also torch's class, ours, and all of theirs: Lightning patches the classes that it finds
+        this way."""
         found: list[Any] = type.__subclasses__(cls)
         if cls is DataLoader:
             for parent in (TorchDataLoader, dataloader.DataLoader):
@@ -102,8 +104,8 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     def _get_iterator(self) -> BaseIterator:
         return _own_class(self)._get_iterator(self)  # type: ignore[no-any-return]
 
-    # Lightning patches this on the class that it starts from, found there or not, and puts back
-    # what it found. Inherited, that could be a patch of its own.
+    # Lightning patches this on the class that it starts from, found there or not, and puts the
+    # former value back. An inherited one could be a patch of its own.
     __setattr__ = TorchDataLoader.__setattr__  # type: ignore[misc, assignment]
 
 
@@ -115,10 +117,10 @@ def _own_class(loader: Any) -> Any:
 def install() -> None:
     """Makes ``torch.utils.data.DataLoader`` penstock's, for every program and framework.
 
-    Rebinds the name in torch and in each module that has imported it; what is imported later finds
+    Rebinds the name in torch and in each module that has imported it; modules imported later find
     it rebound. Processes that this one starts with spawn or forkserver install it too. Call it once
     at the start of a program, before or after the frameworks are imported; a further call takes in
-    what was imported since. Classes made from torch's before keep torch's iterator.
+    modules imported since. Classes made from torch's before keep torch's iterator.
 
     Example::
 

@@ -26,8 +26,8 @@ _ADDRESS = "tcp://HOST:PORT"
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Does what a command of this module's is asked for; returns the exit code. Raises CommandError
-    for arguments that it does not take."""
+    """Carries out a command of this module; returns the exit code. Raises CommandError for
+    arguments that the command does not take."""
     try:
         return _COMMANDS[command](arguments)
     except (PenstockError, ValueError, OSError) as error:

@@ -22,7 +22,7 @@ class ProgramError(Exception):
 
 
 def run_file(path: str, arguments: list[str]) -> None:
-    """As ``python path arguments``. Raises what the program raises."""
+    """As ``python path arguments``. Raises the program's exceptions."""
     absolute = os.path.join(os.getcwd(), path)
     try:
         with io.open_code(absolute) as file:
@@ -42,10 +42,11 @@ def run_file(path: str, arguments: list[str]) -> None:
 
 
 def run_module(name: str, arguments: list[str]) -> None:
-    """As ``python -m name arguments``. Raises what the program raises."""
+    """As ``python -m name arguments``. Raises the program's exceptions."""
     _install_loader()
     _set_first_import_folder(os.getcwd())
-    sys.argv = ["-m", *arguments]  # what a package sees that is imported on the way
+    # The arguments as a package sees them that is imported on the way.
+    sys.argv = ["-m", *arguments]
     with _OurFramesUnprinted():
         spec = _find_program(name)
         loader: Any = spec.loader

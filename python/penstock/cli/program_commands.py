@@ -17,8 +17,8 @@ _PROGRAM_USAGE = """\
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
-    """Does what a command of this module's is asked for; returns the exit code. Raises CommandError
-    for arguments that it does not take, and what the program raises, SystemExit included."""
+    """Carries out a command of this module; returns the exit code. Raises CommandError for
+    arguments that the command does not take, and the program's exceptions, SystemExit included."""
     return _COMMANDS[command](arguments)
 
 
@@ -100,7 +100,7 @@ examples:
 
 
 def _name_code_paths(paths: Sequence[str], command: str) -> None:
-    from penstock.pool.travelling_code import name_code_paths  # what only a pool needs
+    from penstock.pool.travelling_code import name_code_paths  # arguments that only a pool needs
 
     for path in paths:
         if not os.path.exists(path):

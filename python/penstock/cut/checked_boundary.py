@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boundary tensors of a call, where they may stand for what moved.
+"""The boundary tensors of a call, where they may stand for the results of moved calls.
 
-The workers sent them all, nobody wrote to them, they lie as eager's would, and the constants are
-still what the workers were told. A first batch, and every so many after it, is also computed here
-and compared.
+They may if the workers sent all of them, nobody wrote to them, their layout is that of eager, and
+the constants are still those that the workers have. The first batch, and one in every so many after
+it, is also computed here and compared.
 """
 
 from __future__ import annotations
@@ -84,15 +84,14 @@ class CheckedBoundary:
                 return None
             boundary.append(tensor)
         for tensor in boundary:
-            # A program that writes to what the model returned may have written to a boundary
-            # tensor.
+            # A program that writes to a result of the model may have written to a boundary tensor.
             first = self._versions.setdefault(tensor, write_count(tensor))
             if first != write_count(tensor):
                 return None
         return boundary if has_layouts(boundary, cut.layouts(sizes)) else None
 
     def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
-        """Runs what moved on the raw inputs and compares bit for bit."""
+        """Runs the moved calls on the raw inputs and compares bit for bit."""
         assert cut.reference is not None
         if self._context.repricer is not None:
             self._context.repricer.note_odd_step()
@@ -134,8 +133,8 @@ class CheckedBoundary:
         return False
 
     def _mistrust(self, cut: LiveCut, call: GraphCall, wrong: Sequence[BoundaryValue]) -> None:
-        """Takes calls back into the trainer of which a worker made something else. Batches that are
-        under way lack what the next cut needs of them, so they are computed anew."""
+        """Takes back into the trainer the calls for which a worker gave another result. Batches
+        that are under way lack tensors that the next cut needs, so they are computed anew."""
         operators = sorted({item.operator for item in wrong})
         threads = torch.get_num_threads()
         what = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that the user compiled: what `torch.compile` was told, and how it is told so again.
+"""Models that the user compiled: the arguments of `torch.compile`, and how they are given again.
 
-The user's compiler is given every captured graph as it stands, and what it makes of it is the
-reference. The part of a cut graph that stays is given to the same compiler. Fused and laid out anew
-it may round otherwise than it did within the whole, so no cut is used before both gave the same
-bits (`whole_comparison.py`).
+The user's compiler is given every captured graph as it stands, and its result is the reference. The
+part of a cut graph that stays is given to the same compiler. Fused and laid out anew it may round
+otherwise than it did within the whole, so no cut is used before both gave the same bits
+(`whole_comparison.py`).
 """
 
 from __future__ import annotations

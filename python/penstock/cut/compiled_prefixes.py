@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has prefixes compiled by AOTInductor beside the training, and gives workers what comes of it.
+"""Has prefixes compiled by AOTInductor beside the training, and gives workers the libraries.
 
 Whether it is used is for each worker to find out: it has to give the executor's bits, and to take
 less time. Nothing waits for the compiler, and nothing is lost where it fails.
@@ -162,7 +162,7 @@ class _Compilation:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a compiler, and what it has started, and waits for it."""
+    """Ends a compiler, and the processes that it has started, and waits for it."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)

@@ -95,7 +95,8 @@ class CutContext:
             self.plan.note_call(call)
 
     def mistrust(self, operators: Sequence[str], message: str) -> None:
-        """Notes that workers were wrong about `operators`: what else they make is compared anew."""
+        """Notes that workers were wrong about `operators`: their other results are compared
+        anew."""
         logger.warning("penstock: %s", message)
         self.mistrusts += 1
         if self.mistrusts > MISTRUSTS_MAX:
@@ -132,8 +133,7 @@ class CutContext:
             self.close(Plan(refused=reason))
 
     def close(self, plan: Plan | None = None) -> None:
-        """Stops cutting and withdraws what the workers run; `plan` is what the loader shows
-        then."""
+        """Stops cutting and withdraws the workers' prefixes; the loader shows `plan` then."""
         self.is_open = False
         self.lazy.give_up()
         self.prefixes.close()
@@ -153,8 +153,8 @@ def spoken_model(model: Any) -> str:
 
 
 def modules_of(target: Any) -> Iterator[torch.nn.Module]:
-    """The model itself, or the models that a function can name: what it is bound to, closes over,
-    or finds among its globals."""
+    """The model itself, or the models that a function can name: the object it is bound to, those it
+    closes over, and those among its globals."""
     if isinstance(target, torch.nn.Module):
         yield target
     elif isinstance(target, functools.partial):

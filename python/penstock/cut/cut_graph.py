@@ -3,8 +3,8 @@
 whole graph.
 
 Every call asks again whether each batch tensor is the loader's own, untouched, whether the workers
-sent what the suffix needs and whether the constants are still what the workers were told. Any doubt
-runs the whole graph on the raw inputs, which are always there.
+sent all that the suffix needs, and whether the constants are still those that the workers have. Any
+doubt runs the whole graph on the raw inputs, which are always there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CutGraph:
         placeholders: Sequence[Placeholder],
         compiled: CompiledGraph | None = None,
     ) -> None:
-        """`compiled` is what the user's compiler made of the graph, where there is one."""
+        """`compiled` is the result of the user's compiler for the graph, where there is one."""
         options = context.options_of_graph()
         whole = WholeGraph(graph_module, placeholders, compiled)
         self._context = context
@@ -108,7 +108,7 @@ class CutGraph:
         return results
 
     def _record(self, item: Result, call: GraphCall, result: Any) -> None:
-        """Notes what a result follows from, for the graph that it may be given to."""
+        """Notes the expression of a result, for the graph that it may be given to."""
         if isinstance(result, torch.Tensor) and holds(result):
             taken = [call.inputs[index] for index in item.taken]
             inputs = tuple(

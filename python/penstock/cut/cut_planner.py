@@ -80,7 +80,7 @@ class CutPlanner:
 
     def note_changed(self, cut: LiveCut, changed: Sequence[int]) -> None:
         """Forgets a cut of which these inputs were constants and have changed. It is planned again;
-        what keeps changing is state."""
+        an input that keeps changing is state."""
         for index in changed:
             label = cut.lowering.inputs[index].label
             self._changes[label] += 1
@@ -163,8 +163,8 @@ class CutPlanner:
 
 
 def _gives_out_waiting(lowering: Lowering) -> bool:
-    """Whether a result shares memory with what is computed in place of an input: the program has
-    that input, too, and would have other memory there."""
+    """Whether a result shares memory with a value that is computed in place of an input: the
+    program has that input, too, and would have other memory there."""
     forms = lowering.recording.forms
     leaves = {
         forms[name].storage

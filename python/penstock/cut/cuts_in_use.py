@@ -71,7 +71,7 @@ class CutsInUse:
 
     def repriced(self, cut: LiveCut, call: GraphCall) -> LiveCut:
         """The cut, or another for the same calls that replaces it from this batch on. Batches that
-        are under way lack what the other needs of them; the whole graph runs on these."""
+        are under way lack tensors that the other needs; the whole graph runs on these."""
         repricer = self._context.repricer
         if repricer is None:
             return cut

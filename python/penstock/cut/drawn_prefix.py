@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prefix that draws random numbers, in the trainer.
 
-What such a prefix draws for a batch follows from the batch's place in the stream and from nothing
-else, so the trainer can make what no worker has sent, and hold what one has sent against its own.
+The draws of such a prefix for a batch follow from the batch's place in the stream and from nothing
+else. So the trainer can make a result that no worker has sent, and compare one that a worker has
+sent with its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids that an offloaded model will look up for a batch, before the model is run on it.
 
-Often the ids are not in the batch: the model makes them, by hashing or crossing what is there. The
-cut moves that into the workers, so the ids come with the batch, and can be read off it while it is
+Often the ids are not in the batch: the model makes them, by hashing or crossing columns. The cut
+moves that into the workers, so the ids come with the batch, and can be read off it while it is
 still to be trained on.
 """
 
@@ -24,12 +24,12 @@ def embedding_ids(model: torch.nn.Module, table: str) -> Callable[[Any], torch.T
     will look up in ``table``, an embedding or a parameter of it, by name.
 
     It is given a batch of the loader and returns all these ids in one dimension: those of the batch
-    as they are, or as the workers computed them. A batch from before the workers knew what to
-    compute is computed here. None where it cannot be known: before the model has run on a batch of
-    this form (the smaller last one, say), when the plan leaves what makes the ids to the trainer,
-    which ``cut="maximal"`` does least, and for a forward that is captured as several graphs. Raises
-    ``ValueError`` for a model that is not offloaded, and for a name that is none of its
-    parameters'.
+    as they are, or as the workers computed them. For a batch that left before the workers knew the
+    computation, the ids are computed here. None where they cannot be known: before the model has
+    run on a batch of this form (the smaller last one, say), when the plan leaves the ids' calls to
+    the trainer, which ``cut="maximal"`` does least, and for a forward that is captured as several
+    graphs. Raises ``ValueError`` for a model that is not offloaded, and for a name that is none of
+    its parameters'.
 
     Example::
 

@@ -55,7 +55,7 @@ class InstalledPrefixes:
                 self._send(cut)
 
     def _send(self, cut: PlannedCut) -> None:
-        """Gives workers a prefix, or what was compiled of one that they have."""
+        """Gives workers a prefix, or the compiled library of one that they have."""
         host = self._host()
         if host is not None and cut.prefix in self._installed:
             library = Library() if self.compiler is None else self.compiler.library_of(cut.prefix)
@@ -69,7 +69,8 @@ class InstalledPrefixes:
             self._withdraw({cut.prefix})
 
     def note_call(self, batch: BatchHandle | None) -> None:
-        """To be called after each call of the model: withdraws what workers make for nobody."""
+        """To be called after each call of the model: withdraws prefixes whose results nobody
+        uses."""
         if batch is not None and self._unused.end_call(batch.boundary.keys()):
             self._withdraw(self._unused.orphans(self._installed))
 

@@ -20,11 +20,11 @@ from penstock.graph.sizes import REMEMBERED_SIZES
 from penstock.tracking.batch_origin import BatchHandle, Provenance
 from penstock.tracking.lazy_value import LazyValue
 
-# The inputs that are of the batch, what each of them is, and whether it is still to be computed.
+# The inputs that are of the batch, the kind of each, and whether it is still to be computed.
 Pattern = tuple[tuple[int, int | Expression, bool], ...]
 # A pattern, and the inputs that are followed by their expressions. It fixes how calls are numbered.
 Variant = tuple[Pattern, frozenset[int]]
-# A pattern, and what the graph's own inputs are apart from their values: calls that get one plan.
+# A pattern, and the graph's own inputs apart from their values: calls that get one plan.
 Signature = tuple[Any, ...]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of one call of an offloaded model while it runs."""
+"""The facts about one call of an offloaded model while it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ModelCall:
         self, knows_batch: bool, has_stranger: Callable[[], bool], *, follows_calls: bool
     ) -> None:
         """Notes the inputs of a graph. Later graphs of a call have results of the earlier ones, so
-        only the first says what the program did before; `has_stranger` is asked for it alone."""
+        only the first tells how the program made its inputs; `has_stranger` is asked for it
+        alone."""
         if knows_batch:
             self.is_foreign = False
         self.follows_calls |= follows_calls

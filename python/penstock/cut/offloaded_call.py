@@ -24,7 +24,7 @@ class StandIn:
 
     @property
     def options(self) -> CutOptions:
-        """What the caller of `offload` asked for."""
+        """The options of `offload`, as its caller gave them."""
         return self.context.options
 
     def __reduce__(self) -> Any:
@@ -32,7 +32,7 @@ class StandIn:
         return _no_call, ()
 
     def close(self) -> None:
-        """Ends cutting without a word; what workers run for this model is withdrawn."""
+        """Ends cutting without a word; prefixes that workers run for this model are withdrawn."""
         self.context.close()
 
 

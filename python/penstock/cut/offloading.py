@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`offload`: moves what a model computes from the batch alone into the loader's workers.
+"""`offload`: moves the calls of a model that follow from the batch alone into the loader's workers.
 
 It installs a Dynamo backend of our own by way of `model.compile`, so the model keeps its class, its
 parameters, its hooks and its state_dict. Whatever cannot be handled leaves the model running as it
@@ -98,8 +98,8 @@ def offload(
             for inputs, target in val:
                 accuracy(model(inputs), target)
 
-    `model` may also be a function, such as a training step with the loss in it. What it does to the
-    batch before it calls the model may move, too, and what is returned is another function:
+    `model` may also be a function, such as a training step with the loss in it. Its calls on the
+    batch before it calls the model may move, too, and another function is returned:
 
         @functools.partial(penstock.offload, loader=loader)
         def training_step(batch):
@@ -209,7 +209,7 @@ def _put_in_place(model: Any, call: OffloadedCall | OffloadedScript) -> Any:
 
 
 def _call_for(call: Any, loader: Any) -> Any:
-    """Of what stands in a model's place, the part that belongs to a loader, or None."""
+    """The part of a model's stand-in that belongs to a loader, or None."""
     if isinstance(call, SeveralLoaders):
         return call.call_for(loader)
     return call if call.context.host() is loader else None
@@ -264,7 +264,7 @@ def offloaded_call(model: Any) -> OffloadedCall | OffloadedScript | SeveralLoade
 
 
 def _place_of_call(model: torch.nn.Module) -> str:
-    """The attribute that holds what is called in place of the module's own forward."""
+    """The attribute that holds the function that is called in place of the module's own forward."""
     has_own = isinstance(model, (OptimizedModule, torch.jit.ScriptModule))
     return "forward" if has_own else COMPILED_CALL
 
@@ -303,8 +303,8 @@ class OffloadedCall(StandIn):
         user: UserCompile | None = None,
         former: Any = None,
     ) -> None:
-        """`call_impl` is what runs without us, and `former` what stood in this place. `user` is how
-        the user compiled `model`."""
+        """`call_impl` runs without penstock, and `former` stood in this place. `user` is how the
+        user compiled `model`."""
         self.call_impl = call_impl
         self.former = former
         self.context = context
@@ -424,7 +424,8 @@ class OffloadedCall(StandIn):
     def _callable_by(
         self, user: UserCompile, graph_module: fx.GraphModule, examples: Sequence[Any]
     ) -> Callable[..., Any]:
-        """The same for a model that the user compiled: what cannot be cut is the user's own."""
+        """The same for a model that the user compiled: a call that cannot be cut is the user's
+        own."""
         try:
             refuse_by_construction(graph_module)
             refuse_repeats(graph_module)

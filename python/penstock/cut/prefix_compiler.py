@@ -43,7 +43,7 @@ class CompileJob:
 
 
 class OfLeaves(nn.Module):
-    """Gives a captured graph the batch's tensors and what else it was captured with."""
+    """Gives a captured graph the batch's tensors and the other inputs that it was captured with."""
 
     def __init__(self, job: CompileJob) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class OfLeaves(nn.Module):
 
 
 def compile_job(job: CompileJob, folder: str) -> bytes:
-    """The shared library of a job, for calls from one thread. Raises what the compilers raise, and
+    """The shared library of a job, for calls from one thread. Raises the compilers' exceptions, and
     RuntimeError where it would need operators that it can only call by name."""
     examples = tuple(
         torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_()

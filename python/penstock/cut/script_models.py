@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchScript modules and functions in training.
 
-The native part reads the program, and what stays is a program of TorchScript again, over the
-module's own parameters. TorchScript's optimizer makes other kernels and other gradients from the
-second run of a program on, so a cut is used only once both the module and its part that stays have
-run often enough to be what they will be, and gave the same bits.
+The native part reads the program, and the part that stays is a program of TorchScript again, over
+the module's own parameters. TorchScript's optimizer makes other kernels and other gradients from
+the second run of a program on. So a cut is used only once the module and its part that stays have
+both run often enough to be optimized, and gave the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.tracking.batch_origin import BatchHandle
 logger = logging.getLogger(__name__)
 
 # A program is profiled, then optimized, and so are the programs of its gradients; from this run on
-# it is what it will be.
+# it stays as it is.
 SETTLED_RUNS = 4
 # How many plans one module may have (its modes, other arguments), and how many refusals.
 PLANS_MAX = 8
@@ -47,7 +47,8 @@ class OffloadedScript(StandIn):
 
     def __init__(self, context: CutContext, model: Any, call_impl: Callable[..., Any]) -> None:
         self.context = context
-        self.call_impl = call_impl  # what runs without us, and what stood in this place
+        # The function that runs without penstock, and the one that stood in this place.
+        self.call_impl = call_impl
         self.former = call_impl
         self._model = model
         self._cuts: list[ScriptCut] = []
@@ -202,7 +203,7 @@ class OffloadedScript(StandIn):
         handle: BatchHandle,
         setting: Setting,
     ) -> bool:
-        """Compares what workers made, and then what the part that stays makes of it."""
+        """Compares the workers' results, and then the results of the part that stays."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = cut.reference.run(self._model, call)
         wrong = sorted(
@@ -246,7 +247,8 @@ class OffloadedScript(StandIn):
             with _small_groups(keeps_small_groups):
                 for _ in range(SETTLED_RUNS):
                     observe(side(suffix, boundary), call.tensors)
-            # One batch does not show every rounding: what is put together has to be the same, too.
+            # One batch does not show every rounding: the program that is put together has to be the
+            # same, too.
             if cut.program.is_optimized_alike(cut.native, whole, suffix):
                 cut.suffix = suffix
                 break

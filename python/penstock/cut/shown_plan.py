@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan that a loader shows for one offloaded model, and what is logged of it."""
+"""The plan that a loader shows for one offloaded model, and its log lines."""
 
 from __future__ import annotations
 

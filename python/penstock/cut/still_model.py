@@ -3,8 +3,8 @@
 
 Between the program and its forward stand Dynamo's guards and our look at the batch: 0.1 to 0.5 ms a
 call. While nothing moves they find nothing, so after some such calls in a row only every
-`LOOKED_AT_EVERY`th is looked at, which is when another batch, another mode or another price may
-have made a cut worth while. What runs in between is the program's own forward.
+`LOOKED_AT_EVERY`th is looked at, in case another batch, another mode or another price has made a
+cut worth while. The calls in between run the program's own forward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 _Mode = tuple[bool, bool]
 
-# Batches that were under way come without what workers make, and what the loader delivers lazily is
-# given up within about 20 calls: longer than both.
+# Batches that were under way come without the workers' results, and the loader gives up lazy
+# delivery within about 20 calls: this is longer than both.
 STILL_CALLS_MIN = 32
 LOOKED_AT_EVERY = 16
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes back what workers compute and nobody uses.
+"""Takes back prefixes whose results nobody uses.
 
 A program may leave captured graphs behind: a number that changed made Dynamo capture another, or a
 pattern of calls does not come again. Their prefixes would run for every batch that fits them.
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from penstock.cut.live_cut import LiveCut
 
-# A cut that was not used in so many calls, while batches brought what it needs, is forgotten. If
-# its calls come again it is planned again, but no more often than so: planning runs operators.
+# A cut that was not used in so many calls, while batches brought all that it needs, is forgotten.
+# If its calls come again it is planned again, but no more often than so: planning runs operators.
 UNUSED_CALLS_MAX = 64
 FORGOTTEN_MAX = 2
 

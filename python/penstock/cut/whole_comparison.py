@@ -2,8 +2,8 @@
 """Holds a model's part that stays against the whole model, results and gradients, bit for bit.
 
 Where Python runs both, they make the same calls and there is nothing to compare. A compiler makes
-its own of each, so this is done before a cut of what is compiled is used: both run on copies of
-what they are given, under the same random numbers, and nothing of it can be seen by the program.
+its own kernels for each, so this is done before a cut of a compiled model is used: both run on
+copies of their inputs, under the same random numbers, and nothing of it can be seen by the program.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def observe(side: Side, inputs: Sequence[Any]) -> tuple[list[Any], ...]:
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs with memory of their own; what shares memory still does."""
+    """The inputs with memory of their own; inputs that share memory still do."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}
 

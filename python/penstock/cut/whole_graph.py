@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One captured graph as Dynamo found it, or as the user's compiler left it: what runs when no cut
+"""One captured graph as Dynamo found it, or as the user's compiler left it. It runs when no cut
 can."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WholeGraph:
         placeholders: Sequence[Placeholder],
         compiled: CompiledGraph | None,
     ) -> None:
-        """`compiled` is what the user's compiler made of the graph, where there is one."""
+        """`compiled` is the result of the user's compiler for the graph, where there is one."""
         if isinstance(graph_module, LazyGraphModule):
             graph_module.real_recompile()  # or its forward goes through three more calls
         self.graph_module = graph_module

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""penstock.explain(): what of a model could move, and what it costs, without moving anything."""
+"""penstock.explain(): which calls of a model could move, and their costs, without moving any."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a model that is to be explained, and what of it is of a batch."""
+"""A call of a model that is to be explained, and its arguments that are of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock.seams.modules import module_call
 
 
 def forward_call(model: Any) -> Callable[..., Any]:
-    """The model's call without what `model.compile` or `offload` put in front of it."""
+    """The model's call without the functions that `model.compile` or `offload` put in front of
+    it."""
     if not isinstance(model, torch.nn.Module):
         return model  # type: ignore[no-any-return]
     if is_skipped(model.forward):

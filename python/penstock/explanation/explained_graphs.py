@@ -47,7 +47,7 @@ class _Listener:
 
 
 class _QuietPlan(ShownPlan):
-    """Says what stays whole in the plan alone."""
+    """Names in the plan alone the parts that stay whole."""
 
     def refuse(self, reason: str) -> None:
         self.publish(Plan(refused=reason))
@@ -75,7 +75,7 @@ def plan_followed(
     model: torch.nn.Module, call: ExplainedCall, provenance: ProvenanceTable, options: CutOptions
 ) -> Plan:
     """The same for arguments that `provenance` knows, or that wait
-    (`penstock.tracking.lazy_tensor`). What the model does to them is done."""
+    (`penstock.tracking.lazy_tensor`). The model's writes to them are done."""
     from penstock.cut.offloading import (
         OffloadedCall,  # which explains itself by way of us, in programs
     )

@@ -42,8 +42,8 @@ def explain(
     allow_random: bool = False,
     worker_count: int = 2,
 ) -> Plan:
-    """Says what of `model` could run in the workers for batches like `batch`, and what it would
-    cost.
+    """Says which calls of `model` could run in the workers for batches like `batch`, and their
+    costs.
 
     Analysis alone: no parameter, buffer, random generator, hook or compiled state changes, and the
     model is looked at in the mode (train or eval) it is in. The movable operators are run once to
@@ -81,8 +81,8 @@ def explain(
 def explain_call(
     model: Any, call: ExplainedCall, options: CutOptions, followed: ProvenanceTable | None = None
 ) -> Plan:
-    """The plan for a call of `model`. Some of its arguments may be what the program made of a
-    batch, which `followed` knows. As `explain` otherwise."""
+    """The plan for a call of `model`. Some of its arguments may be values that the program made of
+    a batch, which `followed` knows. As `explain` otherwise."""
     try:
         if isinstance(model, torch.jit.ScriptModule):
             return plan_script(model, _script_inputs(call), options)

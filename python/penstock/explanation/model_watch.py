@@ -8,7 +8,7 @@ forward pre-hook for all modules would not do: it sees no keyword arguments, and
 into the models.
 
 Where a model is called with other tensors, the program may have made them of the batch. Batches are
-given out as lazy tensors then, which tell what became of them (`penstock.tracking.lazy_tensor`).
+given out as lazy tensors then, which tell how those were made (`penstock.tracking.lazy_tensor`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ProgramStopped(SystemExit):
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
     plan: Plan
-    subject: str  # which model, called where and with what
+    subject: str  # which model, called where and with which arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class ModelWatch:
     """A context in which the program runs; ends it with ProgramStopped when `found` is set, or when
     waiting on would be in vain. The patches stay in force for whoever catches that.
 
-    `report` is called with what was found before the program is stopped, since nobody knows what it
-    does on its way out; `end` calls it if the program came to its end before. The program may call
-    from any thread; processes that it starts are not watched.
+    `report` is called with the findings before the program is stopped, since nobody knows how long
+    it takes to end; `end` calls it if the program came to its end before. The program may call from
+    any thread; processes that it starts are not watched.
     """
 
     def __init__(self, cut: CutMode | None, report: Callable[[FoundPlan], None]) -> None:
@@ -144,7 +144,7 @@ class ModelWatch:
             self._take(self._first_found)
 
     def _delivered(self, iterator: Any, batch: Any) -> Any:
-        """Notes a batch; returns what the program is given for it."""
+        """Notes a batch; returns the object that the program is given for it."""
         if self.is_stopped:
             raise ProgramStopped(0)
         leaves = [_own(leaf) for leaf in tensors_in(batch)]
@@ -201,7 +201,7 @@ class ModelWatch:
             return True
         offloaded = offloaded_call(module)
         if offloaded is None and self._holds_offloaded(module):
-            return False  # what was offloaded is further inside
+            return False  # the offloaded model is further inside
         if leaf is not None and (offloaded is not None or not self._is_offloaded):
             if None not in known or self._followed_batches >= FOLLOWED_BATCHES_MIN:
                 self._take(self._explained(module, args, kwargs, leaf, offloaded))
@@ -350,7 +350,7 @@ def mode_of(module: torch.nn.Module) -> str:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """The user's model inside what calls it with the very same arguments."""
+    """The user's model inside a caller that hands it the very same arguments."""
     if isinstance(module, OptimizedModule):
         return unwrapped(module_under(module))
     if isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):

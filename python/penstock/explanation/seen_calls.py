@@ -36,7 +36,7 @@ class SeenCalls:
         return len(self._foreign_batches) >= FOREIGN_BATCHES_MAX
 
     def __str__(self) -> str:
-        """One sentence: what was seen, and what to do about it."""
+        """One sentence: the calls that were seen, and the remedy."""
         batches = f"{self.batch_count} batch{'es were' if self.batch_count != 1 else ' was'}"
         if not self.batch_count:
             return (

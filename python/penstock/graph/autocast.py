@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the process that change what operators mean. Workers have the defaults.
+"""Settings of the process that change the meaning of operators. Workers have the defaults.
 
 Autocast is another matter: its casts are operators of their own once a graph is written down, so
-workers need not know of it. What it was set to is part of what a graph means.
+workers need not know of it. Its settings are part of a graph's meaning.
 """
 
 from __future__ import annotations

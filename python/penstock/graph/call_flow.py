@@ -39,7 +39,7 @@ def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
             continue  # a size that only the values of a tensor decide
         if 0 in sizes:
             count = 0
-        elif strides:  # what is expanded repeats its bytes
+        elif strides:  # an expanded dimension repeats its bytes
             count = prod(s for s, stride in zip(sizes, strides, strict=True) if stride)
         else:
             count = prod(sizes)

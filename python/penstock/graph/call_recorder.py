@@ -47,7 +47,7 @@ class Home:
 
 
 class CallNotes(fx.Interpreter):
-    """Runs the captured graph on fake tensors, one call at a time, and keeps what each one did."""
+    """Runs the captured graph on fake tensors, one call at a time, and records each call."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class CallNotes(fx.Interpreter):
                 and not any(_is_unknown(leaf) for leaf in made)
                 and not (is_write and not self._staying.isdisjoint(read))
             ):
-                # It hands on what exists already, or an integer: nothing to run anywhere.
+                # It hands on a value that exists already, or an integer: nothing to run anywhere.
                 self.droppable.add(node)
             else:
                 self._recorder.pin_call(read, IS_NO_OPERATOR)

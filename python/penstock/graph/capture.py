@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph that Dynamo captured, and the kinds of its inputs.
 
-A source name alone does not say what an input is: a slice of a batch looks like the batch, and a
+A source name alone does not identify an input: a slice of a batch looks like the batch, and a
 buffer can look like a local variable. So identity decides: with the batch's own tensors, and with
-the model's buffers. Whatever is neither, and no constant of a module or of the global scope, is
+the model's buffers. Every other input that is no constant of a module or of the global scope is
 state and stays with the trainer.
 """
 
@@ -52,7 +52,7 @@ class CaptureAborted(Exception):
 
 
 def read_placeholders(graph_module: fx.GraphModule) -> list[Placeholder]:
-    """Reads what Dynamo notes about each input; to be called while it compiles."""
+    """Reads Dynamo's notes on each input; to be called while it compiles."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     index_by_source: dict[str, int] = {}
     for index, node in enumerate(nodes):
@@ -66,7 +66,7 @@ def classify(
     leaf_index_of: LeafLookup,
     buffers: Mapping[int, torch.Tensor],
 ) -> list[GraphInput]:
-    """Says what each argument is. `buffers` is by id."""
+    """The kind of each argument. `buffers` is by id."""
     inputs: list[GraphInput] = []
     for place, value in zip(placeholders, arguments, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -123,7 +123,7 @@ def capture_whole(
 
 
 def first_sentence(error: BaseException) -> str:
-    """The one line of a Dynamo error that says what it is about."""
+    """The one line of a Dynamo error that names its subject."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

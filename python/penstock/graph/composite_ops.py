@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that are written down whole, as one composite operator, before they come apart.
 
-What they are composed of depends on whether the tensors are plain ones, and fake tensors are not:
-one_hot loses its range check, upsampling and padding bake symbolic sizes in, and singular values
-come with their vectors, by a routine that rounds otherwise. An inverse comes apart into numbers and
-a check of them, which is no use alone.
+Their parts depend on whether the tensors are plain ones, and fake tensors are not: one_hot loses
+its range check, upsampling and padding bake symbolic sizes in, and singular values come with their
+vectors, by a routine that rounds otherwise. An inverse comes apart into numbers and a check of
+them, which is no use alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices when a tensor that workers hold a copy of is no longer what it was."""
+"""Notices when a tensor that workers hold a copy of has changed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def stateless(operator: Op) -> Op:
     compared with the trainer's own at times, which shows a wrong declaration, though not at once.
     Spawned workers need the operator, too: define it in a module that the dataset's imports.
 
-    `operator` is what `torch.library.custom_op` makes, or one of `torch.ops`. Raises TypeError for
+    `operator` is a result of `torch.library.custom_op`, or one of `torch.ops`. Raises TypeError for
     anything else and ValueError when its schema says otherwise.
 
         @penstock.stateless

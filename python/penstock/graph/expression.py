@@ -2,9 +2,9 @@
 """The results that a captured graph hands on to the next one, as expressions of the batch.
 
 Where Python has to run in the middle of a forward, Dynamo captures several graphs, and the later
-ones are given results of the earlier ones. A result that follows from the batch alone is still a
-part of what could move: it has an expression, and the graph that receives it is analysed with the
-expression in front of it.
+ones are given results of the earlier ones. A result that follows from the batch alone can still
+move: it has an expression, and the graph that receives it is analysed with the expression in front
+of it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Result:
 def expressions_of(lowering: Lowering, changing: set[int]) -> list[Result]:
     """The results of a graph that follow from the batch; `changing` are the units that do not.
 
-    A result that shares memory with another, or with what is not the batch's, has none: a write
-    through the one would not be seen in the expression of the other.
+    A result has none if it shares memory with another result, or with a value that is not the
+    batch's: a write through the one would not be seen in the expression of the other.
     """
     output = next(iter(reversed(lowering.graph_module.graph.nodes)))
     results = output.args[0]

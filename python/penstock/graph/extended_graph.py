@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured graph with the expressions of its inputs in front of it.
 
-The result is analysed like a graph of one piece, from the batch's own tensors on. What runs in the
-trainer is still the captured graph: there the inputs are at hand, and nothing of their expressions
-is run again.
+The result is analysed like a graph of one piece, from the batch's own tensors on. The trainer still
+runs the captured graph: there the inputs are at hand, and nothing of their expressions is run
+again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def extend(
     expressions: Mapping[int, Expression],
     waiting: Set[int] = frozenset(),
 ) -> ExtendedGraph:
-    """Puts `expressions`, which are by input, in front of the graph; `inputs` says what its inputs
-    are. Those in `waiting` are not at hand."""
+    """Puts `expressions`, which are by input, in front of the graph; `inputs` has the kinds of its
+    inputs. Those in `waiting` are not at hand."""
     if not expressions:
         return ExtendedGraph(graph_module, tie_sizes(inputs))
     extended = _Extension(graph_module, inputs, waiting).extend(expressions)
@@ -144,7 +144,7 @@ class _Extension:
         ]
 
     def _tie_sizes(self, results: Mapping[int, fx.Node]) -> None:
-        """Integers that are a size of what is computed here follow it."""
+        """Integers that are a size of a value computed here follow it."""
         for index, node in enumerate(self._placeholders):
             item = self._extended.inputs[index]
             if item.size_of is not None and item.size_of[0] in results:

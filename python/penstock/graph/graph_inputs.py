@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a captured graph: what each placeholder stands for, and arguments without values
+"""The inputs of a captured graph: the meaning of each placeholder, and arguments without values
 whose sizes stay open.
 """
 
@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 from penstock.graph.sizes import SizeBinding, SizeConditions
 from penstock.seams.fake_tensors import ConstantSource, FakeTensorMode
 
-# A "made" one is computed in the graph itself, by an expression in front of what was captured.
+# A "made" one is computed in the graph itself, by an expression in front of the captured calls.
 InputKind = Literal["leaf", "const", "state", "int", "made"]
 
 
@@ -31,8 +31,8 @@ class GraphInput:
 def fake_inputs(
     mode: FakeTensorMode, inputs: Sequence[GraphInput], examples: Sequence[Any], symbolic: bool
 ) -> tuple[list[Any], SizeConditions]:
-    """Arguments of `mode` for a captured graph, and when what it does with them is what it does
-    with others. With `symbolic`, dynamic dimensions of leaves are symbols."""
+    """Arguments of `mode` for a captured graph, and the conditions under which the graph does the
+    same with others. With `symbolic`, dynamic dimensions of leaves are symbols."""
     arguments: list[Any] = [None] * len(inputs)
     conditions = SizeConditions([], [])
     for index, (item, example) in enumerate(zip(inputs, examples, strict=True)):

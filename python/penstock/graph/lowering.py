@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a captured graph to the text of the intermediate representation.
 
-A `Lowering` knows the captured graph call by call (what Dynamo saw, which is what the trainer runs)
-and operator by operator (what a worker can run), and how the two hang together: which call made
-which value (`homes`), what every call reads (`reads`), and which calls move together (`unit_of`).
+A `Lowering` knows the captured graph call by call (as Dynamo saw it and the trainer runs it) and
+operator by operator (as a worker can run it), and how the two hang together: which call made which
+value (`homes`), the values that every call reads (`reads`), and which calls move together
+(`unit_of`).
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def lower(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps from the user's log what torch says of an operator that takes no symbolic sizes: it is
-    tried again without."""
+    """Keeps out of the user's log torch's message about an operator that takes no symbolic sizes:
+    it is tried again without."""
     logger = logging.getLogger(LOGGER)
 
     def is_another(record: logging.LogRecord) -> bool:

@@ -31,7 +31,7 @@ def make_plans(
 ) -> _C.PricedPlans:
     """The plan that was asked for, and those that it is held against, by one calibration.
 
-    Times and prices a graph; runs what can move on `leaves`, unless there is a `calibration` of
+    Times and prices a graph; runs the movable nodes on `leaves`, unless there is a `calibration` of
     this very graph. `known_outside` are values of the graph that the program has as well."""
     verdicts = _C.analyse_effects(graph, allow_random, known_outside)
     if calibration is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which operator may stand for which: functional ones for writes, scalar ones for numbers.
 
-What is decided, and for which operators, is in csrc/capture/operator_twins.h.
+The decisions, and the operators that they are made for, are in csrc/capture/operator_twins.h.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.seams.trees import tree_leaves
 
 
 class Twin(NamedTuple):
-    """An operator that computes what another writes."""
+    """An operator that computes the values that another writes."""
 
     operator: OpOverload
     is_view_alone: bool  # the write changes how memory is looked at, and no data
@@ -43,7 +43,7 @@ def _with_numbers_at(func: OpOverload, places: frozenset[int]) -> OpOverload:
 
 
 def written_arguments(func: OpOverload, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that `func` writes to, by its schema or by what is known about it."""
+    """The tensors that `func` writes to, by its schema or by our own list."""
     written: list[torch.Tensor] = []
     for position, flag in _written(func):
         if flag is None or _argument(func, flag, args, kwargs) is not False:

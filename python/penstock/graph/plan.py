@@ -50,7 +50,7 @@ class Plan(PlanRecord):
 def joined(plans: Sequence[Plan]) -> Plan:
     """The plan of a model that runs as several graphs, from theirs, in order.
 
-    What is given to more than one graph is counted for each.
+    A tensor that is given to more than one graph is counted for each.
     """
     if len(plans) == 1:
         return plans[0]

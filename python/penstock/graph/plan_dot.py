@@ -10,8 +10,8 @@ CLUSTERS = (("worker", "workers"), ("trainer", "trainer"))
 
 
 def format_dot(plan: PlanRecord) -> str:
-    """Calls are nodes with their time, tensors are edges with their bytes; what crosses the cut is
-    bold. A plan that was refused is one node with the reason."""
+    """Calls are nodes with their time, tensors are edges with their bytes; edges that cross the cut
+    are bold. A plan that was refused is one node with the reason."""
     lines = ["digraph plan {", "  node [shape=box];"]
     if plan.refused is not None:
         lines += [f"  {quote('refused')} [label={quote(f'nothing moves: {plan.refused}')}];", "}"]

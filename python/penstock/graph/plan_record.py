@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a plan: what is moved, what stays, why, and what it costs."""
+"""The record of a plan: the calls that move, the calls that stay, the reasons, and the costs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class PlannedCall:
 
     index: int  # by which edges name it; calls are numbered in the order of the program
     operator: str  # as the program says it: "interpolate at model.py:14"
-    place: str  # "worker", "trainer", or "both" for what each side computes for itself
+    place: str  # "worker", "trainer", or "both" for values that each side computes for itself
     reason: str
     worker_s: float  # per batch, where a worker runs it
-    trainer_s: float  # per batch, where the trainer runs it; 0 for what cannot move
-    made_bytes: int  # what it allocates per batch and other calls read; a view makes none
+    trainer_s: float  # per batch, where the trainer runs it; 0 for calls that cannot move
+    made_bytes: int  # memory that it allocates per batch and other calls read; a view makes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class CutTotals:
 
     cut: Literal["none", "maximal", "chosen"]
     worker_s: float  # a worker's seconds
-    trainer_s: float  # the trainer's seconds on what could move and stays
-    boundary_bytes: int  # what the trainer reads: of the workers' results, and of the raw batch
+    trainer_s: float  # the trainer's seconds on calls that could move and stay
+    # Bytes that the trainer reads: of the workers' results, and of the raw batch.
+    boundary_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ class PlanRecord:
     kept: tuple[PlannedCall, ...] = ()
     raw_bytes: int = 0  # the batch as the dataset makes it
     maximal_bytes: int = 0  # the boundary when everything that can move does
-    boundary_bytes: int = 0  # what the trainer reads of it with this plan
+    boundary_bytes: int = 0  # bytes of it that the trainer reads with this plan
     worker_s: float = 0.0  # a worker's seconds per batch
-    trainer_s: float = 0.0  # the trainer's seconds per batch on what could move and stays
+    trainer_s: float = 0.0  # the trainer's seconds per batch on calls that could move and stay
     refused: str | None = None
     totals: tuple[CutTotals, ...] = ()  # of no cut, the maximal cut and this one, in this order
     edges: tuple[PlannedEdge, ...] = ()

@@ -29,7 +29,7 @@ CUT_NAMES = {"none": "no cut", "maximal": "everything that can move", "chosen": 
 
 
 def format_plan(plan: PlanRecord) -> str:
-    """One line a call, then the reasons by their numbers, then what each way to cut costs."""
+    """One line a call, then the reasons by their numbers, then the costs of each way to cut."""
     if plan.refused is not None:
         return "\n".join(wrap(f"nothing moves: {plan.refused}"))
     calls = [*plan.moved, *plan.kept]
@@ -75,7 +75,7 @@ def format_plan(plan: PlanRecord) -> str:
 
 
 def verdict(plan: PlanRecord) -> str:
-    """One sentence: how much moves, and what that spares the trainer."""
+    """One sentence: how much moves, and the time that it spares the trainer."""
     count = len(plan.moved) + len(plan.kept)
     moved = f"{len(plan.moved)} of {count} calls run in the workers"
     spent = {item.cut: item.trainer_s for item in plan.totals}
@@ -90,7 +90,7 @@ def verdict(plan: PlanRecord) -> str:
 
 
 def _spoken(reasons: list[str]) -> str:
-    """One reason, or what those of several calls have in common and what each of them names."""
+    """One reason, or the common part of several calls' reasons and the part that each has alone."""
     if len(reasons) == 1:
         return reasons[0]
     read = [match[1] for reason in reasons if (match := _READ.match(reason))]
@@ -141,7 +141,8 @@ def wrap(text: str, indent: str = "") -> list[str]:
 
 
 def shorten(text: str, characters_max: int) -> str:
-    """The text with its middle left out: what is called is at its begin, where at its end."""
+    """The text with its middle left out: the name of the call is at its begin, the place at its
+    end."""
     if len(text) <= characters_max:
         return text
     what, separator, where = text.rpartition(" at ")

@@ -41,7 +41,7 @@ COMPUTES_NOTHING = ("opaque::", "size::", "list::", "aten::_linalg_check_errors"
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """What the caller of `offload` or `explain` asked for."""
+    """The options of `offload` or `explain`."""
 
     mode: CutMode
     allow_random: bool
@@ -80,19 +80,19 @@ class BoundaryValue:
 
 @dataclass(frozen=True)
 class PlannedCut:
-    """A plan and what carries it out. Without boundary values nothing moves and the rest is
-    empty."""
+    """A plan and the programs that carry it out. Without boundary values nothing moves and the rest
+    is empty."""
 
     plan: Plan
     boundary: list[BoundaryValue]
     prefix: str = ""
     prefix_constants: tuple[torch.Tensor, ...] = ()
-    seed: int = 0  # of what the prefix draws
+    seed: int = 0  # of the prefix's random draws
     constant_inputs: tuple[int, ...] = ()  # graph inputs that the prefix has copies of
-    results: tuple[Result, ...] = ()  # what follows from the batch and is returned
+    results: tuple[Result, ...] = ()  # returned values that follow from the batch
     suffix: fx.GraphModule | None = None
     reference: fx.GraphModule | None = None  # computes the boundary values that are not random
-    native: _C.PricedPlans | None = None  # what it was chosen from, for other prices
+    native: _C.PricedPlans | None = None  # the plans that it was chosen from, for other prices
 
 
 def plan_cut(
@@ -133,7 +133,7 @@ def plan_again(
     prices: _C.Prices,
     calibration: Any,
 ) -> PlannedCut:
-    """Another cut of a graph that was planned before, by what is known of the loader now.
+    """Another cut of a graph that was planned before, by the loader's present measurements.
 
     Nothing is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is.
     """
@@ -255,7 +255,7 @@ def _plan_once(
             raise Unlowerable(f"the size of what {item.operator} makes follows from values")
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
-    # A prefix does not ship what the trainer has at hand.
+    # A prefix does not ship values that the trainer has at hand.
     shipped = prefix.without_outputs(given)
     constants = [f"%{name}" for name in shipped.constant_names]
     tensors = [emission.constants[text] for text in constants]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes down the ATen operators behind each call of a captured graph.
 
-The graph is interpreted on fake tensors while a dispatch mode watches: what reaches the dispatcher
-below autograd is exactly what eager would run, so no decomposition of ours can change a bit. The
-result is in single-assignment form: every tensor object has a name, and an in-place write to a
-tensor that nothing else looks at becomes its functional twin and gives the object a new name.
+The graph is interpreted on fake tensors while a dispatch mode watches: the operators that reach the
+dispatcher below autograd are exactly those that eager would run, so no decomposition of ours can
+change a bit. The result is in single-assignment form: every tensor object has a name, and an
+in-place write to a tensor whose memory nobody else has becomes its functional twin and gives the
+object a new name.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ class Form:
     sizes: tuple[Any, ...]
     strides: tuple[Any, ...]
     storage: int
-    is_lazy: bool = False  # its numbers are the conjugates or the negatives of what memory holds
+    is_lazy: bool = False  # its numbers are the conjugates or the negatives of those in memory
 
 
 @dataclass
 class Recording:
-    """All operators in order, and what is known about the names and storages in them."""
+    """All operators in order, and the facts about their names and storages."""
 
     ops: list[RecordedOp] = field(default_factory=list)
     literals: dict[Name, torch.Tensor] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class Recorder(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self.name_of, value)
 
     def record_whole(self, operator: OpOverload, args: list[Any]) -> Any:
-        """Writes `operator` down as it is, without what it is composed of."""
+        """Writes `operator` down as one node, without the operators that it is composed of."""
         encoded = self._encode(args)
         self._paused = True
         try:
@@ -241,8 +242,8 @@ class Recorder(TorchDispatchMode):
         if any(other is not target for other in self._living(key)):
             return None  # something else looks at this memory too
         if any(other is target for other in tree_leaves([args[1:], kwargs])):
-            # `y.add_(y, alpha=0.3)`: kernels that read what they write take other paths through
-            # their loops, with other roundings.
+            # `y.add_(y, alpha=0.3)`: kernels that read the tensor that they write take other paths
+            # through their loops, with other roundings.
             return None
         twin = functional_twin(func)
         if twin is None:

@@ -19,8 +19,8 @@ from penstock.seams.operators import AUTOCAST_BEGIN, AUTOCAST_END, HigherOrderOp
 
 # Run by Dynamo, optimizers give other bits than by Python.
 OPTIMIZER_FILES = os.sep + os.path.join("torch", "optim", "")
-# Calls after which Dynamo still takes a tensor for what it was: a shape that the program reads then
-# is the one from before (torch 2.11; test_random_finds.py has programs that show it).
+# Calls after which Dynamo still takes a tensor for its former self: a shape that the program reads
+# then is the one from before (torch 2.11; test_random_finds.py has programs that show it).
 STALE_SHAPES = frozenset(
     {"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"}
 )
@@ -39,7 +39,7 @@ def refuse_by_construction(graph_module: fx.GraphModule) -> None:
             raise Unrunnable(f"the model uses the higher-order operator {node.target}")
         is_number = isinstance(node.meta.get("example_value"), torch.SymFloat)
         if node.meta.get("unbacked_bindings") and not is_number:
-            # Dynamo asserts what it assumed of that size; eager assumes nothing.
+            # Dynamo asserts its assumption about that size; eager assumes nothing.
             raise Unrunnable(f"{call_label(node)} gives a tensor whose size depends on contents")
         if _is_split_addcdiv(node):
             raise Unrunnable(f"{call_label(node)} is one operator in eager and three in Dynamo")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of TorchScript programs, which the native part reads, and what carries them out."""
+"""Plans of TorchScript programs, which the native part reads, and the programs that carry them
+out."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class ScriptCut:
 
     def suffixes(self, is_optimized: bool) -> Iterator[tuple[Any, bool]]:
         """Ways to run the part that stays, and whether TorchScript is to keep small groups when it
-        optimizes: a group of the whole may be small without what moves."""
+        optimizes: a group of the whole may be small without the calls that move."""
         for keeps_small_groups in (False, True) if is_optimized else (False,):
             suffix = self.program.suffix(self.native, is_optimized=is_optimized)
             yield suffix, keeps_small_groups
@@ -115,8 +116,8 @@ def plan_program(
 
 
 def _refuse_effects(graph: _C.Graph) -> None:
-    """Raises Unlowerable for operators that may do more than compute: to compare, what stays is run
-    once more."""
+    """Raises Unlowerable for operators that may do more than compute: for the comparison, the part
+    that stays is run once more."""
     for operator in sorted(graph.operators):
         library, _, name = operator.partition("::")
         if library not in KNOWN_LIBRARIES:

@@ -2,10 +2,9 @@
 """Puts a captured graph together again around a cut.
 
 The suffix is made of the very calls that Dynamo saw, in their order, so that autograd, hooks and
-the random generators see what they would have seen; only the calls that moved are gone, and what is
-read of their results comes in as further arguments. The reference of a prefix is the same for the
-calls that moved: it runs them eagerly in the trainer, which is the oracle that boundary tensors are
-held against.
+the random generators see the same as before. Only the calls that moved are gone, and their results
+come in as further arguments. The reference of a prefix has the calls that moved: it runs them
+eagerly in the trainer, which is the oracle that boundary tensors are compared with.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ class _Assembly:
             self._copies[node] = copy
             for name in snapshots or ():
                 if self._lowering.homes[name].since is node:
-                    # A later call writes to this object; what is wanted is the value it has now.
+                    # A later call writes to this object; the value that it has now is needed.
                     self._snapshots[name] = self._graph.call_method("clone", (self.value(name),))
 
     def read(self, reader: fx.Node, argument: fx.Node) -> Any:

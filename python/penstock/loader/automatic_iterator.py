@@ -24,20 +24,21 @@ class AutomaticPoolIter(LocalPoolIter):
     of them. An iterable dataset would have to be read again up to there, and batches in free order
     are not counted in a row: for those the next epoch heeds it.
 
-    What the trainer draws does not depend on when a pool is replaced: a sampler goes on where it
-    is, and a native index stream is begun anew with the generators as they were before.
+    The trainer's draws do not depend on when a pool is replaced: a sampler goes on where it is, and
+    a native index stream is begun anew with the generators as they were before.
     """
 
     def __init__(self, loader: LoaderFace) -> None:
         self._loader = weakref.ref(loader)
-        self._stretch = object()  # by which the meter knows what is measured here
+        self._stretch = object()  # by which the meter knows the measurements of this pool
         self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
-        self._asked_again: deque[Any] = deque()  # what the new workers are to be asked for
+        # The number of batches that the new workers are to be asked for.
+        self._asked_again: deque[Any] = deque()
         self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
         super().__init__(loader)
 
     def _open_source(self, loader: LoaderFace) -> None:
-        self._num_workers = int(self._num_workers)  # what datasets are told is a plain number
+        self._num_workers = int(self._num_workers)  # datasets are told a plain number
         super()._open_source(loader)
 
     def _reset(self, loader: LoaderFace, first_iter: bool = False) -> None:
@@ -63,7 +64,8 @@ class AutomaticPoolIter(LocalPoolIter):
         loader = self._measured_loader()
         if loader is not None and loader.num_workers != self._num_workers and self._can_replace():
             self._go_on_with_another_pool(loader)
-        # Waiting for what is looked at ahead is waiting for batches, only called for elsewhere.
+        # Waiting for batches that are looked at ahead is waiting for batches, only called for
+        # elsewhere.
         called_at = time.monotonic() - self._ahead_s
         self._ahead_s = 0.0
         answered_count = self._progress.answered_count

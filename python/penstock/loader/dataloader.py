@@ -136,7 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ...
     """
 
-    _loaded_state: dict[str, Any] | None  # what the next iter() goes on from
+    _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
     _newest_iterator: weakref.ref[BaseIterator] | None
 
     def __init__(
@@ -240,7 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
-            live._shutdown_workers()  # persistent workers keep what they were started with
+            live._shutdown_workers()  # persistent workers keep the dataset they were started with
             self._iterator = None
         begin = self._iterate_pool if has_pool(self) else super().__iter__
         if self._loaded_state is None:
@@ -264,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
-        self._load_meter: LoadMeter | None = None  # while a plan is priced by what it measures
+        self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
@@ -290,7 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def worker_choice(self) -> _C.WorkerChoice | None:
-        """How many workers ``num_workers="auto"`` chose last, and from what; None before that.
+        """How many workers ``num_workers="auto"`` chose last, and why; None before that.
 
         ``str()`` of it is a sentence. The number is that of the next ``iter()``, or in force.
 
@@ -422,7 +422,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if reason is not None:
             return self._fall_back(reason)
         if has_pool(self):
-            # Here, since what packs and ships jobs is for those alone who have a pool.
+            # Here, since only those who have a pool need the code that packs and ships jobs.
             from penstock.loader.pool_iterator import PoolIter
 
             self._iterator_kind = "pool"
@@ -464,9 +464,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
     ) -> None:
-        """Makes every batch that is fetched from now on carry what ``prefix`` (IR text) computes
-        from it. What it draws follows from ``seed`` and the batch's place in the stream.
-        ``library`` is what was compiled of it, empty if nothing was.
+        """Makes every batch that is fetched from now on carry the results of ``prefix`` (IR text).
+        Its random draws follow from ``seed`` and the batch's place in the stream. ``library`` is
+        its compiled form, empty if there is none.
         """
         message = _C.encode_prefix(prefix, constants, seed, library.code, library.leaves)
         self._prefixes[prefix] = message
@@ -474,7 +474,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.source.install_prefix(message)
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:
-        """Makes later batches come without what these prefixes compute; others stay in force."""
+        """Makes later batches come without the results of these prefixes; others stay in force."""
         for prefix in prefixes:
             self._prefixes.pop(prefix, None)
         for iterator in list(self._live_iterators):
@@ -484,7 +484,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # State that belongs to this process stays here: iterators, the provenance of live batches,
-        # the plan of a model, what was measured.
+        # the plan of a model, measurements.
         left_here = {
             "_live_iterators",
             "_newest_iterator",

@@ -28,8 +28,8 @@ class Delivery(NamedTuple):
     epoch_seed: int
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
-        """The batch as the program is given it, and what came along: see `Taken`. `leaves` are the
-        arguments of `_record`, None without an offloaded model."""
+        """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are
+        the arguments of `_record`, None without an offloaded model."""
         handle = None if leaves is None else self._record(*leaves)
         if self.pin_device is not None:
             return self._pinned(batch, leaves, self.pin_device)
@@ -42,7 +42,7 @@ class Delivery(NamedTuple):
 
     def _pinned(self, batch: Any, leaves: Any, device: PinDevice) -> tuple[Any, Any]:
         """The work of torch's thread on a batch whose plain tensors have been pinned natively. When
-        that fails, what is to be raised in its place."""
+        that fails, the exception to raise in its place."""
         try:
             return pin_memory(batch, device.name), leaves
         except Exception:

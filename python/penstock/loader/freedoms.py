@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader may do otherwise than torch's, because no program can see the difference."""
+"""The differences from torch's loader that a loader may have because no program can see them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def prefetch_depth(loader: LoaderFace) -> int:
 
 
 def any_worker_serves(loader: LoaderFace, worker_count: int) -> bool:
-    """Whether nothing in the stream says which worker made a batch. Then the one is asked that will
-    answer soonest, and what a worker owed that died is made by the others.
+    """Whether nothing in the stream says which worker made a batch. Then the worker is asked that
+    will answer soonest, and the others make the batches that a dead worker owed.
     """
     return (
         is_seeded_by_batch(loader)

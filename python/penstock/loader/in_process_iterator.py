@@ -31,7 +31,7 @@ from penstock.worker.threaded_fetch import make_pool
 
 
 class SingleProcessIter(CountedPulls, SingleProcessIterator):
-    """Torch's in-process iterator, with penstock's options, and a count of what it gave."""
+    """Torch's in-process iterator, with penstock's options, and a count of its batches."""
 
     def __init__(self, loader: LoaderFace) -> None:
         progress = self._progress = loader._begin_progress()

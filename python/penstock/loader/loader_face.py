@@ -20,7 +20,7 @@ from penstock.tuning.worker_tuner import WorkerTuner
 
 
 class LoaderFace(Protocol):
-    """`penstock.DataLoader`. What begins with an underscore is for this room alone."""
+    """`penstock.DataLoader`. Names that begin with an underscore are for this room alone."""
 
     # Torch's options.
     dataset: Any

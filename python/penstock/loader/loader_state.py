@@ -4,9 +4,9 @@ there.
 
 A state in the middle of an epoch says how the generators were before the epoch, and how many
 batches of it were delivered. To resume is to begin that epoch again with those generators in place,
-so that the base seed and the sampler's numbers are drawn again as they were, and to leave out what
-was delivered. The keys that begin with an underscore mean what torchdata's StatefulDataLoader means
-by them; accelerate reads and corrects them.
+so that the base seed and the sampler's numbers are drawn again as they were, and to leave out the
+batches that were delivered. The keys that begin with an underscore have the meaning of torchdata's
+StatefulDataLoader; accelerate reads and corrects them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _decoded_all(loader: LoaderFace, states: list[Any]) -> list[Any] | None:
 
 
 def _decoded(state: Any, is_of_pool: bool) -> Any:
-    """A shard's state as its worker sent it. What a pool's workers send is never unpickled."""
+    """A shard's state as its worker sent it. A state from a pool's worker is never unpickled."""
     if type(state) is not bytes:
         return state
     return _C.decode_value(state) if is_of_pool else pickle.loads(state)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterator behind ``iter(loader)``: torch's class with penstock's transport in it.
 
-The trainer's Python does what only it can: pull the user's sampler and raise what a worker raised.
-What an epoch is, and when which batch is asked for, is the native stream's. Workers are the
-source's, see `source.py`.
+The trainer's Python does the part that only it can do: pull the user's sampler and raise a worker's
+exceptions. The native stream defines the epoch and decides when to ask for which batch. Workers are
+the source's, see `source.py`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             )
 
     def _open_source(self, loader: LoaderFace) -> None:
-        """Starts ``self._num_workers`` workers, and what is native in the trainer."""
+        """Starts ``self._num_workers`` workers, and the native part in the trainer."""
         options = StreamOptions(
             is_iterable=self._dataset_kind == DatasetKind.Iterable,
             is_seeded_by_batch=self._is_seeded_by_batch,
@@ -152,7 +152,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._begin_requests()
 
     def _begin_requests(self) -> None:
-        """Has the workers go on with the epoch after what was answered already."""
+        """Has the workers go on with the epoch after the answers that came already."""
         progress = self._progress
         self._ahead.clear()
         if self._meter is not None:
@@ -218,7 +218,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return value
 
     def _take(self, ahead_count: int = 0) -> Taken:
-        """Waits for what comes next, and has the stream ask for a batch in its place.
+        """Waits for the next event, and has the stream ask for a batch in its place.
 
         With ``ahead_count`` it is not given to the user yet, and waits in the stream beside others
         until there are so many; nothing is asked for in its place.

@@ -46,7 +46,7 @@ class LocalWorkers:
         self._context = context
         self._ends_trainer = ends_trainer
         self._are_pids_set = False
-        self._roots: dict[str, Any] = {}  # what workers get of the user's
+        self._roots: dict[str, Any] = {}  # the parts of the user's that workers get
 
     @property
     def parent_pid(self) -> int:
@@ -56,7 +56,8 @@ class LocalWorkers:
     def start(
         self, count: int, base_seed: int, fetch: FetchSpec, init_fn: Any, spec: WorkerSpec
     ) -> None:
-        """Raises what the system and pickle raise; the processes made until then are there."""
+        """Raises the exceptions of the system and of pickle; the processes made until then are
+        there."""
         is_fresh = self._context.get_start_method() in ("spawn", "forkserver")
         parts = PickledOnce((fetch, init_fn, spec))
         self._roots = {
@@ -79,7 +80,7 @@ class LocalWorkers:
             parts.close()
         explain_later_kills()
         if self._ends_trainer:
-            # Torch's handler of SIGCHLD raises for these what it would for its own.
+            # Torch's handler of SIGCHLD raises for these as it would for its own.
             self._set_pids(self.processes)
             handle_child_deaths()
 
@@ -106,7 +107,7 @@ class LocalWorkers:
         self.processes.append(process)
 
     def _name_unpicklable(self, error: Exception) -> None:
-        """Notes which part of what workers get cannot be pickled."""
+        """Notes which part of a worker's arguments cannot be pickled."""
         found = find_unpicklable(self._roots)
         if found is not None and hasattr(error, "add_note"):
             error.add_note(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next batches of a stream, for caches that fetch what those will ask for.
+"""The next batches of a stream, for caches that fetch the rows that those will ask for.
 
 A loader knows its future: the order is drawn before the batches are made, and batches wait in the
 trainer before it wants them. Bagpipe ("Bagpipe: Accelerating Deep Recommendation Model Training",
 Agarwal et al., SOSP 2023, doi 10.1145/3600006.3613142) reads the embedding ids of the batches to
-come and so has a cache in front of a slow table hold what will be asked for.
+come, so that a cache in front of a slow table holds the rows before they are asked for.
 
 Looking is not taking: the stream, the generators, the state and the moments at which the sampler is
 pulled are those of a program that does not look. So values can be seen of those batches alone that
@@ -37,15 +37,15 @@ class NoBatch(enum.Enum):
     LATE = enum.auto()  # it did not come within the loader's timeout
 
 
-# A batch with what came along (its leaves, or True or False where the value is to be raised), the
-# shard it is of and that one's state; or what next() raises in its place.
+# A batch with its details (its leaves, or True or False where the value is to be raised), its shard
+# and that one's state; or the exception that next() raises in its place.
 Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 
 
 class LooksAhead:
     """The part of an iterator over workers that looks ahead. Confined to the trainer's thread."""
 
-    _ahead: deque[Taken]  # what waits in the stream, as Python has it
+    _ahead: deque[Taken]  # the events that wait in the stream, as Python has them
     _order: IndexOrder | None  # where the sampler is torch's own
     _progress: Progress
     _prefetch_factor: Any  # an int, with workers
@@ -104,8 +104,8 @@ class LooksAhead:
     def _take_ahead(self, batch_count: int) -> None:
         """Sees to it that so many batches wait here, or fewer if the epoch ends or one raises.
 
-        Blocks until they have come. Raises what next() raises when one does not come within the
-        timeout, and leaves everything as it is.
+        Blocks until they have come. Raises the exceptions of next() when one does not come within
+        the timeout, and leaves everything as it is.
         """
         while len(self._ahead) < batch_count:
             if self._ahead and not _is_batch(self._ahead[-1]):

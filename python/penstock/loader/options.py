@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that penstock has beyond torch's: what they may be, and what they mean together."""
+"""The options that penstock has beyond torch's: their values, and their meaning together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def check_options(loader: LoaderFace) -> None:
-    """Refuses what the own options of a loader cannot be. Raises ValueError or TypeError.
+    """Refuses values that the loader's own options cannot have. Raises ValueError or TypeError.
 
     They may be assigned after construction, so ``iter()`` asks again.
     """
@@ -80,14 +80,15 @@ def shard_count(loader: LoaderFace) -> int:
 
 
 def drawing_threads(loader: LoaderFace) -> int:
-    """On how many threads a batch's samples may draw what ``seeding="batch"`` should repeat; 0
-    where it can.
+    """On how many threads a batch's samples may make draws that ``seeding="batch"`` should repeat;
+    0 where it can.
     """
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
 
 
 def check_torch_iterator_suffices(loader: LoaderFace, reason: str) -> None:
-    """Refuses to hand over to torch's iterator what it would ignore. Raises UnsupportedError."""
+    """Refuses to hand over to torch's iterator options that it would ignore. Raises
+    UnsupportedError."""
     if is_seeded_by_batch(loader):
         raise UnsupportedError(
             f"seeding='batch' was asked for where torch's iterator has to be used: {reason}; leave "

@@ -56,7 +56,8 @@ class PoolIter(LocalPoolIter):
     def _settle_num_workers(self, loader: LoaderFace) -> None:
         shards = shard_count(loader)
         self._own_worker_count = int(self._num_workers)
-        self._num_workers = 1  # what is asked for ahead follows from how many there are
+        # The number of batches asked for ahead follows from the number of workers.
+        self._num_workers = 1
         if self._dataset_kind == DatasetKind.Iterable and shards == 1:
             warn(
                 f"{type(loader.dataset).__name__} is read in 1 shard, by one worker of the pool at "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``pool=``: what they may be, and which loaders a pool cannot serve."""
+"""The options of ``pool=``: their values, and the loaders that a pool cannot serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chosen_keys(keys: str | os.PathLike[str] | None) -> str | None:
 
 
 def check_pool_options(loader: LoaderFace) -> None:
-    """Refuses what the options of a pool cannot be. Raises ValueError or TypeError."""
+    """Refuses values that a pool's options cannot have. Raises ValueError or TypeError."""
     _check_code_paths(loader.code_paths)
     if type(loader.trust_workers) is not bool:
         raise TypeError(

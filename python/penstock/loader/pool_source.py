@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source of an iterator whose batches come from the workers of a pool.
 
-Workers come and go while it runs. The job (dataset, collate_fn and what belongs to them) is pickled
-for each source, and workers that do not have it yet ask for it.
+Workers come and go while it runs. The job (dataset, collate_fn and their companions) is pickled for
+each source, and workers that do not have it yet ask for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
-_QUIET_S = 5.0  # without any worker, before the user is told what is waited for
+_QUIET_S = 5.0  # without any worker, before the user is told the reason of the wait
 
 
 class PoolSource:
@@ -116,7 +116,7 @@ class PoolSource:
         """A shard's end is no news: a pool's workers serve any."""
 
     def check(self) -> None:
-        """Nothing came for a while: looks after workers, and says what is waited for."""
+        """Nothing came for a while: looks after workers, and names the batch that is waited for."""
         for worker_id, process in self._own.take_dead().items():
             warn(
                 f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
@@ -178,7 +178,7 @@ class PoolSource:
             if self._own_worker_count > 0 or not self.may_be_parked or not self.is_sound:
                 self._client.stop()
             else:
-                self._client.drop_epoch()  # nobody waits any more for what is on its way
+                self._client.drop_epoch()  # nobody waits any more for batches on their way
                 self._parked_client.park(self._client, self._purpose)
             self.native_thread.ended.set()
         finally:

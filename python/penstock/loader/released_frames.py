@@ -3,7 +3,7 @@
 
 A traceback keeps the frames that it went through, and their variables: an iterator that raised
 would live as long as its error, in a list of errors or in ``sys.last_traceback``, and would keep
-what it holds in other processes.
+its resources in other processes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers behind an iterator, and the native stream of what they make.
+"""The workers behind an iterator, and the native stream of their batches.
 
 An iterator is torch's class and gives batches to the program. The source behind it starts the
 workers, or finds them in a pool, looks after them and ends them.
@@ -47,7 +47,7 @@ class Source(Protocol):
     def remove_prefixes(self) -> None: ...
 
     def close(self) -> None:
-        """Ends the workers that this process started, and what is native in the trainer."""
+        """Ends the workers that this process started, and the native part in the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,17 @@ class LoaderStats:
 
     Seconds are wall-clock: ``epochs_s`` is the time from the beginning of each epoch to its last
     batch, ``wait_s`` how long of it the trainer waited for batches, in ``waits`` times, ``fetch_s``
-    how long workers took to make those delivered, ``prefix_s`` how much of that went into what
-    :func:`penstock.offload` moved.
+    how long workers took to make those delivered, ``prefix_s`` how much of that they spent on calls
+    that :func:`penstock.offload` moved.
 
     ``batches`` were delivered, with ``batch_bytes`` of tensors. Of them ``copied_batches`` were
     copied out of shared memory because the program holds many others, ``inline_batches`` came
     through a socket because no shared memory could be had, ``early_batches`` were asked for before
-    their epoch began, ``boundary_batches`` carried what :func:`penstock.offload` moved,
-    ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches`` have
-    random numbers that ``fetch_threads`` drew in no certain order. ``stale_batches`` came and were
-    dropped because their epoch was left. ``arenas`` of shared memory were mapped. ``outstanding``
-    batches are asked for and not here yet, ``ready`` ones are here and not taken.
+    their epoch began, ``boundary_batches`` carried results of calls that :func:`penstock.offload`
+    moved, ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches``
+    have random numbers that ``fetch_threads`` drew in no certain order. ``stale_batches`` came and
+    were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
+    ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken.
 
     ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """

@@ -2,9 +2,9 @@
 """Which loaders of a program get their batches from the pool that ``PENSTOCK_POOL`` names.
 
 The variable speaks for a whole program, whose loaders were not written with it in mind. A loader
-that the pool can serve is served. Another one does what it did without the variable, after a
-warning that says why: one with ``num_workers=0``, which asks for batches of this process's own
-dataset object; one with options that a pool has not; and one whose dataset cannot be sent.
+that the pool can serve is served. Another one works as without the variable, after a warning that
+says why: one with ``num_workers=0``, which asks for batches of this process's own dataset object;
+one with options that a pool has not; and one whose dataset cannot be sent.
 
 A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
 ``num_workers=0``, and options that a pool has not and a dataset that cannot be sent are errors.

@@ -2,10 +2,10 @@
 """Which files of a folder are code, and travel to a pool's workers.
 
 Modules travel wherever they are: ``.py``, ``.pyi``, ``.so``. Other files travel when they lie in a
-package, which may read them as its data, and are small. What a program writes beside its code stays
-at home, since it would make each run another job: checkpoints, logs, caches. So do hidden files and
-folders, virtual environments, and folders that no import could name. A link is followed to a folder
-that has modules, and not to one of data.
+package, which may read them as its data, and are small. Files that a program writes beside its code
+stay at home, since they would make each run another job: checkpoints, logs, caches. So do hidden
+files and folders, virtual environments, and folders that no import could name. A link is followed
+to a folder that has modules, and not to one of data.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find_code(root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | N
     """The files of the folder ``root`` that are code. ``is_taken`` says which entries of ``root``
     itself count.
 
-    What this process cannot read is left out: it could not import it either. Raises
+    A file that this process cannot read is left out: it could not import it either. Raises
     TooMuchCodeError and OSError.
     """
     found = sorted(_Search(root, limits).below("", root, (root,), is_taken or _any))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The temporary folder that a worker process of a pool extracts the modules of jobs in.
 
-It belongs to the process that started the worker, since one that is killed takes nothing away. What
-a killed starter has left is taken away by the next one of the same user.
+It belongs to the process that started the worker, since a killed worker removes nothing. A folder
+that a killed starter has left is removed by the next one of the same user.
 
 A folder that somebody has is locked. A process id would not tell: containers that share /tmp do not
 share their process ids, and ids are used again.

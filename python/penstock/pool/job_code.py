@@ -43,9 +43,9 @@ class PackedCode(NamedTuple):
 
 
 def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
-    """Packs folders and single .py files, with a warning for what is too large.
+    """Packs folders and single .py files, with a warning for files that are too large.
 
-    Raises TypeError, ValueError and OSError for what cannot be packed.
+    Raises TypeError, ValueError and OSError for files that cannot be packed.
     """
     if isinstance(code_paths, (str, os.PathLike)):
         raise TypeError(
@@ -58,12 +58,13 @@ def pack_code(code_paths: Sequence[str | os.PathLike[str]]) -> list[PackedCode]:
 def pack_folder(
     root: str, limits: CodeLimits, is_taken: Callable[[str], bool] | None = None
 ) -> PackedCode:
-    """Packs what :func:`~penstock.pool.code_files.find_code` finds, and raises as that does."""
+    """Packs the code that :func:`~penstock.pool.code_files.find_code` finds, and raises its
+    exceptions."""
     return _zip(root, find_code(root, limits, is_taken).files)
 
 
 def extract_code(data: bytes, code_id: str, code_root: str) -> str:
-    """The folder under ``code_root`` that has what :func:`pack_code` packed.
+    """The folder under ``code_root`` that has the files of :func:`pack_code`.
 
     ``code_id`` names the content, so that a folder of that name already has it; several processes
     may be at it at once. Raises UnsupportedError for a file that cannot be extracted, OSError.
@@ -104,7 +105,7 @@ def put_in_front(folders: Sequence[str], code_root: str) -> None:
 
 
 def is_in_front(folders: Sequence[str], code_root: str) -> bool:
-    """Whether what a job imports now would come from its own code."""
+    """Whether an import of a job would now find the job's own code."""
     return _in_use(code_root) == list(folders)
 
 

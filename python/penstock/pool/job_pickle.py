@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles what a worker on another machine makes batches with.
+"""Pickles the parts with which a worker on another machine makes batches.
 
 cloudpickle sends functions and classes of the program itself by value, and those of modules by
-name. What it does otherwise here: torch's storages travel as their bytes, once, however many
-tensors view them (torch's own reduction copies them twice, and names them by their address);
-classes get no random name, so that the same program gives the same pickle again; open files and
-memory of an accelerator are refused, since a worker could not have the same. Everything else goes
-by value as pickle has it: a numpy.memmap with all that is mapped, and not by the name of its file.
+name. This module differs from it in four ways: torch's storages travel as their bytes, once,
+however many tensors view them (torch's own reduction copies them twice, and names them by their
+address); classes get no random name, so that the same program gives the same pickle again; open
+files and memory of an accelerator are refused, since a worker could not have the same; and
+everything else goes by value as pickle has it: a numpy.memmap with all that is mapped, and not by
+the name of its file.
 
 The same objects give the same bytes again, in this process and in another run of the program, with
 two exceptions: a set of strings, whose order Python chooses anew in each process unless
@@ -42,7 +43,7 @@ def pickle_into(sink: Sink, value: Any) -> set[str]:
     """Returns the modules that the pickle may import.
 
     ``sink`` is given one part after the other; the large ones are the objects' own memory. Raises
-    what pickle and the parts of ``value`` raise.
+    the exceptions of pickle and of the parts of ``value``.
     """
     pickler = _Pickler(sink)
     with _spawned_program_by_value():
@@ -68,14 +69,15 @@ def _spawned_program_by_value() -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Notes on the way what goes by name, which takes a fraction of reading the opcodes afterwards,
-    and sees the modules that functions by value hold.
+    """Notes on the way the objects that go by name, which takes a fraction of reading the opcodes
+    afterwards, and sees the modules that functions by value hold.
     """
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._names: set[Any] = set()  # of modules, by name
-        self._types: set[type] = set()  # of objects: what makes them comes from where these do
+        # Of objects: the functions that make them come from where these do.
+        self._types: set[type] = set()
         self._types_by_value: set[type] = set()
 
     @property

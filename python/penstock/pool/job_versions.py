@@ -16,7 +16,7 @@ import torch
 
 from penstock._version import __version__
 
-# Of the standard library, of the program, and what is compared apart from the packages.
+# Of the standard library, of the program, and packages that are compared separately.
 _LEFT_OUT = {*sys.stdlib_module_names, "__main__", "__mp_main__", "penstock", "torch"}
 
 
@@ -109,7 +109,7 @@ def _compatible_part(version: str) -> tuple[str, ...]:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """By the top-level name of what they install; reading it all takes some 0.3 s."""
+    """By the top-level name that they install; reading it all takes some 0.3 s."""
     return importlib.metadata.packages_distributions()
 
 

@@ -36,7 +36,7 @@ class OwnFolder(NamedTuple):
 def pack_own_code(left_out: set[str]) -> list[PackedCode]:
     """The folders that :func:`own_folders` finds without those in ``left_out``, each packed.
 
-    Never raises for what it finds there; a warning tells of what does not travel.
+    Never raises for files that it finds there; a warning names those that do not travel.
     """
     packed = (_pack(folder) for folder in own_folders() if folder.path not in left_out)
     return [each for each in packed if each is not None and each.paths]
@@ -87,7 +87,7 @@ def _warn(folder: OwnFolder, what: str) -> None:
 
 
 def _program_folder() -> str | None:
-    """The folder that the program was started from, if it is what its imports look at first."""
+    """The folder that the program was started from, if its imports look there first."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if file is None:  # interactive

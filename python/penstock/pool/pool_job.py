@@ -2,10 +2,10 @@
 """A job: all that a trainer sends the workers of a pool to make its batches with.
 
 A job's blob is a pickle by cloudpickle, a header in JSON, and the length of the header (u64,
-little-endian). The header says what the job was made with, and is checked before anything is
-unpickled. The user's own modules are blobs of their own, which the header names. A blob's id is its
-SHA-256, so the same job has the same id again, in the next epoch as in a run that resumes;
-job_pickle.py says what stands in the way of that.
+little-endian). The header names the versions that the job was made with, and is checked before
+anything is unpickled. The user's own modules are blobs of their own, which the header names. A
+blob's id is its SHA-256, so the same job has the same id again, in the next epoch as in a run that
+resumes; job_pickle.py keeps random parts out of the pickle for that.
 
 Each epoch has the dataset as it is when the epoch begins, as torch's fresh workers have it. Nothing
 cheaper than a pickle tells whether it has changed: a program may write to any object and to any
@@ -51,7 +51,7 @@ class Job:
     init_fn: Callable[[int], None] | None
     shard_count: int
     trust_workers: bool
-    name: str  # what people call it
+    name: str  # its name for people
     code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
 
 
@@ -73,7 +73,7 @@ class _Header:
 def pack_job(job: Job, code: Sequence[PackedCode]) -> PackedJob:
     """Pickles ``job``, with copies of all data that its dataset holds.
 
-    Raises PicklingError, with what cannot be pickled.
+    Raises PicklingError, which names the object that cannot be pickled.
     """
     chunks: list[Any] = []
     found = hashlib.sha256()
@@ -92,7 +92,7 @@ def job_id(job: Job, code: Sequence[PackedCode]) -> bytes:
 def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) -> Job:
     """The job of a blob. From here on its modules are imported from its own code.
 
-    ``get_blob`` gives a blob by its id and raises what it likes. Modules are extracted under
+    ``get_blob`` gives a blob by its id and may raise any exception. Modules are extracted under
     ``code_root``, a folder of this user alone; it is made if need be, and the caller removes it.
     Raises JobRefused.
     """
@@ -113,7 +113,8 @@ def unpack_job(blob: bytes, get_blob: Callable[[bytes], bytes], code_root: str) 
 
 
 def check_can_be_sent(fetch: FetchSpec, init_fn: Callable[[int], None] | None) -> None:
-    """Raises PicklingError, with what cannot be pickled. Keeps no copy of the data."""
+    """Raises PicklingError, which names the object that cannot be pickled. Keeps no copy of the
+    data."""
     with _blaming_parts(fetch, init_fn):
         pickle_into(_Sink([]), (fetch, init_fn))
 
@@ -187,7 +188,7 @@ def _header_span(blob: bytes) -> slice:
 
 
 def _read_header(blob: bytes, worker: str) -> _Header:
-    """Raises JobRefused, also for a job that was made with what this process does not have."""
+    """Raises JobRefused, also for a job that needs packages that this process does not have."""
     try:
         parts = json.loads(blob[_header_span(blob)])
         # First: the rest is that of another version of penstock, else.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that the processes of a pool leave for people: when, who, what."""
+"""The lines that the processes of a pool leave for people: time, process, event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PoolLog:
     """Of one process. Each line is written in one piece, since several processes share a stream."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is what the process is, such as "penstock worker 3f2a"."""
+        """``name`` names the process, such as "penstock worker 3f2a"."""
         self.name = name
         self._host = socket.gethostname()
 
@@ -35,8 +35,8 @@ class PoolLog:
 
 
 def printable(text: str) -> str:
-    """Text that may come from another process, without what would move a terminal's cursor. Further
-    lines are indented, so that none passes for a line of the log."""
+    """Text that may come from another process, without characters that move a terminal's cursor.
+    Further lines are indented, so that none passes for a line of the log."""
     return "\n    ".join(printable_line(line) for line in text.split("\n"))
 
 

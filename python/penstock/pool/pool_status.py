@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool as its controller sees it, for programs: what it is and who is in it."""
+"""A pool as its controller sees it, for programs: its settings and its members."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def run_worker(
     """Serves until it is drained, by SIGTERM, SIGINT or the controller, or its parent is gone.
 
     A second signal ends the process at once. ``started`` is called when trainers can connect,
-    ``tell`` with what people should know, and ``say`` with what goes as it should. Raises
-    PenstockError when there is no use in going on. To be called by the main thread of a process
-    that does nothing else.
+    ``tell`` with messages that need attention, and ``say`` with the others. Raises PenstockError
+    when there is no use in going on. To be called by the main thread of a process that does nothing
+    else.
     """
     server = _C.PoolServer.start(
         bind=spec.bind,

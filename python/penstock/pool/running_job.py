@@ -35,7 +35,7 @@ class RunningJob:
     """Confined to the thread that makes batches."""
 
     def __init__(self, server: _C.PoolServer, job: Job, seeds: EpochSeeds) -> None:
-        """``seeds`` are those of the first batch: what worker_init_fn draws follows from them."""
+        """``seeds`` are those of the first batch: the draws of worker_init_fn follow from them."""
         self.name = job.name
         self.code_folders = job.code_folders
         self._server = server
@@ -74,8 +74,8 @@ class RunningJob:
             self._threads.close()
 
     def answer(self, work: _C.PoolWork) -> None:
-        """Makes what is asked for, or says what was raised. Raises ClosedError when this worker
-        ends meanwhile.
+        """Makes the batch of a request, or describes the exception in its place. Raises ClosedError
+        when this worker ends meanwhile.
         """
         if self._init_error is not None:
             self._server.answer_error(work, *self._init_error, None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's status for people: a table of its workers, one of the jobs that they work for, and what
-somebody should look at."""
+"""A pool's status for people: a table of its workers, one of the jobs that they work for, and the
+points that need attention."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class TravellingCode:
 
     def packed(self, code_paths: Sequence[str | os.PathLike[str]] | None) -> list[PackedCode]:
         """In the order in which to import from them. Packs anew if ``code_paths`` were assigned
-        since. Raises what pack_code raises, for what is named.
+        since. Raises the exceptions of pack_code, for code that was named.
         """
         if code_paths is None:
             return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what of a dataset cannot be pickled, for a message that names it."""
+"""Finds the part of a dataset that cannot be pickled, for a message that names it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Search:
         return False
 
     def innermost(self, whole: Unpicklable, depth: int = 0) -> Unpicklable | None:
-        """None when it fails only since it leads back to what is being looked into."""
+        """None when it fails only because it leads back to the object that is being looked into."""
         if depth == _DEPTH_MAX:
             return whole
         leads_back = False

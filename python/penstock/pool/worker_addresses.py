@@ -11,7 +11,7 @@ _ANY_HOST = ("*", "0.0.0.0", "::")
 
 class WorkerAddress(NamedTuple):
     bind: str
-    advertised: str | None  # None: what is bound. Port 0 is the port that is bound
+    advertised: str | None  # None: the bound address. Port 0 is the port that is bound
 
 
 def worker_addresses(

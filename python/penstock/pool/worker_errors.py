@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of a pool's workers, which cross as text: the name of a type, a place, and a traceback.
 
-The worker describes what was raised, and the trainer makes an exception of the description. It is
-what torch's DataLoader would raise, where that is a type of Python's or torch's own; nothing is
-imported and nothing unpickled for it.
+The worker describes the exception, and the trainer makes one of the description: the exception that
+torch's DataLoader would raise, where that is a type of Python's or torch's own. Nothing is imported
+and nothing unpickled for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def place_of_process() -> str:
 
 
 def make_error(type_name: str, text: str, where: str) -> Exception:
-    """The exception to raise in the trainer for what :func:`describe_error` gave in a worker.
+    """The exception to raise in the trainer for a worker's :func:`describe_error`.
 
     ``where`` is how torch says it, such as ``in DataLoader worker process 0``. "" is in the trainer
     itself, which has no traceback to show.

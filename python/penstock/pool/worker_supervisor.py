@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``penstock worker``: starts the worker processes of one host, and starts again what dies.
+"""``penstock worker``: starts the worker processes of one host, and starts again those that die.
 
 The processes import torch. This one, which looks after them, does not.
 """

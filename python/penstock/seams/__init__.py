@@ -3,8 +3,9 @@
 
 A private name may be gone in the next torch. Each seam therefore lists the names that it uses and
 looks for them when it is imported. A seam whose torch lacks one cannot be imported: it raises
-`MissingTorchNameError`, which says what is missing, in which torch, and what works without it. The
-seams are separate, so that a name of Dynamo's that is gone stops the cut and not the loader.
+`MissingTorchNameError`, which gives the name, the version of torch, and the features that work
+without it. The seams are separate, so that a missing name of Dynamo's stops the cut and not the
+loader.
 
 | seam | it reaches | what needs it |
 | --- | --- | --- |

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to Dynamo, which captures models, and to Inductor, which compiles what was cut off.
+"""The seam to Dynamo, which captures models, and to Inductor, which compiles prefixes.
 
 Dynamo's settings are read and written by way of `config`: they are its own names, and none is
 private.
@@ -97,7 +97,7 @@ ADVICE = {
 
 
 def untraced(function: F) -> F:
-    """Keeps Dynamo from looking into a function, which would put what it does into the graph."""
+    """Keeps Dynamo from looking into a function, whose calls would then be in the graph."""
     disabled: F = torch._dynamo.disable(function)
     return disabled
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to fake tensors and symbolic sizes: what a model would compute, without its values."""
+"""The seam to fake tensors and symbolic sizes: a model's computation without its values."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ from torch.utils._sympy.functions import PythonMod as PythonMod
 from torch.utils._sympy.symbol import SymT as SymT
 from torch.utils._sympy.symbol import symbol_is_type as symbol_is_type
 
-# The logger on which fake tensors report what they cannot compute.
+# The logger on which fake tensors report operators that they cannot compute.
 LOGGER = "torch._subclasses.fake_tensor"

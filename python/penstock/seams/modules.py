@@ -36,7 +36,7 @@ __all__ = [
     "set_small_groups",
 ]
 
-# The attribute of a module that holds what runs in place of its `_call_impl`.
+# The attribute of a module that holds the function that runs in place of its `_call_impl`.
 COMPILED_CALL = "_compiled_call_impl"
 
 
@@ -56,7 +56,7 @@ def is_tracing() -> bool:
 
 
 def has_optimized_executor() -> bool:
-    """Whether TorchScript optimizes what it runs on this thread."""
+    """Whether TorchScript optimizes programs that run on this thread."""
     return bool(torch._C._get_graph_executor_optimize())
 
 

@@ -18,8 +18,8 @@ def require(seam: str, names: Iterable[str], needed_by: str, without: str) -> No
     """Looks for every name; all that are missing are named in one error.
 
     ``names`` are dotted paths from torch's root: a module, and then attributes of it. ``needed_by``
-    says what cannot be used without the seam, ``without`` what can; both are parts of the error's
-    text.
+    names the feature that cannot be used without the seam, ``without`` those that can; both are
+    parts of the error's text.
 
     Raises:
         MissingTorchNameError: this torch lacks some of the names.

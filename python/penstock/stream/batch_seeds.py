@@ -60,7 +60,7 @@ def generator_states() -> tuple[Any, ...]:
 
 
 def put_back(states: tuple[Any, ...]) -> None:
-    """Makes the global generators what they were at :func:`generator_states`."""
+    """Puts the global generators back to their states at :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
     torch.set_rng_state(of_torch)
     random.setstate(of_random)

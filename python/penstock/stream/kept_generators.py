@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a model's code once more than the program does, without a trace in what it draws next."""
+"""Running a model's code once more than the program does, without a trace in its later draws."""
 
 from __future__ import annotations
 

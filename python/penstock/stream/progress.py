@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an epoch has come: what ``state_dict()`` reads, and what a resumed epoch begins with."""
+"""How far an epoch has come: the content of ``state_dict()``, and the start of a resumed epoch."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class GeneratorsReplayed(GeneratorsKept):
 
 
 class PullsReplayed(GeneratorsReplayed):
-    """The same with the loader's own generators too, so that pulls draw what they drew before and
-    nobody notices.
+    """The same with the loader's own generators too, so that pulls draw the same again and nobody
+    notices.
     """
 
     def __init__(self, snapshot: GeneratorSnapshot, loader: GeneratorHolder) -> None:
@@ -103,7 +103,7 @@ class ResumePoint:
 class Progress:
     """The account of one epoch, kept by its iterator and read by the loader.
 
-    What is counted is counted natively, by the stream where there is one; here is what only Python
+    The native stream counts batches where there is one. This class has the parts that only Python
     knows: the generators, the sampler's states, and the states of datasets as objects.
 
     Confined to the trainer's thread.
@@ -256,7 +256,7 @@ class CountedPulls:
         return index
 
     def _undo_seed(self, loader: GeneratorHolder) -> None:
-        """Takes back what making an iterator drew in the place of one that was only reset."""
+        """Takes back the draws of making an iterator in the place of one that was only reset."""
         if not self._progress.draws_seed:
             self._progress.start.put_back_globals()
             self._progress.start.put_back_own(loader)
@@ -281,8 +281,8 @@ class CountedPulls:
         }
 
     def _resume_sampler(self) -> None:
-        """Moves the sampler to where a resumed epoch goes on:
-        by its state, or by pulling what was pulled.
+        """Moves the sampler to the place where a resumed epoch goes on: by its state, or by
+        repeating its pulls.
         """
         point = self._progress.point
         if point is None:
@@ -300,7 +300,7 @@ class CountedPulls:
             self._sampler_iter.load_state_dict(state["iterator"])
 
     def _pull_ahead(self) -> None:
-        """Has the sampler draw what it draws at its first pull, while generators are replayed."""
+        """Has the sampler make the draws of its first pull, while generators are replayed."""
         if self._progress.is_replayed and not self._is_sampler_stateful:
             self._sampler_iter = itertools.chain(
                 [*itertools.islice(self._sampler_iter, 1)], self._sampler_iter

@@ -3,7 +3,7 @@
 
 With ``seeding="batch"`` a dataset written as ``__getitem__(self, index, generator=None)`` is given
 a ``torch.Generator`` that is seeded by the sample's place in its batch and by the batch's place in
-the epoch, so what it draws does not depend on the threads and processes that fetch.
+the epoch, so its draws do not depend on the threads and processes that fetch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def accepts_generator(dataset: Any) -> bool:
 
 
 class WithGenerators:
-    """The dataset with each sample's generator handed in. Indexed by what :meth:`placed` makes.
+    """The dataset with each sample's generator handed in. Indexed by results of :meth:`placed`.
 
     Samples of one batch may be fetched on several threads; batches come one after the other.
     """
@@ -64,7 +64,7 @@ class WithGenerators:
 
 
 class DrawWarning:
-    """Says once, for a loader, that threads drew what ``seeding="batch"`` should repeat."""
+    """Says once, for a loader, that threads made draws that ``seeding="batch"`` should repeat."""
 
     def __init__(self) -> None:
         self._was_given = False

@@ -87,7 +87,7 @@ def continue_iteration(
     collate_fn = fetcher.collate_fn
     is_ours = getattr(collate_fn, "draws_nothing", False)
     if is_ours or collate_fn in (default_collate, default_convert):
-        fetcher.collate_fn = _drop  # one of the user's may draw what later samples then see
+        fetcher.collate_fn = _drop  # one of the user's may draw numbers that change later samples
     try:
         for place in range(1, start.batch_count + 1):
             before_batch(place)

@@ -30,7 +30,7 @@ _COLLATE_FN_MAP: dict[Any, Any] = {
 
 
 def is_collate_map_untouched() -> bool:
-    """Whether default_collate still does what torch shipped."""
+    """Whether default_collate is still the one that torch shipped."""
     current = torch_collate.default_collate_fn_map
     return len(current) == len(_COLLATE_FN_MAP) and all(
         current.get(kind) is collate_fn for kind, collate_fn in _COLLATE_FN_MAP.items()

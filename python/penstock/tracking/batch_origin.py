@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a model's input apart from any other tensor: which batch it came with, and whether it still
-is what came, or what follows from it.
+"""Tells a model's input apart from any other tensor: which batch it came with, and whether it is
+still unchanged, or follows from such tensors.
 
 The table is keyed by tensor identity and holds tensors weakly, so a batch dies when the user drops
 it. A tensor that was written to in place since its delivery has lost its provenance.
@@ -46,9 +46,9 @@ class BatchHandle:
     sequence: int = 0  # in its epoch, from 0
     # The seeds of an offloaded model's draws: of its epoch, and its number there.
     place: tuple[int, int] = (0, 0)
-    rows: int | None = None  # of its first tensor: what tells the last batch of an epoch apart
-    # If the batch's tensors are lazy: their values, and those of what was made of them; and
-    # whether more may be that nobody computes before it is asked for.
+    rows: int | None = None  # of its first tensor: it tells the last batch of an epoch apart
+    # If the batch's tensors are lazy: their values, and those of tensors made from them; and
+    # whether there may be more that nobody computes before they are asked for.
     lazy_values: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
     may_wait: bool = True
 
@@ -71,8 +71,8 @@ class Provenance(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A provenance in the table. What is made of a batch holds the handle weakly: it may be one of
-    the handle's own boundary tensors."""
+    """A provenance in the table. Tensors made from a batch hold the handle weakly: one may be one
+    of the handle's own boundary tensors."""
 
     handle: BatchHandle | weakref.ref[BatchHandle]
     address: int  # `tensor.data = other` leaves the version as it was
@@ -106,7 +106,8 @@ class ProvenanceTable:
                 self.record(leaf, Provenance(handle, index, write_count(leaf)))
 
     def record_result(self, result: torch.Tensor, provenance: Provenance) -> None:
-        """Notes what a tensor follows from; forgotten when the batch's own tensors are gone."""
+        """Notes the expression that a tensor follows from; forgotten when the batch's own tensors
+        are gone."""
         handle, source, version, inputs = provenance
         self._entries[result] = _Entry(
             weakref.ref(handle), _address(result), source, version, inputs
@@ -126,8 +127,8 @@ class ProvenanceTable:
         )
 
     def lookup(self, tensor: torch.Tensor) -> Provenance | None:
-        """The provenance of ``tensor``, or None when it did not come from the loader or was
-        changed since, or what it follows from was.
+        """The provenance of ``tensor``, or None when it did not come from the loader, or when it or
+        a tensor that it follows from was changed since.
         """
         entry: _Entry | None = self._entries.get(tensor)
         if entry is None or tensor.is_inference() or write_count(tensor) != entry.version:

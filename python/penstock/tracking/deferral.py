@@ -41,8 +41,8 @@ _OTHER_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-# Beside views and what works element by element. None of them fails because of the values that it
-# is given, so that an error is raised where the program has it.
+# Beside views and elementwise operators. None of them fails because of the values that it is given,
+# so that an error is raised where the program has it.
 _WHOLE = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool3d _fft_c2c _fft_c2r _fft_r2c _log_softmax _softmax
     _to_copy addmm amax amin aminmax any all argmax argmin avg_pool2d avg_pool3d baddbmm bmm cat
@@ -61,8 +61,8 @@ _SCALARS = (int, str, torch.dtype, torch.layout, torch.memory_format, type(None)
 
 @dataclass
 class _Constant:
-    """A small tensor of the program. The copy is what expressions read: the program may write to
-    its own."""
+    """A small tensor of the program. Expressions read the copy: the program may write to its
+    own."""
 
     first_batch: weakref.ref[BatchHandle]
     copy: torch.Tensor | None = None
@@ -73,7 +73,7 @@ class Deferral:
     """The results that wait, of one loader. Confined to the training thread."""
 
     def __init__(self, provenance: ProvenanceTable) -> None:
-        self.provenance = provenance  # what is known of the loader's tensors
+        self.provenance = provenance  # the facts about the loader's tensors
         self._recipes: dict[Any, Recipe | None] = {}
         self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
@@ -118,8 +118,8 @@ class Deferral:
         self.provenance.forget(tensor)
 
     def note_write(self, value: LazyValue) -> None:
-        """To be called before `value` is written to: what waits of its batch is computed, and
-        nothing that shares its memory is what it was noted to be."""
+        """To be called before `value` is written to: computes the values of its batch that wait,
+        and forgets the expressions of all tensors that share its memory."""
         handle = value.batch
         if handle is None:
             return
@@ -269,7 +269,7 @@ def _key_of_value(value: LazyValue) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """None for what has no value that could be compared."""
+    """None for an object without a value that could be compared."""
     if isinstance(value, (float, complex)):
         return (type(value), repr(value))  # minus zero is not zero here
     if isinstance(value, torch.device):

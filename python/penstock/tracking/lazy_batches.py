@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides whether a loader gives out lazy tensors.
 
-It does while an offloaded model is given what the program made of a batch, rather than the batch,
-and as long as that leads to a cut that moves something.
+It does while an offloaded model is given tensors that the program made from a batch, rather than
+the batch, and as long as that leads to a cut that moves something.
 """
 
 from __future__ import annotations

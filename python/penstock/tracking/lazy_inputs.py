@@ -20,7 +20,7 @@ class LazyInputs:
     inputs: Sequence[Any]
     waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input
     found: dict[int, Provenance] = field(default_factory=dict)  # of those
-    follows_calls: bool = False  # whether an input is what the program made of the batch
+    follows_calls: bool = False  # whether an input is a tensor that the program made from the batch
     _handles: list[BatchHandle] = field(default_factory=list)
 
     @classmethod

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tensor of a batch, or one that follows from it and is computed when its values are asked for.
 
-What a program does to a batch before it calls its model (`images.float() / 255`) could run in a
-worker like the model's own first operators, if it had not been run already by the time the model is
-called. So while a program does that, the loader gives out tensors of this class. The batch's own
-have their memory, and every reader of memory finds it there. What pure operators make of them is
-noted instead of run; its values are computed as soon as anything looks at them, and not at all if
-nothing ever does.
+The program's own transforms of a batch before it calls its model (`images.float() / 255`) could run
+in a worker like the model's own first operators, if they had not been run already by the time the
+model is called. So while a program has such transforms, the loader gives out tensors of this class.
+The batch's own have their memory, and every reader of memory finds it there. Results of pure
+operators on them are noted instead of computed; their values are computed as soon as anything looks
+at them, and not at all if nothing ever does.
 
-Dynamo sees a wrapper around a meta tensor, which has no values that it could read by mistake. What
-`penstock.tracking.deferral` says may wait, waits; all else runs at once, on the values.
+Dynamo sees a wrapper around a meta tensor, which has no values that it could read by mistake.
+Operators that `penstock.tracking.deferral` allows to wait do so; all others run at once, on the
+values.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ def plain(tensor: LazyTensor) -> torch.Tensor:
 
 
 def is_written(tensor: LazyTensor) -> bool:
-    """Whether something was written to `tensor`, so that it is not what it was noted to be."""
+    """Whether something was written to `tensor`, so that its expression no longer holds."""
     return tensor._value is not None and write_count(tensor) != tensor._value.first_version
 
 
@@ -236,7 +237,7 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
     """Defers a write, if it may be deferred. To a tensor of which nobody has the values yet, nor a
-    view, it is the same as another value. What was made of the former one keeps that.
+    view, it is the same as another value. Results made from the former value keep that one.
     """
     target = args[0] if args else None
     if not isinstance(target, LazyTensor) or is_written(target):

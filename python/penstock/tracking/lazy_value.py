@@ -38,8 +38,8 @@ class LazyTable(Protocol):
     def defer(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 
 
-# A thread that fetches batches computes what waits of old ones, while another may be reading them.
-# Operators run under it, which take no other lock of ours.
+# A thread that fetches batches computes waiting values of old ones, while another may be reading
+# them. Operators run under it, which take no other lock of ours.
 _lock = threading.RLock()
 
 
@@ -127,7 +127,7 @@ class LazyValue:
         return self._of()
 
     def replaced(self, tensor: torch.Tensor) -> LazyValue:
-        """Other values, of which it is not known what they follow from."""
+        """Other values, whose expression is not known."""
         batch = self.batch or BatchHandle(0)
         value = LazyValue(self.table, batch, self.meta, self.source, tensor=tensor)
         value.handle = None
@@ -161,7 +161,7 @@ def values_of(batch: BatchHandle) -> list[LazyValue]:
 
 
 def compute_waiting(batch: BatchHandle) -> None:
-    """Computes what waits of a batch."""
+    """Computes the values of a batch that wait."""
     for value in values_of(batch):
         value.materialise()
 

@@ -56,8 +56,8 @@ def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
     """The batch with `replacements`, which are by the id of the leaf, in the places where
     `flatten_batch` finds leaves.
 
-    Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. What
-    cannot be changed keeps its leaves.
+    Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. An object
+    that cannot be changed keeps its leaves.
     """
     if isinstance(batch, torch.Tensor):
         return replacements.get(id(batch), batch)

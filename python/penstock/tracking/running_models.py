@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an offloaded model is running or being captured, and what Dynamo says meanwhile.
+"""Whether an offloaded model is running or being captured, and Dynamo's messages meanwhile.
 
-A program that offloads a model has asked for no compiler. What Dynamo would tell one that has, how
-to be captured in fewer graphs, is no news to it: `loader.plan` says what came of the capture.
+A program that offloads a model has asked for no compiler. Dynamo's advice on how to be captured in
+fewer graphs is of no use to it: `loader.plan` has the result of the capture.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _PENDING_MAX = 256  # stretches that a device has not come to the end of; others
 class TrainerClock:
     """Times stretches between ``begin`` and ``end``. Confined to the training thread.
 
-    On a CUDA device these are events on the stream that is current there: what lies between them is
+    On a CUDA device these are events on the stream that is current there: the time between them is
     the device's time for the work that was given to it in between. Nothing waits for the device, so
     a stretch is known some time after it ended. Elsewhere it is the clock's.
     """

@@ -36,7 +36,8 @@ def _local_rank_count() -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """In CPUs, from every cgroup that this process is in, up to the root of what is mounted."""
+    """In CPUs, from every cgroup that this process is in, up to the root of the mounted
+    hierarchy."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has a loader's number of workers chosen again and again (csrc/cluster/worker_tuner.h): what is
-read here are clocks, counters and the CPU times of the workers.
+"""Has a loader's number of workers chosen again and again (csrc/cluster/worker_tuner.h). This
+module reads the clocks, the counters and the CPU times of the workers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WorkerTuner:
         return self._native.is_due(workers)
 
     def choose(self, shards: int | None) -> int:
-        """The number of workers to go on with, from what the meter has seen."""
+        """The number of workers to go on with, by the meter."""
         self.choice = self._native.choose(_C.WorkerLimits(usable_cpus(), shards))
         is_change = self.choice.workers != self.choice.measured.workers
         _log.log(logging.INFO if is_change else logging.DEBUG, "%s", self.choice)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory one worker may take: for its batches, and for what they are made with."""
+"""How much memory one worker may take: for its batches, and for the job that makes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def arena_bytes() -> int:
 
 
 def job_bytes() -> int:
-    """The cap of what a pool's worker takes from a trainer at a time: a dataset, or a folder of
-    modules; from PENSTOCK_JOB_BYTES.
+    """The cap of a single object that a pool's worker takes from a trainer: a dataset, or a folder
+    of modules; from PENSTOCK_JOB_BYTES.
 
     Raises ValueError when that is not a positive integer.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pickles what a batch's nest cannot say: custom classes, sparse tensors, numpy arrays, deep or
-shared structures.
+"""Pickles objects that have no form in a batch's nest: custom classes, sparse tensors, numpy
+arrays, deep or shared structures.
 
 Plain tensors and the buffers of numpy arrays stay out of the pickle; they travel in the tensor
 table, so they cross in shared memory like those of any batch. Only batches from local workers, the
@@ -24,7 +24,7 @@ from penstock import _C
 def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
     """Returns the pickle of ``batch`` and the tensors that it refers to by their place in the list.
 
-    Raises what pickle raises when a part of the batch cannot be pickled.
+    Raises pickle's exceptions when a part of the batch cannot be pickled.
     """
     body = io.BytesIO()
     pickler = _BatchPickler(body)
@@ -33,7 +33,7 @@ def dumps(batch: object) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
-    """Rebuilds a batch from what :func:`dumps` gave.
+    """Rebuilds a batch from a result of :func:`dumps`.
 
     Arrays view the memory of ``tensors`` and keep it alive.
     """
@@ -44,7 +44,7 @@ def loads(data: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def dumps_index(index: object) -> bytes:
-    """Pickles what a sampler yielded, for the worker that will fetch it."""
+    """Pickles an object of the sampler's, for the worker that will fetch it."""
     return bytes(ForkingPickler.dumps(index))
 
 

@@ -33,7 +33,7 @@ class Watch(Protocol):
     def has_stayed(self, batch_s: float) -> bool:
         """Whether the dataset is known to be as it was before the epoch that ends.
 
-        ``batch_s`` is what this worker takes for a batch.
+        ``batch_s`` is this worker's time for a batch.
         """
         ...
 
@@ -85,10 +85,10 @@ class FetchWatch:
 
 
 class DatasetWatch:
-    """Compares a dataset with what it was at the look before.
+    """Compares a dataset with its state at the look before.
 
-    ``look`` is given how many seconds it may take, and returns something that is equal to what it
-    returned before if nothing has changed; None when it cannot tell. Confined to one thread.
+    ``look`` is given how many seconds it may take. Its result equals the one before if nothing has
+    changed; None when it cannot tell. Confined to one thread.
     """
 
     def __init__(self, look: Callable[[float], Any]) -> None:

@@ -69,9 +69,9 @@ class FetchSpec:
 class Fetcher(Protocol):
     """The parts of a worker that make the batches of one epoch.
 
-    Raises StopIteration at the end of a shard, and what the dataset and its collate_fn raise.
-    ``threads_drew`` becomes True when samples that were fetched on several threads drew numbers
-    from generators that should make them reproducible and cannot.
+    Raises StopIteration at the end of a shard, and the exceptions of the dataset and its
+    collate_fn. ``threads_drew`` becomes True when samples that were fetched on several threads drew
+    numbers from generators that should make them reproducible and cannot.
     """
 
     threads_drew: bool

@@ -3,12 +3,12 @@
 
 Batches of the next epoch may be made before it begins, and be dropped when it begins otherwise than
 expected. Nobody can tell only where fetching changes nothing that later samples read, and where
-nobody but the worker can change what they read.
+nobody but the worker can change the data that they read.
 
-Data is read whole, however large, since whatever marks a write less than that can be gone past: a
-tensor does not count what is written through numpy's view of it, a read-only array may have a view
-that is not, and the pages that a process has written to are only told by some kernels. So a look at
-a dataset takes time in proportion to it, and is given up beyond a time that the caller sets.
+Data is read whole, however large, since every cheaper sign of a write can be bypassed: a tensor
+does not count writes through numpy's view of it, a read-only array may have a view that is not, and
+only some kernels tell which pages a process has written to. So a look at a dataset takes time in
+proportion to it, and is given up beyond a time that the caller sets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch
 
 from penstock import _C
 
-_OBJECT_S = 2e-6  # what looking at an object takes here, about
+_OBJECT_S = 2e-6  # the approximate time to look at an object here
 
 _COMPARED = (  # by value, where it has no digest
     type(None), bool, int, float, complex, str, bytes, range, slice, type, type(Ellipsis),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C while a worker is forked waits until the fork is over, on both sides.
 
-Python runs hooks around a fork and drops what they raise. An interrupt that falls into one is lost:
-by a child, which serves a trainer that has given up, or by the trainer, which trains on. One that
-falls between the fork and the moment in which the trainer knows the child leaves a child that
+Python runs hooks around a fork and drops their exceptions. An interrupt that falls into one is
+lost: by a child, which serves a trainer that has given up, or by the trainer, which trains on. One
+that falls between the fork and the moment in which the trainer knows the child leaves a child that
 nobody ends. ``spawn`` and a fork server have no such hooks, and their children end by themselves
 when nobody sends them their work.
 """
@@ -19,7 +19,7 @@ _held: list[HeldInterrupt] = []  # at most the one within which this process was
 
 
 class HeldInterrupt:
-    """While in the context, SIGINT is noted; at its end what it would have done is done.
+    """While in the context, SIGINT is noted; at its end the signal takes its effect.
 
     A child that is forked within it calls `release_in_child`. Only the main thread is interrupted,
     so elsewhere this does nothing, nor where SIGINT is ignored or the system's to handle.
@@ -46,7 +46,7 @@ class HeldInterrupt:
         self.release()
 
     def release(self) -> None:
-        """Raises what the handler of SIGINT raises, if there was one."""
+        """Raises the exception of SIGINT's handler, if there was one."""
         if self._handler is None:
             return
         handler, self._handler = self._handler, None

@@ -2,13 +2,13 @@
 """The arguments of several fresh processes, pickled for the first of them and read by all.
 
 ``Process.start()`` pickles its arguments into the new process's pipe and waits there until that
-has imported what it needs to read them, one worker after the other. Here the pipe carries a few
-descriptors, and the pickle lies in memory that every process maps.
+process has imported the modules that it needs to read them, one worker after the other. Here the
+pipe carries a few descriptors, and the pickle lies in memory that every process maps.
 
 Reductions that need the process being started (locks, queues, connections, shared tensors) hand
-over descriptors through it. They are noted while the pickle is made, and handed to every process
-in the same order. What may be consumed only once, or counts who holds it, is pickled for each
-process as ever: CUDA tensors, and storages under the sharing strategy ``file_system``.
+over descriptors through it. They are noted while the pickle is made, and handed to every process in
+the same order. Objects that may be consumed only once, or that count their holders, are pickled for
+each process as ever: CUDA tensors, and storages under the sharing strategy ``file_system``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PickledOnce:
     """An argument for several processes; ``value`` is it, here and in each of them.
 
     A process that is forked sees the trainer's own. The others get one that was pickled when the
-    first of them started, and start() raises what pickle raises. Large arrays are mapped: a
+    first of them started, and start() raises pickle's exceptions. Large arrays are mapped: a
     process has its own copy of the pages that it writes to, and shares the others. Call
     :meth:`close` when the last process has been started. Confined to the thread that starts them.
     """
@@ -103,7 +103,7 @@ class _Memory:
 
 
 class _Pickle:
-    """The pickle, and what goes to each process beside it."""
+    """The pickle, and the handles that go to each process beside it."""
 
     def __init__(self) -> None:
         self.stream = _Memory()
@@ -262,7 +262,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) -> PickledOnce:
-    """In the new process: reads what :func:`_make_pickle` wrote."""
+    """In the new process: reads the result of :func:`_make_pickle`."""
     with _map(stream, mmap.mmap, mmap.ACCESS_READ) as mapped, _NoCollections():
         private = _map(arrays, PrivateMap, mmap.ACCESS_COPY)
         unpickler = _Unpickler(mapped, private, descriptors, singles)

@@ -2,8 +2,8 @@
 """The requests of a worker in the order in which it carries them out.
 
 While an epoch comes to its end the trainer may ask for batches of the next one, which will perhaps
-never begin. They are made at once where nobody can tell, that is where the dataset has stayed what
-it was and the random numbers can be taken back; else they wait for their epoch.
+never begin. They are made at once where nobody can tell, that is, where the dataset has not changed
+and the random numbers can be taken back; else they wait for their epoch.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class RequestFeed:
                 return request
 
     def _look_for_epoch(self) -> None:
-        """Takes in what has come, up to an epoch: the early one, which is now one like any other,
-        or another, before which fetches are not carried out that are dropped anyway.
+        """Takes in the messages that have come, up to an epoch: the early one, which is now one
+        like any other, or another, before which fetches are not carried out that are dropped
+        anyway.
         """
         while (request := self._server.next(0.0)) is not None:
             if request.is_epoch and request.epoch == self._early_epoch:

@@ -51,8 +51,8 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
 
     Inside a worker, torch's default_collate asks for a fresh shared storage for each tensor, whose
     pages the kernel must first clear: most of the cost of a large batch. Here the storage lies in
-    the slab of the batch being made, so a collate_fn that calls default_collate gains what the
-    plain one does. Other uses of shared storages are untouched.
+    the slab of the batch being made, so a collate_fn that calls default_collate gains as the plain
+    one does. Other uses of shared storages are untouched.
     """
     owner_pid = os.getpid()
     shared_by_torch = new_shared()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets workers in fresh interpreters import what they need one per core at a time.
+"""Lets workers in fresh interpreters make their imports one per core at a time.
 
 Importing torch keeps a core busy for more than a second. When all workers do so at once, all are
 ready at the same late time; when they take turns, the first ones make batches while the others
@@ -55,7 +55,7 @@ class StartTurns:
 class StartTurn:
     """One worker's turn, to be the first of its arguments.
 
-    It ends when it is unpickled: what the worker needs has been imported by then.
+    It ends when it is unpickled: the worker's imports are done by then.
     """
 
     def __init__(self, awaited: int | None = None, held: int | None = None) -> None:

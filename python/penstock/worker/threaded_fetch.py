@@ -98,9 +98,9 @@ class FetchPool:
     def fetch(self, dataset: Any, indices: list[Any]) -> list[Any]:
         """The samples at ``indices``, in that order. Blocks until nothing of the batch runs.
 
-        Raises what the first failing sample in that order raised; those not started by then are
-        left out. An interrupt is raised at once; what it leaves running is waited for by the next
-        call.
+        Raises the exception of the first failing sample in that order; samples that were not
+        started by then are left out. An interrupt is raised at once; the next call waits for the
+        samples that it leaves running.
         """
         if self._pid != os.getpid():
             self._make_empty()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of a local worker process: torch's worker loop with penstock's transport under it.
 
-Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. What
-differs is where requests come from, and that the batch is built in shared memory that the trainer
-maps once.
+Seeds, worker info, ``worker_init_fn``, fetchers, exceptions and their texts are torch's own. Two
+things differ: where requests come from, and that the batch is built in shared memory that the
+trainer maps once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def worker_loop(
 ) -> None:
     """Serves one trainer until it hangs up or dies.
 
-    ``parts`` are what all workers get: a FetchSpec, the worker_init_fn, and a WorkerSpec.
+    ``parts`` go to all workers: a FetchSpec, the worker_init_fn, and a WorkerSpec.
     """
     try:
         try:
@@ -138,7 +138,7 @@ def _work(
 
 def _set_up_process(base_seed: int, worker_id: int) -> None:
     # The collector would write to every container that the trainer had at the fork, and the system
-    # would copy its page. What is there now stays for as long as the worker does.
+    # would copy its page. Objects that are there now stay for as long as the worker does.
     gc.freeze()
     set_worker_signal_handlers()
     set_thread_name("pt_data_worker")
@@ -266,7 +266,7 @@ class AnswerMarks(NamedTuple):
 
     raises: bool
     threads_drew: bool
-    dataset_stays: bool  # what was made so far has not changed it, as far as can be seen
+    dataset_stays: bool  # as far as can be seen, the batches made so far have not changed it
     state: bytes | None  # pickled: of the dataset and its iterator after the batch
 
 
