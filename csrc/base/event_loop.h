@@ -3,8 +3,8 @@
 // A named thread that serves its events, sleeps until more arrive, and serves again. Every I/O thread of penstock is
 // one. Its owner says which events it serves, which descriptors it waits for, and how an error is handled.
 //
-// Nothing is lost of an exception: whatever the handler throws reaches failed() with the name of the thread, and its
-// owner hands it to whoever calls next.
+// No exception is lost: if the handler throws, failed() gets the text with the name of the thread, and its owner raises
+// it in the next call from outside.
 
 #include <cstddef>
 #include <functional>
@@ -34,8 +34,8 @@ class EventLoop {
     virtual Result<void> begin() { return {}; }
     // One turn: serves the events that are there, and a bounded number of them for each peer. An error ends the loop.
     virtual Result<void> serve() = 0;
-    // Sleeps until there is more to serve, or `wake_fd` is readable, and returns whether that is so. Where `may_sleep`
-    // is false it looks at its descriptors and returns at once. An error ends the loop.
+    // Sleeps until there is more to serve, or until `wake_fd` is readable, and returns whether `wake_fd` is. Where
+    // `may_sleep` is false it looks at its descriptors and returns at once. An error ends the loop.
     virtual Result<bool> wait(int wake_fd, bool may_sleep) = 0;
     // The last that is called, also where begin() or a turn failed. Sockets die here.
     virtual void end() {}
@@ -64,7 +64,7 @@ class EventLoop {
   bool post(std::function<void()> action);
   // Has the thread take a turn.
   void wake() { waker_.wake(); }
-  // The same, for who may know no more of the loop.
+  // The same, for objects that only need to wake the loop.
   Waker& waker() { return waker_; }
 
  private:

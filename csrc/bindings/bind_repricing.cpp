@@ -50,7 +50,7 @@ void note_timed_call(PricedCut& cut, const std::string& call, double seconds) {
   cut.pricing->note(call == "whole" ? TimedCall::kWhole : TimedCall::kSuffix, seconds);
 }
 
-// None, True to go back to the plan that was left, or the prices by which another one is to be planned.
+// None, True to go back to the plan that was left, or the prices for planning another one.
 py::object change_of(Repricer& repricer, const std::shared_ptr<PricedCut>& cut) {
   std::optional<Repricer::Change> change = repricer.change_of(cut);
   if (!change) return py::none();

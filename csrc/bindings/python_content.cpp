@@ -152,7 +152,7 @@ bool PlainContent::take_container(PyObject* object, uint32_t depth) {
   const bool is_tuple = PyTuple_Check(object);
   digest_.add(static_cast<uint64_t>(PyDict_Check(object) ? Tag::kDict : is_tuple ? Tag::kTuple : Tag::kList));
   digest_.add(address_of(Py_TYPE(object)));
-  // One list in the place of an equal one is a change for whoever still has the first.
+  // One list in the place of an equal one is a change for any object that still holds the first.
   if (!is_tuple) digest_.add(address_of(object));
   if (PyDict_Check(object)) {
     digest_.add(static_cast<uint64_t>(PyDict_GET_SIZE(object)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The reads and effects of a branch or a loop of TorchScript that is to be kept whole.
+// The reads and effects of a branch or a loop of TorchScript that is kept whole.
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -34,8 +34,8 @@ namespace penstock::cluster {
 struct DispatchOptions {
   uint32_t depth_max = 2;  // requests that a worker may have at once
   uint32_t deaths_max = 3;
-  // A worker whose batches take longer by its mean is asked for one at a time: the next waits for whoever is free
-  // first.
+  // A worker whose batches take longer by its mean is asked for one at a time: the next request waits for the first
+  // worker that is free.
   Duration asked_ahead_below = Duration::max();
   bool hedges = true;
   // Workers do not say which request they have begun: any batch that a worker owes when it dies may have been to blame.

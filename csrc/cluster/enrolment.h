@@ -35,7 +35,7 @@ class ReportClock {
     renewal_.heard(now);
     hurry(now);
   }
-  // Whether the connection, if there is one, is to be made anew, as nothing has come over it for long.
+  // Whether to make the connection anew, if there is one, because nothing has come over it for long.
   bool take_renewal(Instant now) { return renewal_.take(now); }
 
   Instant due_at() const { return due_at_; }

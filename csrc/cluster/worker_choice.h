@@ -37,7 +37,7 @@ struct MeasuredWork {
 struct WorkerLimits {
   uint32_t cpus = 1;
   uint32_t waiting_workers = 4;      // for datasets that wait rather than compute
-  std::optional<uint32_t> shards{};  // of an iterable dataset; a worker beyond them has nothing to do
+  std::optional<uint32_t> shards{};  // of an iterable dataset; further workers would have nothing to do
 
   static WorkerLimits of(uint32_t cpus, std::optional<uint32_t> shards = std::nullopt);
   // To begin with, before anything is measured.
@@ -49,7 +49,7 @@ struct WorkerChoice {
     kStalled,    // more, since the trainer waited
     kSettled,    // as many as before
     kLimit,      // the trainer waited, and there is no room for more
-    kNoGain,     // the trainer waited, and more were of no use
+    kNoGain,     // the trainer waited, and more workers did not help
     kTakenBack,  // a step up has made batches no faster
     kIdle,       // fewer would do
   };

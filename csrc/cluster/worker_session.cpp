@@ -91,7 +91,7 @@ void WorkerSession::take(const wire::ToWorker& message) {
 }
 
 // Another trainer's batch of the same number is another batch, and batches that were begun before a trainer was given
-// up are of no use to its lanes.
+// up do not fit its lanes.
 bool WorkerSession::is_running(const wire::ToWorker& request) const {
   return running_ && running_->trainer_id == request.trainer_id && running_->key == request.key;
 }

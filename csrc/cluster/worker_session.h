@@ -22,7 +22,7 @@
 
 namespace penstock::cluster {
 
-// After so long without a word from the other side a link has ended; both sides say something every ping_interval.
+// A link ends after this time without a message from the other side; both sides send one every ping_interval.
 constexpr Duration kLease = std::chrono::milliseconds(1500);
 constexpr Duration kPingInterval = std::chrono::milliseconds(500);
 constexpr size_t kForgottenCountMax = 64;  // trainers whose last link a worker remembers

@@ -67,7 +67,7 @@ class WorkerTuner {
   explicit WorkerTuner(double window_s = kFirstWindowS) : first_window_s_(window_s), window_s_(window_s) {}
 
   StallMeter& meter() { return meter_; }
-  // Whether enough was seen of so many workers to choose anew.
+  // Whether enough batches were seen with this number of workers to choose anew.
   bool is_due(uint32_t workers) const;
   // The number of workers to go on with, by the meter.
   const WorkerChoice& choose(const WorkerLimits& limits);

@@ -54,8 +54,8 @@ class LoadMeter {
   // More steps than these are not kept: the oldest is forgotten.
   static constexpr size_t kStepsMax = 512;
 
-  // An epoch begins, with so many workers; the time between two epochs is no step. Up to `in_flight_max` batches may
-  // be under way at any time.
+  // An epoch begins with this number of workers. The time between two epochs is no step. Up to `in_flight_max` batches
+  // may be under way at any time.
   void begin(uint32_t workers, uint32_t in_flight_max);
   // A batch was delivered, for a call of next() that lasted from then until then.
   void note(double called_at_s, double returned_at_s, const DeliveredWork& work);
@@ -72,7 +72,7 @@ class LoadMeter {
   void clear();
 
   size_t step_count() const { return steps_.size(); }
-  // Whether so many steps are noted, of so many seconds together; or as many as are kept.
+  // Whether at least `steps` are noted, of at least `seconds` together; or as many as are kept.
   bool has_seen(size_t steps, double seconds) const;
   // The means over the steps since forget(), of those with boundary tensors alone where the plan has some; none where
   // these are under half. `cpus` is for the result.

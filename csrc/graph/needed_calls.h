@@ -33,7 +33,7 @@ class NeededCalls {
  public:
   NeededCalls(std::vector<CapturedCall> calls, std::set<uint32_t> forbidden_units);
 
-  // Asks for a call and all that it needs. After a fault the set is of no use.
+  // Asks for a call and all that it needs. After a fault the set must not be used.
   std::optional<CallFault> need(uint32_t call);
   // Asks for a region of the program, whose first and last call have to stand around every call between them, where one
   // of those is needed.

@@ -114,8 +114,8 @@ struct StageSeconds {
   friend bool operator==(const StageSeconds&, const StageSeconds&) = default;
 };
 
-// Of so many bytes that cross the link, and of those among them that are boundary tensors: a raw leaf is written and
-// read whatever the plan is.
+// Of the bytes that cross the link, and of the boundary tensors among them: a raw leaf is written and read whatever the
+// plan is.
 StageSeconds link_seconds(const Prices& prices, int64_t bytes);
 StageSeconds memory_seconds(const Prices& prices, int64_t bytes);
 

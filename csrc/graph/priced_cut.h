@@ -28,7 +28,7 @@ class GraphPricing {
   static constexpr int kCallsBefore = 4;
 
   bool wants_timed_calls() const { return next_call_ < kTimedCalls; }
-  // The part that is to be timed in this call, if any.
+  // The part to time in this call, if any.
   std::optional<TimedCall> next_timed_call();
   // Has calls timed anew, those of another cut.
   void begin_timed_calls();

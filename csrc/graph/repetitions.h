@@ -12,8 +12,8 @@ namespace penstock::graph {
 // The annotated graph without the nodes that repeat another: readers of their results read the first one's. Values keep
 // their ids, so no node makes those of dropped nodes any more. Outputs that were apart may share memory then.
 //
-// Only operators that are known and draw nothing are compared. A graph in which anything is written, or may be, is
-// given back as it is: there the same call may give another value later.
+// Only operators that are known and draw nothing are compared. A graph with a write, or a possible write, is returned
+// unchanged: there the same call may give another value later.
 Graph without_repetitions(Graph graph);
 
 }  // namespace penstock::graph

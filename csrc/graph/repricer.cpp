@@ -138,8 +138,8 @@ bool Repricer::has_shifted(const Basis& before, const Basis& now) const {
          differs(ratio(before.worker_s, now.worker_s)) || differs(now.prefix_scale / before.prefix_scale);
 }
 
-// Whether the plan of the trial is to be taken back: its steps are longer than those before, or the plan before
-// promises shorter ones. While neither is known the trial goes on; otherwise it ends.
+// Whether to take back the plan of the trial: its steps are longer than those before, or the plan before promises
+// shorter ones. While neither is known the trial goes on; otherwise it ends.
 bool Repricer::goes_back() {
   const auto& [measured, basis] = *now_;
   Trial trial = *std::exchange(trial_, std::nullopt);

@@ -34,7 +34,7 @@ namespace penstock::graph {
 struct RepricingLimits {
   size_t window_steps = 24;
   double window_s = 0.5;  // and at least this long: other work of a machine comes in bursts
-  // How many times longer or shorter a load must be in so many windows in a row to count as shifted.
+  // A load counts as shifted when it is this many times longer or shorter in a number of windows in a row.
   double shift = 1.5;
   uint32_t shifted_windows = 2;
   double noticeable = 0.1;     // of a step: a load below it never counts as shifted
@@ -52,18 +52,18 @@ class Repricer {
   // The answer for one cut.
   struct Change {
     bool goes_back = false;          // to the plan that was left last
-    std::optional<Prices> prices{};  // by which another one is to be planned
+    std::optional<Prices> prices{};  // prices for planning another one
   };
 
   explicit Repricer(std::shared_ptr<LoadMeter> meter, const RepricingLimits& limits = {})
       : meter_(std::move(meter)), limits_(limits) {}
 
-  // The cut is called, or stands for so many calls.
+  // The cut is called. The call stands for `weight` of them.
   void note_call(const Cut& cut, uint32_t weight);
   // Whether the meter has seen a window.
   bool is_window_due() const { return meter_->has_seen(limits_.window_steps, limits_.window_s); }
-  // Takes in the measurements, made with so many CPUs for the trainer and its workers, and notes whose price is due.
-  // Returns whether there is something new to price by.
+  // Takes in the measurements, made with `cpus` for the trainer and its workers, and notes whose price is due. Returns
+  // whether there is something new to price by.
   bool take_window(uint32_t cpus);
   // The cut that replaces the one that is called, if another promises to be better, or has been.
   std::optional<Change> change_of(const Cut& cut);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint32_t kSlabCountWanted = 64;       // while batches are small
 constexpr uint64_t kUnseenBytes = 64ULL << 20;  // are set aside for a batch before the first has come
-constexpr uint64_t kLeap = 4;                   // and so many times the largest that came
+constexpr uint64_t kLeap = 4;                   // times the largest batch that came
 
 }  // namespace
 

@@ -34,7 +34,7 @@ class BatchMemory {
   // aside for them.
   Result<LeasedSlab> take(uint64_t bytes);
 
-  // A batch of so many bytes has come.
+  // A batch of this size has come.
   void note_received(uint64_t bytes) { largest_bytes_ = std::max(largest_bytes_, bytes); }
   // Of the batches that came.
   uint64_t largest_bytes() const { return largest_bytes_; }

@@ -32,7 +32,7 @@ class BatchSource {
   virtual void fetch(const std::shared_ptr<cluster::RequestContent>& content) = 0;
   // Tells every worker something: that an epoch begins, which prefixes to run.
   virtual void announce(const wire::Request& request, std::span<const std::byte> body) = 0;
-  // A worker has nothing left to do and is to go.
+  // A worker has nothing left to do and must go.
   virtual void dismiss(uint32_t worker_id) = 0;
 
   // Which worker serves a shard, as far as that is fixed.

@@ -27,7 +27,7 @@ class BlobStore {
   }
 
   // The ids that requests name from now on. A blob that was named before is dropped once no request names it any more,
-  // and is to be put again before it is named again. Blobs that no request has named, such as those that a job names,
+  // and must be put again before it is named again. Blobs that no request has named, such as those that a job names,
   // stay.
   Ids name(std::vector<wire::BlobId> ids) {
     auto named = std::make_shared<const std::vector<wire::BlobId>>(std::move(ids));

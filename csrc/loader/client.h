@@ -53,7 +53,7 @@ struct EpochStart {
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
 class Client {
  public:
-  // Of local workers, which are to be given endpoint().
+  // Of local workers, which must be given endpoint().
   explicit Client(const ClientOptions& options);
   // Of whatever workers `source` has; `worker_count` is 1.
   Client(const ClientOptions& options, std::unique_ptr<BatchSource> source);

@@ -23,7 +23,7 @@ namespace penstock::loader {
 struct ClientIoOptions {
   uint32_t worker_count = 1;
   size_t arrival_count_max = 64;
-  // A batch may be made by any worker, of which each is asked for so many at once; 0: the worker of its shard makes it.
+  // Any worker may make a batch, and each is asked for at most this many at once; 0: the worker of its shard makes it.
   uint32_t any_worker_depth = 0;
 };
 

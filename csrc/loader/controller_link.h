@@ -28,7 +28,7 @@ class ControllerLink {
 
   // Takes the messages that have come. kClosed with the reason if the controller refuses this trainer.
   Result<void> receive(Instant now);
-  // The newest roster that is to be followed, once.
+  // The newest roster, if there is one that was not taken yet.
   std::optional<wire::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
 
   // Sends the report of `make_report`, if one is due.

@@ -15,8 +15,8 @@ using wire::RequestKind;
 
 namespace {
 
-// A worker that has answered is asked again within some tenths of a millisecond. Where that is nothing beside a batch,
-// a request waits in the trainer for whoever is free first, and never behind a slow batch.
+// A worker that has answered is asked again within some tenths of a millisecond. Where a batch takes far longer than
+// that, a request waits in the trainer for the first worker that is free, and never behind a slow batch.
 constexpr auto kAskedAheadBelow = std::chrono::milliseconds(5);
 constexpr uint64_t kNoBound = std::numeric_limits<uint64_t>::max();
 

@@ -315,15 +315,15 @@ void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
     tell("worker " + spoken_place(worker_id) + " does not work for this trainer: " + reason);
 }
 
-// When every worker has declined nothing will ever come, unless others join: that is an error for a job that nobody
-// has run yet. The worker that ran another may come back.
+// When every worker has declined no batch will ever come, unless others join. That is an error for a job that nobody
+// has run yet. A job that was run waits, since the worker that ran it may come back.
 void PoolIo::note_declines(uint32_t pool_count, uint32_t declined_count) {
   standing_.note_pool(pool_count, declined_count);
   const bool is_hopeless =
       declined_count > 0 && declined_count == pool_count && session_.declined_count() == session_.known_count();
   if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
     const std::string news =
-        "no worker of the pool can run this job: " + standing_.describe(options_.controller.text(), "");
+        "no worker of the pool can run this job: " + standing_.describe_declined(options_.controller.text());
     if (was_served_) return tell(news + "; training goes on when one joins that can");
     inbox_.fail(0, {Errc::kFailed, news});
   }
@@ -361,7 +361,7 @@ void PoolIo::carry_out() {
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
-            standing_.forget_refusal(command.worker_id);         // that it is silent is of no interest any more
+            standing_.forget_refusal(command.worker_id);         // its silence matters no more
           links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
           break;
         case Kind::kRenew: links_->renew(command.worker_id); break;

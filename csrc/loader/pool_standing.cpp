@@ -13,6 +13,14 @@ std::string spoken_worker(uint64_t worker_id) {
   return text;
 }
 
+namespace {
+
+std::string start_command(const std::string& where) {
+  return "start some (penstock worker --controller " + where + ")";
+}
+
+}  // namespace
+
 void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
   MutexLock lock(mutex_);
   controller_ = std::move(controller);
@@ -42,6 +50,19 @@ std::optional<Duration> PoolStanding::controller_silence() const {
   return controller_.silence;
 }
 
+std::string PoolStanding::describe_declined(const std::string& where) const {
+  MutexLock lock(mutex_);
+  const std::string all = pool_count_ == 1 ? "the one worker" : "all " + std::to_string(pool_count_) + " workers";
+  return all + " of the controller at " + where + (pool_count_ == 1 ? " has" : " have") + " declined it; " +
+         start_command(where) + " that can run it" + spoken_refusals();
+}
+
+std::string PoolStanding::spoken_refusals() const {
+  std::string text;
+  for (const auto& [worker_id, reason] : refusals_) text += "; worker " + spoken_worker(worker_id) + ": " + reason;
+  return text;
+}
+
 std::string PoolStanding::describe(const std::string& where, const std::string& lookup_failure) const {
   MutexLock lock(mutex_);
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
@@ -61,7 +82,7 @@ std::string PoolStanding::describe(const std::string& where, const std::string& 
            std::to_string(open_count_) + " of " + std::to_string(known_count_) +
            (known_count_ == 1 ? " worker" : " workers") + " that it had named work for this trainer";
   } else if (known_count_ == 0) {
-    const std::string start = "start some (penstock worker --controller " + where + ")";
+    const std::string start = start_command(where);
     text = "the controller at " + where + " has no worker for this trainer: ";
     if (declined_count_ == 0) {
       text += start + ", or wait until other trainers need fewer";
@@ -75,8 +96,7 @@ std::string PoolStanding::describe(const std::string& where, const std::string& 
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
            std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";
   }
-  for (const auto& [worker_id, reason] : refusals_) text += "; worker " + spoken_worker(worker_id) + ": " + reason;
-  return text;
+  return text + spoken_refusals();
 }
 
 }  // namespace penstock::loader

@@ -39,8 +39,12 @@ class PoolStanding {
 
   // In a sentence or two. `where` is the controller's address, and `lookup_failure` why nobody knows its host, if so.
   std::string describe(const std::string& where, const std::string& lookup_failure) const;
+  // The same, once every worker has declined the job.
+  std::string describe_declined(const std::string& where) const;
 
  private:
+  std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
+
   mutable Mutex mutex_;
   Controller controller_ PENSTOCK_GUARDED_BY(mutex_);
   size_t known_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;

@@ -47,7 +47,7 @@ class Stream {
  public:
   using Event = Client::Event;
 
-  // `client` is shared with whoever keeps it for the next stream.
+  // `client` is shared with the owner that keeps it for the next stream.
   Stream(std::shared_ptr<Client> client, const StreamOptions& options);
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

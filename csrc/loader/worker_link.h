@@ -34,14 +34,14 @@ class WorkerLink {
   uint64_t tag() const { return tag_; }
   Instant opened_at() const { return opened_at_; }
 
-  // When it is to be served though nothing has come.
+  // The time at which it must be served though nothing has come.
   std::optional<Instant> due_at() const { return earlier(reconnect_at, socket_->due_at()); }
 
   // Copies a piece of a batch to where the others are. False if one that comes before it did not.
   [[nodiscard]] bool take_piece(const wire::PoolAnswer& answer, std::span<const std::byte> piece, BatchMemory& memory);
   // The batch of which the last piece has come. Nothing if others did not.
   std::optional<IncomingBatch> take_whole(wire::BatchKey key);
-  // Pieces of batches that were not answered are of no use any more.
+  // Pieces of batches that were not answered are not needed any more.
   void forget_pieces() { incoming_.clear(); }
 
   // Sends a piece of a blob, or says that there is none. A piece that does not get through is asked for again.

@@ -36,7 +36,7 @@ class WorkerLinks {
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
-  // The workers that have said nothing though their links were opened before `instant`, and of whom nothing worse is
+  // The workers that have said nothing though their links were opened before `instant`, except those whose failure is
   // known.
   std::vector<uint64_t> silent_since(Instant instant) const;
 
@@ -48,7 +48,7 @@ class WorkerLinks {
 
   // The set tells of this tag, of a link or not.
   void note_ready(uint64_t tag);
-  // The workers whose links are to be served, once.
+  // The workers whose links must be served, once.
   std::set<uint64_t> take_ready(Instant now);
   // The link was served.
   void note_served(uint64_t worker_id);

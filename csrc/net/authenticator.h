@@ -67,7 +67,8 @@ class Authenticator : private EventLoop::Handler {
 
   // How often a client was turned away because of its key.
   uint64_t refused_count() const;
-  // Why nobody is let in any more, if that is so: the thread that answers has failed. A server asks before it receives.
+  // The reason why no connection is let in any more, if the thread that answers has failed. A server asks before it
+  // receives.
   Result<void> health() const;
 
  private:

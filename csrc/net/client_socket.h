@@ -54,8 +54,8 @@ class ClientSocket {
   // the server and the remedy. After a final refusal nothing happens any more unless `reconnect` is called.
   std::optional<ConnectionEvent> try_event();
 
-  // When `try_event` is to be called though nothing is readable: to connect again after a connection that libzmq may
-  // have given up.
+  // The time at which `try_event` must be called though nothing is readable: to connect again after a connection that
+  // libzmq may have given up.
   std::optional<Instant> due_at() const;
 
   // Of the last event: whether it said that the server is connected.

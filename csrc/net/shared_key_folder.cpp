@@ -71,7 +71,7 @@ class FolderAside {
 SharedKeyPlaces SharedKeyPlaces::from_environment() {
   SharedKeyPlaces places{.runtime_folder = environment_text("XDG_RUNTIME_DIR"),
                          .temp_folder = environment_text("TMPDIR")};
-  // The specification of XDG_RUNTIME_DIR says that a path that is not absolute is to be ignored.
+  // The specification of XDG_RUNTIME_DIR says that a relative path must be ignored.
   if (!places.runtime_folder.starts_with('/')) places.runtime_folder.clear();
   if (!places.temp_folder.starts_with('/')) places.temp_folder = "/tmp";
   return places;

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Has kernels called by this thread use so many threads.
+// Sets the number of threads for kernels that this thread calls.
 class ThreadsGuard {
  public:
   explicit ThreadsGuard(int count) : count_before_(at::get_num_threads()) {

@@ -34,7 +34,7 @@ Result<FileDescriptor> in_memory(std::string_view library) {
 
 struct CompiledPrefix::Library {
   // Open as long as the library is loaded: the dynamic linker knows it by the descriptor's name, and would give this
-  // one again to whoever asks for another under the same number.
+  // library again for another one under the same number.
   FileDescriptor fd;
   torch::inductor::AOTIModelContainerRunnerCpu runner;
 

@@ -21,7 +21,7 @@ class CompiledTrial {
 
   enum class Choice : uint8_t { kBoth, kCompiled, kExecutor };
 
-  // The code that is to be run for the next batch.
+  // The code to run for the next batch.
   Choice next() {
     if (state_ == State::kRefused) return Choice::kExecutor;
     if (state_ == State::kTrying) return Choice::kBoth;

@@ -84,7 +84,7 @@ Folding fold_constants(const graph::Graph& graph, std::span<const OperatorCall> 
       is_missing[result] = true;
     }
   }
-  // Values that only folded nodes read are of no use any more.
+  // Values that only folded nodes read are not needed any more.
   std::vector<bool> is_read(constants.size());
   for (const graph::Output& output : graph.outputs) is_read[output.value] = true;
   for (size_t i = 0; i < graph.nodes.size(); ++i)

@@ -42,7 +42,7 @@ class OperatorCall {
 
   std::string name_;  // of the operator, with its line and label, for messages
   std::optional<c10::OperatorHandle> operator_;
-  std::optional<c10::OperatorHandle> write_over_;  // set where the first operand is of no further use
+  std::optional<c10::OperatorHandle> write_over_;  // set where the first operand is not needed afterwards
   const graph::SizeOp* size_op_ = nullptr;
   std::vector<CallSlot> arguments_;
   std::vector<graph::ValueId> operands_;

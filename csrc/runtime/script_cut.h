@@ -28,7 +28,8 @@ namespace penstock::runtime {
 
 struct ScriptCutOptions {
   graph::CutMode mode = graph::CutMode::kAuto;
-  bool allow_random = false;  // random draws may move, and then come from the generators of whoever runs the prefix
+  // Random draws may move, and then come from the generators of the process that runs the prefix.
+  bool allow_random = false;
   graph::Prices prices = {};
 };
 

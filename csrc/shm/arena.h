@@ -100,7 +100,7 @@ class Arena {
   // Backs the first `bytes` of a slab with memory. Fails with kNoMemory when the system has none to give.
   Result<void> reserve(uint32_t slab_index, uint64_t bytes);
 
-  // Gives a slab back that was acquired and that no trainer was told of. Called by whoever has the slab in hand, once.
+  // Gives a slab back that was acquired and that no trainer was told of. Called once, by the holder of the slab.
   void cancel(uint32_t slab_index);
 
   // Slabs that the trainer has not retired.

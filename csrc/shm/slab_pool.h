@@ -14,7 +14,7 @@
 
 namespace penstock::shm {
 
-// A slab in use. Copyable; whoever acquired it sends or cancels it once.
+// A slab in use. Copyable; its owner sends or cancels it once.
 struct SlabRegion {
   std::shared_ptr<Arena> arena;  // shared by the pool and by every tensor that the worker has on it
   uint32_t slab_index = 0;

@@ -52,7 +52,7 @@ struct ToTrainer {
   uint32_t link = 0;
   uint64_t stamp = 0;  // 0 of refused, broken and declined, which are of no link, and of a piece
   BatchKey key{};
-  bool is_fresh = false;  // of welcome: the worker has nothing of the link before
+  bool is_fresh = false;  // of welcome: the worker has no state of the link before
 
   friend bool operator==(const ToTrainer&, const ToTrainer&) = default;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages of a pool's worker to its trainer, in order. Batches leave in pieces, straight from their slabs, and
-// only so many of them are in ZeroMQ's hands at once: its own marks count messages and not bytes.
+// The messages of a pool's worker to its trainer, in order. Batches leave in pieces, straight from their slabs, and a
+// limited number of pieces is in ZeroMQ's hands at once: its own marks count messages and not bytes.
 
 #include <atomic>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The steps of every worker with a batch that the dataset has given, whoever it is for: the prefixes are run on it, and
-// it is sealed in a slab.
+// The steps that every worker takes with a batch of the dataset: the prefixes are run on it, and it is sealed in a
+// slab.
 
 #include <atomic>
 #include <chrono>

@@ -58,8 +58,8 @@ class PoolServer {
   const std::string& advertised() const { return io_.advertised(); }
   int signal_fd() const { return io_.signal_fd(); }
 
-  // The next piece of work, which is to be answered, given up or declined before there is another. kTimeout at the
-  // deadline; once this worker has ended, kClosed, or kFailed where somebody has to do something about it. Blocks.
+  // The next piece of work, which must be answered, given up or declined before there is another. kTimeout at the
+  // deadline. Once this worker has ended: kClosed, or kFailed where somebody has to do something about it. Blocks.
   Result<std::shared_ptr<const PoolWork>> next(Deadline deadline) { return exchange_.next(deadline); }
   // A blob of the work in hand, unchecked. As WorkExchange::blob. Blocks.
   Result<std::vector<std::byte>> blob(const wire::BlobId& id, Deadline deadline) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The I/O thread of a pool's worker: a socket for trainers, one to the controller, and a clock around
-// cluster/worker_session.h. It answers pings while the dataset is busy, whoever has the interpreter's lock.
+// cluster/worker_session.h. It answers pings while the dataset is busy, whichever thread has the interpreter's lock.
 
 #include <sys/types.h>
 
@@ -42,7 +42,7 @@ struct PoolServerOptions {
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.
   Duration patience = std::chrono::seconds(60);
-  // Whose child this process must be to live on; 0 is whoever it is the child of when it starts.
+  // The process whose child this one must be to live on; 0: its parent when it starts.
   pid_t parent_pid = 0;
 };
 

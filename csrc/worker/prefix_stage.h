@@ -44,7 +44,7 @@ class PrefixStage {
   bool run(BatchContent& content, uint64_t epoch_seed, uint64_t sequence);
 
  private:
-  std::vector<std::shared_ptr<LoadedPrefix>> prefixes_;  // shared with whoever installs one again
+  std::vector<std::shared_ptr<LoadedPrefix>> prefixes_;  // shared with a caller that installs one again
 };
 
 }  // namespace penstock::worker

@@ -32,8 +32,8 @@ struct ServerOptions {
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 0;
   bool waits_for_slabs = true;  // as SlabPoolOptions::waits
-  // Whose child this process must be to live on; 0 is whoever it is the child of when it connects. A trainer that died
-  // before that would else go unnoticed.
+  // The process whose child this one must be to live on; 0: its parent when it connects. Without it, a trainer that
+  // died before that would go unnoticed.
   pid_t parent_pid = 0;
 };
 

@@ -30,8 +30,8 @@ def program_line() -> str:
 
 
 def _program_frame() -> tuple[int, FrameType | None]:
-    """The innermost frame outside of the libraries, and its stack level for whoever calls the
-    caller of this function."""
+    """The innermost frame outside of the libraries, and its stack level for a call of
+    ``warnings.warn`` in the caller."""
     frame: FrameType | None = sys._getframe(2)
     depth = 2
     while frame is not None and _is_of_library(frame):

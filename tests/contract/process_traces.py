@@ -14,7 +14,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -33,13 +33,16 @@ class Traces:
     temporary_files: frozenset[str]
 
     def since(self, before: Traces) -> dict[str, list[str]]:
-        """What is here and was not before, by kind; empty kinds are left out."""
+        """The traces that were not there before, by kind; empty kinds are left out."""
         new = {
             field.name: sorted(getattr(self, field.name) - getattr(before, field.name))
             for field in fields(self)
         }
         new["shared_files"] = unused_files(new["shared_files"])
         return {name: things for name, things in new.items() if things}
+
+
+KINDS = frozenset(field.name for field in fields(Traces))
 
 
 def take(temporary_folder: Path | None = None) -> Traces:
@@ -53,14 +56,19 @@ def take(temporary_folder: Path | None = None) -> Traces:
 
 
 def left_since(
-    before: Traces, temporary_folder: Path | None = None, seconds: float = 10.0
+    before: Traces,
+    temporary_folder: Path | None = None,
+    seconds: float = 10.0,
+    kinds: Collection[str] = KINDS,
 ) -> dict[str, list[str]]:
-    """What is still there after `seconds`; threads of closed queues need some to end."""
+    """The traces of these kinds that are there after `seconds`; threads of closed queues need some
+    to end."""
     deadline = time.monotonic() + seconds
     while True:
         collect_garbage()
         join_feeder_threads()
-        left = take(temporary_folder).since(before)
+        since = take(temporary_folder).since(before)
+        left = {kind: things for kind, things in since.items() if kind in kinds}
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)

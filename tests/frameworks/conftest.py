@@ -105,5 +105,4 @@ def _deadline() -> Iterator[None]:
 def _no_process_is_left() -> Iterator[None]:
     before = process_traces.take()
     yield
-    left = process_traces.left_since(before)
-    assert "children" not in left, left["children"]
+    assert process_traces.left_since(before, kinds={"children"}) == {}

@@ -452,6 +452,7 @@ def test_a_program_that_fails_ends_as_under_run(run: Run, write: Write, failure:
     assert got == want and want[0] in (1, 7)
 
 
+@pytest.mark.long
 def test_a_program_that_clings_to_life_is_ended_and_its_plan_is_printed(
     run: Run, write: Write
 ) -> None:

@@ -207,6 +207,7 @@ def time_out(loader: DataLoader[Any]) -> str:
     return str(raised.value)
 
 
+@pytest.mark.long
 def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> None:
     """It is waited for with a warning, done without once there is another, and named."""
     dead = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", dead_end)

@@ -11,11 +11,13 @@ which shows that the simulator finds them.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
+BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
 
 
@@ -80,6 +83,31 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
     program = folder / "simulate"
     _run([compiler, *map(str, objects), "-o", str(program), "-pthread"])
     return program
+
+
+def built_once() -> Path:
+    """The simulator without mutations, which is compiled anew only when one of its sources has
+    changed. Several processes may call this at once."""
+    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h")]
+    for room in ("base", "cluster", "wire"):
+        sources += [*(CSRC / room).glob("*.cpp"), *(CSRC / room).glob("*.h")]
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted(sources):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    folder = BUILT / digest.hexdigest()[:16]
+    if not folder.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        for old in BUILT.iterdir():  # but those that another process may be using
+            if time.time() - old.stat().st_mtime > 3600:
+                shutil.rmtree(old, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=BUILT) as temporary:
+            made = Path(temporary) / "made"
+            build(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                pass  # another process was first
+    return folder / "simulate"
 
 
 def run(program: Path, seeds: int, first: int = 1, *, stop_at_first: bool = False) -> Outcome:

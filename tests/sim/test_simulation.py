@@ -7,20 +7,19 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mutants import MUTANTS
-from simulation import build, run
+from simulation import build, built_once, run
 
 SEEDS = 2_000
 MUTANT_SEEDS = 60_000  # at most; a run ends with the first seed that fails
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield build(tmp_path_factory.mktemp("sim"))
+def program() -> Path:
+    return built_once()
 
 
 @pytest.mark.slow

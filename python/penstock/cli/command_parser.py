@@ -26,7 +26,7 @@ class CommandError(Exception):
 
 
 class HelpShown(Exception):
-    """The help that was asked for is printed, and nothing else is to be done."""
+    """The help was printed, and nothing else is left to do."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -88,7 +88,7 @@ class CommandParser(argparse.ArgumentParser):
         raise CommandError(f"{name} {text}".strip(), self.command)
 
     def _with_value(self, names: str) -> str:
-        """Of arguments by name, the first as it is to be written."""
+        """Of arguments by name, the first in the form in which it is written."""
         name = names.partition(", ")[0]
         action = self._option_string_actions.get(name)
         return name if action is None or action.nargs == 0 else f"{name} {action.metavar}"

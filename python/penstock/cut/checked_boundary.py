@@ -2,8 +2,8 @@
 """The boundary tensors of a call, where they may stand for the results of moved calls.
 
 They may if the workers sent all of them, nobody wrote to them, their layout is that of eager, and
-the constants are still those that the workers have. The first batch, and one in every so many after
-it, is also computed here and compared.
+the constants are still those that the workers have. The first batch, and one in every
+`verify_every` after it, is also computed here and compared.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# After so many calls in a row without a batch of the loader, the plan says so.
+# After this many calls in a row without a batch of the loader, the plan says so.
 FOREIGN_CALLS_MAX = 16
 # How many calls may go back to the trainer one after the other before all do.
 MISTRUSTS_MAX = 4

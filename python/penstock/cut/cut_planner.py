@@ -49,7 +49,7 @@ class CutPlanner:
         self._changes: Counter[str] = Counter()  # of constants, by label
 
     def plan(self, call: GraphCall) -> LiveCut | None:
-        """A cut for calls like `call`, in force from now on, or None where there is to be none."""
+        """A cut for calls like `call`, in force from now on, or None where none is made."""
         if len(self._in_use.cuts) >= PLANS_MAX or self._refusals >= REFUSALS_MAX:
             return None
         signature = self._signature(call)

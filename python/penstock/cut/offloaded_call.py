@@ -32,7 +32,7 @@ class StandIn:
         return _no_call, ()
 
     def close(self) -> None:
-        """Ends cutting without a word; prefixes that workers run for this model are withdrawn."""
+        """Ends cutting in silence; prefixes that workers run for this model are withdrawn."""
         self.context.close()
 
 

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Callable[..., Any])
 
-# After so many calls in a row without a captured graph, the plan says so.
+# After this many calls in a row without a captured graph, the plan says so.
 UNCAPTURED_CALLS_MAX = 16
 _SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
 _CALL = "_penstock_call"  # the attribute of a function that stands for another
@@ -177,7 +177,7 @@ def _make_call(
 
 @contextlib.contextmanager
 def _as_it_was(model: Any) -> Iterator[Any]:
-    """The model as it is without `offload`, for the time of the context."""
+    """The model without `offload`, for the time of the context."""
     call = offloaded_call(model)
     if call is None:
         yield model
@@ -322,7 +322,7 @@ class OffloadedCall(StandIn):
             return
         # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
         # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
-        # Calls that it cannot take are to be run by Python, whatever has run before them.
+        # Python runs the calls that it cannot take, whatever has run before them.
         self._compiled = dynamo_config.patch(
             enable_dynamo_decompositions=False,
             trace_numpy=False,

@@ -53,8 +53,8 @@ class Repricer:
         return results
 
     def look_at(self, cut: LiveCut, weight: int = 1) -> Change | None:
-        """To be called for each call of a cut, or for one that stands for so many. Returns the cut
-        that replaces it, if another promises to be better, or has been."""
+        """To be called for each call of a cut, or for one that stands for `weight` of them. Returns
+        the cut that replaces it, if another promises to be better, or has been."""
         if cut.priced is None:
             return None
         self._take_times()

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from penstock.cut.live_cut import LiveCut
 
-# A cut that was not used in so many calls, while batches brought all that it needs, is forgotten.
-# If its calls come again it is planned again, but no more often than so: planning runs operators.
+# A cut that was not used in this many calls, while batches brought all that it needs, is forgotten.
+# If its calls come again it is planned again, at most once in as many calls: planning runs
+# operators.
 UNUSED_CALLS_MAX = 64
 FORGOTTEN_MAX = 2
 

@@ -35,7 +35,7 @@ class WholeGraph:
         )
 
     def run_of_suffix(self, suffix: fx.GraphModule) -> Callable[..., Any]:
-        """The part that stays, run by whoever runs the whole."""
+        """The part that stays, run by the runner of the whole."""
         return suffix.forward if self.compiled is None else self.compiled.compile_suffix(suffix)
 
     def writes_to_inputs(self, lowering: Lowering) -> bool:

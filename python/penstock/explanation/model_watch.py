@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 # Workers that a plan is priced for where the loader has none.
 WORKER_COUNT_GUESS = 2
-# So many batches are given out lazily before a call is taken as it is: a constant that the program
-# uses counts as one when a second batch has met it.
+# This many batches are given out lazily before a call counts as it is: a constant of the program is
+# known as one when a second batch has met it.
 FOLLOWED_BATCHES_MIN = 2
 TENSORS_SHOWN_MAX = 3
 OUTSIDE_OF_PROGRAMS = tuple(
@@ -81,7 +81,7 @@ class _Leaf:
 
 class ModelWatch:
     """A context in which the program runs; ends it with ProgramStopped when `found` is set, or when
-    waiting on would be in vain. The patches stay in force for whoever catches that.
+    no call can come any more. The patches stay in force for the code that catches that.
 
     `report` is called with the findings before the program is stopped, since nobody knows how long
     it takes to end; `end` calls it if the program came to its end before. The program may call from

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-# After so many batches for which a model was called, but with other tensors, it will not come.
+# After this many batches for which a model was called, but with other tensors, it will not come.
 FOREIGN_BATCHES_MAX = 16
 MODELS_SHOWN_MAX = 3
 

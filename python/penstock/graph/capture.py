@@ -26,7 +26,7 @@ LeafLookup = Callable[[torch.Tensor], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One input of a captured graph, as far as it is known without its value."""
+    """One input of a captured graph, without its value."""
 
     label: str
     place: Literal["module", "global", "local"]

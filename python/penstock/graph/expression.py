@@ -23,8 +23,8 @@ from penstock.graph.recording import Name
 from penstock.graph.sizes import Unlowerable
 from penstock.graph.suffix import build_reference
 
-# Beyond so many calls an expression is not followed into the next graph: each graph would analyse
-# all of those before it once more.
+# An expression of more calls is not followed into the next graph: each graph would analyse all of
+# those before it once more.
 EXPRESSION_CALLS_MAX = 2000
 
 

@@ -135,7 +135,7 @@ def plan_again(
 ) -> PlannedCut:
     """Another cut of a graph that was planned before, by the loader's present measurements.
 
-    Nothing is timed. Raises as :func:`plan_cut` does, and leaves the plan before as it is.
+    Nothing is timed. Raises as :func:`plan_cut` does, and leaves the plan before unchanged.
     """
     return _plan_once(
         lowering, inputs, leaf_count, Planning(options, mistrusted, prices, calibration)

@@ -32,7 +32,7 @@ class AutomaticPoolIter(LocalPoolIter):
         self._loader = weakref.ref(loader)
         self._stretch = object()  # by which the meter knows the measurements of this pool
         self._is_replaceable = loader._dataset_kind == DatasetKind.Map and bool(loader.in_order)
-        # The number of batches that the new workers are to be asked for.
+        # The number of batches that the new workers will be asked for.
         self._asked_again: deque[Any] = deque()
         self._ahead_s = 0.0  # of waiting while looking ahead, since the last batch
         super().__init__(loader)

@@ -220,8 +220,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     def _take(self, ahead_count: int = 0) -> Taken:
         """Waits for the next event, and has the stream ask for a batch in its place.
 
-        With ``ahead_count`` it is not given to the user yet, and waits in the stream beside others
-        until there are so many; nothing is asked for in its place.
+        With ``ahead_count`` it is not given to the user yet, and waits in the stream until that
+        many wait; nothing is asked for in its place.
         """
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         deadline = None

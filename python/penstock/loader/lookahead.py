@@ -102,7 +102,7 @@ class LooksAhead:
         return [index.copy() if type(index) is list else index for index in asked]
 
     def _take_ahead(self, batch_count: int) -> None:
-        """Sees to it that so many batches wait here, or fewer if the epoch ends or one raises.
+        """Makes ``batch_count`` batches wait here, or fewer if the epoch ends or one raises.
 
         Blocks until they have come. Raises the exceptions of next() when one does not come within
         the timeout, and leaves everything as it is.
@@ -172,7 +172,8 @@ def check_arguments(batch_count: Any, select: Any) -> None:
 
 
 def indices_from(order: IndexOrder, place: int, batch_count: int) -> list[list[int]]:
-    """Those of so many batches from number ``place`` on, of fewer where the epoch ends."""
+    """The batches from number ``place`` on, ``batch_count`` of them, or fewer where the epoch
+    ends."""
     batches: list[list[int]] = []
     while len(batches) < batch_count and (batch := order.batch(place + len(batches))) is not None:
         batches.append(batch)

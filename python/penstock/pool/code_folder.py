@@ -38,7 +38,7 @@ def _prefix() -> str:
 
 def _make_locked() -> tuple[str, int | None]:
     while True:
-        # The id is for who looks into /tmp.
+        # The id helps a reader of /tmp.
         path = tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-")
         try:
             lock_fd = _try_lock(path)

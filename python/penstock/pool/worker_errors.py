@@ -20,7 +20,7 @@ from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
 
-# A trainer that raises these from its iterator ends the epoch without a word.
+# A trainer that raises these from its iterator ends the epoch in silence.
 _ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
 
 

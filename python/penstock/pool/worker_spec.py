@@ -14,12 +14,14 @@ USELESS_EXIT_CODE = 78  # sysexits.h's EX_CONFIG: another process would fare no 
 
 @dataclass(frozen=True, slots=True)
 class PoolWorkerSpec:
-    """Where a worker listens, and for whom. Without a controller it serves whoever has the key."""
+    """Where a worker listens, and for whom. Without a controller it serves every holder of the
+    key."""
 
     bind: str
     advertised: str | None
     controller: str | None
     key_folder: str | None
     patience_s: float
-    code_root: str  # a folder for the modules of jobs, which whoever starts the worker takes away
-    parent_pid: int  # with which it ends; 0 is whoever its parent is when it starts
+    # A folder for the modules of jobs, which the process that starts the worker removes.
+    code_root: str
+    parent_pid: int  # with which it ends; 0 is its parent when it starts

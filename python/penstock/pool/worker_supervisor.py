@@ -114,7 +114,7 @@ class _Child:
 
     @property
     def is_due(self) -> bool:
-        """Whether it runs, or is to be started."""
+        """Whether it runs, or must be started."""
         return self._process is not None or self.start_at is not None
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ from penstock.tracking.deferral import Deferral
 
 # Calls with such an input before batches become lazy.
 STRANGE_CALLS_MIN = 2
-# Calls in which it was of no use before they are plain again.
+# Calls without any use of it before batches are plain again.
 USELESS_CALLS_MAX = 16
 
 

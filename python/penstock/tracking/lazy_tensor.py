@@ -236,8 +236,9 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _write_later(func: Any, args: Any, kwargs: Any) -> bool:
-    """Defers a write, if it may be deferred. To a tensor of which nobody has the values yet, nor a
-    view, it is the same as another value. Results made from the former value keep that one.
+    """Defers a write, if it may be deferred. While nobody has the values of the tensor, nor a view
+    of it, a write to it is the same as another value. Results made from the former value keep that
+    one.
     """
     target = args[0] if args else None
     if not isinstance(target, LazyTensor) or is_written(target):

@@ -22,7 +22,7 @@ class LoadMeter:
         self._pids: Sequence[int] = ()
 
     def begin(self, workers: int, pids: Sequence[int], in_flight_max: int) -> None:
-        """An epoch begins, with so many workers, whose processes are ``pids``."""
+        """An epoch begins with a number of ``workers``, whose processes are ``pids``."""
         self._pids = pids
         self.native.begin(workers, in_flight_max)
 

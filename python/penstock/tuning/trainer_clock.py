@@ -51,7 +51,7 @@ class TrainerClock:
             self._pending.append((label, began, self._now()))
 
     def take(self) -> list[tuple[Any, float]]:
-        """The stretches that are known by now and were not taken before, in order."""
+        """The stretches that are known and were not taken before, in order."""
         while self._pending and self._pending[0][2].query():
             label, began, ended = self._pending.popleft()
             self._done.append((label, began.elapsed_time(ended) * 1e-3))

@@ -46,7 +46,7 @@ class WorkerTuner:
         self._owner = None
 
     def is_due(self, workers: int) -> bool:
-        """Whether enough was seen of so many workers to choose anew."""
+        """Whether enough batches of the present number of workers were seen to choose anew."""
         return self._native.is_due(workers)
 
     def choose(self, shards: int | None) -> int:

@@ -17,7 +17,8 @@ _LOOK_S_MIN = 0.005  # as long as that may be, also before the first batch
 _LOOK_S_MAX = 0.25
 # A dataset that was found changed so often in a row is one that changes.
 _CHANGES_MAX = 3
-# After so many batches a worker is asked for the first time whether they have changed its dataset.
+# After this many batches a worker is asked for the first time whether they have changed its
+# dataset.
 _FIRST_LOOK = 4
 
 _CHANGED_BY_EARLY_SAMPLES = (

@@ -164,7 +164,7 @@ class _Recorder:
         self._own: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        if fd in self.descriptors:  # each is closed by whoever takes it
+        if fd in self.descriptors:  # each is closed by its taker
             fd = os.dup(fd)
             self._own.append(fd)
         self.descriptors[fd] = len(self.descriptors)

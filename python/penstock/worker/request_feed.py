@@ -24,7 +24,7 @@ _IDLE_S = (
 
 
 class RequestFeed:
-    """Gives out fetches, epochs and early epochs; an early epoch is to be treated as an epoch.
+    """Gives out fetches, epochs and early epochs; an early epoch is treated as an epoch.
 
     ``rows`` are those of a plain TensorDataset, whose fetches are carried out natively on the way.
     ``watch`` is None where no epoch begins early. Raises ClosedError when the trainer has hung up.
