@@ -134,7 +134,7 @@ class BuildExtension(build_ext):
         run("--install", str(folder), "--component", "python", "--prefix", str(prefix))
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs beside the Python files."""
+        """The files that a source distribution needs beside the Python files."""
         files = [ROOT / "CMakeLists.txt"]
         for folder in ("csrc", "third_party"):
             files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]

@@ -81,7 +81,7 @@ class Training:
         return self._answer()
 
     def end(self) -> Measurement:
-        """What came of the plan."""
+        """The plan's result: the calls that moved, and the times."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._answer()

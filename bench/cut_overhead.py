@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             model = offload(model, loader, cut="none")
         return loader, steps_of(model, iter(loader), class_loss)
 
-    # What is made second lies elsewhere in memory, so processes take turns at that.
+    # The side that is made second lies elsewhere in memory, so processes take turns at that.
     order = (False, True) if args.seed % 2 == 0 else (True, False)
     sides = {is_offloaded: make_side(is_offloaded) for is_offloaded in order}
     draw = random.Random(args.seed)

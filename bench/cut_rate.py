@@ -145,7 +145,7 @@ def check_plan(loader: DataLoader[Any]) -> None:
 
 
 def _changes(plan: Plan) -> int:
-    """How often it was changed for what was measured."""
+    """How often the plan was changed because of measurements."""
     return plan.priced.changes if plan.priced is not None else 0
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What both measurements of the cut start from: one core for the trainer, one for its worker."""
+"""The common start of both measurements of the cut: one core for the trainer, one for its
+worker."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class PinTo:
 
 
 def prepare_trainer(cores: tuple[int, int], seed: int) -> PinTo:
-    """Takes the first core and one thread for this process; returns what moves its worker to the
-    second."""
+    """Takes the first core and one thread for this process; returns the function that moves its
+    worker to the second."""
     trainer, worker = cores
     pin(trainer)
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ MULTIPLIER = -7046029254386353131  # 2**64 divided by the golden ratio, as a sig
 
 @dataclass(frozen=True, slots=True)
 class CutWorkload:
-    """A model with its features in forward, and what it is trained on."""
+    """A model with its features in forward, and the data that it is trained on."""
 
     name: str
     make_dataset: Callable[[int], Dataset[Any]]  # of so many samples
@@ -129,7 +129,7 @@ def images(count: int) -> Dataset[Any]:
 class OneHotNet(nn.Module):
     """Token ids, each made a vector of as many numbers as there are tokens, then a linear layer.
 
-    What is computed from the batch alone is 250 times as many bytes as the batch.
+    The features that are computed from the batch alone are 250 times as many bytes as the batch.
     """
 
     def __init__(self) -> None:
@@ -205,13 +205,13 @@ class OneGraph(nn.Module):
 
 
 class SeveralGraphs(OneGraph):
-    """The same, with what Dynamo cannot take between its stages."""
+    """The same, with code between its stages that Dynamo cannot take."""
 
     def between_stages(self) -> None:
         torch._dynamo.graph_break()
 
 
-# Of those nothing moves, and what that costs is the question.
+# Nothing of those moves, and the question is the cost of that.
 OVERHEAD_MODELS = {"one_graph": OneGraph, "several_graphs": SeveralGraphs}
 
 
@@ -244,7 +244,8 @@ WORKLOADS = {
         CutWorkload("audio", waves, KeywordNet, class_loss, batch_size=32),
         CutWorkload("tabular", clicks, ClickNet, click_loss, batch_size=2048),
         CutWorkload("resize", images, ResizingNet, class_loss, batch_size=16),
-        # The worker makes the ids from text, so that it has no time to spare for what inflates.
+        # The worker makes the ids from text, so that it has no time to spare for features that
+        # inflate.
         CutWorkload(
             "one_hot", Sentences, OneHotNet, class_loss, batch_size=128, maximal_must_lose=True
         ),

@@ -28,7 +28,7 @@ TOKEN_COUNT, POSITION_COUNT, HEAD_COUNT = 30_000, 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What runs in a worker, and the same for others."""
+    """The operators that run in a worker, and the same for others."""
 
     text: str
     constants: list[torch.Tensor]

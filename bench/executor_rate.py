@@ -66,7 +66,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def alternate(
     kinds: dict[str, Run], args: argparse.Namespace
 ) -> tuple[dict[str, list[float]], dict[str, float], float]:
-    """Microseconds of each call, minor page faults of a call, and what others used meanwhile."""
+    """Microseconds of each call, minor page faults of a call, and the CPU time of other processes
+    meanwhile."""
     draw = random.Random(args.seed)
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     faults = dict.fromkeys(kinds, 0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what each round measured to figures: medians, spread, and the paired ratio to torch; and how
-a bench tells them."""
+"""From the measurements of each round to figures: medians, spread, and the paired ratio to torch;
+and how a bench prints them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ Rounds = dict[str, list[dict[str, float]]]  # kind -> one measurement for each r
 
 
 class MeasurementError(Exception):
-    """A measurement did not come to its end, or what is compared gave something else."""
+    """A measurement did not come to its end, or the sides that are compared gave different
+    results."""
 
 
 def report(
@@ -69,7 +70,7 @@ def report(
 
 
 def _measured(measured: Iterable[Record], out: Path | None, *, is_shown: bool) -> list[Record]:
-    """The records with what they were measured of and on."""
+    """The records, with the commit and the machine that they were measured on."""
     where = {"commit": commit(), "machine": machine()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def median_interval(values: Sequence[float]) -> list[float]:
 def summary(
     name: str, parameters: dict[str, Any], values: Sequence[float], ndigits: int = 4
 ) -> Record:
-    """One record: what is seen most, and the spread."""
+    """One record: the median, and the spread."""
     p10, median, p90 = (float(value) for value in numpy.percentile(values, [10, 50, 90]))
     return {
         "name": name,

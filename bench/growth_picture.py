@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of bench/pool_growth.py, as SVG: rates against the ideal, and what a batch costs."""
+"""The picture of bench/pool_growth.py, as SVG: rates against the ideal, and the cost of a batch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from workloads import WORKLOADS, load
 HERE = Path(__file__).resolve().parent
 WORKER_COUNT = 2
 WORKER_COUNTS = {"one_batch": 0, "spawn_start": 8, "forkserver_start": 8, "memory": 4}
-# What is measured: the name of a case, the question and the workload it is asked of.
+# The measurements: the name of a case, its question, and the workload that it is asked of.
 CASES = {name: ("rate", name) for name in WORKLOADS} | {
     f"{question}/{name}": (question, name)
     for question in ("first_batch", "next_epoch")

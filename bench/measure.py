@@ -50,7 +50,7 @@ def loader_class(kind: str, workload: Workload) -> Any:
 def rate(
     make_loader: Any, workload: Workload, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
-    """Batches per second of an empty loop over epoch after epoch, and what they cost."""
+    """Batches per second of an empty loop over epoch after epoch, and their cost."""
     loader = make_loader(**arguments, persistent_workers=True)
     batches = _endless(loader)
     samples_and_bytes: list[tuple[int, int]] = []
@@ -164,7 +164,7 @@ def _fresh_start(make_loader: Any, arguments: dict[str, Any], method: str) -> di
 def memory(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
-    """What the processes hold after some epochs, beyond what the trainer held before the first."""
+    """The memory of the processes after some epochs, beyond the trainer's before the first."""
     loader = make_loader(**arguments, persistent_workers=True)
     gc.collect()
     before = process_tree.pss_bytes(os.getpid())

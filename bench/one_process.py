@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a single process uses, from /proc: CPU time by thread, page faults, memory, files."""
+"""The resources of a single process, from /proc: CPU time by thread, page faults, memory, files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Its memory that no other process has mapped: of a forked process, what is its own."""
+    """Its memory that no other process has mapped: of a forked process, its own part."""
     total_kb = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Clean:", "Private_Dirty:")):

@@ -64,7 +64,7 @@ class Use:
 
 @dataclass(slots=True)
 class Stage:
-    """What was seen with one number of workers."""
+    """The measurements with one number of workers."""
 
     worker_count: int
     rates: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Stage:
 
 
 class Growth:
-    """A running job, and what its stream tells."""
+    """A running job, and the news of its stream."""
 
     def __init__(self, host: PoolHost, args: argparse.Namespace) -> None:
         from penstock import DataLoader

@@ -31,7 +31,7 @@ SAMPLES_PER_BATCH = 4
 WARMUP_EPOCHS = 4
 MISSED = "MISSED"
 
-Counts = dict[str, dict[str, float]]  # whose -> what -> how much
+Counts = dict[str, dict[str, float]]  # process -> resource -> amount
 
 
 def count_all(host: PoolHost, steady_pid: int) -> Counts:
@@ -140,7 +140,7 @@ def growth(values: list[float], warmup: int) -> Record:
 
 
 def verdict(record: Record) -> str:
-    """Missed is what grows beyond doubt and by more than is allowed."""
+    """Missed: resources that grow beyond doubt and by more than is allowed."""
     what = record["name"].partition("/")[2]
     limit = record["parameters"]["limit_bytes"] if what.endswith("_bytes") else 0.05
     if record["slope"] <= limit:

@@ -34,7 +34,7 @@ KINDS = {
 }
 MICRO_METRICS = ("cpu_s_per_gb", "receiver_cpu_s_per_gb", "receiver_faults")
 LINK_GBIT = 1.0
-# What is left of an Ethernet frame of 1,514 bytes for a TCP connection with time stamps.
+# The bytes of an Ethernet frame of 1,514 that a TCP connection with time stamps has for its data.
 LINK_SHARE_MAX = 1448 / 1514
 
 Round = dict[str, dict[str, float]]  # kind -> metric -> value

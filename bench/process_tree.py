@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process and all its descendants use, from /proc: CPU time, page faults, memory, files."""
+"""The resources of a process and all its descendants, from /proc: CPU time, page faults, memory,
+files."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ LISTENS = "listens at tcp://"
 
 class Case(NamedTuple):
     arguments: str  # of Python; {folder} is an empty one, {controller} the address of a live one
-    ready: str = ""  # what it prints when it has started; else it has when it ends
+    # The text that it prints when it has started; without one, it has started when it ends.
+    ready: str = ""
     codes: tuple[int, ...] = (0,)
 
 

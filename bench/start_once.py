@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def own_peak_kb(pid: int) -> int:
-    """Of a process that lives. What is told of one that has ended counts its children as well."""
+    """Of a process that lives. The figures of one that has ended count its children as well."""
     with open(f"/proc/{pid}/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 

@@ -119,7 +119,7 @@ def _cost_floors(figures: Figures, case: str, ceiling_of_cpu: float) -> list[Flo
     return result
 
 
-# What answers a question: the metric, its unit in the table, and how many of it one is.
+# The answer to a question: the metric, its unit in the table, and how many of it one is.
 ANSWERS = (
     ("batches_per_s", "batches/s", 1.0),
     ("latency_s", "ms", 1e3),

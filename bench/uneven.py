@@ -50,7 +50,7 @@ class Uneven(Dataset[torch.Tensor]):
 
 
 def seconds_of(sleep_s: float, batch_size: int) -> float:
-    """What a sample that sleeps so long takes in one process, with its part of the collation."""
+    """The time of a sample that sleeps so long, in one process, with its part of the collation."""
     samples = Uneven(max(1, int(0.3 / sleep_s / batch_size)) * batch_size, sleep_s, 0, 1)
     begin = time.perf_counter()
     for _ in TorchLoader(samples, batch_size=batch_size):
@@ -73,7 +73,7 @@ def share_of(
                 raise MeasurementError(f"sample {value} came out of its order")
         place += 1
     seconds = time.perf_counter() - begin
-    # What the workers had done before the clock ran is left out: all that was asked for ahead.
+    # Work that the workers had done before the clock ran is left out: all that was asked for ahead.
     left = dataset.sleeps[batch_size * 2 * worker_count :]
     return sum(taken_s[sleep_s] for sleep_s in left) / worker_count / seconds
 

@@ -54,7 +54,7 @@ class PhotographsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the folder must hold; a folder made by another recipe is made anew."""
+    """The recipe of the folder's content; a folder made by another recipe is made anew."""
 
     train_count: int = 200  # crops per photograph
     held_out_count: int = 50

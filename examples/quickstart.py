@@ -134,7 +134,7 @@ def train(way: str, data: Path, args: argparse.Namespace) -> Run:
 
 
 def train_apart(way: str, data: Path, args: argparse.Namespace) -> Run:
-    """The same in a fresh process, which what an earlier training left in the heap cannot touch."""
+    """The same in a fresh process, which is free of an earlier training's traces in the heap."""
     os.environ.update(KEEP_FREED_MEMORY)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as process:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training of the quickstart is measured by, and its picture and JSON file."""
+"""The measures of one training of the quickstart, and its picture and JSON file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLOURS = {"torch": "#8a8f98", "swapped": "#2f7ed8", "offload": "#e2711d"}
 
 @dataclass(slots=True)
 class Run:
-    """One training: its losses and what each step cost. Rates skip the first `warmup` steps."""
+    """One training: its losses and the time of each step. Rates skip the first `warmup` steps."""
 
     way: str
     batch_size: int

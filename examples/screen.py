@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the quickstart writes to the terminal: progress, plan, table and verdict."""
+"""The quickstart's output on the terminal: progress, plan, table and verdict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For every Python test: the seed of the run, and skipping what needs a GPU where there is none.
 
-Also what the tests of the cut share.
+Also the fixtures that the tests of the cut share.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def one_thread_and_fresh_dynamo() -> Iterator[None]:
-    """For tests of the cut: Dynamo forgets what it compiled in the tests before."""
+    """For tests of the cut: Dynamo forgets the graphs that it compiled in the tests before."""
     import torch
     from limits import one_thread
 

@@ -14,7 +14,7 @@ HELD_WORKLOADS = ("object_list", "shared_list", "array", "tensor")
 
 
 def load(name: str) -> Workload:
-    """Imports one workload and what it needs; the others' libraries stay out of a measurement."""
+    """Imports one workload and its libraries; the others' stay out of a measurement."""
     workload = importlib.import_module(f"workloads.{name}").WORKLOAD
     assert isinstance(workload, Workload)
     return workload

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a workload is: data, the loader's arguments, and the same work done with no loader."""
+"""A workload: data, the loader's arguments, and the same work done with no loader."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ streams run, and compares every batch with what one process alone makes.
     python tests/chaos/chaos.py
     python tests/chaos/chaos.py --only kill-workers --seed 4711
 
-Needs an installed penstock. What takes root or tools that are missing is skipped, and said.
+Needs an installed penstock. Scenarios that take root or missing tools are skipped, with a message.
 """
 
 from __future__ import annotations

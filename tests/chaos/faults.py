@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done to a process from outside, by its id."""
+"""Faults that can be done to a process from outside, by its id."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ def processes_of(runtime_folder: Path) -> list[int]:
 def left_behind(
     runtime_folder: Path, temporary_folder: Path, killed: set[int], shared_before: set[str]
 ) -> list[str]:
-    """Waits until processes on their way out are gone; says what is still there.
+    """Waits until processes on their way out are gone; names those that are still there.
 
-    What a process that was killed has left, the next one of its kind takes away.
+    Files that a killed process has left are removed by the next one of its kind.
     """
     process_traces.wait_gone(processes_of(runtime_folder), ENDING_SECONDS_MAX)
     left = [

@@ -59,7 +59,7 @@ class Network:
 
     @property
     def near(self) -> Sequence[str]:
-        """What a command of the near host begins with."""
+        """The words that a command of the near host begins with."""
         return ("nsenter", f"--net=/run/netns/{self.name}n")
 
     @property

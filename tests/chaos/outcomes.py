@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a scenario, and the table of several."""
+"""The outcome of a scenario, and the table of several."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def findings(outcomes: Sequence[Outcome]) -> list[str]:
-    """All that must not be, with what does it again."""
+    """All violations, with the command that repeats each."""
     found = []
     for outcome in outcomes:
         said = list(outcome.complaints)

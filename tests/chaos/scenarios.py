@@ -59,7 +59,7 @@ def kill_controller(trial: Trial, trainer: Trainer) -> None:
 
 
 def stop_worker(trial: Trial, trainer: Trainer) -> None:
-    """For longer than its lease: what it owed was made by others when it goes on."""
+    """For longer than its lease: others have made the batches that it owed when it goes on."""
     settled = trial.settled(trial.worker)
     if len(settled) > 1:
         victim = trial.rng.choice(settled)

@@ -30,7 +30,7 @@ BLAME_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A few epochs of a dataset. ``pause_s`` is what a sample takes, and is no part of it."""
+    """A few epochs of a dataset. ``pause_s`` is the time of a sample, and is no part of it."""
 
     kind: Kind
     seed: int
@@ -43,7 +43,7 @@ class Stream:
 
     @property
     def batch_s(self) -> float:
-        """What a worker needs for a batch."""
+        """The time of a worker for a batch."""
         return self.batch_size * self.pause_s
 
     def handover_s(self, place: int) -> float:
@@ -84,7 +84,7 @@ def _expected(stream: Stream) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How many batches of what was delivered are not as they should be."""
+    """How many of the delivered batches are not as they should be."""
 
     missing: int = 0
     doubled: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers as processes of their own, which can be killed, and what they delivered."""
+"""Trainers as processes of their own, which can be killed, and the batches that they delivered."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a trainer is told, as JSON."""
+    """The orders to a trainer, as JSON."""
 
     stream: dict[str, Any]
     options: dict[str, Any]

@@ -156,7 +156,8 @@ class Trial:
         *,
         may_fail: bool = False,
     ) -> None:
-        """What the trainers delivered, each of which went on where the one before it had saved."""
+        """The batches that the trainers delivered, each of which went on where the one before it
+        had saved."""
         expected = stream.expected()
         last = trainers[-1]
         found: list[str] = []
@@ -164,7 +165,8 @@ class Trial:
             first = trainer.first_place or 0
             if trainer.first_place is None:
                 continue  # it was killed before it had a loader
-            # What its predecessor delivered after it had saved is delivered again, and the same.
+            # Batches that its predecessor delivered after it had saved are delivered again, and the
+            # same.
             for place, digest in enumerate(found[first:], first):
                 if place < len(expected) and digest != expected[place]:
                     self.outcome.differences += Differences(different=1)
@@ -221,7 +223,7 @@ class Trial:
         del self.pool.processes[first:]
 
     def close(self) -> None:
-        """Ends the pool, and looks for what is left of it."""
+        """Ends the pool, and looks for leftovers."""
         self.end_processes(0)
         runtime = Path(self.pool.environment["XDG_RUNTIME_DIR"])
         for left in left_behind(runtime, self.temporary, self._killed, self._shared_before):

@@ -36,7 +36,7 @@ class WholeCases(Dataset[Any]):
 
 
 def in_batches(cases: Cases) -> dict[str, Any]:
-    """What collate_fn makes of each case's samples."""
+    """The result of collate_fn for each case's samples."""
     batches = [[(name, number) for number in range(len(make()))] for name, make in cases.items()]
     return {"dataset": SamplesOfCases(cases), "batch_sampler": batches}
 

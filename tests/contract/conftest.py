@@ -23,7 +23,7 @@ import pytest
 from limits import deadline, one_thread
 
 LOADER_MODULES = {"torch": "torch.utils.data", "penstock": "penstock"}
-TEST_SECONDS_MAX = 240.0  # many times what the longest takes on two idle cores
+TEST_SECONDS_MAX = 240.0  # many times the time of the longest on two idle cores
 CALL_FAILED = pytest.StashKey[bool]()
 
 
@@ -44,11 +44,11 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TMPDIR"] = str(folder)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
     tempfile.tempdir = str(folder)
-    # What multiprocessing starts once for a process and keeps is not a loader's to clean up.
+    # Processes that multiprocessing starts once and keeps are not a loader's to clean up.
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.forkserver.ensure_running()
     os.close(multiprocessing.resource_sharer.DupFd(0).detach())
-    # Every test collects garbage twice: what is there now need not be looked at again.
+    # Every test collects garbage twice: objects that are there now need not be looked at again.
     gc.collect()
     gc.freeze()
 

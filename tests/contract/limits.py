@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the suites put around every test: a deadline, and one thread for torch's operators."""
+"""The limits around every test of the suites: a deadline, and one thread for torch's operators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process holds that outlives an object: children, descriptors, shared memory, files.
 
-Read from /proc, so that it also sees what native code holds.
+Read from /proc, so that it also sees the resources of native code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets that make what happens in a worker visible in the batches. All can be pickled."""
+"""Datasets whose batches show the course of events in a worker. All can be pickled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Computed(Dataset[Any]):
-    """`length` samples, each what `function` makes of its index."""
+    """`length` samples, each the result of `function` for its index."""
 
     def __init__(self, length: int, function: Callable[[Any], Any]) -> None:
         self.length = length
@@ -27,7 +27,8 @@ class Computed(Dataset[Any]):
 
 
 class Streamed(IterableDataset[Any]):
-    """An iterable dataset over what `function` yields, called with nothing at each iter()."""
+    """An iterable dataset over the items of `function`, which is called without arguments at each
+    iter()."""
 
     def __init__(self, function: Callable[[], Any], length: int | None = None) -> None:
         self.function = function
@@ -67,7 +68,7 @@ def number(index: Any) -> torch.Tensor:
 
 
 def spoken(index: Any) -> tuple[str, str]:
-    """What the dataset was asked for, with its type."""
+    """The index that the dataset was asked for, with its type."""
     return (type(index).__name__, repr(index))
 
 

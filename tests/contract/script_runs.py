@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole programs as a user would write them, run in an interpreter of their own.
 
-Each is written for torch; for penstock the import line is what changes. A run has a folder for its
+Each is written for torch; for penstock only the import line changes. A run has a folder for its
 temporary files, a deadline, and ends with all of its processes gone.
 """
 
@@ -66,7 +66,7 @@ class ScriptRun:
         os.killpg(self.process.pid, number)
 
     def finish(self) -> tuple[int, str, str]:
-        """Waits for its end: exit code, what it printed, and what it wrote as errors."""
+        """Waits for its end: exit code, standard output, and standard error."""
         out, error = self.process.communicate(timeout=max(1.0, self.deadline - time.monotonic()))
         return (self.process.returncode, out, error)
 

@@ -40,7 +40,8 @@ def describe(value: Any) -> Any:
 
 
 class _Describer:
-    """Remembers what one `describe` has met, to tell the same object from an equal one."""
+    """Remembers the objects that one `describe` has met, to tell the same object from an equal
+    one."""
 
     def __init__(self) -> None:
         self.met: dict[int, int] = {}

@@ -19,12 +19,12 @@ PENSTOCK_RUN = [sys.executable, "-m", "penstock", "run"]
 
 
 def run_program(command: list[str], source: str, folder: Path, *arguments: str) -> str:
-    """What a program prints."""
+    """The output of a program."""
     return _run([_start([*command, _write(source, folder), *arguments], folder, {})])[0]
 
 
 def run_ranks(source: str, folder: Path, count: int = 2) -> list[str]:
-    """What each rank of a training prints. They meet on the loopback interface over gloo."""
+    """The output of each rank of a training. They meet on the loopback interface over gloo."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,7 +70,7 @@ def _start(command: list[str], folder: Path, variables: dict[str, str]) -> subpr
 
 
 def _run(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Waits for all, and kills what is left of each with its workers when one fails or hangs."""
+    """Waits for all, and kills the rest of each with its workers when one fails or hangs."""
     deadline = time.monotonic() + SECONDS_MAX
     try:
         ends = [process.communicate(timeout=deadline - time.monotonic()) for process in processes]

@@ -93,7 +93,7 @@ def test_training_gives_torchs_losses(
 
 
 class LabelledBefore(DataLoader[Any]):
-    """What Lightning builds anew only because it saw the call that made it."""
+    """A loader that Lightning builds anew only because it saw the call that made it."""
 
     def __init__(self, label: str, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

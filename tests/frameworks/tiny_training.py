@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the frameworks train: a dataset with noise, and a linear model."""
+"""The training of the frameworks' tests: a dataset with noise, and a linear model."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What libFuzzer did: went on to its end, or stopped, at an input unless it failed itself."""
+    """The outcome of libFuzzer: it went on to its end, or stopped, at an input unless it failed
+    itself."""
 
     went_on: bool
     found: Path | None
@@ -105,7 +106,7 @@ def how_long(options: Options) -> str:
 
 
 def find_compiler() -> Path | str:
-    """A clang++ that links libFuzzer, or what is missing."""
+    """A clang++ that links libFuzzer, or the name of the missing tool."""
     for tool in ("cmake", "ninja"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed; try: apt-get install cmake ninja-build"

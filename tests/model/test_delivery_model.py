@@ -28,7 +28,7 @@ pytestmark = [
 @dataclass(frozen=True, slots=True)
 class Search:
     state_count: int
-    error: str  # what pan says of the first one, or nothing
+    error: str  # pan's words about the first one, or nothing
 
 
 def search(
@@ -58,7 +58,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-# What each search is of; README.md says why these bounds.
+# The property of each search; README.md says why these bounds.
 BOUNDS = {
     "one crash and one silence": [],
     "a worker is fenced": ["CRASHES=0", "FORGETS=1"],

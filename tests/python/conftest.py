@@ -19,7 +19,7 @@ import tqdm
 # How long processes that are on their way out may take on a busy machine. One that is still there
 # after it does not know that it should be gone.
 EXIT_SECONDS_MAX = 10.0
-# What torch and Python open once and keep, whoever asked first.
+# Descriptors that torch and Python open once and keep, whoever asked first.
 KEPT_DESCRIPTORS = ("/dev/nvidia", "/dev/urandom", "/dev/null")
 LINES_MAX = 20
 

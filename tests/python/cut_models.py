@@ -21,9 +21,9 @@ class Case:
     make_batch: Callable[[int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
     moves: bool  # whether cut="maximal" moves something
-    style: str = ""  # what of people's code it stands for
-    note: str = ""  # what stays, or why nothing moves
-    package: str = ""  # what has to be installed for it, where that is no package of all tests
+    style: str = ""  # the kind of program that it stands for
+    note: str = ""  # the calls that stay, or why nothing moves
+    package: str = ""  # the package that it needs, where not all tests have it
 
 
 class NormalizedResNet(nn.Module):
@@ -127,7 +127,7 @@ class TokenTransformer(nn.Module):
 
 
 class DropoutOnInput(nn.Module):
-    """Random draws on the input stay, what comes before them moves."""
+    """Random draws on the input stay, and the calls before them move."""
 
     def __init__(self) -> None:
         super().__init__()

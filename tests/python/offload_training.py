@@ -41,7 +41,7 @@ def train(
 
 
 def generator_states() -> list[bytes]:
-    """What torch, Python and NumPy would draw from next."""
+    """The next draws of torch, Python and NumPy."""
     others = repr((random.getstate(), np.random.get_state(legacy=False)))
     return [bits(torch.get_rng_state()), hashlib.sha256(others.encode()).digest()]
 

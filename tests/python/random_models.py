@@ -53,7 +53,7 @@ def make_batch(rows: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 class RandomModel(nn.Module):
-    """What random programs find on `self`."""
+    """The attributes that random programs find on `self`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ class Program:
     """A model's forward, line by line, and how it is trained."""
 
     lines: tuple[str, ...]
-    features: tuple[str, ...]  # what the loss is computed from
-    extras: tuple[str, ...] = ()  # what the model returns beside
+    features: tuple[str, ...]  # the values that the loss is computed from
+    extras: tuple[str, ...] = ()  # the values that the model returns beside
     takes: str = "a dict"  # or "tensors"
     rows: tuple[int, ...] = (4, 4, 4)  # of each step's batch
     calls: int = 1  # of the model with each batch
@@ -171,7 +171,7 @@ def make_program(choose: Choose, line_count: int, families: Sequence[str] = ()) 
 
 
 class Sketch:
-    """A program in the making, and what its values are on one batch."""
+    """A program in the making, and its values on one batch."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -32,7 +32,7 @@ class EagerRefused(Exception):
 
 @dataclass
 class Outcome:
-    """What became of one program."""
+    """The outcome of one program."""
 
     moved: set[str] = field(default_factory=set)  # ATen operators that workers ran
     staying: set[str] = field(default_factory=set)  # calls that only the trainer runs
@@ -77,7 +77,7 @@ def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outco
 
 
 def smallest_that_differs(program: Program) -> Program:
-    """What is left of a program that differs from eager when everything that can go is gone."""
+    """The smallest part of a program that still differs from eager."""
     while True:
         count = len(program.lines)
         candidates = [
@@ -122,7 +122,7 @@ def is_repeatable(program: Program, batches: Sequence[Any], expected: Trace) -> 
 
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
-    """What penstock warns of meanwhile."""
+    """The warnings of penstock meanwhile."""
     texts: list[str] = []
 
     class Ear(logging.Handler):

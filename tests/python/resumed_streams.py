@@ -142,7 +142,7 @@ class WithFaults(IterableDataset[Any]):
 
 
 class Wrapped:
-    """What has to be pickled."""
+    """An object that has to be pickled."""
 
     def __init__(self, place: int, numbers: list[float]) -> None:
         self.place, self.numbers = place, numbers
@@ -239,7 +239,7 @@ def state_after(make: Callable[[], Any], count: int) -> dict[str, Any]:
 
 
 def rest_of(make: Callable[[], Any], state: dict[str, Any], count: int = 99) -> list[Any]:
-    """What a fresh loader gives after ``state``, in a process whose generators are elsewhere."""
+    """The stream of a fresh loader after ``state``, in a process whose generators are elsewhere."""
     seed_all(1234)
     loader = make()
     loader.load_state_dict(state)

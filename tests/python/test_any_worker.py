@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 class Drawing(Dataset[torch.Tensor]):
-    """What a sample draws follows from its batch. Some samples kill the worker that makes them."""
+    """A sample's draws follow from its batch. Some samples kill the worker that makes them."""
 
     def __init__(self, count: int, deadly: dict[int, str] | None = None) -> None:
         self.count = count

@@ -49,7 +49,7 @@ def test_a_number_assigned_later_ends_the_choosing() -> None:
 
 
 def public_attributes(loader: Any) -> dict[str, Any]:
-    """What Lightning and ignite build a loader anew from."""
+    """The arguments that Lightning and ignite build a loader anew from."""
     names = inspect.signature(type(loader).__init__).parameters
     attributes = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
     assert set(attributes) <= set(names)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people read first: short, in lines that fit, with links that lead somewhere and code that is
-code."""
+"""The pages that people read first: short, in lines that fit, with links that lead somewhere and
+code that is code."""
 
 from __future__ import annotations
 

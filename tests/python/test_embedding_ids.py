@@ -26,7 +26,7 @@ def _fresh(one_thread_and_fresh_dynamo: None) -> None:
 
 
 def looked_up(batch: Any) -> list[int]:
-    """What WideAndDeep looks up, by its own words."""
+    """The ids that WideAndDeep looks up, by its own words."""
     _, category, user = batch["dense"], batch["category"], batch["user"]
     return [*((category * 7 + user * 13) % 64).tolist(), *(user % 64).tolist()]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking ahead where it ends: errors, deaths and timeouts, memory, and what cannot be known."""
+"""Looking ahead where it ends: errors, deaths and timeouts, memory, and futures that cannot be
+known."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What batches cost over time: descriptors, page faults, shared memory and its cap."""
+"""The cost of batches over time: descriptors, page faults, shared memory and its cap."""
 
 from __future__ import annotations
 

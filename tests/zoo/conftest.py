@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packages of the zoo want around every test."""
+"""The settings that the packages of the zoo want around every test."""
 
 from __future__ import annotations
 

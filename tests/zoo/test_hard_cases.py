@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What once went wrong with a cut, or still does, each as small as it gets.
+"""Programs with which a cut once went wrong, or still does, each as small as it gets.
 
 A test that is expected to fail is a fault that is known; passing is then an error, so that mending
 it takes the mark away.

@@ -30,7 +30,7 @@ HOOKED = 2
 
 @dataclass
 class Life:
-    """What can be seen of one model's life from outside. A plan is no part of it."""
+    """All that can be seen of one model's life from outside. A plan is no part of it."""
 
     trained: list[bytes]
     evaluated: list[bytes] = field(default_factory=list)
