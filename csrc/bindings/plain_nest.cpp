@@ -48,7 +48,7 @@ class PlainEncoder {
     encode_value(object);
     if (result_.nest.view().size() > wire::kNestBytesMax) {
       refuse("makes more than " + std::to_string(wire::kNestBytesMax) +
-             " bytes, with what stands before it and the tensors left out; put long texts and lists of numbers into "
+             " bytes, with the part before it, and without the tensors; put long texts and lists of numbers into "
              "tensors");
     }
   }

@@ -14,7 +14,7 @@ namespace penstock::bindings {
 // ValueError for another length than an id's.
 inline wire::BlobId blob_id(const std::string& bytes) {
   wire::BlobId id;
-  if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of what it names");
+  if (bytes.size() != id.size()) throw pybind11::value_error("a blob's id is 32 bytes, the SHA-256 of its bytes");
   std::memcpy(id.data(), bytes.data(), id.size());
   return id;
 }

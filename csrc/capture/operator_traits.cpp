@@ -175,7 +175,7 @@ class Annotator {
   static std::string never_moves(const graph::Node& node, const MatchedCall& call) {
     const c10::FunctionSchema& schema = call.op.schema();
     const std::string_view name = base_name(node.op);
-    if (is_one_of(kUninitialised, name)) return "gives memory whose contents are whatever was there";
+    if (is_one_of(kUninitialised, name)) return "gives memory whose contents are left from earlier use";
     if (is_one_of(kBeyondValues, name)) return "works on storage, files or streams, not on values";
     if (std::any_of(kNotPlain.begin(), kNotPlain.end(), [&](auto prefix) { return name.starts_with(prefix); }))
       return "makes tensors that are not plain strided ones";
@@ -183,7 +183,7 @@ class Annotator {
     if (schema.is_mutable()) return "writes an operand in place";
     if (call.op.hasTag(at::Tag::nondeterministic_bitwise)) return "may give other bits each time";
     if (call.op.hasTag(at::Tag::data_dependent_output)) return "reads contents of a tensor on the host";
-    if (schema.returns().empty()) return "gives no result, so it is called for what it does";
+    if (schema.returns().empty()) return "gives no result, so it is called for its effect";
     for (const c10::Argument& result : schema.returns()) {
       const graph::ValueKind kind = kind_of(result.type());
       const bool is_tensor = kind == graph::ValueKind::kTensor || kind == graph::ValueKind::kTensorList;

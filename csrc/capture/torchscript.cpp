@@ -165,7 +165,7 @@ class Reader {
     if (!flow.refusal.empty()) refuse(flow.refused, flow.refusal);
     for (const jit::Node* attribute : flow.attributes) {
       if (values_.find(attribute->input()) == nullptr)
-        refuse(attribute, "reads an attribute of what is known only later");
+        refuse(attribute, "reads an attribute of a value that is known only later");
       bind_attribute(attribute);
     }
     graph::Node call;
@@ -199,7 +199,7 @@ class Reader {
     }
     if (from.kind != Bound::Kind::kArgument || at.kind != Bound::Kind::kArgument ||
         node->inputs()[0]->type()->kind() != c10::TypeKind::ListType)
-      refuse(node, "indexes what is neither a tuple nor a list");
+      refuse(node, "indexes a value that is neither a tuple nor a list");
     values_.bind(node->output(), values_.emit(node, "list::get", {from.argument, at.argument}));
   }
 

@@ -196,7 +196,7 @@ void ClientIo::send_dispatched() {
   for (const auto& failure : dispatch_->take_failures()) {
     const std::string text = std::to_string(failure.death_count) +
                              " workers died one after the other while they made " + wire::to_text(failure.key) +
-                             "; look for what ends the process there (memory, a crash in native code): run it with "
+                             "; look there for the cause (memory, a crash in native code): run it with "
                              "num_workers=0";
     inbox_.arrive({.kind = Arrival::Kind::kBatch,
                    .epoch = failure.key.epoch,

@@ -68,7 +68,7 @@ std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::Reques
        .text = std::to_string(death_count) + " workers died one after the other while they made " + wire::to_text(key) +
                samples + ", the last ones with nothing else to do" +
                (lost_at.empty() ? "" : " (one of them at " + lost_at + ")") +
-               "; look for what ends the process there (memory, a crash in native code): run it with num_workers=0 "
+               "; look there for the cause (memory, a crash in native code): run it with num_workers=0 "
                "and pool=\"\"",
        .worker = {}});
 }

@@ -221,7 +221,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
       carry_out();
     } else if (!std::exchange(link->is_trouble_told, true)) {
       tell("worker " + spoken_worker(worker_id) + " at " + link->endpoint().text() +
-           " sent what no worker sends: " + receipt.offence);
+           " sent a message that no worker sends: " + receipt.offence);
     }
   }
 }

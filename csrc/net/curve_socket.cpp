@@ -125,7 +125,7 @@ class QueuedParts {
       if (index == 0) break;
     }
     if (is_sent) return {};
-    return Error{Errc::kClosed, "sending to a peer failed: it is gone, or does not read what it was sent"};
+    return Error{Errc::kClosed, "sending to a peer failed: it is gone, or does not read its messages"};
   }
 
  private:

@@ -77,7 +77,7 @@ Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t
         return malformed("a piece lies outside of its blob");
       return BlobMessage(BlobPiece{.id = head.id, .offset = head.offset, .total_bytes = head.total_bytes});
     case Kind::kUnknown:
-      if (head.offset != 0 || head.total_bytes != 0) return malformed("what is not there has a size");
+      if (head.offset != 0 || head.total_bytes != 0) return malformed("a blob that is not there has a size");
       return BlobMessage(BlobUnknown{.id = head.id});
   }
   return malformed("unknown kind " + std::to_string(static_cast<int>(head.kind)));

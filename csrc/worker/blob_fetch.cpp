@@ -23,7 +23,7 @@ std::vector<wire::BlobWish> BlobFetch::take_wishes(Instant now) {
 
 Result<void> BlobFetch::receive(const wire::BlobPiece& piece, std::span<const std::byte> bytes, Instant now) {
   if (piece.total_bytes > bytes_max_) {
-    return Error{Errc::kTooLarge, "what the batches are made with has " + std::to_string(piece.total_bytes) +
+    return Error{Errc::kTooLarge, "a part that the batches are made with has " + std::to_string(piece.total_bytes) +
                                       " bytes, and this worker takes " + std::to_string(bytes_max_) +
                                       "; have the dataset read its data instead of holding it, or raise "
                                       "PENSTOCK_JOB_BYTES on the workers"};

@@ -162,8 +162,8 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
     if (fetch_->is_whole()) exchange_.give_blob(piece->id, fetch_->take_bytes());
   }
   if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
-    exchange_.give_blob(unknown->id,
-                        Error{Errc::kUnsupported, "the trainer does not have what it asks to make batches with"});
+    exchange_.give_blob(
+        unknown->id, Error{Errc::kUnsupported, "the trainer does not have the parts that its batches are made with"});
   }
 }
 

@@ -58,7 +58,8 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
 
 Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now) {
   auto message = wire::parse_control(bytes);
-  if (!message) return Error{Errc::kFailed, where() + " sent what cannot be read: " + message.error().message};
+  if (!message)
+    return Error{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value()))
     return Error{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
   const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());

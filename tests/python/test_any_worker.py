@@ -67,7 +67,9 @@ def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> N
     assert_same(batches, 100)
     told = [str(one.message) for one in caught if one.category is PoolWarning]
     assert len(told) == 2
-    assert all("was killed by SIGKILL; what it owed is made by the others" in text for text in told)
+    assert all(
+        "was killed by SIGKILL; the others make the batches that it owed" in text for text in told
+    )
     assert "which are 1 now" in told[1]
     assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 

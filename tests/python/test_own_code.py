@@ -157,7 +157,7 @@ def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path)
     _, files = json.loads(done.stdout)
     names = ["known_elsewhere.py", "pkg/__init__.py", "pkg/part.py"]
     assert files == [str(program / name) for name in names]
-    assert "only what the program has imported" in done.stderr
+    assert "only the modules that the program has imported" in done.stderr
     assert "more than 32 MiB of code, the most that travels (the largest: huge.py" in done.stderr
 
 

@@ -510,7 +510,7 @@ def test_a_header_that_is_none_is_refused_before_it_is_unpickled(
 ) -> None:
     packed = pack([Touching(tmp_path / "touched")])
     header, rest = header_of(packed.blobs[packed.id])
-    with pytest.raises(JobRefused, match="cannot read what it was sent"):
+    with pytest.raises(JobRefused, match="cannot read the parts that it was sent"):
         unpack_job(with_header({**header, **change}, rest), no_blobs, str(tmp_path / "code"))
     assert not (tmp_path / "touched").exists()
 

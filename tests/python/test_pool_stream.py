@@ -416,7 +416,7 @@ def test_two_jobs_share_a_pool(steady_pool: PoolProcesses) -> None:
         ({"pool": "localhost:7000"}, "tcp://host:7000"),
         ({"code_paths": ["/not/there"]}, "which is not there"),
         ({"prefetch_factor": 0}, "1 or more is expected"),
-        ({"num_workers": "auto"}, "which is what grows and shrinks"),
+        ({"num_workers": "auto"}, "it is the pool that grows and shrinks"),
         ({"timeout": -1}, "seconds, or 0"),
     ],
 )

@@ -22,7 +22,7 @@ PROGRAM_COMMANDS = {
     ),
     "explain": Command(
         "program_commands",
-        "show what of a program's model could run in the data workers, and why",
+        "show which parts of a program's model could run in the data workers, and why",
     ),
 }
 POOL_COMMANDS = {

@@ -51,7 +51,7 @@ single machine has keys that this user's processes share.""",
     _pool.make_key_folder(folder)
     print(
         f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
-        f"files, and of the .secret ones that of what runs there: controller, worker, trainer or "
+        f"files, and of the .secret ones that of the process there: controller, worker, trainer or "
         f"operator."
     )
     return 0

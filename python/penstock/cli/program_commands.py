@@ -88,7 +88,7 @@ examples:
         type=one_of(("auto", "maximal", "none")),
         metavar="CUT",
         help="plan the cheapest cut (auto), a cut that moves all that can move (maximal), or no "
-        "cut (none) (default: what the program's own penstock.offload asks for, else auto)",
+        "cut (none) (default: that of the program's own penstock.offload, else auto)",
     )
     options, program = parser.parse_before_program(arguments)
     start = _start_of(program, parser.command)

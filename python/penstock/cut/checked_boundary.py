@@ -121,7 +121,9 @@ class CheckedBoundary:
                 Side(lambda copies: suffix(*copies, *boundary)),
                 call.inputs,
             )
-            reason = f"compiled by {name} without what moves, the model has other {difference}"
+            reason = (
+                f"compiled by {name} without the calls that move, the model has other {difference}"
+            )
         except Exception as error:
             logger.debug("the suffix cannot be compiled", exc_info=True)
             difference = first_sentence(error)

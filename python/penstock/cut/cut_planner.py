@@ -151,9 +151,9 @@ class CutPlanner:
             self._in_use.mistrusted(variant),
         )
         if expressions and self._whole.writes_to_inputs(lowering):
-            raise Unlowerable("it writes to what an earlier part of forward may share memory with")
+            raise Unlowerable("it writes to memory that an earlier part of forward may share")
         if _gives_out_waiting(lowering):
-            raise Unlowerable("it returns what the program made of the batch before")
+            raise Unlowerable("it returns a tensor that the program made of the batch before")
         cut = self._in_use.make(lowering, variant, extended.added, planned, inputs)
         if self._context.repricer is not None and planned.native is not None:
             cut.priced = _C.PricedCut(planned.native, cut.suffix is not None)

@@ -225,7 +225,7 @@ class OffloadedScript(StandIn):
         if difference is not None:
             cut.refused.add(setting)
             self.context.plan.refuse(
-                f"run by TorchScript without what moves, the model has other {difference}"
+                f"run by TorchScript without the calls that move, the model has other {difference}"
             )
         return difference is None
 

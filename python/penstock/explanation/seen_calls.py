@@ -56,7 +56,7 @@ class SeenCalls:
             for model, count in self._foreign.most_common(MODELS_SHOWN_MAX)
         )
         return (
-            f"{batches} delivered, but no model was called with a tensor of one, or with what "
+            f"{batches} delivered, but no model was called with a tensor of one, or with one that "
             f"follows from one by operators that can be followed (random ones, indexing and other "
             f"libraries cannot; nor can the first batch): {calls}; do it in the model's forward or "
             "in the dataset"

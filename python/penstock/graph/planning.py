@@ -252,7 +252,7 @@ def _plan_once(
     ]
     for item in boundary:
         if any(has_unknown(_expression(size)) for size in (*item.form.sizes, *item.form.strides)):
-            raise Unlowerable(f"the size of what {item.operator} makes follows from values")
+            raise Unlowerable(f"the size of the result of {item.operator} follows from values")
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
     # A prefix does not ship values that the trainer has at hand.

@@ -392,7 +392,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             warn(
                 "load_state_dict() was given an empty dictionary, so the loader begins a new epoch "
-                "at its first batch; pass what state_dict() returned to go on where it was",
+                "at its first batch; pass a result of state_dict() to go on from there",
                 UserWarning,
             )
         live = getattr(self, "_iterator", None)

@@ -139,7 +139,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if select is not None:
             raise UnsupportedError(
                 f"{call} was asked for values with num_workers=0, where a batch is made when "
-                f"next() is called, and what it draws would be drawn before the trainer's own "
+                f"next() is called, and its random numbers would be drawn before the trainer's own "
                 f"numbers if it were made earlier; use num_workers=1 or more"
             )
         if self._dataset_kind != DatasetKind.Map:

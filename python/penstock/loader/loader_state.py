@@ -124,7 +124,7 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
     if "built" not in state or "generators" not in state:
         raise ValueError(
             f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
-            f"penstock's DataLoader; load what its state_dict() returned"
+            f"penstock's DataLoader; load a result of its state_dict()"
         )
     if state.get("version") != _VERSION:
         raise ValueError(

@@ -101,8 +101,8 @@ class LocalSource:
         process = self.processes[value]
         warn(
             f"DataLoader worker {value} (pid {process.pid}) "
-            f"{self._workers.how_it_ended(process)}; what it owed is made by the others, which are "
-            f"{sum(self._is_active)} now",
+            f"{self._workers.how_it_ended(process)}; the others make the batches "
+            f"that it owed, and are {sum(self._is_active)} now",
         )
 
     def check(self) -> None:

@@ -71,7 +71,7 @@ class OwnWorkers:
         how = "is still starting" if process.is_alive() else f"ended with {process.exitcode}"
         raise PenstockError(
             f"a worker of DataLoader's own (num_workers={len(self.processes)}) beside the pool did "
-            f"not come to listen and {how}; see what it has written to stderr"
+            f"not come to listen and {how}; see its output on stderr"
         )
 
     def take_dead(self) -> dict[int, Any]:

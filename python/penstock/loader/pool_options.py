@@ -72,7 +72,7 @@ def obstacle_to_pool(loader: LoaderFace) -> Obstacle | None:
     if isinstance(loader.num_workers, AutomaticCount):
         return Obstacle(
             "num_workers is 'auto', which chooses a number of processes on this machine, while "
-            "with a pool it is the pool which is what grows and shrinks",
+            "with a pool, it is the pool that grows and shrinks",
             "pass how many processes of the trainer's own are to serve beside the pool",
         )
     if loader.seeding == "worker":

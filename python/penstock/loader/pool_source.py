@@ -120,7 +120,7 @@ class PoolSource:
         for worker_id, process in self._own.take_dead().items():
             warn(
                 f"DataLoader's own worker beside the pool, process {process.pid} on this host, "
-                f"ended with {process.exitcode}; what it owed is made by others",
+                f"ended with {process.exitcode}; others make the batches that it owed",
             )
             self._client.lose_own_worker(worker_id)
         if self._client.open_worker_count > 0:

@@ -62,15 +62,19 @@ class LoaderStats:
             return "DataLoader has not been iterated over"
         if not self.batches:
             return f"DataLoader ({self.iterator}) has counted no batch"
+        moved = (
+            f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on calls that offload() moved, "
+            f"in {self.boundary_batches} batches"
+            if self.boundary_batches
+            else ""
+        )
         lines = [
             f"DataLoader ({self.iterator}) delivered {self.batches} batches of "
             f"{self.batch_bytes / self.batches / 1e6:.3g} MB in {self.epochs_s:.3g} s, and the "
             f"trainer waited {100 * self._waiting_share:.0f} % of that time",
-            f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch"
-            + (f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on what offload() moved, in "
-               f"{self.boundary_batches} batches" if self.boundary_batches else ""),
+            f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
             f"{self.ready} batches are here and {self.outstanding} are asked for",
-        ]  # fmt: skip
+        ]
         notable = {
             "were copied, because the program holds many others": self.copied_batches,
             "came through a socket, for want of shared memory": self.inline_batches,

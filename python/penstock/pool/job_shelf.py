@@ -77,7 +77,7 @@ class JobShelf:
             blob = self._server.blob(blob_id, _BLOB_WAIT_S)
         if hashlib.sha256(blob).digest() != blob_id:
             raise PenstockError(
-                "what the trainer sent to make batches with is not what it named; trainer and "
+                "the part of a job that the trainer sent is not the one that it named; trainer and "
                 "workers must run the same version of penstock"
             )
         return blob

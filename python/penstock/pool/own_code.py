@@ -70,7 +70,7 @@ def _pack(folder: OwnFolder) -> PackedCode | None:
             return pack_folder(folder.path, OWN_LIMITS)
         except (TooMuchCodeError, OSError) as error:
             modules = frozenset(name for name, place in _imported_modules() if place == folder.path)
-            _warn(folder, f"only what the program has imported from there ({error})")
+            _warn(folder, f"only the modules that the program has imported from there ({error})")
     taken = modules
     try:
         return pack_folder(folder.path, OWN_LIMITS, lambda name: name.partition(".")[0] in taken)

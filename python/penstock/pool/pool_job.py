@@ -199,7 +199,7 @@ def _read_header(blob: bytes, worker: str) -> _Header:
             return _checked(_Header(**{**parts, "made_with": made_with}))
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise JobRefused(
-            f"a job cannot run here: this worker ({worker}) cannot read what it was sent "
+            f"a job cannot run here: this worker ({worker}) cannot read the parts that it was sent "
             f"({type(error).__name__}: {error}) as a job; install the same version of penstock on "
             f"both"
         ) from error

@@ -44,7 +44,8 @@ class LoaderUse:
             self._idle_batches[user] += 1
             if self._idle_batches[user] == IDLE_BATCHES_MAX:
                 logger.warning(
-                    "penstock: %d batches in a row came with what workers had computed for %s, "
+                    "penstock: %d batches in a row came with results that workers had computed "
+                    "for %s, "
                     "which was not called; a copy of a model (copy.deepcopy, pickle) is not "
                     "offloaded: call penstock.offload(copy, loader) to train that one, and "
                     "penstock.detach(model) when a model is of no more use",
