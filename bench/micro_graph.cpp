@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long the cut takes to decide, and what the executor adds to each operator.
+// The time that the cut takes to decide, and the overhead of the executor for each operator.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
@@ -85,7 +85,7 @@ void executor_chain_of_adds(benchmark::State& state) {
 }
 BENCHMARK(executor_chain_of_adds)->Unit(benchmark::kMicrosecond);
 
-// What it is measured against: the same calls with no graph, under the same guard.
+// The reference: the same calls with no graph, under the same guard.
 void direct_chain_of_adds(benchmark::State& state) {
   at::set_num_threads(1);
   const penstock::runtime::ExecutionGuard guard;

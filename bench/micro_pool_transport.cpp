@@ -207,8 +207,8 @@ void BM_PoolRawCopied(benchmark::State& state) { run_raw(state, /*is_copied=*/tr
 
 // ---- The sockets of a pool, and ZeroMQ's own
 
-// What a batch is on its way: the number of pieces follows from its size. Lays a piece to its place and returns whether
-// the batch is whole.
+// A batch on its way: the number of pieces follows from its size. Lays a piece in its place and returns whether the
+// batch is whole.
 class Assembly {
  public:
   explicit Assembly(size_t batch_bytes) : slabs_(make_slabs(batch_bytes)) {}
@@ -249,7 +249,7 @@ void serve_zmq(int port_fd, size_t batch_bytes) {
     for (uint64_t offset = 0; offset < batch.size(); offset += wire::kPieceBytesMax) {
       const auto piece = piece_of(batch, offset);
       zmq_msg_t part;
-      void* data = const_cast<std::byte*>(piece.data());  // libzmq only reads what it sends
+      void* data = const_cast<std::byte*>(piece.data());  // libzmq only reads the bytes that it sends
       zmq_msg_init_data(
           &part, data, piece.size(), [](void*, void*) {}, nullptr);
       zmq_send(socket, peer.data(), static_cast<size_t>(peer_bytes), ZMQ_SNDMORE);

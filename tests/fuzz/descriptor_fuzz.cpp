@@ -58,7 +58,7 @@ void check(std::span<const std::byte> bytes) {
   if (descriptor.kind == wire::DescriptorKind::kInline) {
     record = {bytes.data() + sizeof descriptor, descriptor.record_bytes};
     touch(record);
-    static_cast<void>(parse_frame(record));  // batch_record_fuzz looks at what comes out
+    static_cast<void>(parse_frame(record));  // batch_record_fuzz looks at the result
   }
   expect(std::ranges::equal(wire::write_message(descriptor, record), bytes),
          "a descriptor that is written again is the same bytes");

@@ -35,18 +35,18 @@ class Choices {
   std::minstd_rand random_;
 };
 
-// ---- What a target defines
+// ---- The functions that a target defines
 
 // Inputs to begin with, made by penstock's own writers.
 std::vector<Bytes> make_seeds();
 
-// Changes an input, and mostly puts right what the parser looks at first, so that the change is seen further in.
+// Changes an input, and mostly repairs the fields that the parser checks first, so that the change is seen further in.
 void mutate(Bytes& bytes, Choices& choices);
 
-// Parses the input, uses what was parsed as a receiver would, and holds it against what the parser promises.
+// Parses the input, uses the result as a receiver would, and checks the promises of the parser.
 void check(std::span<const std::byte> bytes);
 
-// ---- What a target may call
+// ---- The functions that a target may call
 
 // libFuzzer's own mutation: bits, bytes, numbers, and pieces of other inputs.
 void edit_at_random(Bytes& bytes);

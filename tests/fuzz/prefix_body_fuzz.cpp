@@ -113,7 +113,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   while (writer.size() % wire::kPayloadAlignment != 0) writer.write(uint8_t{0});
   const size_t payload_offset = writer.size();
   writer.write_bytes(source.take(source.left()));
-  bytes = writer.take();  // what the source viewed is gone
+  bytes = writer.take();  // the memory that the source viewed is gone
   if (choices.mostly()) bytes.resize(payload_offset + std::min(payload_bytes, wire::kPayloadBytesMax));
 }
 

@@ -40,7 +40,7 @@ class Source {
   std::span<const std::byte> bytes_;
 };
 
-// A nest of what is left of the source.
+// A nest of the rest of the source.
 using RepairNest = Bytes (*)(Source& source, uint32_t leaf_count, Choices& choices);
 
 // Of a batch: any values.

@@ -287,7 +287,7 @@ void SimTrainer::deliver(const Content& content) {
   progress_.next_shard = (content.shard + 1) % world_.scenario().shard_count;
 }
 
-// What a lone process would give next: in turns from every shard that has any left.
+// The next batch that a lone process would give: in turns from every shard that has any left.
 std::optional<Content> SimTrainer::expected() const {
   const Scenario& scenario = world_.scenario();
   Content content{.job = job_, .epoch = progress_.epoch};

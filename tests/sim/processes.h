@@ -43,7 +43,7 @@ class SimWorker : public Process {
   cluster::WorkerSession& session() { return session_; }
   const cluster::WorkerSession& session() const { return session_; }
   void drain();
-  // The job and the key of what it makes now.
+  // The job and the key of the batch that it makes now.
   std::optional<std::pair<uint32_t, BatchKey>> working_on() const;
   uint32_t job() const { return job_; }
   std::vector<BatchKey> kept() const;
@@ -88,7 +88,7 @@ class SimTrainer : public Process {
   const cluster::PoolSession& session() const { return session_; }
 
  private:
-  // What a checkpoint holds.
+  // The content of a checkpoint.
   struct Progress {
     uint32_t epoch = 0;
     uint64_t delivered_count = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one simulated run is made of, all of it from one seed: how many workers and trainers, what they train on, and
-// what goes wrong how often.
+// The settings of one simulated run, all of them from one seed: the numbers of workers and trainers, their datasets,
+// and how often which fault strikes.
 
 #include <cstdint>
 #include <random>
@@ -40,7 +40,7 @@ struct Scenario {
   uint32_t stalls = 0;      // of any process, up to several leases
   uint32_t partitions = 0;  // between two processes, either way or both
   uint32_t controller_crashes = 0;
-  uint32_t trainer_crashes = 0;  // and a resume from what it had delivered
+  uint32_t trainer_crashes = 0;  // and a resume from the batches that it had delivered
   bool has_declining = false;    // some workers decline some trainers
   bool has_poison = false;       // a batch of the first trainer's kills whoever makes it
   Duration calm_at{};

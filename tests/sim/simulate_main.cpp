@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs simulated pools, one for each seed, and says which seed breaks what must hold.
+// Runs simulated pools, one for each seed, and names the seeds that break an invariant.
 //
 //     simulate --seeds 200000 [--first 1] [--stop-at-first]
 //     simulate --replay SEED              the same run again, with all that happens in it

@@ -15,7 +15,7 @@ using std::chrono::seconds;
 namespace {
 
 constexpr uint64_t kEventsMax = 2'000'000;    // far beyond any run that ends
-constexpr Duration kAfterwards = seconds(4);  // for what is under way to come to rest
+constexpr Duration kAfterwards = seconds(4);  // for messages on their way to come to rest
 constexpr int kWastedMax = 4;                 // looks at a worker, one a second
 
 // For the trace of one run.
@@ -145,7 +145,7 @@ void World::add_trainer(uint32_t job, std::unique_ptr<SimTrainer> resumed_from) 
   wake(started);
 }
 
-// ---- What goes wrong
+// ---- Faults
 
 ProcessId World::pick_process(bool (*wanted)(const Process&)) {
   std::vector<ProcessId> found;
@@ -247,7 +247,7 @@ void World::kill(ProcessId victim, bool is_seen) {
   if (!is_seen) return;
   for (const auto& [id, process] : processes_) {
     if (dynamic_cast<const SimTrainer*>(process.get()) == nullptr || is_cut(victim, id)) continue;
-    // The connection ends after what was sent on it.
+    // The connection ends after the messages that were sent on it.
     const Instant seen_at = std::max(arrivals_[{victim, id}], now_) + between(microseconds(100), milliseconds(5));
     const ProcessId trainer_process = id;
     at(seen_at, id, [this, trainer_process, worker_id = worker->worker_id()] {
@@ -337,7 +337,7 @@ void World::wake(Process& process) {
 ProcessId World::process_of_worker(uint64_t worker_id) const { return workers_.at(worker_id); }
 ProcessId World::process_of_trainer(uint64_t trainer_id) const { return trainers_.at(trainer_id); }
 
-// ---- What must hold
+// ---- Invariants
 
 bool World::is_done() const {
   if (!resting_.empty()) return false;

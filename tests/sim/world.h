@@ -4,7 +4,7 @@
 // world's own, over a network that loses, doubles, reorders and delays, while processes crash, stall and are cut off.
 // All of it follows from the scenario's seed, so a run that fails can be run again.
 //
-// What must hold:
+// Invariants:
 //
 //   stream    every trainer is given each batch of each epoch once, in order, as a lone process makes it
 //
@@ -47,7 +47,7 @@ using wire::BatchKey;
 constexpr uint64_t kBatchBytes = 100;
 constexpr uint64_t kNowhere = std::numeric_limits<uint64_t>::max();  // a position that no batch has
 
-// What stands for the bytes of a batch: which it is. The oracle knows which it must be.
+// Stands for the bytes of a batch: which one it is. The oracle knows which one it must be.
 struct Content {
   uint32_t job = 0;
   uint32_t epoch = 0;
@@ -84,7 +84,7 @@ struct Violation {
 
 class World;
 
-// What runs in one process. Its events are delivered while it is alive and not stalled.
+// The part that runs in one process. Its events are delivered while it is alive and not stalled.
 class Process {
  public:
   Process(World& world, ProcessId id) : world_(world), id_(id) {}
@@ -118,7 +118,7 @@ class World {
   World(const Scenario& scenario, std::ostream* trace);
   ~World();
 
-  // What was violated, or nothing.
+  // The invariant that was violated, or nothing.
   std::optional<std::string> run();
 
   // ---- For the processes
@@ -126,7 +126,7 @@ class World {
   Random& random() { return random_; }
   const Scenario& scenario() const { return scenario_; }
   void send(ProcessId from, ProcessId to, Message message);
-  // A connection that `from` has to `to` is made anew: what is on its way back is lost.
+  // A connection that `from` has to `to` is made anew: messages on their way back are lost.
   void renew(ProcessId from, ProcessId to);
   void at(Instant when, ProcessId process, std::function<void()> action);
   template <typename... Parts>

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// What an assertion says when it fails, or nothing when it holds.
+// The text of an assertion that fails, or nothing when it holds.
 std::string message_of(void (*body)()) {
   try {
     body();

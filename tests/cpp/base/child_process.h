@@ -27,7 +27,7 @@ namespace penstock::test {
 // Confined to the thread that made it.
 class ChildProcess {
  public:
-  // `body` runs in the child. It returns an empty text when all is well, and otherwise what is wrong.
+  // `body` runs in the child. It returns an empty text when all is well, and otherwise the fault.
   explicit ChildProcess(const std::function<std::string()>& body) {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) ::_exit(1);
@@ -42,7 +42,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
 
-  // Waits until the child has ended. Returns what its body returned, or how it ended instead. Blocks.
+  // Waits until the child has ended. Returns the text of its body, or how it ended instead. Blocks.
   std::string join() {
     if (pid_ < 0) return report_;
     char bytes[4096];

@@ -15,7 +15,7 @@
 namespace penstock {
 namespace {
 
-// Sleeps until it is woken, and does what the test has set.
+// Sleeps until it is woken, and does the work that the test has set.
 class Recorder : public EventLoop::Handler {
  public:
   Result<void> begin() override {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A folder of a test, and what lies in it.
+// A folder of a test, and its content.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -110,7 +110,7 @@ TEST(Bottleneck, FastestIsNeverSlowerThanAnyCornerAndMostlyTheFastestOfAll) {
 
 class Chain : public testing::Test {
  protected:
-  // Ten operators of 1 ms each, then what reads a parameter.
+  // Ten operators of 1 ms each, then one that reads a parameter.
   void SetUp() override {
     std::string text = "penstock-ir 1\ninput %x leaf 0 float32 [s0, 4]\ninput %w state \"w\" float32 [4]\n";
     std::string last = "%x";

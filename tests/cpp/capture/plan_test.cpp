@@ -40,7 +40,7 @@ Reading read_choice(const graph::Problem& problem, const graph::CutModel& model,
   for (size_t node = 0; node < graph.nodes.size(); ++node) maker[graph.nodes[node].results[0]] = node;
   const auto both = [&](size_t node) { return is_replicable(problem.verdicts[node]); };
 
-  // Who computes what.
+  // The side that computes each node.
   std::set<size_t> trainer_units;
   std::set<size_t> worker_nodes;
   for (size_t unit = 0; unit < model.units().size(); ++unit) {
@@ -81,7 +81,7 @@ Reading read_choice(const graph::Problem& problem, const graph::CutModel& model,
       if (maker.contains(operand) && !worker_nodes.contains(maker[operand])) reading.is_valid = false;
     });
 
-  // What crosses.
+  // The values that cross.
   std::map<uint32_t, int64_t> priced;
   std::map<uint32_t, int64_t> written;
   std::map<uint32_t, int64_t> crossing;

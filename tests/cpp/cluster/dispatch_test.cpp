@@ -48,7 +48,7 @@ class DispatchTest : public testing::Test {
       if (command.kind == Kind::kAsk) asked_.push_back({command.worker, command.key.sequence});
     }
   }
-  // What was asked of whom since this was last called.
+  // The requests to each worker since this was last called.
   std::vector<std::pair<WorkerSlot, uint64_t>> asked() { return std::exchange(asked_, {}); }
   size_t count(Kind kind) const {
     return std::count_if(commands_.begin(), commands_.end(), [&](const auto& c) { return c.kind == kind; });
@@ -327,7 +327,7 @@ TEST_F(LaneTest, DrainedWorkerGivesItsLanesAwayOnceItOwesNothing) {
   EXPECT_TRUE(answer(2, 3));
   dispatch_.drain_worker(1, now_);
   collect();
-  EXPECT_EQ(asked(), (Asked{}));  // what follows 2 has to wait for it
+  EXPECT_EQ(asked(), (Asked{}));  // requests that follow 2 have to wait for it
   EXPECT_TRUE(answer(1, 2));
   EXPECT_EQ(asked(), (Asked{{2, 4}}));
   EXPECT_TRUE(commands_.back().is_lane_start);

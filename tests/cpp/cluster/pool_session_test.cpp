@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trainer's half against worker desks: what it says, and which answers count.
+// The trainer's half against workers' sessions: its messages, and the answers that count.
 #include "cluster/pool_session.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class PoolSessionTest : public testing::Test {
     session_.ask(batch(sequence), wire::kNoLane, now_);
     exchange();
   }
-  // Has every worker answer what it has, in turns, until nothing moves any more.
+  // Has every worker answer its requests, in turns, until nothing moves any more.
   void work() {
     for (bool has_moved = true; has_moved;) {
       has_moved = false;

@@ -110,7 +110,7 @@ struct Epoch {
   uint32_t worker_count = 1;
   uint32_t prefetch_factor = 2;
   bool in_order = true;
-  uint64_t index_count = 0;                  // what the sampler gives
+  uint64_t index_count = 0;                  // the sampler's indices
   std::vector<uint64_t> worker_shares = {};  // batches that each worker has; without end when empty
 };
 

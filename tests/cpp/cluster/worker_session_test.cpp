@@ -157,7 +157,7 @@ TEST_F(ContinuedLink, TrainerThatKnowsNothingBeginsAnew) {
   EXPECT_TRUE(last_.message.is_fresh);
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0, 1}));
   request(2);
-  EXPECT_FALSE(session_.is_wanted());  // what is being made is of the relation before
+  EXPECT_FALSE(session_.is_wanted());  // the batch that is being made is of the link before
   finish();
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{2}));
   EXPECT_EQ(begin(), 2u);
@@ -340,7 +340,7 @@ TEST_F(DecliningDesk, WorksForAnotherTrainer) {
   EXPECT_EQ(last_.message.kind, Out::kWelcome);
   EXPECT_FALSE(session_.is_declined(8));
   request(0);
-  finish();  // what the first had asked for
+  finish();  // the requests of the first
   EXPECT_EQ(dropped(), (std::vector<uint64_t>{0}));
   EXPECT_EQ(begin(), 0u);
   // The first is not told that the worker is taken, but that it is not for it.

@@ -118,7 +118,7 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   wire::WorkerReport at_work = worker(7);
   at_work.trainer_id = 9;  // it has not left the trainer, which would take it off the roster at once
   EXPECT_TRUE(std::get<WorkerOrders>(exchange(*worker_client, at_work)).is_to_drain);
-  // It is told so without asking, behind what it was told before.
+  // It is told so without asking, after the earlier messages.
   TrainerRoster pushed = roster;
   while (!pushed.entries.empty() && !pushed.entries[0].worker.is_withdrawn)
     pushed = std::get<TrainerRoster>(next(*trainer_client));

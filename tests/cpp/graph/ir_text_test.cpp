@@ -80,7 +80,7 @@ TEST(IrText, ZeroAndMinusZeroAreTwoLiterals) {
             parsed(program_with("%y = aten::add.Scalar(%x, -0.0)")));
 }
 
-// Whatever comes back, nothing may crash, and what parses must print and parse to itself.
+// Whatever the result, nothing may crash, and a text that parses must print and parse to itself.
 void expect_graph_or_error(const std::string& text) {
   const auto graph = parse_graph(text);
   if (!graph) {

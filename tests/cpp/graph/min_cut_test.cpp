@@ -64,7 +64,7 @@ TEST(MinCut, IsTheSmallestOfTheBestClosures) {
       closure.needs.push_back(needs);
     }
     int64_t best = 0;
-    uint32_t common = ~0u;  // what every best closure has: the smallest one
+    uint32_t common = ~0u;  // the common part of all best closures: the smallest one
     for (uint32_t taken = 0; taken < 1u << count; ++taken) {
       if (!closure.is_closed(taken)) continue;
       const int64_t gain = closure.gain(taken);

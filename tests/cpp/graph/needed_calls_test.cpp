@@ -11,7 +11,7 @@ namespace {
 using Kind = CallFault::Kind;
 
 TEST(NeededCalls, AreThoseThatAreReadAndTheWholeOfTheirUnits) {
-  // 1 reads 0; 2 writes to what 1 made, so they are one unit; 3 is on its own; 4 reads 2.
+  // 1 reads 0; 2 writes to the result of 1, so they are one unit; 3 is on its own; 4 reads 2.
   NeededCalls calls(
       {{.unit = 0}, {.unit = 1, .reads = {0}}, {.unit = 1, .reads = {1}}, {.unit = 3}, {.unit = 4, .reads = {1}}}, {});
   EXPECT_FALSE(calls.need(4));

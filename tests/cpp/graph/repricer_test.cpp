@@ -43,7 +43,7 @@ std::shared_ptr<PricedPlans> plans_of(CutMode mode, const Prices& prices) {
       PricedPlans::make(std::move(graph), std::move(verdicts), std::move(calibration), prices, mode).value());
 }
 
-// A training whose steps take what the stages take: the trainer and one worker, side by side.
+// A training whose steps take as long as their stages: the trainer and one worker, side by side.
 class Pipeline {
  public:
   explicit Pipeline(const RepricingLimits& limits = {}) : repricer_(meter_, limits) {

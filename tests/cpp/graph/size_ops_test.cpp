@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on sizes means what Python means by it.
+// Arithmetic on sizes has Python's meaning.
 
 #include "graph/size_ops.h"
 

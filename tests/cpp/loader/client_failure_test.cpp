@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a stream when a process dies or forks.
+// The stream when a process dies or forks.
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
@@ -32,7 +32,7 @@ class ClientFailureTest : public StreamTest {
     }
   }
 
-  // What differs between tensors and the batch that they must be, for the report of a child.
+  // The difference between tensors and the batch that they must be, for the report of a child.
   std::string difference(const std::vector<at::Tensor>& tensors, uint64_t sequence) {
     const auto expected = test::make_batch(epoch_, sequence, batches_[sequence], make_tensor_on_heap);
     for (size_t index = 0; index < expected.size(); ++index) {

@@ -24,7 +24,7 @@ cluster::SharedContent content_of(const std::string& text) {
       cluster::RequestContent{.request = {.body_bytes = text.size()}, .indices = message_of(text)});
 }
 
-// Of a request what follows its head; of what workers are told, all.
+// Of a request the bytes after its head; of an announcement, all.
 std::string text_of(const LocalDispatch::Message& message) {
   const size_t head_bytes = wire::parse_request(message) ? sizeof(wire::Request) : 0;
   return {reinterpret_cast<const char*>(message.data()) + head_bytes, message.size() - head_bytes};
@@ -35,7 +35,7 @@ class LocalDispatchTest : public testing::Test {
   void ask(uint32_t epoch, uint64_t sequence) {
     dispatch_.ask({epoch, sequence}, content_of(std::to_string(epoch) + "/" + std::to_string(sequence)), now_);
   }
-  // What is sent now: "worker message", in order.
+  // The messages sent now: "worker message", in order.
   std::vector<std::string> sent() {
     std::vector<std::string> texts;
     for (const auto& send : dispatch_.take_sends()) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the client makes of a worker that does not keep to the protocol. The worker is played by the test, on real
-// sockets.
+// The client against a worker that does not keep to the protocol. The test plays the worker, on real sockets.
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

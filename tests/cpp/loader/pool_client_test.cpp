@@ -52,7 +52,7 @@ class PoolClientTest : public net::PoolSocketsTest {
 
   bool submit(int64_t index) { return client_->submit(wire::IndexKind::kInteger, std::as_bytes(std::span(&index, 1))); }
 
-  // What comes next that is not about how many workers there are.
+  // The next event that is not about the number of workers.
   Event next() {
     const auto deadline = Clock::now() + kPatience;
     for (;;) {

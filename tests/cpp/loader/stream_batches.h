@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The batches that the test's workers serve: a function of epoch, sequence and indices, so that the trainer's side can
-// say what must have come. Some indices are orders to the worker instead.
+// compute the batch that must have come. Some indices are orders to the worker instead.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A client with real worker processes and no Python: starts them, streams, and holds every batch against what it must
-// be.
+// A client with real worker processes and no Python: starts them, streams, and compares every batch with the one that
+// it must be.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -84,7 +84,7 @@ class StreamTest : public test::SeededTest {
     if (client_->submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices)))) ++submitted_count_;
   }
 
-  // What comes next; kNothing only after half a minute of silence.
+  // The next event; kNothing only after half a minute of silence.
   Event next() {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     for (;;) {

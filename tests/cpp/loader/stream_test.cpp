@@ -49,7 +49,7 @@ class WholeStreamTest : public StreamTest {
     StreamTest::TearDown();
   }
 
-  // Begins an epoch of torch's own sampler, and notes what its batches must be.
+  // Begins an epoch of torch's own sampler, and notes the batches that it must give.
   void begin(const TorchSamplerOptions& sampler, EpochPlan plan = {}) {
     ++epoch_;
     expect(sampler);
@@ -69,7 +69,7 @@ class WholeStreamTest : public StreamTest {
 
   Event take() { return stream_->next(steady_clock::now() + seconds(30)); }
 
-  // The sequences of the rest of the epoch, each batch held against what it must be.
+  // The sequences of the rest of the epoch, each batch compared with the one that it must be.
   std::vector<uint64_t> finish() {
     std::vector<uint64_t> sequences;
     Event event = take();

@@ -76,7 +76,7 @@ class TorchSamplerTest : public test::SeededTest {
   }
   static at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
 
-  // Pulls both in step and compares what they give, and after every pull where the generators stand.
+  // Pulls both in step and compares the indices, and after every pull the states of the generators.
   static void expect_as_torch(const TorchSamplerOptions& options, uint64_t seed) {
     default_generator().set_current_seed(seed);
     auto ours = options;

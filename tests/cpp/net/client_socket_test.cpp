@@ -283,7 +283,7 @@ TEST_F(Releases, OfWhatFindsNoRoomComeAtOnceAndTheRestIsBounded) {
   expect_all_released();
 }
 
-// What a process that was forked from one with sockets does to them.
+// The effect on sockets of a process that was forked from their owner.
 struct PoolOfSockets {
   explicit PoolOfSockets(const PoolKeys& keys)
       : authenticator(Authenticator::start(context).value()),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A client that speaks ZMTP 3.0 with CURVE by hand (RFC 23 and 26), so that it can say what libzmq would never say.
+// A client that speaks ZMTP 3.0 with CURVE by hand (RFC 23 and 26), so that it can send messages that libzmq never
+// sends.
 
 #include <gtest/gtest.h>
 #include <sodium.h>

@@ -52,7 +52,7 @@ TEST(Keys, ErrorsDoNotRepeatTheText) {
 
 TEST(Keys, ASecretIsWipedWhenItIsDroppedAndWhenItIsMovedFrom) {
   std::vector<std::byte> memory(sizeof(SecretKey));
-  // Volatile, as the compiler knows that nobody may read what was destroyed.
+  // Volatile, as the compiler knows that nobody may read an object that was destroyed.
   const volatile std::byte* view = memory.data();
   const auto is_zero = [&] {
     bool is_zero = true;

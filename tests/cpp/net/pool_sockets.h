@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Servers and clients of a pool on loopback, with the keys of one pool and what tests wait for.
+// Servers and clients of a pool on loopback, with the keys of one pool and the waits of the tests.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -175,7 +175,7 @@ class PoolSocketsTest : public testing::Test {
     EXPECT_LT(Clock::now() - begun, std::chrono::seconds(1));
   }
 
-  // Memory of this process in bytes: `index` 0 is what it may address, 1 what it has.
+  // Memory of this process in bytes: `index` 0 is its address space, 1 its resident part.
   static uint64_t memory_bytes(int index) {
     std::ifstream file("/proc/self/statm");
     std::array<uint64_t, 2> pages{};

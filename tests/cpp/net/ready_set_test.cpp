@@ -45,7 +45,7 @@ class ReadySetTest : public PoolSocketsTest {
     served.client.reset();
   }
 
-  // What is told at once.
+  // The tags that are told at once.
   std::set<uint64_t> told() { return of(set_->wait(milliseconds(0))); }
   // Waits until nothing is told: a connection that begins tells of itself more than once.
   void expect_calm() {

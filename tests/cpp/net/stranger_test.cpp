@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has no business at a server's port, and peers that have and behave badly: what each of them meets, and that a
-// good client is served within a second all the while.
+// Strangers at a server's port, and peers with a key that behave badly: the server's answer to each, and that a good
+// client is served within a second all the while.
 #include <gtest/gtest.h>
 #include <zmq.h>
 
@@ -172,7 +172,7 @@ TEST_F(Stranger, ThatAnnouncesAGiantFrameIsClosedAndNothingIsAllocated) {
   expect_unharmed();
 }
 
-// What a peer does that has a key and may connect.
+// The misdeeds of a peer that has a key and may connect.
 class BadPeer : public Stranger {};
 
 TEST_F(BadPeer, ThatShakesHandsByHandIsServed) {

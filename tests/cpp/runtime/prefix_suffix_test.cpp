@@ -143,7 +143,7 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& tensors) {
   return copied;
 }
 
-// What the trainer runs: the kept groups, with the boundary values as further leaves.
+// The trainer's part: the kept groups, with the boundary values as further leaves.
 graph::Graph suffix_of(const graph::Graph& whole, const graph::Plan& plan) {
   graph::Graph suffix = whole;
   suffix.nodes.clear();
@@ -187,7 +187,7 @@ void check_cut(const Program& program, const graph::Graph& whole, std::span<cons
   suffix_leaves.resize(100);
   graph::Graph suffix = suffix_of(whole, plan.value());
   for (size_t i = 0; i < boundary.value().size(); ++i) {
-    // What crosses arrives in memory of its own.
+    // Values that cross arrive in memory of their own.
     suffix_leaves.push_back(boundary.value()[i].clone());
     graph::Input& input = suffix.inputs[suffix.inputs.size() - boundary.value().size() + i];
     input.dtype = *capture::dtype_from_torch(boundary.value()[i].scalar_type());

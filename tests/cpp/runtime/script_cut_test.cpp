@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A TorchScript module cut in two gives what it gives whole, to the bit, gradients too.
+// A TorchScript module cut in two gives the same as the whole, to the bit, gradients too.
 
 #include "runtime/script_cut.h"
 
@@ -22,7 +22,7 @@ using capture::ScriptCall;
 using graph::CutMode;
 using torch::jit::Module;
 
-// What is run is not optimized, so that two modules are not told apart by how often they ran.
+// Programs are not optimized, so that two modules do not differ by how often they ran.
 class ScriptCutTest : public ::testing::Test {
  protected:
   void SetUp() override { torch::jit::setGraphExecutorOptimize(false); }

@@ -50,7 +50,7 @@ void expect_same_layout(const at::Tensor& seen, const at::Tensor& expected, cons
   EXPECT_EQ(seen.strides(), expected.strides()) << what;
 }
 
-// Runs a call on a value that dies with it, with and without what this file is about. Returns whether it saved memory.
+// Runs a call on a value that dies with it, with and without writing over. Returns whether it saved memory.
 bool saves_memory(const std::string& call, const at::Tensor& x, const at::Tensor& other) {
   const auto form = [](const at::Tensor& tensor) {
     std::string text = graph::name_of(tensor.scalar_type() == at::kFloat      ? graph::Dtype::kFloat32

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the trainer accepts as an arena, and what it sees through one that another process made.
+// The arenas that the trainer accepts, and its view of one that another process made.
 #include <fcntl.h>
 #include <sys/socket.h>
 

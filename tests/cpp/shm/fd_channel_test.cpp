@@ -80,7 +80,7 @@ class FdChannel : public testing::Test {
   std::optional<FdConnection> there_;
 };
 
-// What a process of another user meets. Runs in a child, as root may take any user.
+// The refusal of a process of another user. Runs in a child, as root may take any user.
 std::string as_another_user(const std::function<std::string()>& body) {
   if (::setgid(kAnotherUser) != 0 || ::setuid(kAnotherUser) != 0) return "the user could not be changed";
   return body();

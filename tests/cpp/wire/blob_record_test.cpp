@@ -59,7 +59,7 @@ TEST(BlobRecord, EveryMessageComesBack) {
 TEST(BlobRecord, HasTheBytesOfTheSpecification) {
   std::vector<uint8_t> expected{0x50, 0x4e, 0x42, 0x31, 1, 0, 1, 0};  // PNB1, version 1, a wish
   expected.insert(expected.end(), kDigest.begin(), kDigest.end());
-  expected.insert(expected.end(), {2, 0, 0, 0, 0, 0, 0, 0});  // what begins at byte 2
+  expected.insert(expected.end(), {2, 0, 0, 0, 0, 0, 0, 0});  // the piece that begins at byte 2
   expected.resize(kBlobRecordBytes);
   const auto part = write_blob_message(BlobWish{.id = digest(), .offset = 2});
   ASSERT_EQ(part.size(), expected.size());

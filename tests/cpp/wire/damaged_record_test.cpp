@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parsers of records do with bytes that were cut short or changed: they give an error, or something that is
-// safe to follow, and never allocate more than the bytes that they were given justify.
+// The parsers of records on bytes that were cut short or changed: they give an error, or a result that is safe to
+// follow, and never allocate more than the bytes that they were given justify.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,7 +63,8 @@ class ExactCopy {
 
 class DamagedRecord : public test::SeededTest {
  protected:
-  // Reads bytes as a record and holds the result against what a reader relies on. Returns whether they were accepted.
+  // Reads bytes as a record and checks the result for the properties that a reader relies on. Returns whether they were
+  // accepted.
   static bool is_accepted(std::span<const std::byte> bytes) {
     largest_allocation_bytes = 0;
     const auto frame = parse_frame(bytes);

@@ -43,7 +43,7 @@ class Frames : public test::SeededTest {
   // Overwrites a number of the record of one float32 tensor [1, 2] and reads it.
   template <typename T>
   static Result<Frame> parse_with(size_t offset, T value) {
-    static std::vector<std::byte> record;  // what the result views
+    static std::vector<std::byte> record;  // the memory that the result views
     record = make_record({make_entry(6, {1, 2})}, nest_of_tensors(1));
     std::memcpy(record.data() + offset, &value, sizeof value);
     return parse_frame(record);

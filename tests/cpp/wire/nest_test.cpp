@@ -35,7 +35,7 @@ class Nest : public test::SeededTest {
     for (uint32_t level = 0; level < count; ++level) nest_.list(1);
   }
 
-  // A random value, and what was written in words.
+  // A random value, and its tokens in words.
   std::string write_value(int depth) {
     switch (depth > 0 ? draw(0, 14) : draw(0, 10)) {
       case 0: return nest_.none(), "None";
@@ -84,7 +84,7 @@ class Nest : public test::SeededTest {
     return words;
   }
 
-  // What is read back, in the same words.
+  // The tokens that are read back, in the same words.
   std::string read_value() {
     const NestToken token = next();
     switch (token.tag) {
@@ -228,7 +228,7 @@ TEST_F(Nest, AnythingBehindTheOneValueIsMalformed) {
 TEST_F(Nest, NothingAtAllIsMalformed) { EXPECT_EQ(refusal(), Errc::kMalformed); }
 
 TEST_F(Nest, ContainersThatClaimMoreThanBytesAreLeftAreMalformed) {
-  // The token itself is refused, as a reader reserves room for what it claims.
+  // The token itself is refused, as a reader reserves room for its claim.
   nest_.list(0xffffffff), nest_.none();
   EXPECT_EQ(reader().next().error().code, Errc::kMalformed);
   nest_.clear();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Batch records for tests: entries with strides as torch makes them, and frames that own what they view.
+// Batch records for tests: entries with strides as torch makes them, and frames that own the memory that they view.
 
 #include <cstddef>
 #include <cstdint>

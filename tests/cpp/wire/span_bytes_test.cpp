@@ -16,7 +16,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// What span_bytes() must give; nothing where it must refuse.
+// The result that span_bytes() must give; nothing where it must refuse.
 std::optional<uint64_t> wide_span_bytes(DTypeCode dtype, std::span<const int64_t> shape,
                                         std::span<const int64_t> strides) {
   constexpr Wide kFarTooMuch = Wide{1} << 120;

@@ -62,7 +62,7 @@ class PoolServerTest : public net::PoolSocketsTest {
     ASSERT_TRUE(started) << started.error().message;
     server_ = std::move(started).value();
   }
-  // The worker's main thread: what it is asked for is made by `maker` until the worker ends.
+  // The worker's main thread: `maker` makes the requested batches until the worker ends.
   void work_by(Maker maker) {
     ended_ = std::async(std::launch::async, [this, maker = std::move(maker)]() -> Error {
       for (;;) {
@@ -410,7 +410,7 @@ class BlobTransfer : public PoolServerTest {
  protected:
   BlobTransfer() { id_.fill(std::byte{3}); }
 
-  // The worker's main thread asks for the blob, and answers with an error that says what it got.
+  // The worker's main thread asks for the blob, and answers with an error that holds the blob's text.
   void serve_blob(PoolServerOptions options) {
     start(std::move(options));
     work_by([this](PoolServer& server, const PoolWork& work) {

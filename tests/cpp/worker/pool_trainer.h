@@ -40,7 +40,7 @@ class PoolTrainer {
     Bytes state;
     uint32_t piece_count = 0;
   };
-  // What a request carries beside what the session says.
+  // The parts of a request beside the session's message.
   struct Content {
     std::vector<int64_t> indices = {};
     Bytes seeds = {};
@@ -101,7 +101,7 @@ class PoolTrainer {
   uint64_t blob_piece_bytes = wire::kBlobPieceBytesMax;
   int wishes_to_ignore = 0;
   int answers_to_lose = 0;
-  std::string refusal;  // what the worker last said
+  std::string refusal;  // the worker's last message
   std::set<wire::ToTrainer::Kind> said;
 
  private:

@@ -36,7 +36,7 @@ class PrefixCacheTest : public testing::Test {
     ASSERT_TRUE(message);
     shelf_.put(id_of(number), message.value());
   }
-  // The keys of what is made of a batch with those prefixes.
+  // The keys of the values made of a batch with those prefixes.
   std::vector<std::string> run(const std::vector<BlobId>& ids) {
     shelf_.select(ids, stage_);
     BatchContent content{.tensors = {at::ones({4})}, .boundary_keys = {}, .nest = {}};

@@ -34,7 +34,7 @@ void install(PrefixStage& stage, const std::string& text, uint64_t seed) {
   stage.install(message.value());
 }
 
-// What prefixes add to a batch of four ones.
+// The tensors that prefixes add to a batch of four ones.
 std::vector<at::Tensor> run(PrefixStage& stage, uint64_t epoch_seed, uint64_t sequence) {
   BatchContent content{.tensors = {at::ones({4})}, .boundary_keys = {}, .nest = {}};
   stage.run(content, epoch_seed, sequence);

@@ -156,7 +156,7 @@ TEST_F(SlabWriterTest, ATensorThatTheDatasetKeepsHoldsItsSlabBackAndItsContentSu
 }
 
 TEST_F(SlabWriterTest, ADatasetThatKeepsEveryBatchIsNeverStuck) {
-  // A dataset that caches what its collate_fn returned made the worker wait for ever for slabs that it held itself.
+  // A dataset that caches results of its collate_fn made the worker wait for ever for slabs that it held itself.
   std::vector<std::pair<at::Tensor, at::Tensor>> kept;
   for (int round = 0; round < 40; ++round) {
     writer_->begin();
