@@ -70,7 +70,7 @@ def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> N
     assert all(
         "was killed by SIGKILL; the others make the batches that it owed" in text for text in told
     )
-    assert "which are 1 now" in told[1]
+    assert "and are 1 now" in told[1]
     assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 
 

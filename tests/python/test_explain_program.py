@@ -399,7 +399,7 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
         (line,) = error.splitlines()
         assert line == (
             f"penstock: there is no plan: {seen} were delivered, but no model was called with a "
-            "tensor of one, or with what follows from one by operators that can be followed "
+            "tensor of one, or with one that follows from one by operators that can be followed "
             "(random ones, indexing and other libraries cannot; nor can the first batch): Net "
             f"was called {times}, first with float32 [4, 3, 8, 8]; do it in the model's forward or "
             "in the dataset"
