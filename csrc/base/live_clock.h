@@ -12,8 +12,8 @@ namespace penstock {
 
 inline Instant clock_now() { return std::chrono::time_point_cast<Duration>(std::chrono::steady_clock::now()); }
 
-// The time to wait until `when`; negative, for ever, without one. Rounded up, so that the event is due once the wait is
-// over.
+// The time from `now` to wait for an event that is `due` then; negative, for ever, if none is. Rounded up, so that the
+// event is due once the wait is over.
 inline std::chrono::milliseconds wait_time(const std::optional<Instant>& due, Instant now) {
   if (!due) return std::chrono::milliseconds(-1);
   return std::chrono::ceil<std::chrono::milliseconds>(std::max(*due - now, Duration(0)));

@@ -30,7 +30,8 @@ class EffectAnalysis {
         aliases_(graph.value_names.size()),
         origins_(graph.value_names.size()),
         pins_(graph.value_names.size()),
-        spoils_(graph.value_names.size()) {}
+        spoils_(graph.value_names.size()),
+        is_second_view_(graph.nodes.size(), false) {}
 
   std::vector<Verdict> run() {
     for (const Input& input : graph_.inputs) set_input(input);
@@ -38,7 +39,7 @@ class EffectAnalysis {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) collect_origins(graph_.nodes[i], traits_of(i));
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (const ValueId written : traits_of(i).writes) pin(written, describe(graph_.nodes[i]) + " writes it in place");
-    if (options_.is_whole_program) second_views_ = second_views(graph_, aliases_, options_.known_outside);
+    if (options_.is_whole_program) is_second_view_ = second_views(graph_, aliases_, options_.known_outside);
     for (int round = 0;; ++round) {
       std::vector<Verdict> verdicts = judge_all();
       if (!pin_split_sets(/*all=*/round == kRoundsMax)) return verdicts;
@@ -166,7 +167,7 @@ class EffectAnalysis {
         spoil(operand, describe(node) + ", whose effect is not known, may have written it");
       });
     Verdict verdict{.level = fact.level, .movable = is_movable(fact.level), .reason = reason(fact, is_inherited)};
-    if (verdict.movable && !second_views_.empty() && second_views_[index]) {
+    if (verdict.movable && is_second_view_[index]) {
       verdict.is_second_view = true;
       verdict.reason = describe(node) + " gives a second view of memory that leaves forward";
     }
@@ -226,7 +227,7 @@ class EffectAnalysis {
   std::vector<std::vector<ValueId>> origins_;  // by alias set: values that it may be, through an unknown operator
   std::vector<Cause> pins_;                    // by alias set: who writes it
   std::vector<Spoil> spoils_;                  // by alias set
-  std::vector<bool> second_views_;             // by node
+  std::vector<bool> is_second_view_;           // by node
   const Traits nothing_known_;
 };
 

@@ -13,14 +13,6 @@ std::string spoken_worker(uint64_t worker_id) {
   return text;
 }
 
-namespace {
-
-std::string start_command(const std::string& where) {
-  return "start some (penstock worker --controller " + where + ")";
-}
-
-}  // namespace
-
 void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
   MutexLock lock(mutex_);
   controller_ = std::move(controller);
@@ -52,9 +44,21 @@ std::optional<Duration> PoolStanding::controller_silence() const {
 
 std::string PoolStanding::describe_declined(const std::string& where) const {
   MutexLock lock(mutex_);
-  const std::string all = pool_count_ == 1 ? "the one worker" : "all " + std::to_string(pool_count_) + " workers";
-  return all + " of the controller at " + where + (pool_count_ == 1 ? " has" : " have") + " declined it; " +
-         start_command(where) + " that can run it" + spoken_refusals();
+  return spoken_lack(where) + spoken_refusals();
+}
+
+std::string PoolStanding::spoken_lack(const std::string& where) const {
+  const std::string start = "start some (penstock worker --controller " + where + ")";
+  std::string text = "the controller at " + where + " has no worker for this trainer: ";
+  if (declined_count_ == 0) {
+    text += start + ", or wait until other trainers need fewer";
+  } else if (declined_count_ < pool_count_) {
+    text += std::to_string(declined_count_) + " of its " + std::to_string(pool_count_) +
+            " have declined this job, and other trainers have the rest; " + start + " that can run it, or wait";
+  } else {
+    text += "all of its " + std::to_string(pool_count_) + " have declined this job; " + start + " that can run it";
+  }
+  return text;
 }
 
 std::string PoolStanding::spoken_refusals() const {
@@ -82,16 +86,7 @@ std::string PoolStanding::describe(const std::string& where, const std::string& 
            std::to_string(open_count_) + " of " + std::to_string(known_count_) +
            (known_count_ == 1 ? " worker" : " workers") + " that it had named work for this trainer";
   } else if (known_count_ == 0) {
-    const std::string start = start_command(where);
-    text = "the controller at " + where + " has no worker for this trainer: ";
-    if (declined_count_ == 0) {
-      text += start + ", or wait until other trainers need fewer";
-    } else if (declined_count_ < pool_count_) {
-      text += std::to_string(declined_count_) + " of its " + std::to_string(pool_count_) +
-              " have declined this job, and other trainers have the rest; " + start + " that can run it, or wait";
-    } else {
-      text += "all of its " + std::to_string(pool_count_) + " have declined this job; " + start + " that can run it";
-    }
+    text = spoken_lack(where);
   } else {
     text = std::to_string(open_count_) + (open_count_ == 1 ? " worker of " : " workers of ") +
            std::to_string(known_count_) + " that the controller at " + where + " has named work for this trainer";

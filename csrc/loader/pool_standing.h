@@ -43,6 +43,7 @@ class PoolStanding {
   std::string describe_declined(const std::string& where) const;
 
  private:
+  std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // of workers
   std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
 
   mutable Mutex mutex_;

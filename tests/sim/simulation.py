@@ -25,6 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parent.parent / "csrc"
+HEADER_ROOMS = ("base", "wire")  # beside cluster, which is compiled
 BUILT = HERE.parent.parent / "build" / "simulator"
 FLAGS = ("-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-restrict", "-D_GLIBCXX_ASSERTIONS")
 
@@ -48,16 +49,19 @@ class BuildError(Exception):
     """The compiler's words."""
 
 
+def compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
 def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None = None) -> Path:
     """Compiles the simulator in `folder`, which is made. Where no header is mutated, what is not
     mutated is taken from the folder of a `sound` build."""
-    compiler = os.environ.get("CXX", "c++")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = folder / "csrc" / "cluster"
     if cluster.exists():
         shutil.rmtree(cluster)
     shutil.copytree(CSRC / "cluster", cluster)
-    for room in ("base", "wire"):
+    for room in HEADER_ROOMS:
         shutil.copytree(CSRC / room, folder / "csrc" / room, dirs_exist_ok=True)
     for mutation in mutations:
         path = cluster / mutation.file
@@ -74,25 +78,23 @@ def build(folder: Path, mutations: Sequence[Mutation] = (), sound: Path | None =
         if sound is not None and source.name not in mutated:
             return sound / f"{source.stem}.o"
         target = folder / f"{source.stem}.o"
-        command = [compiler, *FLAGS, f"-I{folder / 'csrc'}", f"-I{HERE}", "-c", str(source)]
+        command = [compiler(), *FLAGS, f"-I{folder / 'csrc'}", f"-I{HERE}", "-c", str(source)]
         _run([*command, "-o", str(target)])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, sources))
     program = folder / "simulate"
-    _run([compiler, *map(str, objects), "-o", str(program), "-pthread"])
+    _run([compiler(), *map(str, objects), "-o", str(program), "-pthread"])
     return program
 
 
 def built_once() -> Path:
     """The simulator without mutations, which is compiled anew only when one of its sources has
     changed. Several processes may call this at once."""
-    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h")]
-    for room in ("base", "cluster", "wire"):
-        sources += [*(CSRC / room).glob("*.cpp"), *(CSRC / room).glob("*.h")]
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in sorted(sources):
+    folders = [HERE, CSRC / "cluster", *(CSRC / room for room in HEADER_ROOMS)]
+    digest = hashlib.sha256(" ".join([compiler(), *FLAGS]).encode())
+    for source in sorted(path for folder in folders for path in folder.glob("*.[ch]*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = BUILT / digest.hexdigest()[:16]
     if not folder.exists():

@@ -51,9 +51,9 @@ def may_begin_early(loader: LoaderFace) -> bool:
     """Whether nothing speaks against asking for the next epoch before it begins, as far as it can
     be seen here. Its worker looks at the dataset.
     """
-    return (
-        bool(loader.persistent_workers)
-        and bool(loader.overlap_epochs)
-        and bool(loader.in_order)
+    return bool(
+        loader.persistent_workers
+        and loader.overlap_epochs
+        and loader.in_order
         and not is_stateful(loader.dataset)
     )
