@@ -222,6 +222,8 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   for (const auto& [worker_id, worker] : workers_) {
     if (!worker.is_leaving()) ++roster.pool_count;
     if (!worker.is_leaving() && worker.report.has_declined(trainer_id)) ++roster.declined_count;
+    if (worker.report.has_declined_last(trainer_id) && roster.declines.size() < wire::kRosterDeclineCountMax)
+      roster.declines.push_back({.worker_id = worker_id, .reason = worker.report.decline_reason});
     if (worker.trainer_id != trainer_id) continue;
     roster.entries.push_back({.worker = {.worker_id = worker_id,
                                          .incarnation = worker.report.incarnation,

@@ -119,7 +119,8 @@ Result<void> PoolIo::serve_controller(Instant now) {
   if (auto roster = controller_->take_roster()) {
     directory_.set_roster(std::move(roster->entries));
     set_roster(now);
-    note_declines(roster->pool_count, roster->declined_count);
+    carry_out();  // links that end are forgotten, with what was noted of them, before the roster's reasons are noted
+    note_declines(*roster);
   }
   controller_->report([this] { return make_report(); }, now);
   return {};
@@ -312,15 +313,22 @@ void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
   const std::string reason(text_of(answer.body));
   if (reason.empty()) return;
   if (standing_.note_refusal(worker_id, reason) && answer.message.kind == ToTrainer::Kind::kDeclined)
-    tell("worker " + spoken_place(worker_id) + " does not work for this trainer: " + reason);
+    tell_of_decline(spoken_place(worker_id), reason);
+}
+
+void PoolIo::tell_of_decline(const std::string& worker, const std::string& reason) {
+  tell("worker " + worker + " does not work for this trainer: " + reason);
 }
 
 // When every worker has declined no batch will ever come, unless others join. That is an error for a job that nobody
 // has run yet. A job that was run waits, since the worker that ran it may come back.
-void PoolIo::note_declines(uint32_t pool_count, uint32_t declined_count) {
-  standing_.note_pool(pool_count, declined_count);
-  const bool is_hopeless =
-      declined_count > 0 && declined_count == pool_count && session_.declined_count() == session_.known_count();
+void PoolIo::note_declines(const wire::TrainerRoster& roster) {
+  standing_.note_pool(roster.pool_count, roster.declined_count);
+  for (const auto& [worker_id, reason] : roster.declines) {
+    if (standing_.note_reported_refusal(worker_id, reason)) tell_of_decline(spoken_worker(worker_id), reason);
+  }
+  const bool is_hopeless = roster.declined_count > 0 && roster.declined_count == roster.pool_count &&
+                           session_.declined_count() == session_.known_count();
   if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
     const std::string news =
         "no worker of the pool can run this job: " + standing_.describe_declined(options_.controller.text());

@@ -94,7 +94,8 @@ class PoolIo : public EventLoop::Handler {
   // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
-  void note_declines(uint32_t pool_count, uint32_t declined_count);
+  void note_declines(const wire::TrainerRoster& roster);
+  void tell_of_decline(const std::string& worker, const std::string& reason);
 
   void carry_out();
   void send(const cluster::PoolSession::Command& command);

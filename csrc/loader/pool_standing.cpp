@@ -31,6 +31,11 @@ bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
   return std::exchange(refusals_[worker_id], reason) != reason;
 }
 
+bool PoolStanding::note_reported_refusal(uint64_t worker_id, const std::string& reason) {
+  MutexLock lock(mutex_);
+  return refusals_.try_emplace(worker_id, reason).second;
+}
+
 void PoolStanding::forget_refusal(uint64_t worker_id) {
   MutexLock lock(mutex_);
   refusals_.erase(worker_id);

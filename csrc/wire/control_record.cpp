@@ -59,6 +59,11 @@ void fields(Visitor& visit, TrainerRoster::Entry& m) {
   visit(m.endpoint, kControlNameBytesMax);
 }
 template <typename Visitor>
+void fields(Visitor& visit, TrainerRoster::Decline& m) {
+  visit(m.worker_id);
+  visit(m.reason, kControlReasonBytesMax);
+}
+template <typename Visitor>
 void fields(Visitor& visit, TrainerRoster& m) {
   visit(m.controller_id);
   visit(m.view);
@@ -66,6 +71,7 @@ void fields(Visitor& visit, TrainerRoster& m) {
   visit(m.pool_count);
   visit(m.declined_count);
   visit(m.entries, kRosterCountMax);
+  visit(m.declines, kRosterDeclineCountMax);
 }
 template <typename Visitor>
 void fields(Visitor& visit, Farewell& m) {

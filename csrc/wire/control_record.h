@@ -26,7 +26,8 @@ constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a 
 constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
 constexpr size_t kRosterCountMax = 4096;
 constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;
-static_assert(kRosterCountMax * (kControlNameBytesMax + 32) < kControlBytesMax);
+static_assert(kRosterCountMax * (kControlNameBytesMax + 32) + kRosterDeclineCountMax * (kControlReasonBytesMax + 12) <
+              kControlBytesMax);
 
 // A worker or a trainer ends by its own will.
 struct Farewell {

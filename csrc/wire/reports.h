@@ -13,6 +13,7 @@
 namespace penstock::wire {
 
 constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
+constexpr size_t kRosterDeclineCountMax = 16;  // workers of which a roster says why they declined
 
 struct WorkerReport {
   uint64_t worker_id = 0;
@@ -25,6 +26,8 @@ struct WorkerReport {
   std::string decline_reason{};      // why it cannot run that of the latest, for people
 
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
+  // Whether `decline_reason` is about this trainer.
+  bool has_declined_last(uint64_t id) const { return !declined.empty() && declined.back() == id; }
 
   friend bool operator==(const WorkerReport&, const WorkerReport&) = default;
 };
@@ -75,12 +78,21 @@ struct TrainerRoster {
 
     friend bool operator==(const Entry&, const Entry&) = default;
   };
+  // Why a worker has declined this trainer. The worker says so itself, too; but its link ends with the roster that does
+  // without it, and that roster can be here first.
+  struct Decline {
+    uint64_t worker_id = 0;
+    std::string reason{};
+
+    friend bool operator==(const Decline&, const Decline&) = default;
+  };
   uint64_t controller_id = 0;  // of this run of the controller
   uint64_t view = 0;           // counts up as it changes
   bool is_settled = false;
   uint32_t pool_count = 0;      // workers that are not leaving, whosever they are
   uint32_t declined_count = 0;  // of them, those that have declined this trainer
   std::vector<Entry> entries{};
+  std::vector<Decline> declines{};  // as far as the reasons are known, kRosterDeclineCountMax at most
 
   friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;
 };

@@ -13,7 +13,8 @@ using namespace penstock::wire;
 namespace {
 
 constexpr size_t kHeadBytes = 8;
-constexpr size_t kEmptyEntryBytes = 17;  // of a roster, without an endpoint
+constexpr size_t kEmptyEntryBytes = 17;    // of a roster, without an endpoint
+constexpr size_t kEmptyDeclineBytes = 12;  // without a reason
 
 void check_text(const std::string& text, size_t bytes_max) {
   expect(text.size() <= bytes_max, "texts are within their caps");
@@ -36,7 +37,8 @@ std::vector<Bytes> make_seeds() {
       wire::write_control(wire::TrainerRoster{.controller_id = 1,
                                               .view = 2,
                                               .is_settled = true,
-                                              .entries = {{worker, "tcp://b:2"}, {worker, "tcp://c:3"}}}),
+                                              .entries = {{worker, "tcp://b:2"}, {worker, "tcp://c:3"}},
+                                              .declines = {{9, "z"}}}),
       wire::write_control(wire::Farewell{.id = 5, .is_worker = true}),
       wire::write_control(wire::StatusRequest{}),
       wire::write_control(wire::Status{.json = "{}"}),
@@ -62,9 +64,15 @@ void mutate(Bytes& bytes, Choices& choices) {
         std::memcpy(bytes.data() + kHeadBytes + choices.below(bytes.size() - kHeadBytes - 3), &length, sizeof length);
       break;
     case 1:
+      // Its two lists are last: the workers, and those that have declined.
+      bytes = wire::write_control(wire::TrainerRoster{});
+      std::memcpy(bytes.data() + bytes.size() - 2 * sizeof length, &length, sizeof length);
+      bytes.resize(bytes.size() + length * kEmptyEntryBytes);
+      break;
+    case 2:
       bytes = wire::write_control(wire::TrainerRoster{});
       std::memcpy(bytes.data() + bytes.size() - sizeof length, &length, sizeof length);
-      bytes.resize(bytes.size() + length * kEmptyEntryBytes);
+      bytes.resize(bytes.size() + length * kEmptyDeclineBytes);
       break;
     default: break;
   }
@@ -88,6 +96,8 @@ void check(std::span<const std::byte> bytes) {
   } else if (const auto* roster = std::get_if<wire::TrainerRoster>(&message)) {
     expect(roster->entries.size() <= wire::kRosterCountMax, "lists are within their caps");
     for (const auto& entry : roster->entries) check_text(entry.endpoint, wire::kControlNameBytesMax);
+    expect(roster->declines.size() <= wire::kRosterDeclineCountMax, "lists are within their caps");
+    for (const auto& decline : roster->declines) check_text(decline.reason, wire::kControlReasonBytesMax);
   } else if (const auto* status = std::get_if<wire::Status>(&message)) {
     check_text(status->json, wire::kControlTextBytesMax);
   } else if (const auto* refusal = std::get_if<wire::Refusal>(&message)) {

@@ -26,8 +26,12 @@ class RosterTest : public testing::Test {
                                    now_);
   }
   void declining_worker(uint64_t id, std::vector<uint64_t> declined) {
-    roster_.worker_reported(
-        {.worker_id = id, .incarnation = 1, .endpoint = "tcp://10.0.0.1:1", .declined = std::move(declined)}, now_);
+    roster_.worker_reported({.worker_id = id,
+                             .incarnation = 1,
+                             .endpoint = "tcp://10.0.0.1:1",
+                             .declined = std::move(declined),
+                             .decline_reason = "reason of " + std::to_string(id)},
+                            now_);
   }
   std::set<uint64_t> trainer(uint64_t id) {
     last_ = roster_.trainer_reported({.trainer_id = id, .job = "job", .worker_count_max = 64}, now_);
@@ -204,6 +208,23 @@ TEST_F(RosterTest, TrainerKnowsWhenNobodyCanRunItsJob) {
   worker(3);
   EXPECT_EQ(trainer(100), (std::set<uint64_t>{3}));
   EXPECT_EQ(last_.pool_count, 2u);
+}
+
+// A worker's report has its reason for the last trainer alone.
+TEST_F(RosterTest, TrainerIsToldWhyWorkersDeclinedItWhereThatIsKnown) {
+  settle();
+  trainer(100);
+  declining_worker(1, {100});
+  declining_worker(2, {50, 100});
+  declining_worker(3, {100, 50});
+  trainer(100);
+  EXPECT_EQ(last_.declined_count, 3u);
+  EXPECT_EQ(last_.declines, (std::vector<wire::TrainerRoster::Decline>{{1, "reason of 1"}, {2, "reason of 2"}}));
+  trainer(50);
+  EXPECT_EQ(last_.declines, (std::vector<wire::TrainerRoster::Decline>{{3, "reason of 3"}}));
+  for (uint64_t id = 4; id < 4 + wire::kRosterDeclineCountMax; ++id) declining_worker(id, {100});
+  trainer(100);
+  EXPECT_EQ(last_.declines.size(), wire::kRosterDeclineCountMax);
 }
 
 TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {

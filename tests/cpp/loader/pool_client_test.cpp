@@ -14,6 +14,7 @@
 
 #include "../net/pool_sockets.h"
 #include "hand_worker.h"
+#include "wire/control_record.h"
 
 namespace penstock::loader {
 namespace {
@@ -32,7 +33,11 @@ class PoolClientTest : public net::PoolSocketsTest {
     auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
     const auto endpoint = server->endpoint();
     worker_ = std::make_unique<HandWorker>(std::move(server), worker);
-    auto source = std::make_unique<PoolSource>(PoolIoOptions{.controller = free_endpoint(),
+    begin(free_endpoint(), {{.worker_id = 5, .endpoint = endpoint}}, is_iterable);
+  }
+
+  void begin(const net::Endpoint& controller, const std::vector<OwnWorker>& own_workers, bool is_iterable = false) {
+    auto source = std::make_unique<PoolSource>(PoolIoOptions{.controller = controller,
                                                              .keys = keys_.ring(Role::kTrainer),
                                                              .job = "a test",
                                                              .about = "",
@@ -40,8 +45,7 @@ class PoolClientTest : public net::PoolSocketsTest {
                                                              .credit_bytes = 1 << 24,
                                                              .arena_bytes = 1 << 24,
                                                              .is_iterable = is_iterable},
-                                               7, keys_.ring(Role::kTrainer),
-                                               std::vector<OwnWorker>{{.worker_id = 5, .endpoint = endpoint}});
+                                               7, keys_.ring(Role::kTrainer), own_workers);
     PoolSource& pool = *source;
     client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true},
                                            pool, std::move(source));
@@ -204,6 +208,33 @@ TEST_F(PoolClientTest, WhyAWorkerDeclinesIsToldAndThePoolWaitedFor) {
   EXPECT_NE(event.message().find(" at tcp://127.0.0.1:"), std::string::npos) << event.message();
   EXPECT_NE(client_->describe_pool().find("no controller has answered"), std::string::npos);
   EXPECT_NE(client_->describe_pool().find("another torch"), std::string::npos);
+}
+
+// The user was told that all workers had declined, and not why: the controller's roster came before the refusals.
+TEST_F(PoolClientTest, RosterThatComesBeforeTheRefusalsOfWorkersSaysWhyTheyDecline) {
+  auto controller = serve({.allowed_roles = {Role::kTrainer}});
+  begin(controller->endpoint(), {});
+  submit(0);
+  const auto report = next_message(*controller);
+  ASSERT_TRUE(report);
+  const wire::TrainerRoster roster{.controller_id = 1,
+                                   .view = 1,
+                                   .is_settled = true,
+                                   .pool_count = 2,
+                                   .declined_count = 2,
+                                   .declines = {{.worker_id = 8, .reason = "no module named 'images'"},
+                                                {.worker_id = 9, .reason = "another torch"}}};
+  ASSERT_TRUE(controller->send(report->peer.routing_id, wire::write_control(roster)));
+  for (const std::string reason : {"no module named 'images'", "another torch"}) {
+    const Event news = next();
+    ASSERT_EQ(news.kind, Event::Kind::kNews);
+    EXPECT_NE(news.message().find("does not work for this trainer: " + reason), std::string::npos) << news.message();
+  }
+  const Event failure = next();
+  ASSERT_EQ(failure.kind, Event::Kind::kFailed);
+  EXPECT_NE(failure.message().find("all of its 2 have declined this job"), std::string::npos) << failure.message();
+  EXPECT_NE(failure.message().find("worker 0000000000000008: no module named 'images'"), std::string::npos);
+  EXPECT_NE(failure.message().find("worker 0000000000000009: another torch"), std::string::npos);
 }
 
 TEST_F(PoolClientTest, AnswersInTheNameOfAnotherWorkerAreNotHeard) {

@@ -54,5 +54,14 @@ TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
   expect_said(standing.describe(kWhere, ""), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
 }
 
+TEST(PoolStanding, ReasonOfTheWorkerItselfIsKept) {
+  PoolStanding standing;
+  EXPECT_TRUE(standing.note_reported_refusal(7, "no module named 'im"));
+  EXPECT_FALSE(standing.note_reported_refusal(7, "no module named 'im"));
+  EXPECT_TRUE(standing.note_refusal(7, "no module named 'images'"));
+  EXPECT_FALSE(standing.note_reported_refusal(7, "no module named 'im"));
+  expect_said(standing.describe_declined(kWhere), "worker 0000000000000007: no module named 'images'");
+}
+
 }  // namespace
 }  // namespace penstock::loader

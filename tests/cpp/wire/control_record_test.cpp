@@ -33,7 +33,8 @@ std::vector<ControlMessage> samples() {
                         .pool_count = 3,
                         .declined_count = 1,
                         .entries = {{{.worker_id = 7, .incarnation = 1, .is_withdrawn = false}, "tcp://[::1]:1"},
-                                    {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}}},
+                                    {{.worker_id = 8, .incarnation = 2, .is_withdrawn = true}, "tcp://b:2"}},
+                        .declines = {{.worker_id = 9, .reason = "no module named 'images'"}}},
           Farewell{.id = 6, .is_worker = true},
           StatusRequest{},
           Status{.json = R"({"workers": []})"},
@@ -115,9 +116,11 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   EXPECT_EQ(std::get<Refusal>(parsed.value()).reason.size(), kControlAboutBytesMax);
   TrainerRoster roster;
   roster.entries.resize(kRosterCountMax + 1);
+  roster.declines.resize(kRosterDeclineCountMax + 1);
   const auto cut = parse_control(write_control(roster));
   ASSERT_TRUE(cut) << cut.error().message;
   EXPECT_EQ(std::get<TrainerRoster>(cut.value()).entries.size(), kRosterCountMax);
+  EXPECT_EQ(std::get<TrainerRoster>(cut.value()).declines.size(), kRosterDeclineCountMax);
   WorkerReport report;
   report.declined.resize(kDeclinedCountMax + 1);
   report.decline_reason.resize(kControlReasonBytesMax + 1);
