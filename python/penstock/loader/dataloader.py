@@ -54,78 +54,79 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, fed through shared memory by native code.
 
     Takes torch's arguments in torch's order and means the same by them: the batches, their order,
-    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. Options of
-    penstock's own, which may be assigned later: the next ``iter()`` heeds them, and starts
-    persistent workers anew:
+    the random numbers and the errors are those of ``torch.utils.data.DataLoader``. The options of
+    penstock's own, below, may be assigned later. The next ``iter()`` heeds them, and starts
+    persistent workers anew.
 
     num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
-        and chooses the number from that; :attr:`worker_choice` says what was chosen and why. It
-        needs ``seeding="batch"``, with which the stream is the same for any number, and ``shards``
-        for an ``IterableDataset``. The attribute is the number in force, 1 or more: without workers
-        there is nothing to measure, and the dataset's copy would be the trainer's own. A new number
-        is heeded in the middle of an epoch, and by the next one for an iterable dataset or with
-        ``in_order=False``. New workers have the dataset as the trainer has it and run
-        ``worker_init_fn``, persistent ones too. Compute-bound workers are no more than the CPUs
-        that this process may use (its affinity, its cgroup, its share of a machine with
-        ``LOCAL_WORLD_SIZE`` ranks), those that wait at most four times as many, or 32. A number
-        assigned later ends the choosing.
-    device: batches arrive on this device, copied on a side stream ahead of use. A ``torch.device``,
-    a string or an
-        index; None leaves them where torch would. ``iter()`` raises ``UnsupportedError`` when the
-        device is not there.
-    seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds torch's,
-        random's and numpy's global
-        generators anew before each batch, from the base seed, the number of the epoch and the place
-        of the batch in it: a dataset and a collate_fn that draw from them give the same stream for
-        any ``num_workers``, 0 included, where the trainer's own generators stay as they were.
-        Generators that a dataset keeps to itself are not covered. A map-style dataset whose
-        ``__getitem__`` takes ``generator`` is given a ``torch.Generator`` for each sample, which
-        makes its draws independent of ``fetch_threads`` too.
-    shards: with ``seeding="batch"`` and an ``IterableDataset``, in how many shards it is read,
-        which is what ``get_worker_info().num_workers`` says; the stream then follows from this
-        number and not from ``num_workers``. Shards beyond the first of a process have copies of the
-        dataset, made by ``copy.deepcopy``. None: one for each worker.
-    prefetch_bytes: no more batches are asked for ahead than fit in this many bytes, where one that
-        is not here yet counts as the largest seen so far; one batch is always asked for. Beside
-        ``prefetch_factor``, which bounds their number.
-    fetch_threads: ``dataset[i]`` of one batch is called on up to this many threads of the worker
-        (of the trainer with ``num_workers=0``), for storage that is slow to answer. Order and
-        errors stay torch's, collate_fn runs as before, and nothing of a batch runs beside the next
-        one; the dataset must be thread-safe. With more than 1, random numbers that samples draw
+        and chooses the number from that; :attr:`worker_choice` says which number and why. "auto"
+        needs ``seeding="batch"``, with which the stream is the same for any number of workers, and
+        ``shards`` for an ``IterableDataset``. The attribute is the number in force, 1 or more:
+        without workers there is nothing to measure. A new number takes effect in the middle of an
+        epoch, or in the next one for an iterable dataset or with ``in_order=False``. New workers
+        get the dataset as the trainer has it and run ``worker_init_fn``, persistent ones too.
+        Workers that compute are at most as many as the CPUs that this process may use (its
+        affinity, its cgroup, its share of a machine with ``LOCAL_WORLD_SIZE`` ranks). Workers that
+        wait for storage are at most four times as many, or 32. To assign a number ends the
+        choosing.
+    device: batches arrive on this device, copied on a side stream ahead of use. A
+        ``torch.device``, a string or an index; None leaves them where torch would. ``iter()``
+        raises ``UnsupportedError`` when the device is not there.
+    seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds the global
+        generators of torch, random and numpy anew before each batch, from the base seed, the number
+        of the epoch and the place of the batch in it. A dataset and a collate_fn that draw from
+        these generators then give the same stream for any ``num_workers``. With ``num_workers=0``
+        the trainer's own generators stay as they were. Generators that a dataset keeps to itself
+        are not covered. A map-style dataset whose ``__getitem__`` takes ``generator`` is given a
+        ``torch.Generator`` for each sample, which makes its draws independent of ``fetch_threads``
+        too.
+    shards: with ``seeding="batch"`` and an ``IterableDataset``, the number of shards in which it is
+        read, which is also what ``get_worker_info().num_workers`` says. The stream then follows
+        from this number and not from ``num_workers``. Shards beyond the first of a process read
+        copies of the dataset, made by ``copy.deepcopy``. None: one shard for each worker.
+    prefetch_bytes: the most bytes that batches asked for ahead may take. A batch that has not come
+        yet counts as the largest so far. One batch is always asked for. ``prefetch_factor``, which
+        bounds the number of batches, holds as well.
+    fetch_threads: up to this many threads of a worker (of the trainer with ``num_workers=0``) call
+        ``dataset[i]`` for the samples of one batch, for storage that is slow to answer. Order and
+        errors stay torch's, collate_fn runs as before, and no part of a batch overlaps the next
+        batch. The dataset must be thread-safe. With more than 1, random numbers that samples draw
         from the global generators (torch, random, numpy) are not reproducible, because the threads
         share them. A dataset with ``__getitems__`` is still called once for a batch.
-
-    overlap_epochs: with ``persistent_workers``, the first batches of the next epoch may be made
-        while one ends and between the two. They are used if that epoch begins as expected (nothing
-        else drew from the generators of its order), and dropped otherwise; the stream is torch's
-        either way. That holds for a map-style dataset in sequential order or shuffled by torch's
-        own sampler, whose state fetching does not change and no other process can, as far as that
-        can be seen; others are fetched from when the epoch begins. False: never, for a dataset that
-        reads files which the program writes between epochs.
-
-    pool: "tcp://host:port", the address of a pool's controller: batches come from the workers that
-        it names, on this machine or others, which may come, go and die while training runs; with
-        ``num_workers`` > 0 from so many processes of this trainer's own as well. ``seeding`` is
-        "batch" then, so that the stream is that of ``num_workers=0, seeding="batch"`` to the bit.
-        The dataset, ``collate_fn`` and ``worker_init_fn`` (called once in a process, with 0) are
-        shipped by cloudpickle. ``prefetch_factor``, ``persistent_workers`` and ``timeout`` are
-        allowed whatever ``num_workers`` is. None: the environment's ``PENSTOCK_POOL``, if the pool
-        can serve this loader and ``num_workers`` is not 0, else none, with a warning. "": none.
+    overlap_epochs: with ``persistent_workers``, workers may make the first batches of the next
+        epoch while one ends and between the two. These batches are used if that epoch begins as
+        expected (nothing else drew from the generators of its order), and dropped otherwise; the
+        stream is torch's either way. This is done for a map-style dataset in sequential order or
+        shuffled by torch's own sampler, if fetching does not change the dataset and no other
+        process can, as far as a worker can see. For all others the next epoch is fetched when it
+        begins. False: never, for a dataset that reads files which the program writes between
+        epochs.
+    pool: "tcp://host:port", the address of a pool's controller. Batches then come from the workers
+        that the controller names, on this machine or others, which may come, go and die while
+        training runs. With ``num_workers`` > 0, so many processes of this trainer's own serve
+        beside them. ``seeding`` is "batch" then, so that the stream is that of ``num_workers=0,
+        seeding="batch"`` to the bit. The dataset, ``collate_fn`` and ``worker_init_fn`` (called
+        once in a process, with 0) are sent by cloudpickle. ``prefetch_factor``,
+        ``persistent_workers`` and ``timeout`` are allowed whatever ``num_workers`` is. None: the
+        pool that the environment's ``PENSTOCK_POOL`` names, if it can serve this loader and
+        ``num_workers`` is not 0; a warning says if it cannot. "": no pool.
     keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
         this user's processes share on this machine.
-    code_paths: folders (or single .py files) of your own modules that travel with the dataset,
-        beside those that travel in any case: what is in the folder of the program, and what it has
-        imported from elsewhere that is no installed package. None: no modules at all. Without any:
-        those that the environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them.
-    trust_workers: lets batches of a pool carry any pickled object, and not only tensors, numpy
-        arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling runs code
-        of whoever sent it: a worker that somebody took over could do what the trainer may.
+    code_paths: folders (or single .py files) of your own modules that travel with the dataset. The
+        modules in the folder of the program travel in any case, and so do those that it has
+        imported from elsewhere and that belong to no installed package. Empty: the folders that the
+        environment's ``PENSTOCK_CODE_PATHS`` lists, with ":" between them. None: no modules at all.
+    trust_workers: lets batches of a pool carry any pickled object. Without it they carry tensors,
+        numpy arrays, numbers, text, bytes, None and dicts, lists and tuples of them. Unpickling
+        runs code that the sender chose: a worker that somebody took over could do whatever the
+        trainer may.
 
-    With ``num_workers`` > 0 a batch lies in memory shared with the worker that made it, each tensor
-    in a storage of exactly its bytes; the memory goes back when the last tensor dies, and a user
-    who keeps many batches gets copies. Cap of one worker's shared memory: ``PENSTOCK_ARENA_BYTES``
-    (default 256 MiB). ``PENSTOCK_FALLBACK=error`` turns a fallback to torch's iterator (datapipes)
-    into ``FallbackError``; :meth:`stats` names the reason of one that happened.
+    With ``num_workers`` > 0 a batch lies in memory that is shared with the worker that made it,
+    each tensor in a storage of exactly its bytes. The memory goes back to the worker when the last
+    tensor dies, and a user who keeps many batches gets copies. ``PENSTOCK_ARENA_BYTES`` is the most
+    shared memory of one worker (default: 256 MiB). ``PENSTOCK_FALLBACK=error`` turns a fallback to
+    torch's iterator (datapipes) into ``FallbackError``; :meth:`stats` gives the reason of a
+    fallback.
 
     Example::
 
