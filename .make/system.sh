@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: system.sh build|test|bench|lint|fuzz...
+# usage: system.sh build|test|bench|lint|sim|model|fuzz...
 # Finds what the named groups need from the system, and installs what is missing with apt when it may (as root, or with a
 # sudo that asks no password). Where it may not, it stops and names the packages and the command. Prints the Python to
 # make the virtual environment with.
@@ -61,6 +61,10 @@ for group in "$@"; do
       need_tool clang-tidy-14 clang-tidy-14
       ;;
     sim) need_tool g++ g++ ;;
+    model)
+      need_tool spin spin
+      need_tool gcc gcc
+      ;;
     fuzz)
       need_tool g++ g++ # for the C++ library that clang uses
       need_tool cmake cmake
