@@ -38,7 +38,7 @@ struct PeerIdentity {
 using AllowedKeys = std::map<PublicKey, Role>;
 
 // Made before the servers of its context and destroyed after them. Thread-safe.
-class Authenticator : private EventLoop::Handler {
+class Authenticator final : private EventLoop::Handler {
  public:
   // One for each context.
   static Result<std::unique_ptr<Authenticator>> start(SocketContext& context);

@@ -75,6 +75,13 @@ Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, cons
   return socket;
 }
 
+// Has libzmq notice what its own thread has told the socket.
+void take_up_events(void* socket) {
+  int events = 0;
+  size_t length = sizeof events;
+  zmq_getsockopt(socket, ZMQ_EVENTS, &events, &length);
+}
+
 // The parts of one message on their way into libzmq. Parts that were not sent are closed, which releases them.
 class QueuedParts {
  public:
@@ -112,11 +119,13 @@ class QueuedParts {
   Result<void> send(void* socket) {
     bool is_sent = true;
     for (size_t index = 0; index < count_; ++index) {
-      const int more = index + 1 < count_ ? ZMQ_SNDMORE : 0;
-      int sent = 0;
-      do {
-        sent = zmq_msg_send(&frames_[index], socket, ZMQ_DONTWAIT | more);
-      } while (sent < 0 && zmq_errno() == EINTR);
+      int sent = send_part(socket, index);
+      if (sent < 0 && zmq_errno() == EAGAIN && index == 0) {
+        // While messages flow, libzmq notices only now and then that the peer has taken some of them, and until then
+        // says that there is no room.
+        take_up_events(socket);
+        sent = send_part(socket, index);
+      }
       if (sent >= 0) continue;
       if (zmq_errno() != EAGAIN && zmq_errno() != EHOSTUNREACH) return zmq_failure("sending to a peer");
       is_sent = false;
@@ -133,6 +142,15 @@ class QueuedParts {
     std::function<void()> call;
     std::atomic<bool> is_set = false;
   };
+
+  int send_part(void* socket, size_t index) {
+    const int more = index + 1 < count_ ? ZMQ_SNDMORE : 0;
+    int sent = 0;
+    do {
+      sent = zmq_msg_send(&frames_[index], socket, ZMQ_DONTWAIT | more);
+    } while (sent < 0 && zmq_errno() == EINTR);
+    return sent;
+  }
 
   static void call_release(void* /*data*/, void* holder) {
     const std::unique_ptr<Release> release(static_cast<Release*>(holder));
@@ -255,11 +273,7 @@ Result<void> CurveSocket::connect(const std::string& address, bool is_ipv6) {
 // An address that libzmq has given up on is no longer connected, which is the state that was wanted.
 void CurveSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
 
-void CurveSocket::settle() {
-  int events = 0;
-  size_t length = sizeof events;
-  zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &length);
-}
+void CurveSocket::settle() { take_up_events(socket_); }
 
 void CurveSocket::set_linger(std::chrono::milliseconds time) {
   const int linger_ms = static_cast<int>(time.count());
