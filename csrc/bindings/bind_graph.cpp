@@ -46,6 +46,7 @@ std::string kind_name(const graph::Input& input) {
 template <typename Items, typename Name>
 std::vector<std::string> names(const Items& items, const Name& name) {
   std::vector<std::string> found;
+  found.reserve(items.size());
   for (const auto& item : items) found.push_back(name(item));
   return found;
 }
@@ -227,13 +228,19 @@ void bind_graph(py::module_& module) {
       "parse_graph", [](const std::string& text) { return unwrap(graph::parse_graph(text)); }, py::arg("text"));
   module.def(
       "analyse_effects",
-      [](const graph::Graph& graph, bool allow_random, const std::set<std::string>& known_outside) {
+      [](const graph::Graph& graph, bool allow_random, const std::set<std::string>& known_outside,
+         const std::map<std::string, int64_t>& memory) {
         graph::EffectOptions options{.allow_random = allow_random};
-        for (graph::ValueId value = 0; value < graph.value_names.size(); ++value)
-          if (known_outside.contains(graph.value_names[value])) options.known_outside.push_back(value);
+        for (graph::ValueId value = 0; value < graph.value_names.size(); ++value) {
+          const std::string& name = graph.value_names[value];
+          if (known_outside.contains(name)) options.known_outside.push_back(value);
+          const auto known = memory.find(name);
+          options.memory.push_back(known == memory.end() ? std::nullopt : std::optional(known->second));
+        }
         return graph::analyse_effects(graph, options);
       },
-      py::arg("graph"), py::arg("allow_random") = false, py::arg("known_outside") = std::set<std::string>());
+      py::arg("graph"), py::arg("allow_random") = false, py::arg("known_outside") = std::set<std::string>(),
+      py::arg("memory") = std::map<std::string, int64_t>());
 
   py::class_<graph::CapturedCall>(module, "CapturedCall")
       .def(py::init([](uint32_t unit, bool is_droppable, bool reads_intermediate, std::vector<uint32_t> reads) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/assert.h"
 #include "graph/alias_sets.h"
 #include "graph/ir_text.h"
 #include "graph/second_views.h"
@@ -39,7 +40,7 @@ class EffectAnalysis {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) collect_origins(graph_.nodes[i], traits_of(i));
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (const ValueId written : traits_of(i).writes) pin(written, describe(graph_.nodes[i]) + " writes it in place");
-    if (options_.is_whole_program) is_second_view_ = second_views(graph_, aliases_, options_.known_outside);
+    if (options_.is_whole_program) is_second_view_ = second_views(graph_, seen_aliases(), options_.known_outside);
     for (int round = 0;; ++round) {
       std::vector<Verdict> verdicts = judge_all();
       if (!pin_split_sets(/*all=*/round == kRoundsMax)) return verdicts;
@@ -80,6 +81,20 @@ class EffectAnalysis {
 
   void collect_aliases(const Traits& traits) {
     for (const auto& [result, operand] : traits.aliases) aliases_.unite(result, operand);
+  }
+
+  // The aliases but for those that were not there when the program was run.
+  AliasSets seen_aliases() const {
+    AliasSets seen(graph_.value_names.size());
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      for (const auto& [result, operand] : traits_of(i).aliases)
+        if (!are_known_apart(result, operand)) seen.unite(result, operand);
+    return seen;
+  }
+
+  bool are_known_apart(ValueId a, ValueId b) const {
+    const auto& memory = options_.memory;
+    return !memory.empty() && memory[a] && memory[b] && memory[a] != memory[b];
   }
 
   // A result of an unknown operator may be any of its operands; the operands do not thereby share memory with each
@@ -245,6 +260,7 @@ std::string_view name_of(Level level) {
 }
 
 std::vector<Verdict> analyse_effects(const Graph& graph, const EffectOptions& options) {
+  PENSTOCK_ASSERT(options.memory.empty() || options.memory.size() == graph.value_names.size());
   return EffectAnalysis(graph, options).run();
 }
 

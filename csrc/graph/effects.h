@@ -11,6 +11,7 @@
 // A second view of memory that the user has stays (second_views.h).
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,9 @@ struct EffectOptions {
   bool is_whole_program = true;  // outputs go to the user; those of a prefix go to the rest of the program
   // Values that nodes make and that the user has all the same, as if they were inputs.
   std::vector<ValueId> known_outside{};
+  // By value, or empty: the number of its memory where the program was run. Values with different numbers share none,
+  // although the schema of an operator would allow it.
+  std::vector<std::optional<int64_t>> memory{};
 };
 
 struct Verdict {

@@ -542,7 +542,10 @@ class Prices:
 
 def parse_graph(text: str) -> Graph: ...
 def analyse_effects(
-    graph: Graph, allow_random: bool = False, known_outside: Set[str] = ...
+    graph: Graph,
+    allow_random: bool = False,
+    known_outside: Set[str] = ...,
+    memory: Mapping[str, int] = ...,
 ) -> list[Verdict]: ...
 def make_plan(
     graph: Graph,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,27 @@ from penstock.graph.recording import Name
 from penstock.seams.trees import tree_leaves
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedMemory:
+    """What a recording knows of the values of its graph, by name: those that the program has as
+    well, and the number of each one's memory."""
+
+    known_outside: Set[str] = frozenset()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+def recorded_memory(lowering: Lowering) -> RecordedMemory:
+    """The memory of the values of a recording."""
+    return RecordedMemory(
+        {_bare(name) for name in lowering.given},
+        {_bare(name): form.storage for name, form in lowering.recording.forms.items()},
+    )
+
+
+def _bare(name: Name) -> str:
+    return name.text.removeprefix("%")
+
+
 def make_plans(
     graph: Any,
     leaves: list[torch.Tensor],
@@ -27,13 +48,14 @@ def make_plans(
     allow_random: bool,
     prices: _C.Prices,
     calibration: Any = None,
-    known_outside: Set[str] = frozenset(),
+    memory: RecordedMemory | None = None,
 ) -> _C.PricedPlans:
     """The plan that was asked for, and those that it is held against, by one calibration.
 
     Times and prices a graph; runs the movable nodes on `leaves`, unless there is a `calibration` of
-    this very graph. `known_outside` are values of the graph that the program has as well."""
-    verdicts = _C.analyse_effects(graph, allow_random, known_outside)
+    this very graph. Without a recorded `memory`, values share what their operators allow."""
+    memory = memory or RecordedMemory()
+    verdicts = _C.analyse_effects(graph, allow_random, memory.known_outside, memory.numbers)
     if calibration is None:
         calibration = _C.calibrate(graph, verdicts, leaves, list(held))
     return _C.PricedPlans(graph, verdicts, calibration, cut=mode, prices=prices)

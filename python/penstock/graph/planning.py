@@ -21,8 +21,10 @@ from penstock.graph.emission import Emission, emit
 from penstock.graph.expression import Result, expressions_of
 from penstock.graph.lowering import Lowering
 from penstock.graph.native_plan import (
+    RecordedMemory,
     make_plans,
     read_plan,
+    recorded_memory,
     state_reasons,
 )
 from penstock.graph.plan import Plan
@@ -175,7 +177,7 @@ def price_plans(
     leaves: list[torch.Tensor],
     held: Sequence[torch.Tensor | None],
     how: Planning,
-    known_outside: Set[str] = frozenset(),
+    memory: RecordedMemory | None = None,
 ) -> _C.PricedPlans:
     return make_plans(
         graph,
@@ -185,7 +187,7 @@ def price_plans(
         allow_random=how.options.allow_random,
         prices=how.prices or _C.Prices.of_local_workers(how.options.worker_count),
         calibration=how.calibration,
-        known_outside=known_outside,
+        memory=memory,
     )
 
 
@@ -215,11 +217,11 @@ def _plan_once(
     """One attempt; raises MustStay when only a plan with one call fewer can be carried out."""
     leaves = leaves_of(lowering, inputs, leaf_count)
     emission = emit(lowering, inputs)
-    given = {name.text.removeprefix("%") for name in lowering.given}
+    memory = recorded_memory(lowering)
     with native_refusals():
         graph = _C.parse_graph(emission.text)
         graph.annotate()
-        plans = price_plans(graph, leaves, emission.held, how, given)
+        plans = price_plans(graph, leaves, emission.held, how, memory)
         native = plans.chosen
         prefix = _C.extract_prefix(graph, native, how.options.draws_of)
     flow = read_flow(graph, recorded_extents(lowering, inputs))
@@ -256,7 +258,7 @@ def _plan_once(
     if not boundary:
         return PlannedCut(plan, [], results=results, native=plans)
     # A prefix does not ship values that the trainer has at hand.
-    shipped = prefix.without_outputs(given)
+    shipped = prefix.without_outputs(memory.known_outside)
     constants = [f"%{name}" for name in shipped.constant_names]
     tensors = [emission.constants[text] for text in constants]
     checked = [item.name for item in boundary if not item.is_random]

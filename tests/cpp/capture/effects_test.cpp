@@ -198,6 +198,21 @@ TEST_F(Effects, WhatIsKnownOutsideIsLikeAnInput) {
   expect_second_view("b");
 }
 
+// Composite operators may hand an operand back, as far as their schemas go: what was returned of one stayed.
+TEST_F(Effects, ValuesThatWereSeenInMemoryOfTheirOwnAreNoViews) {
+  const std::string program = "%a = aten::linalg_svdvals(%x)\n%b = aten::neg(%x)\noutput %a\noutput %b\n";
+  load(program);
+  expect_second_view("a");
+  std::vector<std::optional<int64_t>> memory(7);
+  memory[0] = 1;  // %x
+  memory[5] = 2;  // %a, after five inputs
+  load(program, {.memory = memory});
+  expect_moves("a");
+  memory[5] = 1;
+  load(program, {.memory = memory});
+  expect_second_view("a");
+}
+
 TEST_F(Effects, TheResultsOfAPrefixMayShareMemory) {
   load("%a = aten::neg(%x)\n%b = aten::view(%a, [-1])\noutput %a\noutput %b\n", {.is_whole_program = false});
   for (const char* value : {"a", "b"}) expect_moves(value);
