@@ -145,8 +145,8 @@ def test_a_notebook_that_interrupts_and_begins_again_fifty_times_gathers_nothing
 ) -> None:
     """A cell is interrupted while it waits for a batch, or anywhere else, and run again.
 
-    Where it hits Python's own hooks around a fork, which drop it, a process of torch's loader may
-    be left; what gathers otherwise does so in every run.
+    Torch's loader is held to its processes alone: an interrupt that hits its threads leaves their
+    descriptors, and on a busy machine that happens in most runs.
     """
     source = f"""{HEAD}
 import gc, random, signal, threading, time
@@ -180,7 +180,10 @@ print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2
 """
     with running(loader_name, source, tmp_path) as run:
         code, out, error = run.finish()
-        assert (code, out) == (0, "True True 0\n"), error
+        descriptors_and_threads, _, processes = out.rpartition(" ")
+        assert (code, processes) == (0, "0\n"), error
+        if loader_name == "penstock":
+            assert descriptors_and_threads == "True True", error
 
 
 def test_workers_of_a_killed_trainer_go_and_leave_nothing(loader_name: str, tmp_path: Path) -> None:
