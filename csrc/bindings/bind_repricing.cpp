@@ -23,7 +23,6 @@ namespace py = pybind11;
 
 namespace {
 
-using graph::DeliveredWork;
 using graph::GraphPricing;
 using graph::LoadMeter;
 using graph::MeasuredLoads;
@@ -55,7 +54,7 @@ py::object change_of(Repricer& repricer, const std::shared_ptr<PricedCut>& cut) 
   std::optional<Repricer::Change> change = repricer.change_of(cut);
   if (!change) return py::none();
   if (change->goes_back) return py::bool_(true);
-  return py::cast(std::move(*change->prices));
+  return py::cast(*change->prices);
 }
 
 void bind_plans(py::module_& module) {

@@ -92,6 +92,7 @@ class InputConditions {
   static std::vector<std::vector<SizeExpression>> strides_of(
       const std::vector<std::pair<size_t, py::sequence>>& strides) {
     std::vector<std::vector<SizeExpression>> expressions;
+    expressions.reserve(strides.size());
     for (const auto& [_, of_one] : strides) expressions.push_back(expressions_of(of_one));
     return expressions;
   }

@@ -17,7 +17,6 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using cluster::BatchCounts;
-using cluster::CpuTimes;
 using cluster::Lessons;
 using cluster::MeasuredWork;
 using cluster::StallMeter;
@@ -67,7 +66,7 @@ void bind_tuning(py::module_& module) {
       .def_readonly("trainer_cpus", &MeasuredWork::trainer_cpus)
       .def_property_readonly("stalled_share", &MeasuredWork::stalled_share)
       .def_property_readonly("idle_share", &MeasuredWork::idle_share)
-      .def(py::self == py::self);
+      .def(py::self == py::self);  // NOLINT(misc-redundant-expression): pybind11 makes an operator of it
   py::class_<WorkerLimits>(module, "WorkerLimits")
       .def(py::init(&WorkerLimits::of), py::arg("cpus"), py::arg("shards") = py::none())
       .def_readonly("cpus", &WorkerLimits::cpus)
@@ -83,7 +82,7 @@ void bind_tuning(py::module_& module) {
       .def_readonly("cpus", &WorkerChoice::cpus)
       .def_readonly("fewer", &WorkerChoice::fewer)
       .def("__str__", &WorkerChoice::text)
-      .def(py::self == py::self);
+      .def(py::self == py::self);  // NOLINT(misc-redundant-expression): pybind11 makes an operator of it
   py::class_<Lessons>(module, "WorkerLessons").def(py::init<>());
   module.def(
       "choose_workers",

@@ -124,7 +124,7 @@ py::object make_array(const at::Tensor& tensor, std::string_view dtype) {
   }
   // A stage may have brought the batch's tensors to a device, where arrays have no place.
   const at::Tensor on_host = tensor.is_cpu() ? tensor : tensor.cpu();
-  const auto array = py::reinterpret_steal<py::object>(torch::utils::tensor_to_numpy(on_host));
+  auto array = py::reinterpret_steal<py::object>(torch::utils::tensor_to_numpy(on_host));
   if (!array) throw py::error_already_set();
   if (dtype.empty()) return array;
   try {

@@ -28,7 +28,7 @@ bool is_array_scalar(pybind11::handle object);
 
 // Nothing for a dtype that does not travel: objects, structures, and those that other packages add to numpy. An array
 // that lies in neither C's nor Fortran's order is copied first.
-std::optional<ArrayParts> take_array_apart(pybind11::handle array);
+std::optional<ArrayParts> take_array_apart(pybind11::handle object);
 std::optional<ScalarParts> take_scalar_apart(pybind11::handle scalar);
 
 // A writable array that views the tensor's memory and keeps it alive; a copy if the tensor lies on a device. The dtype

@@ -67,8 +67,8 @@ void describe(const jit::Block* block, bool is_group, std::vector<std::string>& 
   }
 }
 
-ScriptPart part_of(std::string name, std::shared_ptr<jit::Graph> graph, bool is_optimized) {
-  auto function = std::make_shared<jit::GraphFunction>(c10::QualifiedName(std::move(name)), std::move(graph), nullptr);
+ScriptPart part_of(const std::string& name, std::shared_ptr<jit::Graph> graph, bool is_optimized) {
+  auto function = std::make_shared<jit::GraphFunction>(c10::QualifiedName(name), std::move(graph), nullptr);
   if (!is_optimized) function->_set_initial_executor_execution_mode(jit::ExecutorExecutionMode::SIMPLE);
   return ScriptPart(std::move(function));
 }

@@ -149,6 +149,7 @@ class Reader {
       written_.stand_in(body->inputs()[0], trip);
       // All are read before any is written: a body may swap them.
       std::vector<Bound> bounds;
+      bounds.reserve(carried.size());
       for (const jit::Value* value : carried) bounds.push_back(values_.lookup(value));
       written_.stand_in_all({body->inputs().begin() + 1, body->inputs().end()}, carried);
       for (size_t i = 0; i < carried.size(); ++i) values_.bind(body->inputs()[i + 1], bounds[i]);

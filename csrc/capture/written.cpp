@@ -48,6 +48,7 @@ void WrittenProgram::stand_in(const jit::Value* value, int64_t number) {
 void WrittenProgram::stand_in_all(const std::vector<const jit::Value*>& values,
                                   const std::vector<const jit::Value*>& others) {
   std::vector<jit::Value*> copies;
+  copies.reserve(others.size());
   for (const jit::Value* other : others) copies.push_back(copy_of(other));
   for (size_t i = 0; i < values.size(); ++i) copies_[values[i]] = copies[i];
 }

@@ -90,7 +90,7 @@ std::string limit_text(const WorkerChoice& choice) {
 
 std::string reason_text(const WorkerChoice& choice) {
   const MeasuredWork& seen = choice.measured;
-  const std::string stalled = "the trainer waited " + share_text(seen.stalled_share()) + " of the time";
+  std::string stalled = "the trainer waited " + share_text(seen.stalled_share()) + " of the time";
   const std::string count = std::to_string(seen.workers);
   switch (choice.reason) {
     case Reason::kStalled: return stalled + " for " + count;

@@ -82,8 +82,8 @@ bool WorkerTuner::is_due(uint32_t workers) const {
 
 const WorkerChoice& WorkerTuner::choose(const WorkerLimits& limits) {
   const MeasuredWork measured = meter_.take();
-  auto [choice, lessons] = choose_workers(measured, limits, std::move(lessons_));
-  lessons_ = std::move(lessons);
+  auto [choice, lessons] = choose_workers(measured, limits, lessons_);
+  lessons_ = lessons;
   window_s_ = choice.workers == measured.workers ? std::min(kWindowMaxS, 2 * window_s_) : first_window_s_;
   choice_ = choice;
   return *choice_;

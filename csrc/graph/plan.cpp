@@ -27,7 +27,6 @@ class Planner {
           CutMode mode)
       : graph_(graph),
         verdicts_(verdicts),
-        calibration_(calibration),
         prices_(prices),
         mode_(mode),
         model_(graph, verdicts, calibration, prices),
@@ -69,8 +68,8 @@ class Planner {
   }
 
   Choice choose_by_price() {
-    const Choice best = prices_.loads ? fastest(model_, *prices_.loads) : model_.cheapest();
-    const Choice nothing = model_.nothing();
+    Choice best = prices_.loads ? fastest(model_, *prices_.loads) : model_.cheapest();
+    Choice nothing = model_.nothing();
     if (best == nothing || model_.draws() != nothing) return best;
     const double gain_s = price_s(nothing) - price_s(best);
     if (gain_s >= prices_.cut_s) return best;
@@ -154,7 +153,6 @@ class Planner {
 
   const Graph& graph_;
   std::span<const Verdict> verdicts_;
-  const Calibration& calibration_;
   const Prices& prices_;
   const CutMode mode_;
   const CutModel model_;

@@ -82,9 +82,9 @@ std::optional<Repricer::Change> Repricer::change_of(const Cut& cut) {
     if (goes_back()) return Change{.goes_back = true};
     if (trial_) return std::nullopt;
   }
-  std::optional<Prices> prices = price(*cut);
+  const std::optional<Prices> prices = price(*cut);
   if (!prices) return std::nullopt;
-  return Change{.prices = std::move(prices)};
+  return Change{.prices = prices};
 }
 
 bool Repricer::changed(const Cut& old_cut, const Cut& new_cut) {

@@ -49,7 +49,7 @@ struct PoolIoOptions {
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.
-class PoolIo : public EventLoop::Handler {
+class PoolIo final : public EventLoop::Handler {
  public:
   // `options` and `inbox` outlive this.
   PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, Inbox& inbox);
@@ -73,7 +73,7 @@ class PoolIo : public EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { inbox_.fail(0, std::move(error)); }
+  void failed(Error error) override { inbox_.fail(0, error); }
 
  private:
   using BatchKey = wire::BatchKey;

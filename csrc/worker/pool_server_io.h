@@ -48,7 +48,7 @@ struct PoolServerOptions {
 
 // Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
 // parent.
-class PoolServerIo : public EventLoop::Handler {
+class PoolServerIo final : public EventLoop::Handler {
  public:
   // The exchange outlives this.
   PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange);

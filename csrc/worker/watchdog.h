@@ -16,7 +16,7 @@
 namespace penstock::worker {
 
 // Thread-safe.
-class Watchdog : private EventLoop::Handler {
+class Watchdog final : private EventLoop::Handler {
  public:
   // Looks at the connection to the trainer, and at whether this process is still the child of `parent_pid`.
   Watchdog(int connection_fd, pid_t parent_pid);
