@@ -42,20 +42,26 @@ Result<void> Controller::run(int stop_fd) {
   const std::array<net::Waitable, 1> sockets{server_->waitable()};
   const std::array<int, 1> fds{stop_fd};
   std::array<bool, 1> is_readable{};
-  net::ServerReceipt receipt;
   for (;;) {
-    for (;;) {
-      auto received = server_->try_receive(receipt);
-      if (!received) return received.error();
-      if (!received.value()) break;
-      receive(receipt, clock_now());
-    }
-    roster_.tick(clock_now());
-    push_rosters();
-    const auto timeout = wait_time(roster_.next_tick(), clock_now());
+    const auto has_more = serve();
+    if (!has_more) return has_more.error();
+    const auto timeout = has_more.value() ? std::chrono::milliseconds(0) : wait_time(roster_.next_tick(), clock_now());
     if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited;
     if (is_readable[0]) return {};
   }
+}
+
+Result<bool> Controller::serve() {
+  bool has_more = true;
+  for (int count = 0; count < kMessagesInTurn && has_more; ++count) {
+    auto received = server_->try_receive(receipt_);
+    if (!received) return received.error();
+    has_more = received.value();
+    if (has_more) receive(receipt_, clock_now());
+  }
+  roster_.tick(clock_now());
+  push_rosters();
+  return has_more;
 }
 
 void Controller::receive(const net::ServerReceipt& receipt, Instant now) {

@@ -18,6 +18,8 @@
 
 namespace penstock::controller {
 
+inline constexpr int kMessagesInTurn = 256;
+
 struct ControllerCounters {
   uint64_t messages = 0;
   uint64_t refused = 0;  // messages that were malformed, of another version, or not for that role
@@ -39,6 +41,9 @@ class Controller {
 
   // Serves until `stop_fd` is readable. Blocks.
   Result<void> run(int stop_fd);
+  // One turn: takes the messages that are there, kMessagesInTurn at most, so that leases end and the order to stop is
+  // heard however much arrives. True if more may be there. Never blocks.
+  Result<bool> serve();
 
   const ControllerCounters& counters() const { return counters_; }
 
@@ -59,6 +64,7 @@ class Controller {
   cluster::Roster roster_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   ControllerCounters counters_;
+  net::ServerReceipt receipt_;
 };
 
 }  // namespace penstock::controller

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "../net/pool_sockets.h"
@@ -93,6 +94,37 @@ class ControllerTest : public net::PoolSocketsTest {
   net::Endpoint endpoint_;
   std::jthread thread_;
 };
+
+// A flood kept leases from ending, and SIGTERM from being heard.
+TEST_F(ControllerTest, FloodOfMessagesDoesNotMakeATurnLonger) {
+  const auto flooded = Controller::start({.host = "127.0.0.1", .port = 0}, keys_.ring(Role::kController)).value();
+  const std::jthread flood([&](const std::stop_token& stop) {
+    net::SocketContext context;
+    const auto resolver = net::Resolver::open().value();
+    const auto client =
+        net::ClientSocket::connect(context, *resolver, flooded->endpoint(), keys_.pair(Role::kOperator),
+                                   keys_.public_key(Role::kController), {.limits = net::control_limits()})
+            .value();
+    const auto question = wire::write_control(wire::StatusRequest{});
+    while (!stop.stop_requested()) {
+      while (client->try_event()) {
+      }
+      static_cast<void>(client->send(question));
+    }
+  });
+  uint64_t most = 0;
+  const auto deadline = Clock::now() + kPatience;
+  while (most < kMessagesInTurn && Clock::now() < deadline) {
+    const uint64_t before = flooded->counters().messages;
+    const auto has_more = flooded->serve();
+    ASSERT_TRUE(has_more) << has_more.error().message;
+    const uint64_t count = flooded->counters().messages - before;
+    ASSERT_LE(count, static_cast<uint64_t>(kMessagesInTurn));
+    EXPECT_EQ(has_more.value(), count == kMessagesInTurn);
+    most = std::max(most, count);
+  }
+  EXPECT_EQ(most, static_cast<uint64_t>(kMessagesInTurn)) << "the flood was too small to show anything";
+}
 
 TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   const auto worker_client = join(Role::kWorker);
