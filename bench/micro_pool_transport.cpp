@@ -335,8 +335,9 @@ void BM_PoolSockets(benchmark::State& state) {
   const net::KeyRing worker = keys.ring_of(net::Role::kWorker);
   const net::KeyRing trainer = keys.ring_of(net::Role::kTrainer);
   const Sender sender([&](int port_fd) { serve_pool(port_fd, batch_bytes, worker); });
+  const auto resolver = net::Resolver::open().value();
   net::SocketContext context;
-  const auto connected = net::ClientSocket::connect(context, {.host = "127.0.0.1", .port = sender.port()},
+  const auto connected = net::ClientSocket::connect(context, *resolver, {.host = "127.0.0.1", .port = sender.port()},
                                                     trainer.own(), trainer.public_key(net::Role::kWorker));
   if (!connected) return state.SkipWithError("the sender cannot be reached");
   net::ClientSocket& socket = *connected.value();

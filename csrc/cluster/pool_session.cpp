@@ -146,12 +146,17 @@ void PoolSession::part_from(uint64_t worker_id) {
   commands_.push_back({.kind = Command::Kind::kDisconnect, .worker_id = worker_id});
 }
 
+bool PoolSession::is_in_force(uint64_t worker_id, uint32_t link) const {
+  const auto found = peers_.find(worker_id);
+  return found != peers_.end() && link == found->second.link.number() && found->second.state != State::kApart;
+}
+
 bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now) {
   const auto found = peers_.find(worker_id);
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (message.link != peer.link.number() || peer.state == State::kApart) return false;
+  if (!is_in_force(worker_id, message.link)) return false;
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
     peer.has_declined = message.kind == wire::ToTrainer::Kind::kDeclined;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);
@@ -206,7 +211,7 @@ void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {
   if (found == peers_.end()) return;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (link == peer.link.number() && peer.state != State::kApart) greet(worker_id, peer, now);
+  if (is_in_force(worker_id, link)) greet(worker_id, peer, now);
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {

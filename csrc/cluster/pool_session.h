@@ -60,6 +60,8 @@ class PoolSession {
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
+  // Whether this is the worker's link in force, so that its messages count.
+  bool is_in_force(uint64_t worker_id, uint32_t link) const;
   // The messages of this link do not fit together, so that one of them was lost: the link is made anew.
   void lose_track(uint64_t worker_id, uint32_t link, Instant now);
   // The connection to a worker ended, most likely because its process did. When the worker says later that it lives,

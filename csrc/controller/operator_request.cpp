@@ -19,15 +19,20 @@ using std::chrono::steady_clock;
 
 Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const net::KeyRing& keys,
                                             const wire::ControlMessage& question, steady_clock::time_point deadline) {
+  auto resolver = net::Resolver::open();
+  if (!resolver) return resolver.error();
   net::SocketContext context;
-  auto connected = net::ClientSocket::connect(context, endpoint, keys.own(), keys.controller_key(),
+  auto connected = net::ClientSocket::connect(context, *resolver.value(), endpoint, keys.own(), keys.controller_key(),
                                               {.limits = net::control_limits()});
   if (!connected) return connected.error();
   net::ClientSocket& client = *connected.value();
   const auto bytes = wire::write_control(question);
   bool is_asked = false;
+  const std::array<int, 1> fds{resolver.value()->fd()};
+  std::array<bool, 1> is_looked_up{};
   net::ClientReceipt receipt;
   for (;;) {
+    static_cast<void>(resolver.value()->take_done());
     while (const auto event = client.try_event()) {
       if (event->kind == ConnectionEvent::Kind::kRefused) return Error{Errc::kClosed, event->reason};
       if (event->kind == ConnectionEvent::Kind::kDisconnected) is_asked = false;
@@ -44,12 +49,17 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
       return answer;
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    if (!client.lookup_failure().empty()) {
+      return Error{Errc::kClosed, "the controller at " + endpoint.text() + " cannot be found: this machine knows no " +
+                                      "address of that name (" + client.lookup_failure() +
+                                      "); correct the name, or give its address"};
+    }
     if (left.count() <= 0) {
       return Error{Errc::kTimeout, "no controller answered at " + endpoint.text() +
                                        "; start one there (penstock controller --bind " + endpoint.text() +
                                        "), or name the address of the one that runs"};
     }
-    if (auto waited = net::wait_readable(client.waitables(), {}, {}, left); !waited) return waited.error();
+    if (auto waited = net::wait_readable(client.waitables(), fds, is_looked_up, left); !waited) return waited.error();
   }
 }
 

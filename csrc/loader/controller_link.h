@@ -20,8 +20,9 @@ namespace penstock::loader {
 // Confined to the I/O thread.
 class ControllerLink {
  public:
-  static Result<std::unique_ptr<ControllerLink>> connect(net::SocketContext& context, const net::Endpoint& endpoint,
-                                                         const net::KeyRing& keys, Instant now);
+  static Result<std::unique_ptr<ControllerLink>> connect(net::SocketContext& context, net::Resolver& resolver,
+                                                         const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                                         Instant now);
   // For `connect`.
   ControllerLink(std::unique_ptr<net::ClientSocket> socket, Instant now)
       : socket_(std::move(socket)), enrolment_(now) {}

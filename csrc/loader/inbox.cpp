@@ -17,7 +17,28 @@ void Inbox::fail(uint32_t worker_id, const Error& error) {
   arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
+void Inbox::arrive(Arrival arrival) {
+  if (arrival.kind == Arrival::Kind::kGrown && is_growth_told_.exchange(true)) return;
+  if (arrival.kind == Arrival::Kind::kNews) {
+    const size_t waiting_count = news_count_.load();
+    if (waiting_count == kNewsCountMax) return;
+    if (waiting_count + 1 == kNewsCountMax) {
+      arrival.error->message = "there was more news of the pool than " + std::to_string(kNewsCountMax) +
+                               " messages, and the rest was dropped; see penstock status";
+    }
+    news_count_.fetch_add(1);
+  }
+  static_cast<void>(arrivals_.push(std::move(arrival)));
+}
+
 std::optional<Arrival> Inbox::try_pop() {
+  auto arrival = try_take();
+  if (arrival && arrival->kind == Arrival::Kind::kNews) news_count_.fetch_sub(1);
+  if (arrival && arrival->kind == Arrival::Kind::kGrown) is_growth_told_.store(false);
+  return arrival;
+}
+
+std::optional<Arrival> Inbox::try_take() {
   if (kept_.empty()) return arrivals_.try_pop();
   std::optional<Arrival> arrival = std::move(kept_.front());
   kept_.pop_front();
@@ -28,7 +49,7 @@ void Inbox::set_epochs(uint32_t first, uint32_t last) {
   last_epoch_.store(last);
   first_epoch_.store(first);
   std::deque<Arrival> kept;
-  while (auto arrival = try_pop()) {
+  while (auto arrival = try_take()) {
     if (!is_of_an_epoch(*arrival) || !is_stale(arrival->epoch)) {
       kept.push_back(std::move(*arrival));
     } else if (arrival->kind == Arrival::Kind::kBatch) {

@@ -39,13 +39,19 @@ struct Arrival {
   std::optional<Error> error;
 };
 
+// News that wait to be read; what comes after them is dropped, and the last one says so.
+inline constexpr size_t kNewsCountMax = 64;
+
+// Peers decide how much arrives, and the program when it is read, so all that waits here is bounded: batches and ends
+// by the requests, news by kNewsCountMax, and that there are more workers is said once.
+//
 // arrive(), fail() and is_stale() are for the thread that receives; the rest is for the trainer's, but for the
 // counters.
 class Inbox {
  public:
   explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}
 
-  void arrive(Arrival arrival) { static_cast<void>(arrivals_.push(std::move(arrival))); }
+  void arrive(Arrival arrival);
   void fail(uint32_t worker_id, const Error& error);
   bool is_stale(uint32_t epoch) const { return epoch < first_epoch_.load() || epoch > last_epoch_.load(); }
 
@@ -67,9 +73,13 @@ class Inbox {
   loader::LoaderCounters& counters() { return counters_; }
 
  private:
+  std::optional<Arrival> try_take();
+
   std::atomic<uint32_t> first_epoch_{0};
   std::atomic<uint32_t> last_epoch_{0};
   loader::LoaderCounters counters_;
+  std::atomic<size_t> news_count_{0};        // waiting
+  std::atomic<bool> is_growth_told_{false};  // and waiting
   BoundedQueue<Arrival> arrivals_;
   std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
 };

@@ -43,6 +43,12 @@ Result<void> PoolIo::begin() {
   if (!ready_set) return ready_set.error();
   context_ = std::make_unique<net::SocketContext>();
   ready_set_ = std::move(ready_set).value();
+  auto resolver = net::Resolver::open(options_.lookup);
+  if (!resolver) return resolver.error();
+  resolver_ = std::move(resolver).value();
+  const auto tag = ready_set_->add(resolver_->fd());
+  if (!tag) return tag.error();
+  resolver_tag_ = tag.value();
   links_ = std::make_unique<WorkerLinks>(*ready_set_);
   return {};
 }
@@ -82,9 +88,17 @@ Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
   for (const uint64_t tag : ready.value()) {
     is_woken = is_woken || tag == wake_tag_;
     if (tag == controller_tag_) is_controller_ready_ = true;
+    if (tag == resolver_tag_) take_lookups();
     links_->note_ready(tag);
   }
   return is_woken;
+}
+
+void PoolIo::take_lookups() {
+  for (const std::string& host : resolver_->take_done()) {
+    links_->note_looked_up(host);
+    if (host == options_.controller.host) is_controller_ready_ = true;
+  }
 }
 
 // Says goodbye. Sockets die on the thread that made them.
@@ -95,14 +109,14 @@ void PoolIo::end() {
   links_.reset();
   ready_set_.reset();
   controller_.reset();
+  resolver_.reset();
   context_.reset();
 }
 
 // ---- The controller
 
-// Looks its name up, which can block.
 Result<void> PoolIo::connect_to_controller() {
-  auto controller = ControllerLink::connect(*context_, options_.controller, options_.keys, clock_now());
+  auto controller = ControllerLink::connect(*context_, *resolver_, options_.controller, options_.keys, clock_now());
   if (!controller) return controller.error();
   const auto tag = ready_set_->add(controller.value()->socket().waitables());
   if (!tag) return tag.error();
@@ -156,7 +170,7 @@ void PoolIo::connect(uint64_t worker_id) {
   if (!place) return;
   const auto& endpoint = place->endpoint;
   if (!endpoint) return tell("worker " + spoken_worker(worker_id) + " cannot be used: " + endpoint.error().message);
-  auto socket = net::ClientSocket::connect(*context_, endpoint.value(), place->keys.own(),
+  auto socket = net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys.own(),
                                            place->keys.public_key(net::Role::kWorker));
   const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
   if (!opened) {
@@ -252,8 +266,9 @@ void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::R
 void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
                          std::span<const std::byte> piece, Instant now) {
   const ToTrainer& message = answer.message;
-  if (message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined)
-    note_refusal(worker_id, answer);
+  const bool is_refusal = message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined;
+  // A greeting is answered by one refusal; a worker that sends more of them is not heard.
+  if (is_refusal && session_.is_in_force(worker_id, message.link)) note_refusal(worker_id, answer);
   // Of a batch that nobody waits for any more the bytes are left alone.
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
   const wire::Lane lane = is_awaited ? session_.dispatch().lane_of(message.key) : wire::kNoLane;
@@ -417,16 +432,26 @@ void PoolIo::note_standing(Instant now) {
   } else {
     is_silence_told_ = false;
   }
-  standing_.note({.has_answered = controller_->has_answered(), .trouble = controller_->trouble(), .silence = silence},
+  standing_.note({.has_answered = controller_->has_answered(),
+                  .trouble = controller_->trouble(),
+                  .lookup_failure = controller_->socket().lookup_failure(),
+                  .silence = silence},
                  session_.known_count(), open_count);
   if (now < silent_links_at_) return;
   silent_links_at_ = now + kSilenceLooked;
   for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
-    const WorkerLink& link = *links_->find(worker_id);
-    const std::string reason = "has not answered at " + link.endpoint().text() +
-                               "; see that this machine can reach it there (firewalls, penstock worker --advertise)";
+    const std::string reason = spoken_silence(*links_->find(worker_id));
     if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
   }
+}
+
+std::string PoolIo::spoken_silence(WorkerLink& link) {
+  const std::string& failure = link.socket().lookup_failure();
+  if (!failure.empty())
+    return "cannot be found: this machine knows no address of " + link.endpoint().host + " (" + failure +
+           "); have it advertise an address (penstock worker --advertise)";
+  return "has not answered at " + link.endpoint().text() +
+         "; see that this machine can reach it there (firewalls, penstock worker --advertise)";
 }
 
 void PoolIo::tell(std::string news) {

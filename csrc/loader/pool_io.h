@@ -31,6 +31,7 @@
 #include "net/endpoint.h"
 #include "net/key_ring.h"
 #include "net/ready_set.h"
+#include "net/resolver.h"
 #include "wire/pool_record.h"
 
 namespace penstock::loader {
@@ -46,6 +47,7 @@ struct PoolIoOptions {
   uint64_t arena_bytes = 0;   // of the memory that batches are received into
   bool is_iterable = false;   // every shard is a lane
   bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
+  net::Resolver::Lookup lookup = net::look_up;
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.
@@ -78,6 +80,7 @@ class PoolIo final : public EventLoop::Handler {
  private:
   using BatchKey = wire::BatchKey;
 
+  void take_lookups();
   Result<void> connect_to_controller();
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);
@@ -104,6 +107,7 @@ class PoolIo final : public EventLoop::Handler {
   // Nothing was asked for since a while, so that workers would wait here for nothing.
   bool is_idle(Instant now) const;
   void note_standing(Instant now);
+  static std::string spoken_silence(WorkerLink& link);
   void tell(std::string news);
 
   const PoolIoOptions& options_;
@@ -120,6 +124,8 @@ class PoolIo final : public EventLoop::Handler {
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::ReadySet> ready_set_;
   uint64_t wake_tag_ = 0;  // 0: the loop's descriptor is not in the set yet
+  std::unique_ptr<net::Resolver> resolver_;
+  uint64_t resolver_tag_ = 0;
   std::unique_ptr<ControllerLink> controller_;
   uint64_t controller_tag_ = 0;
   bool is_controller_ready_ = false;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/assert.h"
-#include "net/endpoint.h"
 
 namespace penstock::loader {
 
@@ -58,10 +57,6 @@ void PoolSource::finish(Batch& batch) {
   if (stage_) stage_->finish(batch);
 }
 
-std::string PoolSource::describe() const {
-  const bool has_answered = io_.standing().controller_silence().has_value();
-  return io_.standing().describe(options_.controller.text(),
-                                 has_answered ? "" : net::lookup_failure(options_.controller.host));
-}
+std::string PoolSource::describe() const { return io_.standing().describe(options_.controller.text()); }
 
 }  // namespace penstock::loader

@@ -35,8 +35,7 @@ class PoolSource : public BatchSource {
   // One of this trainer's own workers is gone for good.
   void lose_own_worker(uint64_t worker_id);
 
-  // How things stand with the controller and the workers, in a sentence or two. Before the controller has answered its
-  // name is looked up, which can block.
+  // How things stand with the controller and the workers, in a sentence or two.
   std::string describe() const;
   // As PoolStanding::controller_silence.
   std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }

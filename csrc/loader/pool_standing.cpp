@@ -28,11 +28,13 @@ void PoolStanding::note_pool(size_t pool_count, size_t declined_count) {
 
 bool PoolStanding::note_refusal(uint64_t worker_id, const std::string& reason) {
   MutexLock lock(mutex_);
+  make_room_for(worker_id);
   return std::exchange(refusals_[worker_id], reason) != reason;
 }
 
 bool PoolStanding::note_reported_refusal(uint64_t worker_id, const std::string& reason) {
   MutexLock lock(mutex_);
+  make_room_for(worker_id);
   return refusals_.try_emplace(worker_id, reason).second;
 }
 
@@ -68,20 +70,30 @@ std::string PoolStanding::spoken_lack(const std::string& where) const {
 
 std::string PoolStanding::spoken_refusals() const {
   std::string text;
-  for (const auto& [worker_id, reason] : refusals_) text += "; worker " + spoken_worker(worker_id) + ": " + reason;
+  size_t spoken_count = 0;
+  for (const auto& [worker_id, reason] : refusals_) {
+    if (spoken_count == kRefusalSpokenCountMax)
+      return text + "; and " + std::to_string(refusals_.size() - spoken_count) + " more";
+    text += "; worker " + spoken_worker(worker_id) + ": " + reason;
+    ++spoken_count;
+  }
   return text;
 }
 
-std::string PoolStanding::describe(const std::string& where, const std::string& lookup_failure) const {
+void PoolStanding::make_room_for(uint64_t worker_id) {
+  if (refusals_.size() >= kRefusalCountMax && !refusals_.contains(worker_id)) refusals_.erase(refusals_.begin());
+}
+
+std::string PoolStanding::describe(const std::string& where) const {
   MutexLock lock(mutex_);
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
   const std::string command = "penstock controller --bind " + where;
   std::string text;
   if (!controller_.has_answered && !controller_.trouble.empty()) {
     text = "the controller at " + where + " cannot be talked to yet: " + controller_.trouble;
-  } else if (!controller_.has_answered && !lookup_failure.empty()) {
+  } else if (!controller_.has_answered && !controller_.lookup_failure.empty()) {
     text = "the controller at " + where + " cannot be found: this machine knows no address of that name (" +
-           lookup_failure + "); correct the name, or give its address";
+           controller_.lookup_failure + "); correct the name, or give its address";
   } else if (!controller_.has_answered) {
     text = "no controller has answered at " + where + ", where one was asked for " + std::to_string(seconds) +
            " s: start one there (" + command + "), or name the address of the one that runs";

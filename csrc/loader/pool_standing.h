@@ -15,6 +15,8 @@ namespace penstock::loader {
 
 // From when on a controller or a worker that says nothing is spoken of.
 inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
+inline constexpr size_t kRefusalCountMax = 64;       // workers whose reasons are kept
+inline constexpr size_t kRefusalSpokenCountMax = 8;  // and said in one sentence
 
 std::string spoken_worker(uint64_t worker_id);
 
@@ -23,7 +25,8 @@ class PoolStanding {
  public:
   struct Controller {
     bool has_answered = false;
-    std::string trouble{};  // why it could not be talked to
+    std::string trouble{};         // why it could not be talked to
+    std::string lookup_failure{};  // why nobody knows its host
     Duration silence{};
   };
 
@@ -39,14 +42,15 @@ class PoolStanding {
   // For how long the controller has said nothing; none if it never has said anything.
   std::optional<Duration> controller_silence() const;
 
-  // In a sentence or two. `where` is the controller's address, and `lookup_failure` why nobody knows its host, if so.
-  std::string describe(const std::string& where, const std::string& lookup_failure) const;
+  // In a sentence or two. `where` is the controller's address.
+  std::string describe(const std::string& where) const;
   // The same, once every worker has declined the job.
   std::string describe_declined(const std::string& where) const;
 
  private:
   std::string spoken_lack(const std::string& where) const PENSTOCK_REQUIRES(mutex_);  // of workers
   std::string spoken_refusals() const PENSTOCK_REQUIRES(mutex_);
+  void make_room_for(uint64_t worker_id) PENSTOCK_REQUIRES(mutex_);  // among the refusals
 
   mutable Mutex mutex_;
   Controller controller_ PENSTOCK_GUARDED_BY(mutex_);

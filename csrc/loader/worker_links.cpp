@@ -16,6 +16,7 @@ Result<void> WorkerLinks::open(uint64_t worker_id, const net::Endpoint& endpoint
   drop(worker_id);
   links_.try_emplace(worker_id, endpoint, std::move(socket), tag.value());
   worker_of_.emplace(tag.value(), worker_id);
+  note_served(worker_id);  // as it may be due later on
   return {};
 }
 
@@ -64,6 +65,14 @@ void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
 void WorkerLinks::note_ready(uint64_t tag) {
   const auto found = worker_of_.find(tag);
   if (found != worker_of_.end()) ready_.insert(found->second);
+}
+
+void WorkerLinks::note_looked_up(const std::string& host) {
+  for (const auto& [worker_id, link] : links_) {
+    if (link.endpoint().host != host) continue;
+    ready_.insert(worker_id);
+    ready_set_.mark_used(link.tag());
+  }
 }
 
 std::set<uint64_t> WorkerLinks::take_ready(Instant now) {

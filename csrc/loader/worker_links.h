@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/instant.h"
@@ -48,6 +49,8 @@ class WorkerLinks {
 
   // The set tells of this tag, of a link or not.
   void note_ready(uint64_t tag);
+  // The address of this host has been looked up, or it has none.
+  void note_looked_up(const std::string& host);
   // The workers whose links must be served, once.
   std::set<uint64_t> take_ready(Instant now);
   // The link was served.

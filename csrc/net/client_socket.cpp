@@ -13,10 +13,15 @@ namespace {
 // then it never does. A damaged message must not cost more than its connection.
 constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 
+std::string zmq_address(const HostAddress& address, uint16_t port) {
+  return Endpoint{.host = address.number, .port = port}.text();
+}
+
 }  // namespace
 
-Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, const Endpoint& endpoint,
-                                                            const KeyPair& own, const PublicKey& server_key,
+Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
+                                                            const Endpoint& endpoint, const KeyPair& own,
+                                                            const PublicKey& server_key,
                                                             const ClientSocketOptions& options) {
   if (endpoint.port == 0 || endpoint.host == "*") {
     return Error{Errc::kMalformed, "connecting to " + endpoint.text() +
@@ -28,17 +33,43 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& conte
   if (!socket) return socket.error();
   auto monitor = ConnectionMonitor::watch(context, socket.value()->handle());
   if (!monitor) return monitor.error();
-  auto client = std::make_unique<ClientSocket>(std::move(monitor).value(), std::move(socket).value(), endpoint);
+  auto client =
+      std::make_unique<ClientSocket>(std::move(monitor).value(), std::move(socket).value(), resolver, endpoint);
   if (auto begun = client->begin(); !begun) return begun.error();
   return client;
 }
 
-Result<void> ClientSocket::begin() { return socket_->connect(endpoint_.text(), is_ipv6_host(endpoint_.host)); }
+// Connects if the host's address is known. Else the lookup, or its repetition, goes on in try_event().
+Result<void> ClientSocket::begin() {
+  looked_up_at_ = clock_now();
+  const auto found = resolver_.try_resolve(endpoint_.host, looked_up_at_);
+  is_looked_up_ = !found;
+  if (!found) return {};
+  lookup_failure_ = *found ? "" : found->error().message;
+  if (!*found) {
+    lost_at_ = looked_up_at_;
+    return {};
+  }
+  address_ = zmq_address(found->value(), endpoint_.port);
+  auto begun = socket_->connect(address_, found->value().is_ipv6);
+  if (!begun) address_.clear();
+  return begun;
+}
+
+bool ClientSocket::has_moved() {
+  if (!is_name_ || is_connected_ || address_.empty()) return false;
+  const Instant now = clock_now();
+  const auto found = resolver_.try_resolve(endpoint_.host, now);
+  if (found) looked_up_at_ = now;
+  return found && *found && zmq_address(found->value(), endpoint_.port) != address_;
+}
 
 std::optional<ConnectionEvent> ClientSocket::try_event() {
+  if (is_looked_up_ && !begin()) lost_at_ = clock_now();
   auto event = monitor_->try_event();
   if (!event) {
-    if (lost_at_ && clock_now() >= *due_at() && !reconnect()) lost_at_ = clock_now();
+    const bool is_given_up = lost_at_ && clock_now() >= *lost_at_ + kGivenUpAfter;
+    if ((is_given_up || has_moved()) && !reconnect()) lost_at_ = clock_now();
     return event;
   }
   socket_->settle();
@@ -52,13 +83,16 @@ std::optional<ConnectionEvent> ClientSocket::try_event() {
 }
 
 std::optional<Instant> ClientSocket::due_at() const {
-  if (!lost_at_) return std::nullopt;
-  return *lost_at_ + kGivenUpAfter;
+  std::optional<Instant> due;
+  if (lost_at_) due = *lost_at_ + kGivenUpAfter;
+  if (is_name_ && !is_connected_ && !is_looked_up_) due = earlier(due, looked_up_at_ + kAddressKept);
+  return due;
 }
 
 Result<void> ClientSocket::reconnect() {
   lost_at_.reset();
-  socket_->disconnect(endpoint_.text());
+  is_looked_up_ = false;
+  if (!address_.empty()) socket_->disconnect(std::exchange(address_, {}));
   // Events of the former connection say nothing of the one that begins.
   while (try_event()) {
   }

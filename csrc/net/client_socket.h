@@ -17,6 +17,7 @@
 #include "net/curve_socket.h"
 #include "net/endpoint.h"
 #include "net/keys.h"
+#include "net/resolver.h"
 
 namespace penstock::net {
 
@@ -36,15 +37,22 @@ inline constexpr std::chrono::milliseconds kFarewellTime{100};
 // Confined to the thread that made it.
 class ClientSocket {
  public:
-  // Begins to connect to the server at `endpoint` whose key is `server_key`. The server need not be there yet. Can
-  // block while a name is looked up.
-  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, const Endpoint& endpoint,
-                                                       const KeyPair& own, const PublicKey& server_key,
+  // Begins to connect to the server at `endpoint` whose key is `server_key`. The server need not be there yet.
+  // `resolver` looks its name up, if it is one, and outlives the client. Until it has, the client waits; once
+  // Resolver::take_done() names the host, `try_event` goes on. A name that is not known is looked up again later on.
+  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
+                                                       const Endpoint& endpoint, const KeyPair& own,
+                                                       const PublicKey& server_key,
                                                        const ClientSocketOptions& options = {});
 
   // For `connect`.
-  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
-      : socket_(std::move(socket)), monitor_(std::move(monitor)), endpoint_(std::move(endpoint)) {}
+  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Resolver& resolver,
+               Endpoint endpoint)
+      : resolver_(resolver),
+        socket_(std::move(socket)),
+        monitor_(std::move(monitor)),
+        endpoint_(std::move(endpoint)),
+        is_name_(!is_number(endpoint_.host)) {}
   ClientSocket(const ClientSocket&) = delete;
   ClientSocket& operator=(const ClientSocket&) = delete;
 
@@ -55,13 +63,16 @@ class ClientSocket {
   std::optional<ConnectionEvent> try_event();
 
   // The time at which `try_event` must be called though nothing is readable: to connect again after a connection that
-  // libzmq may have given up.
+  // libzmq may have given up, or to see whether a host that does not answer has another address by now.
   std::optional<Instant> due_at() const;
 
   // Of the last event: whether it said that the server is connected.
   bool is_connected() const { return is_connected_; }
 
-  // Drops the connection with its queued messages, and begins to connect anew. Can block while a name is looked up.
+  // Why no address of the host is known, in the system's words, if the last lookup found none; else empty.
+  const std::string& lookup_failure() const { return lookup_failure_; }
+
+  // Drops the connection with its queued messages, and begins to connect anew, to the address that the host has now.
   Result<void> reconnect();
   // The same if there is a connection. Where it cannot begin it is tried again later on.
   void renew();
@@ -82,10 +93,18 @@ class ClientSocket {
 
  private:
   Result<void> begin();
+  // Whether a host that is not connected has another address than the one that libzmq tries.
+  bool has_moved();
 
+  Resolver& resolver_;
   std::unique_ptr<CurveSocket> socket_;
   std::unique_ptr<ConnectionMonitor> monitor_;
   const Endpoint endpoint_;
+  const bool is_name_;
+  bool is_looked_up_ = false;  // the host's address is not known yet
+  Instant looked_up_at_{};     // the last time
+  std::string lookup_failure_;
+  std::string address_;  // that libzmq connects to; empty while it does not
   bool is_connected_ = false;
   std::optional<Instant> lost_at_;  // while nothing was heard since
   ReceivedMessage message_;

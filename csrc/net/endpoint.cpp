@@ -2,15 +2,11 @@
 #include "net/endpoint.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <cstring>
-#include <memory>
 #include <optional>
 
 namespace penstock::net {
@@ -42,48 +38,6 @@ std::optional<uint16_t> parse_port(std::string_view text) {
   return port;
 }
 
-// The addresses of a host, first IPv4, then IPv6. Empty when the host is not known.
-struct Addresses {
-  using List = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-  List list{nullptr, &::freeaddrinfo};
-  int error = 0;
-
-  explicit Addresses(const std::string& host) {
-    addrinfo wanted{};
-    wanted.ai_family = AF_UNSPEC;
-    wanted.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    error = ::getaddrinfo(host.c_str(), nullptr, &wanted, &found);
-    if (error == 0) list.reset(found);
-  }
-
-  const sockaddr* first(int family) const {
-    for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
-      if (each->ai_family == family) return each->ai_addr;
-    }
-    return nullptr;
-  }
-};
-
-BindAddress ipv4_address(const sockaddr* address) {
-  sockaddr_in value{};
-  std::memcpy(&value, address, sizeof value);
-  std::array<char, INET_ADDRSTRLEN> text{};
-  ::inet_ntop(AF_INET, &value.sin_addr, text.data(), text.size());
-  return {.address = text.data(), .is_loopback = ntohl(value.sin_addr.s_addr) >> 24 == 127};
-}
-
-BindAddress ipv6_address(const sockaddr* address) {
-  sockaddr_in6 value{};
-  std::memcpy(&value, address, sizeof value);
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  ::inet_ntop(AF_INET6, &value.sin6_addr, text.data(), text.size());
-  const bool is_mapped_loopback = IN6_IS_ADDR_V4MAPPED(&value.sin6_addr) && value.sin6_addr.s6_addr[12] == 127;
-  return {.address = text.data(),
-          .is_ipv6 = true,
-          .is_loopback = IN6_IS_ADDR_LOOPBACK(&value.sin6_addr) || is_mapped_loopback};
-}
-
 }  // namespace
 
 Result<Endpoint> Endpoint::parse(std::string_view text) {
@@ -112,23 +66,12 @@ std::string Endpoint::text() const {
   return std::string(kScheme) + (has_brackets ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-Result<BindAddress> resolve_bind_address(const Endpoint& endpoint) {
-  if (endpoint.host == kEveryInterface) return BindAddress{.address = endpoint.host};
-  const Addresses addresses(endpoint.host);
-  if (const sockaddr* address = addresses.first(AF_INET); address != nullptr) return ipv4_address(address);
-  if (const sockaddr* address = addresses.first(AF_INET6); address != nullptr) return ipv6_address(address);
-  return Error{Errc::kFailed, "looking up " + endpoint.host + " failed: " + ::gai_strerror(addresses.error) +
+Result<HostAddress> resolve_bind_address(const Endpoint& endpoint) {
+  if (endpoint.host == kEveryInterface) return HostAddress{.number = endpoint.host};
+  auto address = look_up(endpoint.host);
+  if (address) return address;
+  return Error{Errc::kFailed, "looking up " + endpoint.host + " failed: " + address.error().message +
                                   "; name an address or host of this machine, or * for every interface"};
-}
-
-std::string lookup_failure(const std::string& host) {
-  const int error = Addresses(host).error;
-  return error == 0 ? "" : ::gai_strerror(error);
-}
-
-bool is_ipv6_host(const std::string& host) {
-  const Addresses addresses(host);
-  return addresses.first(AF_INET) == nullptr && addresses.first(AF_INET6) != nullptr;
 }
 
 }  // namespace penstock::net

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "net/host_address.h"
 
 namespace penstock::net {
 
@@ -23,21 +24,8 @@ struct Endpoint {
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
-// The one address that a bind to an endpoint uses.
-struct BindAddress {
-  std::string address;  // a number, or `*`; IPv6 without brackets
-  bool is_ipv6 = false;
-  bool is_loopback = false;
-};
-
-// A name is looked up, which can block; that the address is loopback is then known of the very one that is bound, and
-// not of the name.
-Result<BindAddress> resolve_bind_address(const Endpoint& endpoint);
-
-// Why no address is known of a host, in the system's words; empty if one is. A name is looked up, which can block.
-std::string lookup_failure(const std::string& host);
-
-// Whether a host has IPv6 addresses only. A name is looked up, which can block; one that is not known counts as IPv4.
-bool is_ipv6_host(const std::string& host);
+// The one address that a bind to an endpoint uses. A name is looked up, which can block; that the address is loopback
+// is then known of the very one that is bound, and not of the name.
+Result<HostAddress> resolve_bind_address(const Endpoint& endpoint);
 
 }  // namespace penstock::net

@@ -6,10 +6,10 @@
 namespace penstock::net {
 namespace {
 
-Result<void> check_reach(const Endpoint& endpoint, const BindAddress& address, KeyOrigin origin) {
+Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, KeyOrigin origin) {
   if (address.is_loopback || origin == KeyOrigin::kGiven) return {};
   return Error{Errc::kUnsupported,
-               "listening at " + endpoint.text() + " is refused: other machines can reach " + address.address +
+               "listening at " + endpoint.text() + " is refused: other machines can reach " + address.number +
                    " and no keys were given, which decide who is let in; make keys with penstock keys DIR and name "
                    "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
 }
@@ -20,8 +20,8 @@ AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
   return allowed;
 }
 
-std::string zmq_address(const Endpoint& endpoint, const BindAddress& address) {
-  const std::string host = address.is_ipv6 ? "[" + address.address + "]" : address.address;
+std::string zmq_address(const Endpoint& endpoint, const HostAddress& address) {
+  const std::string host = address.is_ipv6 ? "[" + address.number + "]" : address.number;
   return "tcp://" + host + ":" + (endpoint.port == 0 ? "*" : std::to_string(endpoint.port));
 }
 

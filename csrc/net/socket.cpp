@@ -7,11 +7,17 @@
 #include <cerrno>
 #include <cstring>
 
+#include "wire/control_record.h"
+
 namespace penstock::net {
 namespace {
 
-constexpr int kSocketCountMax = 4096;  // a client of a pool takes three, and a trainer has one for each worker
-constexpr int kReconnectMs = 5;        // a worker whose trainer is about to bind should not wait the default 100 ms
+// A trainer has a client for each worker of its roster, of its own ones and for the controller. A client takes three
+// sockets, of which libzmq itself makes one.
+constexpr int kClientSocketCount = 3;
+constexpr int kOtherClientCountMax = 1024;
+constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
+constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
 
 Error zmq_failure(const std::string& what) {
   const int error_number = zmq_errno();

@@ -95,6 +95,9 @@ std::vector<std::byte> joined(const void* head, std::initializer_list<std::span<
   return part;
 }
 
+// Whether the body of such a message is the reason of a refusal.
+bool is_reason(ToTrainer::Kind kind) { return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined; }
+
 }  // namespace
 
 std::vector<std::byte> write_to_worker(const PoolRequest& request) {
@@ -178,7 +181,8 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
                            .answer_kind = static_cast<uint8_t>(answer.kind),
                            .answer_flags = answer.flags,
                            .state_bytes = static_cast<uint32_t>(answer.state.size())};
-  return joined(&head, {answer.body, answer.state});
+  const auto body = is_reason(m.kind) ? answer.body.first(std::min(answer.body.size(), kReasonBytesMax)) : answer.body;
+  return joined(&head, {body, answer.state});
 }
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes) {
@@ -190,7 +194,11 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
-  const bool has_text = is_error || kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined;
+  const bool has_text = is_error || is_reason(kind);
+  if (is_reason(kind) && body.size() > kReasonBytesMax) {
+    return Error{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
+                                      std::to_string(kReasonBytesMax)};
+  }
   if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
   if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError)) return malformed("worker", "unknown kind of answer");
   const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);

@@ -29,6 +29,7 @@ constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
 constexpr uint64_t kPieceBytesMax = uint64_t{1} << 20;
 constexpr uint64_t kPoolPayloadBytesMax = uint64_t{1} << 34;  // of a batch and its record
 constexpr size_t kRequestBlobCountMax = 64;
+constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer
 
 // To a worker. The fields after `epoch_seed` belong to a request.
 struct PoolRequest {
@@ -64,7 +65,7 @@ struct PoolAnswer {
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
 };
 
-// Writers must keep the caps.
+// Writers must keep the caps; a reason above its cap is cut off.
 std::vector<std::byte> write_to_worker(const PoolRequest& request);
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer);
 

@@ -44,6 +44,9 @@ Result<void> PoolServerIo::begin() {
     return Error{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
   signal_read_fd_ = FileDescriptor(ends[0]);
   signal_write_fd_ = FileDescriptor(ends[1]);
+  auto resolver = net::Resolver::open();
+  if (!resolver) return resolver.error();
+  resolver_ = std::move(resolver).value();
   context_ = std::make_unique<net::SocketContext>();
   auto authenticator = net::Authenticator::start(*context_);
   if (!authenticator) return authenticator.error();
@@ -57,7 +60,7 @@ Result<void> PoolServerIo::begin() {
   advertised_ = advertised.text();
   if (!options_.controller) return {};
   auto registration =
-      Registration::open(*context_, *options_.controller, options_.keys,
+      Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
                          {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about}, clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
@@ -330,12 +333,13 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
     }
     if (fetch_) due = earlier(due, fetch_->due_at());
   }
-  const std::array<int, 2> all_fds{wake_fd, signal_read_fd_.get()};
-  const std::span<const int> fds(all_fds.data(), has_ended_ ? 1 : 2);  // signals mean nothing any more
-  std::array<bool, 2> all_readable{};
+  const std::array<int, 3> all_fds{wake_fd, signal_read_fd_.get(), resolver_->fd()};
+  const std::span<const int> fds(all_fds.data(), has_ended_ ? 1 : 3);  // nothing else matters any more
+  std::array<bool, 3> all_readable{};
   const std::span<bool> is_readable(all_readable.data(), fds.size());
   const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
   if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited.error();
+  static_cast<void>(resolver_->take_done());  // the controller's client asks for the answer by itself, in each turn
   return is_readable[0];
 }
 

@@ -19,6 +19,7 @@
 #include "net/authenticator.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "net/resolver.h"
 #include "net/server_socket.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"
@@ -118,6 +119,7 @@ class PoolServerIo final : public EventLoop::Handler {
   // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
   // does.
   AnswerOutbox outbox_;
+  std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;

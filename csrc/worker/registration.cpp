@@ -19,10 +19,10 @@ constexpr Duration kUnansweredTime = std::chrono::seconds(3);
 
 }  // namespace
 
-Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& context, const net::Endpoint& controller,
-                                                         const net::KeyRing& keys, Description description,
-                                                         Instant now) {
-  auto socket = net::ClientSocket::connect(context, controller, keys.own(), keys.controller_key(),
+Result<std::unique_ptr<Registration>> Registration::open(net::SocketContext& context, net::Resolver& resolver,
+                                                         const net::Endpoint& controller, const net::KeyRing& keys,
+                                                         Description description, Instant now) {
+  auto socket = net::ClientSocket::connect(context, resolver, controller, keys.own(), keys.controller_key(),
                                            {.limits = net::control_limits()});
   if (!socket) return socket.error();
   return std::make_unique<Registration>(std::move(socket).value(), std::move(description), now);

@@ -30,8 +30,9 @@ class Registration {
     std::string endpoint;
     std::string about;
   };
-  static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, const net::Endpoint& controller,
-                                                    const net::KeyRing& keys, Description description, Instant now);
+  static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, net::Resolver& resolver,
+                                                    const net::Endpoint& controller, const net::KeyRing& keys,
+                                                    Description description, Instant now);
   // For `open`.
   Registration(std::unique_ptr<net::ClientSocket> socket, Description description, Instant now);
 

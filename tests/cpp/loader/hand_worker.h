@@ -62,6 +62,7 @@ class HandWorker {
     uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
     bool declines = false;
+    int refusals_to_hello = 0;             // each with another reason
     std::optional<wire::BlobId> wishes{};  // asks for it before the first batch
   };
 
@@ -100,6 +101,7 @@ class HandWorker {
       return;
     }
     const auto request = wire::parse_to_worker(part).value();
+    if (request.message.kind == wire::ToWorker::Kind::kHello) refuse(request.message.link);
     desk_.receive(request.message, clock_now());
     if (request.message.is_lane_start)
       starts_.emplace_back(reinterpret_cast<const char*>(request.state.data()), request.state.size());
@@ -110,6 +112,16 @@ class HandWorker {
   void wish() {
     const auto bytes = wire::write_blob_message(wire::BlobWish{.id = *options_.wishes, .offset = blob_.size()});
     static_cast<void>(server_->send(peer_, bytes));
+  }
+
+  void refuse(uint32_t link) {
+    for (int count = 0; count < options_.refusals_to_hello; ++count) {
+      const std::string reason = "reason " + std::to_string(count);
+      send({}, {.message = {.kind = ToTrainer::Kind::kDeclined, .link = link},
+                .worker_id = options_.worker_id,
+                .incarnation = 1,
+                .body = std::as_bytes(std::span(reason))});
+    }
   }
 
   void work() {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +37,8 @@ class PoolClientTest : public net::PoolSocketsTest {
     begin(free_endpoint(), {{.worker_id = 5, .endpoint = endpoint}}, is_iterable);
   }
 
-  void begin(const net::Endpoint& controller, const std::vector<OwnWorker>& own_workers, bool is_iterable = false) {
+  void begin(const net::Endpoint& controller, const std::vector<OwnWorker>& own_workers, bool is_iterable = false,
+             net::Resolver::Lookup lookup = net::look_up) {
     auto source = std::make_unique<PoolSource>(PoolIoOptions{.controller = controller,
                                                              .keys = keys_.ring(Role::kTrainer),
                                                              .job = "a test",
@@ -44,7 +46,8 @@ class PoolClientTest : public net::PoolSocketsTest {
                                                              .worker_count_max = 1,
                                                              .credit_bytes = 1 << 24,
                                                              .arena_bytes = 1 << 24,
-                                                             .is_iterable = is_iterable},
+                                                             .is_iterable = is_iterable,
+                                                             .lookup = std::move(lookup)},
                                                7, keys_.ring(Role::kTrainer), own_workers);
     PoolSource& pool = *source;
     client_ = std::make_unique<PoolClient>(ClientOptions{.worker_count = 1, .shard_count = 1, .keep_workers = true},
@@ -235,6 +238,45 @@ TEST_F(PoolClientTest, RosterThatComesBeforeTheRefusalsOfWorkersSaysWhyTheyDecli
   EXPECT_NE(failure.message().find("all of its 2 have declined this job"), std::string::npos) << failure.message();
   EXPECT_NE(failure.message().find("worker 0000000000000008: no module named 'images'"), std::string::npos);
   EXPECT_NE(failure.message().find("worker 0000000000000009: another torch"), std::string::npos);
+}
+
+// A worker may choose any name for itself. The name server of one did not answer for 5 s, and every link was lost.
+TEST_F(PoolClientTest, NameThatIsLookedUpForLongHoldsUpNoBatch) {
+  std::promise<void> end;
+  auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
+  const auto endpoint = server->endpoint();
+  worker_ = std::make_unique<HandWorker>(std::move(server), HandWorker::Options{.batch_bytes = 1000});
+  begin(free_endpoint(),
+        {{.worker_id = 4, .endpoint = {.host = "stalled.example", .port = 1}}, {.worker_id = 5, .endpoint = endpoint}},
+        false, [ended = end.get_future().share()](const std::string&) -> Result<net::HostAddress> {
+          ended.wait();
+          return Error{Errc::kFailed, "nobody knows it"};
+        });
+  expect_stream(1000, 20);
+  end.set_value();
+}
+
+TEST_F(PoolClientTest, WorkerWhoseNameNobodyKnowsIsTold) {
+  begin(free_endpoint(), {{.worker_id = 4, .endpoint = {.host = "unknown.example", .port = 1}}}, false,
+        [](const std::string&) -> Result<net::HostAddress> {
+          return Error{Errc::kFailed, "nobody knows it"};
+        });
+  submit(0);
+  const Event event = next();
+  ASSERT_EQ(event.kind, Event::Kind::kNews);
+  EXPECT_NE(event.message().find("no address of unknown.example (nobody knows it)"), std::string::npos)
+      << event.message();
+}
+
+// Each refusal was kept for the user, 8 MiB of text and more.
+TEST_F(PoolClientTest, GreetingIsRefusedOnceHoweverOftenAWorkerSaysSo) {
+  start({.refusals_to_hello = 1000});
+  submit(0);
+  const Event first = next();
+  ASSERT_EQ(first.kind, Event::Kind::kNews);
+  EXPECT_NE(first.message().find("reason 0"), std::string::npos) << first.message();
+  client_->wait_until(Clock::now() + std::chrono::milliseconds(300));
+  EXPECT_EQ(client_->try_next().kind, Event::Kind::kNothing);
 }
 
 TEST_F(PoolClientTest, AnswersInTheNameOfAnotherWorkerAreNotHeard) {

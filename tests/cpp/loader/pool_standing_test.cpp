@@ -19,17 +19,16 @@ void expect_said(const std::string& text, const std::string& words) {
 TEST(PoolStanding, ControllerThatNeverAnsweredIsToBeStarted) {
   PoolStanding standing;
   standing.note({.silence = seconds(7)}, 0, 0);
-  expect_said(standing.describe(kWhere, ""),
-              "no controller has answered at tcp://alpha:7000, where one was asked for 7 s");
-  expect_said(standing.describe(kWhere, ""), "penstock controller --bind tcp://alpha:7000");
+  expect_said(standing.describe(kWhere), "no controller has answered at tcp://alpha:7000, where one was asked for 7 s");
+  expect_said(standing.describe(kWhere), "penstock controller --bind tcp://alpha:7000");
   EXPECT_FALSE(standing.controller_silence());
 }
 
 // The user was told to start a controller at an address with a typing mistake in it.
 TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
   PoolStanding standing;
-  standing.note({}, 0, 0);
-  const std::string text = standing.describe(kWhere, "Name or service not known");
+  standing.note({.lookup_failure = "Name or service not known"}, 0, 0);
+  const std::string text = standing.describe(kWhere);
   expect_said(text, "knows no address of that name (Name or service not known)");
   EXPECT_EQ(text.find("start"), std::string::npos) << text;
 }
@@ -38,20 +37,28 @@ TEST(PoolStanding, NameThatNobodyKnowsIsTold) {
 TEST(PoolStanding, ControllerThatAnsweredAndIsSilentIsNotTakenForOneThatNeverWas) {
   PoolStanding standing;
   standing.note({.has_answered = true, .silence = seconds(12)}, 2, 1);
-  const std::string text = standing.describe(kWhere, "");
+  const std::string text = standing.describe(kWhere);
   expect_said(text, "the controller at tcp://alpha:7000 answered until 12 s ago");
   expect_said(text, "1 of 2 workers that it had named work for this trainer");
   EXPECT_EQ(standing.controller_silence(), seconds(12));
   standing.note({.has_answered = true, .silence = seconds(12)}, 0, 0);
-  EXPECT_EQ(standing.describe(kWhere, "").find("penstock worker"), std::string::npos);
+  EXPECT_EQ(standing.describe(kWhere).find("penstock worker"), std::string::npos);
 }
 
 TEST(PoolStanding, ControllerThatAnswersSaysHowManyWorkersThereAre) {
   PoolStanding standing;
   standing.note({.has_answered = true, .silence = seconds(1)}, 0, 0);
-  expect_said(standing.describe(kWhere, ""), "has no worker for this trainer: start some");
+  expect_said(standing.describe(kWhere), "has no worker for this trainer: start some");
   standing.note({.has_answered = true, .silence = seconds(1)}, 2, 1);
-  expect_said(standing.describe(kWhere, ""), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
+  expect_said(standing.describe(kWhere), "1 worker of 2 that the controller at tcp://alpha:7000 has named");
+}
+
+TEST(PoolStanding, FewReasonsAreSpokenAndALimitedNumberKept) {
+  PoolStanding standing;
+  for (uint64_t id = 1; id <= 2 * kRefusalCountMax; ++id) standing.note_refusal(id, "no room");
+  const std::string text = standing.describe_declined(kWhere);
+  expect_said(text, "and " + std::to_string(kRefusalCountMax - kRefusalSpokenCountMax) + " more");
+  EXPECT_EQ(text.find("worker 0000000000000001:"), std::string::npos) << text;
 }
 
 TEST(PoolStanding, ReasonOfTheWorkerItselfIsKept) {

@@ -2,6 +2,7 @@
 #include "net/client_socket.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -18,6 +19,7 @@
 #include "base/live_clock.h"
 #include "base/process_bound.h"
 #include "pool_sockets.h"
+#include "wire/control_record.h"
 
 namespace penstock::net {
 namespace {
@@ -128,10 +130,27 @@ TEST_F(ClientSocketTest, ManyClientsOfOneProcessAreServed) {
   for (size_t index = 0; index < clients.size(); ++index) ASSERT_TRUE(next_message(*server));
 }
 
+// A roster holds 4,096 workers; the 1,365th could not be connected to.
+TEST_F(ClientSocketTest, ProcessHasSocketsForEveryWorkerOfARoster) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit raised{.rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &raised), 0);
+  const Endpoint endpoint = free_endpoint();
+  std::vector<std::unique_ptr<ClientSocket>> clients;
+  for (size_t index = 0; index < wire::kRosterCountMax; ++index) {
+    auto client = connect(endpoint, keys_.pair(Role::kTrainer), keys_.public_key(Role::kController));
+    ASSERT_TRUE(client) << index;
+    clients.push_back(std::move(client));
+  }
+  clients.clear();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
 TEST_F(ClientSocketTest, AnEndpointThatNamesNoServerIsRefused) {
   for (const auto* text : {"tcp://127.0.0.1:0", "tcp://*:5555"}) {
-    const auto client = ClientSocket::connect(context_, Endpoint::parse(text).value(), keys_.pair(Role::kTrainer),
-                                              keys_.public_key(Role::kController));
+    const auto client = ClientSocket::connect(context_, *resolver_, Endpoint::parse(text).value(),
+                                              keys_.pair(Role::kTrainer), keys_.public_key(Role::kController));
     ASSERT_FALSE(client);
     EXPECT_EQ(client.error().code, Errc::kMalformed);
   }
@@ -290,9 +309,10 @@ struct PoolOfSockets {
         server(ServerSocket::bind(context, *authenticator, Endpoint::parse("tcp://127.0.0.1:0").value(),
                                   keys.ring(Role::kController), {.allowed_roles = {Role::kTrainer}})
                    .value()),
-        client(ClientSocket::connect(context, server->endpoint(), keys.pair(Role::kTrainer),
+        client(ClientSocket::connect(context, *resolver, server->endpoint(), keys.pair(Role::kTrainer),
                                      keys.public_key(Role::kController))
                    .value()) {}
+  std::unique_ptr<Resolver> resolver = Resolver::open().value();
   SocketContext context;
   std::unique_ptr<Authenticator> authenticator;
   std::unique_ptr<ServerSocket> server;
@@ -312,8 +332,8 @@ TEST_F(ClientSocketTest, AForkedChildThatDropsTheSocketsLeavesItsParentsAlone) {
             "");
   ASSERT_TRUE(pool.server->send(before->peer.routing_id, filled(1, 2)));
   EXPECT_EQ(copy_of(next_message(*pool.client)->parts.at(0)), filled(1, 2));
-  const auto second = ClientSocket::connect(pool.context, pool.server->endpoint(), keys_.pair(Role::kTrainer),
-                                            keys_.public_key(Role::kController));
+  const auto second = ClientSocket::connect(pool.context, *pool.resolver, pool.server->endpoint(),
+                                            keys_.pair(Role::kTrainer), keys_.public_key(Role::kController));
   ASSERT_TRUE(wait_and_send(*second.value(), filled(1, 3)));
   EXPECT_TRUE(next_message(*pool.server));
 }

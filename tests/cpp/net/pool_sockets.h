@@ -80,7 +80,7 @@ class PoolSocketsTest : public testing::Test {
 
   std::unique_ptr<ClientSocket> connect(const Endpoint& endpoint, const KeyPair& own, const PublicKey& server_key,
                                         const ClientSocketOptions& options = {}) {
-    auto client = ClientSocket::connect(context_, endpoint, own, server_key, options);
+    auto client = ClientSocket::connect(context_, *resolver_, endpoint, own, server_key, options);
     EXPECT_TRUE(client) << client.error().message;
     return client ? std::move(client).value() : nullptr;
   }
@@ -192,6 +192,7 @@ class PoolSocketsTest : public testing::Test {
   }
 
   const PoolKeys keys_;
+  std::unique_ptr<Resolver> resolver_ = Resolver::open().value();
   std::unique_ptr<SocketContext> own_context_ = std::make_unique<SocketContext>();
   SocketContext& context_ = *own_context_;
   std::unique_ptr<Authenticator> authenticator_ = Authenticator::start(context_).value();

@@ -177,6 +177,19 @@ TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
   }
 }
 
+TEST_F(PoolRecord, ReasonAboveItsCapIsCutOffByTheWriterAndRefusedByTheReader) {
+  const std::vector<std::byte> longer(kReasonBytesMax + 1, std::byte{'x'});
+  auto sent = refusal(ToTrainer::Kind::kDeclined);
+  sent.body = longer;
+  auto part = write_to_trainer(sent);
+  const auto parsed = parse_to_trainer(part, 0);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed.value().body.size(), kReasonBytesMax);
+  part.push_back(std::byte{'x'});
+  ASSERT_FALSE(parse_to_trainer(part, 0));
+  EXPECT_EQ(parse_to_trainer(part, 0).error().code, Errc::kTooLarge);
+}
+
 TEST_F(PoolRecord, TextOfWhatIsNeitherAnErrorNorARefusalIsRefused) {
   auto broken = refusal(ToTrainer::Kind::kBroken);
   EXPECT_FALSE(is_taken(broken, 0));

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/resolver.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "base/live_clock.h"
+#include "base/mutex.h"
+
+namespace penstock::net {
+namespace {
+
+struct Answer {
+  Result<HostAddress> address;
+  Instant at{};
+
+  bool is_fresh(Instant now) const { return now - at < (address ? kAddressKept : kFailureKept); }
+};
+
+}  // namespace
+
+struct Resolver::State {
+  State(Lookup function, FileDescriptor descriptor) : lookup(std::move(function)), fd(std::move(descriptor)) {}
+
+  const Lookup lookup;
+  const FileDescriptor fd;
+  Mutex mutex;
+  bool is_closed PENSTOCK_GUARDED_BY(mutex) = false;
+  size_t thread_count PENSTOCK_GUARDED_BY(mutex) = 0;
+  std::set<std::string> asked PENSTOCK_GUARDED_BY(mutex);      // that wait for an answer
+  std::deque<std::string> waiting PENSTOCK_GUARDED_BY(mutex);  // of those, that wait for their turn
+  std::map<std::string, Answer> answers PENSTOCK_GUARDED_BY(mutex);
+  std::vector<std::string> done PENSTOCK_GUARDED_BY(mutex);
+
+  void note(const std::string& host, Result<HostAddress> address) PENSTOCK_REQUIRES(mutex);
+};
+
+namespace {
+
+using SharedState = std::shared_ptr<Resolver::State>;
+
+Result<HostAddress> guarded_lookup(const Resolver::Lookup& lookup, const std::string& host) {
+  try {
+    return lookup(host);
+  } catch (const std::exception& error) {
+    return Error{Errc::kFailed, error.what()};
+  }
+}
+
+// Looks up one host after the other until none waits.
+void run(const SharedState& state, std::string host) {
+  ::pthread_setname_np(::pthread_self(), "pk_lookup");
+  // Signals are for the program's own threads.
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  for (;;) {
+    auto address = guarded_lookup(state->lookup, host);
+    const MutexLock lock(state->mutex);
+    if (!state->is_closed) state->note(host, std::move(address));
+    if (state->is_closed || state->waiting.empty()) {
+      --state->thread_count;
+      return;
+    }
+    host = std::move(state->waiting.front());
+    state->waiting.pop_front();
+  }
+}
+
+}  // namespace
+
+void Resolver::State::note(const std::string& host, Result<HostAddress> address) {
+  const Instant now = clock_now();
+  if (answers.size() >= kKnownHostCountMax) {
+    std::erase_if(answers, [&](const auto& item) { return !item.second.is_fresh(now); });
+    if (answers.size() >= kKnownHostCountMax) answers.erase(answers.begin());
+  }
+  answers.insert_or_assign(host, Answer{.address = std::move(address), .at = now});
+  asked.erase(host);
+  done.push_back(host);
+  const uint64_t one = 1;
+  static_cast<void>(!::write(fd.get(), &one, sizeof one));
+}
+
+Result<std::unique_ptr<Resolver>> Resolver::open(Lookup lookup) {
+  FileDescriptor descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!descriptor) {
+    return Error{Errc::kNoMemory, std::string("looking up hosts is not possible: no descriptor is left (") +
+                                      std::strerror(errno) + "); raise the limit of open files (ulimit -n)"};
+  }
+  return std::make_unique<Resolver>(std::make_shared<State>(std::move(lookup), std::move(descriptor)));
+}
+
+Resolver::Resolver(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Resolver::~Resolver() {
+  const MutexLock lock(state_->mutex);
+  state_->is_closed = true;
+}
+
+std::optional<Result<HostAddress>> Resolver::try_resolve(const std::string& host, Instant now) {
+  if (is_number(host)) return look_up(host);
+  const MutexLock lock(state_->mutex);
+  if (const auto found = state_->answers.find(host); found != state_->answers.end() && found->second.is_fresh(now))
+    return found->second.address;
+  if (!state_->asked.insert(host).second) return std::nullopt;
+  if (state_->thread_count >= kLookupCountMax) {
+    state_->waiting.push_back(host);
+    return std::nullopt;
+  }
+  try {
+    std::thread([state = state_, host] { run(state, host); }).detach();
+    ++state_->thread_count;
+  } catch (const std::system_error& error) {
+    state_->note(host,
+                 Error{Errc::kNoMemory, std::string("no thread could be started to look it up: ") + error.what()});
+  }
+  return std::nullopt;
+}
+
+int Resolver::fd() const { return state_->fd.get(); }
+
+std::vector<std::string> Resolver::take_done() {
+  uint64_t count = 0;
+  static_cast<void>(!::read(state_->fd.get(), &count, sizeof count));
+  const MutexLock lock(state_->mutex);
+  return std::exchange(state_->done, {});
+}
+
+}  // namespace penstock::net
