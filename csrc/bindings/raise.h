@@ -10,7 +10,7 @@
 namespace penstock::bindings {
 
 [[noreturn]] void raise_error(const Error& error);
-// The same for failures between processes, where no argument of the caller's is at fault: never ValueError.
+// Raises a failure between processes, where no argument of the caller's is at fault: never a ValueError.
 [[noreturn]] void raise_failure(const Error& error);
 
 template <typename T>

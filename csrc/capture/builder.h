@@ -40,7 +40,7 @@ class CaptureBuilder {
   // label.
   std::vector<Bound> append(graph::Node node, size_t result_count, const std::string& place);
 
-  // The same for a call with positional arguments and one result.
+  // Appends a call with positional arguments and one result, and returns that.
   Bound emit(std::string op, std::vector<graph::Argument> arguments, const std::string& place);
 
   // Every value in it becomes an output. Values that are known now are left out.

@@ -94,9 +94,9 @@ class Dispatch {
 
   // Requests. `lane` keys are asked for by ascending sequence. `content` is kept until the request is answered.
   void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
-  // Takes it back; its answer will be dropped.
+  // Takes a request back. Its answer will be dropped.
   void forget(wire::BatchKey key, Instant now);
-  // The same of every request of another epoch than this one.
+  // Takes every request of another epoch than this one back.
   void forget_other_epochs(uint32_t epoch, Instant now);
   // A lane has no more batches: its requests are forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
@@ -122,7 +122,7 @@ class Dispatch {
   std::span<const wire::BatchKey> outstanding(WorkerSlot slot) const;
   // The request that a worker has begun and not answered.
   std::optional<wire::BatchKey> running(WorkerSlot slot) const;
-  // Of an unanswered request.
+  // The lane of an unanswered request, and whether the worker that is asked has not made the batches before it.
   wire::Lane lane_of(wire::BatchKey key) const { return requests_.at(key).lane; }
   bool is_lane_start(wire::BatchKey key) const { return requests_.at(key).is_lane_start; }
   // The content of the request; null if it was answered, forgotten, or asked without a content.

@@ -48,7 +48,7 @@ class ReportClock {
   RenewalClock renewal_;
 };
 
-// Of a worker. A value type.
+// A worker's side of its enrolment with a controller. A value type.
 class WorkerEnrolment {
  public:
   WorkerEnrolment(uint64_t worker_id, Instant now) : clock(now), worker_id_(worker_id) {}
@@ -96,7 +96,7 @@ class WorkerEnrolment {
   uint64_t reported_trainer_id_ = 0;
 };
 
-// Of a trainer: tells which roster is newer. A value type.
+// A trainer's side of its enrolment with a controller: tells which roster is newer. A value type.
 class TrainerEnrolment {
  public:
   explicit TrainerEnrolment(Instant now) : clock(now) {}

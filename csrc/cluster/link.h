@@ -24,7 +24,7 @@ class Link {
 
   // The stamp of the message that is sent now.
   uint64_t stamp() { return ++sent_; }
-  // That of the last one, which pings tell, so that the loss of a last message shows.
+  // The stamp of the last message. Pings tell it, so that the loss of a last message shows.
   uint64_t sent() const { return sent_; }
 
   Receipt receive(uint32_t number, uint64_t stamp) {

@@ -74,7 +74,7 @@ class PoolSession {
 
   void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
   void forget(wire::BatchKey key, Instant now);
-  // The same of every request of another epoch than this one.
+  // Takes every request of another epoch than this one back.
   void forget_other_epochs(uint32_t epoch, Instant now);
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
 

@@ -37,7 +37,7 @@ class RecentRates {
     if (span() < kRateSpanMin) return std::nullopt;
     return static_cast<double>(latest_.delivered_batches - samples_.front().delivered_batches) / seconds(span());
   }
-  // Of the time, from 0 to 1.
+  // The share of the time that the trainer waited for batches, from 0 to 1. Nothing as above.
   std::optional<double> waited_share() const {
     if (span() < kRateSpanMin) return std::nullopt;
     const double waited_s = static_cast<double>(latest_.waited_ns - samples_.front().waited_ns) / 1e9;

@@ -16,8 +16,8 @@ namespace penstock::cluster {
 struct RequestContent {
   wire::Request request;
   std::vector<std::byte> indices;  // as request.index_kind says
-  // Of a pool: the job and the prefixes that the batch is made with. Shared by the requests between two changes of
-  // them.
+  // The job and the prefixes that a pool makes the batch with. All requests between two changes of these share one
+  // list.
   std::shared_ptr<const std::vector<wire::BlobId>> blobs{};
 };
 

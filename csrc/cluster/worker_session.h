@@ -75,7 +75,7 @@ class WorkerSession {
   void abandon();
   // Gives the trainer up and ignores it from now on: its batches cannot be made here.
   void decline();
-  // Whether that was said of a trainer.
+  // Whether this trainer was declined.
   bool is_declined(uint64_t trainer_id) const;
   // The trainers that were declined, the latest last; at most kDeclinedCountMax.
   const std::deque<uint64_t>& declined() const { return declined_; }
@@ -84,7 +84,7 @@ class WorkerSession {
   uint64_t trainer_id() const { return tenant_ ? tenant_->trainer_id : 0; }
   size_t queued_count() const { return queue_.size(); }
   size_t held_count() const { return held_.size(); }
-  // Of those, the ones that the trainer is known to want on this link.
+  // How many of the held answers the trainer is known to want on this link.
   size_t claimed_count() const;
 
  private:

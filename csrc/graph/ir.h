@@ -147,7 +147,7 @@ void for_each_value(const Argument& argument, const Visit& visit) {
   }
 }
 
-// The same for everything that a node is called with.
+// Calls visit(ValueId) for each value that the node is called with, in order.
 template <typename Visit>
 void for_each_operand(const Node& node, const Visit& visit) {
   for (const Argument& argument : node.args) for_each_value(argument, visit);

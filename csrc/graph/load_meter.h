@@ -98,7 +98,7 @@ class LoadMeter {
   uint32_t in_flight_max_ = 0;  // batches that may have been asked for before a plan changed
   uint32_t settling_ = 0;       // steps that are still to be left out
   double seen_s_ = 0;
-  // Of the newest delivery:
+  // These are about the newest delivery:
   std::optional<double> delivered_at_s_;
   std::optional<DeliveredWork> work_;
   std::optional<BatchWork> batch_;

@@ -40,7 +40,7 @@ struct ValueSize {
 struct Calibration {
   std::vector<double> node_s;  // seconds of one run on one worker thread; 0 where the node cannot move
   std::vector<ValueSize> values;
-  // The same seconds on as many threads as the trainer has; empty when that is one thread, too.
+  // Seconds of one run on as many threads as the trainer has; empty when that is one thread, too.
   std::vector<double> trainer_node_s = {};
 
   friend bool operator==(const Calibration&, const Calibration&) = default;
@@ -114,9 +114,10 @@ struct StageSeconds {
   friend bool operator==(const StageSeconds&, const StageSeconds&) = default;
 };
 
-// Of the bytes that cross the link, and of the boundary tensors among them: a raw leaf is written and read whatever the
-// plan is.
+// The seconds that bytes take to cross the link.
 StageSeconds link_seconds(const Prices& prices, int64_t bytes);
+// The seconds that bytes of boundary tensors take to be written and read. Raw leaves do not count: they are written and
+// read whatever the plan is.
 StageSeconds memory_seconds(const Prices& prices, int64_t bytes);
 
 // The weighted sum; workers share their seconds.

@@ -45,7 +45,7 @@ struct RepricingLimits {
   uint32_t trial_windows = 4;  // in each of which a new plan may be taken back
 };
 
-// Of one offloaded model. Thread-compatible. Cuts are told apart by their address.
+// Each offloaded model has one. Thread-compatible. Cuts are told apart by their address.
 class Repricer {
  public:
   using Cut = std::shared_ptr<PricedCut>;
@@ -72,7 +72,7 @@ class Repricer {
   // The other plan cannot be carried out.
   void give_up(const Cut& cut);
 
-  // Of the newest window. Only once there was one.
+  // The measurements of the newest window. To be called only once there was one.
   const MeasuredLoads& measured() const { return now_->first; }
   std::string text() const;
 

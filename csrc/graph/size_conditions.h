@@ -58,7 +58,8 @@ class SizeConditions {
   const Strides* strides_for(const std::vector<int64_t>& sizes) {
     return strides_for(sizes, [] { return true; });
   }
-  // The same with one more condition, which is asked where the others hold and the answer is not known yet.
+  // The strides as above under one more condition, which is asked where the others hold and the answer is not known
+  // yet.
   template <typename Holds>
   const Strides* strides_for(const std::vector<int64_t>& sizes, const Holds& holds) {
     auto known = answers_.find(sizes);

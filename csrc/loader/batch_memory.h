@@ -36,7 +36,7 @@ class BatchMemory {
 
   // A batch of this size has come.
   void note_received(uint64_t bytes) { largest_bytes_ = std::max(largest_bytes_, bytes); }
-  // Of the batches that came.
+  // The bytes of the largest batch that came.
   uint64_t largest_bytes() const { return largest_bytes_; }
 
   void retire_held();

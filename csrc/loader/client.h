@@ -53,9 +53,9 @@ struct EpochStart {
 // Thread-compatible: the methods are for one trainer thread; retire_held() and the counters may be used from any.
 class Client {
  public:
-  // Of local workers, which must be given endpoint().
+  // A client of local workers, which must be given endpoint().
   explicit Client(const ClientOptions& options);
-  // Of whatever workers `source` has; `worker_count` is 1.
+  // A client of the workers that `source` has; `worker_count` is 1.
   Client(const ClientOptions& options, std::unique_ptr<BatchSource> source);
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;

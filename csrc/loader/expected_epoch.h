@@ -24,7 +24,7 @@ struct NextSeeds {
 // Confined to the trainer's thread.
 class ExpectedEpoch {
  public:
-  // Of the epoch that takes its indices from `sampler`, begun after the draws that are expected until then.
+  // Expects an epoch that takes its indices from `sampler` and begins after the draws that are expected until then.
   ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler);
 
   const EpochSeeds& seeds() const { return seeds_; }

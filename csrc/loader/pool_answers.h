@@ -21,17 +21,17 @@ namespace penstock::loader {
 
 std::string_view text_of(std::span<const std::byte> bytes);
 
-// Of an answer whose bytes have all come, or of one that is an error. `worker` is how messages call who sent it, and
-// `place` the same with its address.
+// The batch of an answer whose bytes have all come, or of one that is an error. `worker` is the sender's name in
+// messages, and `place` the name with its address.
 std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
                                 const std::string& worker, const std::string& place, bool allow_pickle);
 
-// In place of a batch that one worker after the other died of. `lost_at` is where one of them listened, if anybody
-// knows.
+// The error in place of a batch that one worker after the other died of. `lost_at` is where one of them listened, or
+// empty.
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,
                                        const std::string& lost_at);
 
-// In place of a batch whose indices are more than a request may carry.
+// The error in place of a batch whose indices are more than a request may carry.
 std::unique_ptr<Batch> error_of_indices(wire::BatchKey key, size_t index_bytes);
 
 }  // namespace penstock::loader

@@ -35,7 +35,8 @@ class PoolStanding {
   void note_pool(size_t pool_count, size_t declined_count);
   // Why the worker does not work for this trainer. False if that is known already.
   bool note_refusal(uint64_t worker_id, const std::string& reason);
-  // The same of a reason that the controller passes on. One that the worker itself has given is kept.
+  // Notes a reason that the controller passes on, unless the worker itself has given one. False if one is known
+  // already.
   bool note_reported_refusal(uint64_t worker_id, const std::string& reason);
   void forget_refusal(uint64_t worker_id);
 

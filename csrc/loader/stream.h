@@ -62,7 +62,7 @@ class Stream {
   // The next event if it is here, and asks for a batch in the place of one that it gives out. Never blocks. kMoreRoom
   // does not leave the stream. Throws the index source's exceptions; the batch is lost then, as in torch's loader.
   Event try_next();
-  // The same, and waits until `deadline` if nothing is here. kNothing at the deadline. Blocks.
+  // The next event as try_next() gives it. Waits until `deadline` if nothing is here, and gives kNothing then. Blocks.
   Event next(std::chrono::steady_clock::time_point deadline);
 
   // Makes the next event wait here in its place, without asking for a batch in its stead, until `batch_count` wait.
@@ -71,7 +71,7 @@ class Stream {
   Event try_look_ahead(uint32_t batch_count);
   // The batches that wait here, the next one first. Those of an epoch that was left are dropped.
   const std::deque<Event>& ahead() const { return ahead_; }
-  // The newest of them, whose batch may turn out to be unreadable.
+  // The newest batch that waits here. It may turn out to be unreadable.
   Event& last_ahead() { return ahead_.back(); }
 
   // How far the epoch has come. Never null.

@@ -36,7 +36,7 @@ class TorchSampler : public IndexSource {
   const TorchSamplerOptions& options() const { return options_; }
 
   std::optional<Indices> next() override;
-  // The same as integers.
+  // The indices of the next batch as integers.
   std::optional<std::span<const int64_t>> next_integers();
 
   // Draws from another generator from now on: the user's own, which has come to where a copy of it is. Without effect

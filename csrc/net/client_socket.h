@@ -66,7 +66,7 @@ class ClientSocket {
   // libzmq may have given up, or to see whether a host that does not answer has another address by now.
   std::optional<Instant> due_at() const;
 
-  // Of the last event: whether it said that the server is connected.
+  // Whether the server is connected, by the last event.
   bool is_connected() const { return is_connected_; }
 
   // Why no address of the host is known, in the system's words, if the last lookup found none; else empty.
@@ -74,7 +74,7 @@ class ClientSocket {
 
   // Drops the connection with its queued messages, and begins to connect anew, to the address that the host has now.
   Result<void> reconnect();
-  // The same if there is a connection. Where it cannot begin it is tried again later on.
+  // Calls reconnect() if there is a connection. A connection that cannot begin is tried again later on.
   void renew();
 
   // As CurveSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.

@@ -58,7 +58,7 @@ class Wiped {
   std::span<std::byte, kSize> bytes() { return bytes_; }
   std::span<const std::byte, kSize> bytes() const { return bytes_; }
 
-  // The same bytes as characters.
+  // The bytes as characters.
   std::span<char> characters() { return {reinterpret_cast<char*>(bytes_.data()), kSize}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), kSize}; }
 

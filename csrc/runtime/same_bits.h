@@ -9,11 +9,11 @@
 
 namespace penstock::runtime {
 
-// Of tensors on the CPU: the same dtype, sizes, strides and pending conjugations and negations, and element by element
-// the same bytes. Bytes between the elements do not count.
+// Whether two tensors on the CPU have the same dtype, sizes, strides, pending conjugations and negations, and the same
+// bytes in each element. Bytes between the elements do not count.
 bool is_same_bits(const at::Tensor& a, const at::Tensor& b);
 
-// As many tensors, and each the same as the other's.
+// Whether both have as many tensors, each with the same bits as the other's.
 bool is_same_bits(std::span<const at::Tensor> a, std::span<const at::Tensor> b);
 
 }  // namespace penstock::runtime

@@ -106,7 +106,7 @@ class Arena {
   // Slabs that the trainer has not retired.
   uint32_t alive_count() const;
 
-  // Those of them on which the worker itself has tensors.
+  // Slabs on which the worker itself has tensors, among those that the trainer has not retired.
   uint32_t pinned_count() const;
 
   std::byte* slab(uint32_t slab_index) const;

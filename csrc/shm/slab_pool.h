@@ -43,8 +43,8 @@ class SlabPool {
   // system has no memory for it.
   Result<SlabRegion> acquire(uint64_t bytes);
 
-  // The same without waiting: where no slab is free the batch gets an arena of its own. For a caller that has a slab in
-  // hand already, who must not wait for a second one that the trainer's user may hold.
+  // A slab for at least `bytes`, without waiting: where no slab is free the batch gets an arena of its own. A caller
+  // that has a slab in hand already needs this, as it must not wait for a second one that the trainer's user may hold.
   Result<SlabRegion> acquire_now(uint64_t bytes);
 
   // Whether the arena of `region` is new to the trainer; true once for each arena.

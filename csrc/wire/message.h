@@ -69,7 +69,7 @@ constexpr uint8_t kDescriptorDatasetStays = 32;
 constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | kDescriptorThreadsDrew |
                                      kDescriptorHasState | kDescriptorCompiled | kDescriptorDatasetStays;
 
-// Of the times in a descriptor, which stop at its 32 bits: at 429 s.
+// The unit of the times in a descriptor. Their 32 bits end at 429 s.
 constexpr std::chrono::nanoseconds kTimeUnit{100};
 uint32_t time_units(std::chrono::nanoseconds time);
 

@@ -22,7 +22,7 @@ constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
 constexpr uint16_t kPoolVersion = 1;
 constexpr size_t kPoolHeadBytes = 80;
 
-// Of the variable bytes behind a head.
+// The most variable bytes behind a head.
 constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
 // Less beside a large state: both share kMessageBytesMax. On a slow link the pieces are the worker's signs of life, so
 // a piece must cross it in less than a lease.

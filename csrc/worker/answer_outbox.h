@@ -54,7 +54,7 @@ class AnswerOutbox {
   const WorkExchange& exchange_;
   std::deque<Waiting> messages_;
   using Counter = std::atomic<uint64_t>;
-  // Of the pieces on their way; shared with each of them, which lowers it on ZeroMQ's thread.
+  // The bytes of the pieces on their way. Each piece shares the counter and lowers it on ZeroMQ's thread.
   std::shared_ptr<Counter> sent_bytes_ = std::make_shared<Counter>(0);
   bool is_full_ = false;
 };

@@ -27,7 +27,8 @@ class ProcessMemory {
   // `table` is in the form of /proc/self/maps.
   static Result<ProcessMemory> parse(std::string_view table);
 
-  // Of memory that lies in several mappings, the kind that allows most. Empty memory is read-only.
+  // The kind of some memory. Where it lies in several mappings, this is the kind that allows most. Empty memory is
+  // read-only.
   MemoryKind kind_of(std::span<const std::byte> memory) const;
 
  private:
