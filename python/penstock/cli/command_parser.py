@@ -30,7 +30,8 @@ class HelpShown(Exception):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Of one command. Raises CommandError and HelpShown, and does not end the process."""
+    """The parser of one command. It raises CommandError and HelpShown, and does not end the
+    process."""
 
     def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -88,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
         raise CommandError(f"{name} {text}".strip(), self.command)
 
     def _with_value(self, names: str) -> str:
-        """Of arguments by name, the first in the form in which it is written."""
+        """The first of several names of an argument, in the form in which it is written."""
         name = names.partition(", ")[0]
         action = self._option_string_actions.get(name)
         return name if action is None or action.nargs == 0 else f"{name} {action.metavar}"

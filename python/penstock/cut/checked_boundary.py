@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckedBoundary:
-    """Of one captured graph. Confined to the training thread."""
+    """The checks of one captured graph. Confined to the training thread."""
 
     def __init__(
         self, context: CutContext, whole: WholeGraph, in_use: CutsInUse, planner: CutPlanner

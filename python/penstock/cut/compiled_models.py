@@ -53,7 +53,7 @@ class UserCompile:
         return str(name or type(backend).__name__)
 
     def with_backend(self, backend: Backend) -> Any:
-        """The same call with another backend."""
+        """The user's call of torch.compile with another backend."""
         original, options = compiled_by(self.context)
         context_manager = getattr(original, "backend_ctx_ctor", None)
         if context_manager is not None:
@@ -145,7 +145,7 @@ _KNOWN_MODULES = frozenset({"torch", "_operator", "builtins", "math"})
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The same graph over the same tensors. Compilers change the one that they are given."""
+    """A copy of the graph over the same tensors. Compilers change the graph that they are given."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph_module.graph.nodes:

@@ -34,7 +34,7 @@ EXIT_S_MAX = 5.0
 
 
 class CompiledPrefixes:
-    """Of one offloaded model. Confined to the training thread."""
+    """The compiled prefixes of one offloaded model. Confined to the training thread."""
 
     def __init__(self, install: Callable[[PlannedCut], None]) -> None:
         """`install` gives workers a prefix anew, with its library."""

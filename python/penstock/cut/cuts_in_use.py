@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class CutsInUse:
-    """Of one captured graph. Confined to the training thread."""
+    """The cuts in use of one captured graph. Confined to the training thread."""
 
     def __init__(self, context: CutContext, options: CutOptions, whole: WholeGraph) -> None:
         self.cuts: list[LiveCut] = []

@@ -424,8 +424,8 @@ class OffloadedCall(StandIn):
     def _callable_by(
         self, user: UserCompile, graph_module: fx.GraphModule, examples: Sequence[Any]
     ) -> Callable[..., Any]:
-        """The same for a model that the user compiled: a call that cannot be cut is the user's
-        own."""
+        """The callable of a graph of a model that the user compiled. A graph that cannot be cut is
+        left to the user's own backend."""
         try:
             refuse_by_construction(graph_module)
             refuse_repeats(graph_module)

@@ -22,7 +22,8 @@ Change = LiveCut | _C.Prices
 
 
 class Repricer:
-    """Of one offloaded model with ``cut="auto"``. Confined to the training thread."""
+    """Prices the plans of one offloaded model with ``cut="auto"``. Confined to the training
+    thread."""
 
     def __init__(self, meter: LoadMeter, clock: TrainerClock) -> None:
         self._meter = meter

@@ -23,7 +23,7 @@ LOOKED_AT_EVERY = 16
 
 
 class StillModel:
-    """Of one offloaded model. Confined to the training thread."""
+    """Notes whether anything moves of one offloaded model. Confined to the training thread."""
 
     def __init__(self, model: Any) -> None:
         self._model = model if isinstance(model, torch.nn.Module) else None

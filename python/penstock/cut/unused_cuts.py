@@ -21,7 +21,7 @@ FORGOTTEN_MAX = 2
 
 
 class CutsOfGraph(Protocol):
-    """Those in use of one captured graph, which owns them: they are gone with it."""
+    """The cuts in use of one captured graph, which owns them: they are gone with it."""
 
     @property
     def cuts(self) -> Sequence[LiveCut]: ...
@@ -31,7 +31,7 @@ class CutsOfGraph(Protocol):
 
 
 class UnusedCuts:
-    """Of one offloaded model. Confined to the training thread."""
+    """Finds the unused cuts of one offloaded model. Confined to the training thread."""
 
     def __init__(self) -> None:
         self._of_graphs: weakref.WeakSet[CutsOfGraph] = weakref.WeakSet()

@@ -74,7 +74,7 @@ def plan_graphs(model: torch.nn.Module, call: ExplainedCall, options: CutOptions
 def plan_followed(
     model: torch.nn.Module, call: ExplainedCall, provenance: ProvenanceTable, options: CutOptions
 ) -> Plan:
-    """The same for arguments that `provenance` knows, or that wait
+    """The plan of a call whose arguments `provenance` knows, or that wait
     (`penstock.tracking.lazy_tensor`). The model's writes to them are done."""
     from penstock.cut.offloading import (
         OffloadedCall,  # which explains itself by way of us, in programs

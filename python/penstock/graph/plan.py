@@ -35,11 +35,11 @@ class Plan(PlanRecord):
         return format_plan(self)
 
     def to_json(self) -> str:
-        """The same as one JSON object, field by field under the fields' names."""
+        """The plan as one JSON object, field by field under the fields' names."""
         return json.dumps(dataclasses.asdict(self))
 
     def to_dot(self) -> str:
-        """The same as a graph in the language of Graphviz: the calls of the workers and of the
+        """The plan as a graph in the language of Graphviz: the calls of the workers and of the
         trainer in a box each, the tensors between them as edges with their bytes.
 
             penstock explain --format dot train.py | dot -Tsvg -o plan.svg

@@ -19,8 +19,8 @@ class PinDevice(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Of one epoch: finishes pinning, and notes which tensors are the batch's for an offloaded
-    model."""
+    """The last steps of a batch of one epoch: finishes pinning, and notes the batch's tensors for
+    an offloaded model."""
 
     pin_device: PinDevice | None  # None where no memory is pinned
     provenance: ProvenanceTable | None  # None where no model is offloaded

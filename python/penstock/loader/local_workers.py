@@ -50,7 +50,7 @@ class LocalWorkers:
 
     @property
     def parent_pid(self) -> int:
-        """Whose children they are, 0 if a fork server's."""
+        """The process whose children the workers are; 0 for a fork server's."""
         return 0 if self._context.get_start_method() == "forkserver" else os.getpid()
 
     def start(

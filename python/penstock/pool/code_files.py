@@ -40,15 +40,15 @@ class CodeLimits:
     file_count: int
     byte_count: int
     entry_count: int  # that are looked at, in all folders
-    # Of a folder that is no package: one with more is full of data. None: however many.
+    # The most entries of a folder that is no package: a larger one is full of data. None: no limit.
     plain_entry_count: int | None
-    # How many folders without a module may lie one in another. None: however many.
+    # How many folders without a module may lie one in another. None: no limit.
     empty_depth: int | None
 
 
-# Of a folder that the user has named.
+# The limits of a folder that the user has named.
 NAMED_LIMITS = CodeLimits(20_000, 256 << 20, 1_000_000, None, None)
-# Of the folder of a program, whatever else the user keeps there.
+# The limits of a program's folder, where the user may keep other things too.
 OWN_LIMITS = CodeLimits(2_000, 32 << 20, 100_000, 2_000, 2)
 
 

@@ -76,7 +76,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._names: set[Any] = set()  # of modules, by name
-        # Of objects: the functions that make them come from where these do.
+        # The types of objects: the functions that make an object come from where its type does.
         self._types: set[type] = set()
         self._types_by_value: set[type] = set()
 

@@ -16,7 +16,7 @@ import torch
 
 from penstock._version import __version__
 
-# Of the standard library, of the program, and packages that are compared separately.
+# Modules of the standard library and of the program, and packages that are compared separately.
 _LEFT_OUT = {*sys.stdlib_module_names, "__main__", "__mp_main__", "penstock", "torch"}
 
 

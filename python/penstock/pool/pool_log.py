@@ -11,7 +11,8 @@ from typing import TextIO
 
 
 class PoolLog:
-    """Of one process. Each line is written in one piece, since several processes share a stream."""
+    """The log of one process. Each line is written in one piece, since several processes share a
+    stream."""
 
     def __init__(self, name: str) -> None:
         """``name`` names the process, such as "penstock worker 3f2a"."""
@@ -41,7 +42,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """The same on one line."""
+    """Printable text on one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -17,7 +17,7 @@ class WorkerAddress(NamedTuple):
 def worker_addresses(
     controller: str, bind: str | None, advertise: str | None, count: int
 ) -> list[WorkerAddress]:
-    """Those of ``count`` processes. Ports that are given count up; 0 is a free one.
+    """The addresses of ``count`` processes. Ports that are given count up; 0 is a free one.
 
     Looks the controller's host up, and can block for that. Raises ValueError and OSError.
     """

@@ -107,7 +107,7 @@ class AskedIndices:
         self._indices.append(index.copy() if type(index) is list else index)
 
     def after(self, answered_count: int) -> deque[Any]:
-        """Those of the batches from that place on; earlier ones are dropped."""
+        """The indices of the batches from that place on; earlier ones are dropped."""
         while self._indices and self._first < answered_count:
             self._indices.popleft()
             self._first += 1

@@ -58,8 +58,8 @@ class GeneratorsReplayed(GeneratorsKept):
 
 
 class PullsReplayed(GeneratorsReplayed):
-    """The same with the loader's own generators too, so that pulls draw the same again and nobody
-    notices.
+    """The global generators and the loader's own as a snapshot has them, for the time of the
+    context: pulls draw the same numbers again.
     """
 
     def __init__(self, snapshot: GeneratorSnapshot, loader: GeneratorHolder) -> None:
@@ -131,7 +131,7 @@ class Progress:
         # for: the program may have changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
         self._resumed_states: list[Any] = [None] * shard_count  # until workers send others
-        # Of the shards after the epoch before, where workers that stay have them.
+        # The states of the shards after the epoch before, where workers that stay have them.
         self.states_before: list[Any] = [None] * shard_count
         # The last thing that resuming does, with the generators as they are then.
         self.finish_resuming: Callable[[], None] | None = None
@@ -218,7 +218,8 @@ class Progress:
         self.counts.answer(shard_id, is_error)
 
     def answer_pulled(self, shard_id: int, is_error: bool) -> None:
-        """The same where nothing is asked for ahead: an interrupt may have taken pulls before."""
+        """The request that was pulled last was answered, where nothing is asked for ahead. An
+        interrupt may have taken pulls before it."""
         if self.answered_count == self.pulled_count:
             return  # the sampler itself failed
         while self.answered_count + 1 < self.pulled_count:

@@ -26,13 +26,13 @@ from penstock.tracking.lazy_tensor import LazyTensor
 from penstock.tracking.lazy_value import LazyValue, as_noted, compute_waiting, values_of
 from penstock.tracking.leaves import replace_leaves
 
-# How many ways to come by a result are remembered, before no more are.
+# How many ways to come by a result are remembered.
 RECIPES_MAX = 512
-# Of a tensor of the program, such as a mean, that a waiting operator may read.
+# The most bytes of a tensor of the program, such as a mean, that a waiting operator may read.
 CONSTANT_BYTES_MAX = 4096
 CONSTANTS_MAX = 64
-# So many batches after its own a result is computed if something still refers to it, so that it
-# does not keep the batch's memory.
+# A result that something still refers to is computed so many batches after its own, so that it does
+# not keep the batch's memory.
 BATCHES_WAITED_MAX = 2
 
 _OTHER_TAGS = (
@@ -41,8 +41,8 @@ _OTHER_TAGS = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-# Beside views and elementwise operators. None of them fails because of the values that it is given,
-# so that an error is raised where the program has it.
+# Operators that may wait beside views and elementwise ones. None of them fails because of the
+# values that it is given, so that an error is raised where the program has it.
 _WHOLE = frozenset(
     """_adaptive_avg_pool2d _adaptive_avg_pool3d _fft_c2c _fft_c2r _fft_r2c _log_softmax _softmax
     _to_copy addmm amax amin aminmax any all argmax argmin avg_pool2d avg_pool3d baddbmm bmm cat
@@ -54,7 +54,7 @@ _WHOLE = frozenset(
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d var where""".split()
 )
-# Of integers they fail where a divisor is zero.
+# Operators that fail on integers where a divisor is zero.
 _DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
 _SCALARS = (int, str, torch.dtype, torch.layout, torch.memory_format, type(None))
 

@@ -18,7 +18,7 @@ from penstock.graph.graph_inputs import GraphInput
 from penstock.seams.trees import TreeSpec, tree_unflatten
 from penstock.tracking.lazy_value import LazyValue
 
-# Of one expression. A program that does more to a batch computes the rest at once.
+# The most calls in one expression. A program that does more to a batch computes the rest at once.
 CALLS_MAX = 64
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 

@@ -44,7 +44,7 @@ class Watch(Protocol):
 
 
 class RowsWatch:
-    """Of tensors whose rows are gathered natively, which changes nothing."""
+    """Watches tensors whose rows are gathered natively, which changes nothing."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self._rows = rows

@@ -234,7 +234,7 @@ class _Walk:
                 self.visit(place[name])
 
     def _look_into_module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
-        """Those of its attributes that are named where it is used."""
+        """Looks into the attributes of a module that are named where it is used."""
         self.parts.append(module.__name__)
         if _is_of_library(module) or (id(module), names) in self.seen:
             return

@@ -24,7 +24,7 @@ class SlabServer(Protocol):
 
 
 def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
-    """The same with the native default_collate in the place of torch's."""
+    """``fetch`` with the native default_collate in the place of torch's."""
     if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
         return replace(fetch, collate_fn=_SlabCollate(server))
     return fetch
