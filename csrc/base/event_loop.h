@@ -29,6 +29,7 @@ class EventLoop {
     Handler() = default;
     Handler(const Handler&) = delete;
     Handler& operator=(const Handler&) = delete;
+    virtual ~Handler() = default;
 
     // Before the first turn. Must not block for long, as start() waits for it; its error is that of start().
     virtual Result<void> begin() { return {}; }
@@ -41,9 +42,6 @@ class EventLoop {
     virtual void end() {}
     // The loop ends with an error before it was told to. The error's text names the thread if something was thrown.
     virtual void failed(Error error) = 0;
-
-   protected:
-    ~Handler() = default;
   };
 
   // `name` has at most 15 letters, as the system allows; `purpose` follows it in messages: "which receives batches".

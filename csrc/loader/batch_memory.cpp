@@ -43,12 +43,12 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
 
 Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegion& region) {
   if (view_ && !region.is_transient && region.arena->id() == arena_id_) return view_;
-  FileDescriptor descriptor(::fcntl(region.arena->fd(), F_DUPFD_CLOEXEC, 0));
+  const FileDescriptor descriptor(::fcntl(region.arena->fd(), F_DUPFD_CLOEXEC, 0));
   if (!descriptor) {
     return Error{Errc::kNoMemory, std::string("mapping memory for batches failed: ") + std::strerror(errno) +
                                       "; raise the limit of open files (ulimit -n)"};
   }
-  auto view = shm::ArenaView::map(std::move(descriptor));
+  auto view = shm::ArenaView::map(descriptor);
   if (!view) return view;
   if (!region.is_transient) {
     view_ = view.value();

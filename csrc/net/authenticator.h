@@ -45,7 +45,7 @@ class Authenticator final : private EventLoop::Handler {
 
   // For `start`.
   explicit Authenticator(SocketContext& context);
-  ~Authenticator() { loop_.stop(); }
+  ~Authenticator() override { loop_.stop(); }
 
   // The allow-list of one server, until this is destroyed. Thread-compatible.
   class Domain {

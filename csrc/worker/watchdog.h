@@ -20,7 +20,7 @@ class Watchdog final : private EventLoop::Handler {
  public:
   // Looks at the connection to the trainer, and at whether this process is still the child of `parent_pid`.
   Watchdog(int connection_fd, pid_t parent_pid);
-  ~Watchdog() { loop_.stop(); }
+  ~Watchdog() override { loop_.stop(); }
 
   Result<void> start() { return loop_.start(); }
 
