@@ -43,7 +43,7 @@ def recorded_extents(lowering: Lowering, inputs: Sequence[Any]) -> Extents:
             count = prod(s for s, stride in zip(sizes, strides, strict=True) if stride)
         else:
             count = prod(sizes)
-        extents[name.text.removeprefix("%")] = (count * form.dtype.itemsize, form.storage)
+        extents[name.bare] = (count * form.dtype.itemsize, form.storage)
     return extents
 
 

@@ -30,13 +30,9 @@ class RecordedMemory:
 def recorded_memory(lowering: Lowering) -> RecordedMemory:
     """The memory of the values of a recording."""
     return RecordedMemory(
-        {_bare(name) for name in lowering.given},
-        {_bare(name): form.storage for name, form in lowering.recording.forms.items()},
+        {name.bare for name in lowering.given},
+        {name.bare: form.storage for name, form in lowering.recording.forms.items()},
     )
-
-
-def _bare(name: Name) -> str:
-    return name.text.removeprefix("%")
 
 
 def make_plans(

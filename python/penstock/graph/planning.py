@@ -314,7 +314,7 @@ def _run_by_both(lowering: Lowering, prefix: _C.Graph) -> set[int]:
     elsewhere = {
         lowering.unit_of[op.call_index]
         for op in operators
-        if made.isdisjoint(name.text.removeprefix("%") for name in op.outputs)
+        if made.isdisjoint(name.bare for name in op.outputs)
     }
     return {lowering.unit_of[op.call_index] for op in operators} - elsewhere
 

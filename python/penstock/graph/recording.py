@@ -52,6 +52,11 @@ class Name:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def bare(self) -> str:
+        """The text without its "%", as the native graph has it."""
+        return self.text.removeprefix("%")
+
 
 @dataclass
 class RecordedOp:
