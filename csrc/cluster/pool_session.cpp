@@ -148,7 +148,11 @@ void PoolSession::part_from(uint64_t worker_id) {
 
 bool PoolSession::is_in_force(uint64_t worker_id, uint32_t link) const {
   const auto found = peers_.find(worker_id);
-  return found != peers_.end() && link == found->second.link.number() && found->second.state != State::kApart;
+  return found != peers_.end() && is_in_force(found->second, link);
+}
+
+bool PoolSession::is_in_force(const Peer& peer, uint32_t link) {
+  return link == peer.link.number() && peer.state != State::kApart;
 }
 
 bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now) {
@@ -156,7 +160,7 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
   if (found == peers_.end()) return false;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (!is_in_force(worker_id, message.link)) return false;
+  if (!is_in_force(peer, message.link)) return false;
   if (message.kind == wire::ToTrainer::Kind::kRefused || message.kind == wire::ToTrainer::Kind::kDeclined) {
     peer.has_declined = message.kind == wire::ToTrainer::Kind::kDeclined;
     lose(peer, Loss::kSilent, now + kRefusedPause, now);
@@ -211,7 +215,7 @@ void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {
   if (found == peers_.end()) return;
   Peer& peer = found->second;
   peer.renewal.heard(now);
-  if (is_in_force(worker_id, link)) greet(worker_id, peer, now);
+  if (is_in_force(peer, link)) greet(worker_id, peer, now);
 }
 
 void PoolSession::died(uint64_t worker_id, Instant now) {

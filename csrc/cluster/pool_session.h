@@ -110,6 +110,7 @@ class PoolSession {
     Instant ping_at{};
   };
 
+  static bool is_in_force(const Peer& peer, uint32_t link);
   void greet(uint64_t worker_id, Peer& peer, Instant now);
   void welcome(uint64_t worker_id, Peer& peer, bool is_fresh, Instant now);
   void lose(Peer& peer, Loss loss, Instant retry_at, Instant now);
