@@ -13,10 +13,6 @@ namespace {
 // then it never does. A damaged message must not cost more than its connection.
 constexpr auto kGivenUpAfter = std::chrono::seconds(2);
 
-std::string zmq_address(const HostAddress& address, uint16_t port) {
-  return Endpoint{.host = address.number, .port = port}.text();
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
@@ -43,7 +39,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& conte
 Result<void> ClientSocket::begin() {
   looked_up_at_ = clock_now();
   const auto found = resolver_.try_resolve(endpoint_.host, looked_up_at_);
-  is_looked_up_ = !found;
+  awaits_address_ = !found;
   if (!found) return {};
   lookup_failure_ = *found ? "" : found->error().message;
   if (!*found) {
@@ -59,13 +55,13 @@ Result<void> ClientSocket::begin() {
 bool ClientSocket::has_moved() {
   if (!is_name_ || is_connected_ || address_.empty()) return false;
   const Instant now = clock_now();
+  looked_up_at_ = now;  // also while the lookup goes on: its end is told, so nothing is due until then
   const auto found = resolver_.try_resolve(endpoint_.host, now);
-  if (found) looked_up_at_ = now;
   return found && *found && zmq_address(found->value(), endpoint_.port) != address_;
 }
 
 std::optional<ConnectionEvent> ClientSocket::try_event() {
-  if (is_looked_up_ && !begin()) lost_at_ = clock_now();
+  if (awaits_address_ && !begin()) lost_at_ = clock_now();
   auto event = monitor_->try_event();
   if (!event) {
     const bool is_given_up = lost_at_ && clock_now() >= *lost_at_ + kGivenUpAfter;
@@ -85,13 +81,13 @@ std::optional<ConnectionEvent> ClientSocket::try_event() {
 std::optional<Instant> ClientSocket::due_at() const {
   std::optional<Instant> due;
   if (lost_at_) due = *lost_at_ + kGivenUpAfter;
-  if (is_name_ && !is_connected_ && !is_looked_up_) due = earlier(due, looked_up_at_ + kAddressKept);
+  if (is_name_ && !is_connected_ && !awaits_address_) due = earlier(due, looked_up_at_ + kAddressKept);
   return due;
 }
 
 Result<void> ClientSocket::reconnect() {
   lost_at_.reset();
-  is_looked_up_ = false;
+  awaits_address_ = false;
   if (!address_.empty()) socket_->disconnect(std::exchange(address_, {}));
   // Events of the former connection say nothing of the one that begins.
   while (try_event()) {

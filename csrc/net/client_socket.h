@@ -52,7 +52,7 @@ class ClientSocket {
         socket_(std::move(socket)),
         monitor_(std::move(monitor)),
         endpoint_(std::move(endpoint)),
-        is_name_(!is_number(endpoint_.host)) {}
+        is_name_(!address_of_number(endpoint_.host)) {}
   ClientSocket(const ClientSocket&) = delete;
   ClientSocket& operator=(const ClientSocket&) = delete;
 
@@ -101,8 +101,8 @@ class ClientSocket {
   std::unique_ptr<ConnectionMonitor> monitor_;
   const Endpoint endpoint_;
   const bool is_name_;
-  bool is_looked_up_ = false;  // the host's address is not known yet
-  Instant looked_up_at_{};     // the last time
+  bool awaits_address_ = false;  // the host is being looked up
+  Instant looked_up_at_{};       // the last time
   std::string lookup_failure_;
   std::string address_;  // that libzmq connects to; empty while it does not
   bool is_connected_ = false;

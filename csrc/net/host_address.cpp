@@ -26,13 +26,6 @@ AddressList addresses_of(const std::string& host, int flags, int& error) {
   return {error == 0 ? found : nullptr, &::freeaddrinfo};
 }
 
-const sockaddr* first_of(const AddressList& list, int family) {
-  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
-    if (each->ai_family == family) return each->ai_addr;
-  }
-  return nullptr;
-}
-
 HostAddress ipv4_address(const sockaddr* address) {
   sockaddr_in value{};
   std::memcpy(&value, address, sizeof value);
@@ -52,19 +45,36 @@ HostAddress ipv6_address(const sockaddr* address) {
           .is_loopback = IN6_IS_ADDR_LOOPBACK(&value.sin6_addr) || is_mapped_loopback};
 }
 
+const sockaddr* first_of_family(const AddressList& list, int family) {
+  for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+    if (each->ai_family == family) return each->ai_addr;
+  }
+  return nullptr;
+}
+
+// The first IPv4 address, else the first IPv6 address.
+std::optional<HostAddress> first_of(const AddressList& list) {
+  if (const sockaddr* address = first_of_family(list, AF_INET); address != nullptr) return ipv4_address(address);
+  if (const sockaddr* address = first_of_family(list, AF_INET6); address != nullptr) return ipv6_address(address);
+  return std::nullopt;
+}
+
 }  // namespace
 
 Result<HostAddress> look_up(const std::string& host) {
   int error = 0;
-  const auto list = addresses_of(host, 0, error);
-  if (const sockaddr* address = first_of(list, AF_INET); address != nullptr) return ipv4_address(address);
-  if (const sockaddr* address = first_of(list, AF_INET6); address != nullptr) return ipv6_address(address);
+  if (const auto address = first_of(addresses_of(host, 0, error))) return *address;
   return Error{Errc::kFailed, error == 0 ? "it has no address of TCP" : ::gai_strerror(error)};
 }
 
-bool is_number(const std::string& host) {
+std::optional<HostAddress> address_of_number(const std::string& host) {
   int error = 0;
-  return addresses_of(host, AI_NUMERICHOST, error) != nullptr;
+  return first_of(addresses_of(host, AI_NUMERICHOST, error));
+}
+
+std::string zmq_address(const HostAddress& address, uint16_t port) {
+  const std::string host = address.is_ipv6 ? "[" + address.number + "]" : address.number;
+  return "tcp://" + host + ":" + (port == 0 ? "*" : std::to_string(port));
 }
 
 }  // namespace penstock::net

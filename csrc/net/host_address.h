@@ -3,6 +3,8 @@
 // The address of a host as a number. libzmq is given numbers alone: it would look a name up on its own I/O thread,
 // which serves every connection of the process.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/result.h"
@@ -21,7 +23,10 @@ struct HostAddress {
 // long as the system's resolver does, many seconds where a name server is silent. kFailed with the system's words.
 Result<HostAddress> look_up(const std::string& host);
 
-// Whether `host` is a number, so that look_up() does not block.
-bool is_number(const std::string& host);
+// The address of a host that is a number; nothing for a name. Never blocks.
+std::optional<HostAddress> address_of_number(const std::string& host);
+
+// As libzmq reads it: tcp://NUMBER:PORT. Port 0 is any free port, for a bind.
+std::string zmq_address(const HostAddress& address, uint16_t port);
 
 }  // namespace penstock::net

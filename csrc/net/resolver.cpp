@@ -113,7 +113,7 @@ Resolver::~Resolver() {
 }
 
 std::optional<Result<HostAddress>> Resolver::try_resolve(const std::string& host, Instant now) {
-  if (is_number(host)) return look_up(host);
+  if (const auto address = address_of_number(host)) return *address;
   const MutexLock lock(state_->mutex);
   if (const auto found = state_->answers.find(host); found != state_->answers.end() && found->second.is_fresh(now))
     return found->second.address;

@@ -20,11 +20,6 @@ AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
   return allowed;
 }
 
-std::string zmq_address(const Endpoint& endpoint, const HostAddress& address) {
-  const std::string host = address.is_ipv6 ? "[" + address.number + "]" : address.number;
-  return "tcp://" + host + ":" + (endpoint.port == 0 ? "*" : std::to_string(endpoint.port));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context, Authenticator& authenticator,
@@ -38,7 +33,7 @@ Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context,
       context, {.own = keys.own(), .zap_domain = domain->name(), .handshake_interval = options.handshake_interval},
       options.limits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->bind(zmq_address(endpoint, address.value()), address.value().is_ipv6);
+  auto bound = socket.value()->bind(zmq_address(address.value(), endpoint.port), address.value().is_ipv6);
   if (!bound) return bound.error();
   auto real = Endpoint::parse(bound.value());
   PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", bound.value());

@@ -339,7 +339,8 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   const std::span<bool> is_readable(all_readable.data(), fds.size());
   const auto timeout = may_sleep ? wait_time(due, now) : milliseconds(0);
   if (auto waited = net::wait_readable(sockets, fds, is_readable, timeout); !waited) return waited.error();
-  static_cast<void>(resolver_->take_done());  // the controller's client asks for the answer by itself, in each turn
+  // The controller's client asks for the answer by itself, in each turn.
+  if (all_readable[2]) static_cast<void>(resolver_->take_done());
   return is_readable[0];
 }
 
