@@ -57,6 +57,15 @@ graph::Graph rich_graph() {
   return graph;
 }
 
+// One operator with as many arguments as there may be.
+graph::Graph full_graph() {
+  graph::Node node{.op = "aten::f"};
+  for (size_t count = 0; count < graph::kArgumentsMax; ++count) node.args.push_back({int64_t{1}});
+  graph::Graph graph;
+  graph.nodes.push_back(std::move(node));
+  return graph;
+}
+
 void check_values(const graph::Graph& graph) {
   std::unordered_set<std::string_view> names(graph.value_names.begin(), graph.value_names.end());
   expect(names.size() == graph.value_names.size(), "every value has a name of its own");
@@ -93,7 +102,8 @@ void check_values(const graph::Graph& graph) {
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
-  return {bytes_of(graph::print_graph({})), bytes_of(graph::print_graph(rich_graph()))};
+  return {bytes_of(graph::print_graph({})), bytes_of(graph::print_graph(rich_graph())),
+          bytes_of(graph::print_graph(full_graph()))};
 }
 
 void mutate(Bytes& bytes, Choices& choices) {
