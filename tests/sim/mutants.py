@@ -71,7 +71,7 @@ void Dispatch::forgive""",
         Mutation("link.h", "number != number_ || stamp", "stamp"),
         Mutation(
             "pool_session.cpp",
-            "message.link != peer.link.number() || peer.state",
+            "link == peer.link.number() && peer.state",
             "peer.state",
         ),
     ),
