@@ -53,6 +53,7 @@ for group in "$@"; do
       need_tool ninja ninja-build
       need_header zmq.h libzmq3-dev
       need_header sodium.h libsodium-dev
+      need_header openssl/evp.h libssl-dev
       ;;
     test) need_header gtest/gtest.h libgtest-dev ;;
     bench) need_header benchmark/benchmark.h libbenchmark-dev ;;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What crossing from a worker to its trainer costs, on loopback, by who carries the bytes: a raw TCP socket, ZeroMQ
-// without keys, and the sockets of a pool, whose bytes are encrypted. A batch is cut into pieces of 1 MiB, and each
-// way ends with the batch in memory of its own. The sender is a process apart; one batch is always asked for ahead.
-// BM_PoolCrypto is libsodium alone on the same pieces, as libzmq calls it: sealing at one end, opening at the other.
+// without keys, ZeroMQ with CURVE, and the data connection of a pool, whose pieces are sealed. A batch is cut into
+// pieces of 1 MiB, and each way ends with the batch in memory of its own. The sender is a process apart; one batch is
+// always asked for ahead. BM_PoolSeal is the seal alone on the same pieces: sealing at one end, opening at the other.
 //
 // bench/pool_transport.py runs these in turns and takes the ratios.
 
@@ -11,7 +11,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sodium.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -36,6 +36,8 @@
 #include "base/file_descriptor.h"
 #include "net/authenticator.h"
 #include "net/client_socket.h"
+#include "net/data_client.h"
+#include "net/data_server.h"
 #include "net/readiness.h"
 #include "net/server_socket.h"
 #include "wire/pool_record.h"
@@ -307,7 +309,7 @@ bool await(std::span<const net::Waitable> sockets) {
   return static_cast<bool>(net::wait_readable(sockets, {}, {}, kSilenceMax));
 }
 
-void serve_pool(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
+void serve_curve(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
   net::SocketContext context;
   const auto authenticator = net::Authenticator::start(context).value();
   const auto socket = net::ServerSocket::bind(context, *authenticator, {.host = "127.0.0.1", .port = 0}, keys,
@@ -329,12 +331,12 @@ void serve_pool(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
   }
 }
 
-void BM_PoolSockets(benchmark::State& state) {
+void BM_PoolCurve(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
   PoolKeys keys;
   const net::KeyRing worker = keys.ring_of(net::Role::kWorker);
   const net::KeyRing trainer = keys.ring_of(net::Role::kTrainer);
-  const Sender sender([&](int port_fd) { serve_pool(port_fd, batch_bytes, worker); });
+  const Sender sender([&](int port_fd) { serve_curve(port_fd, batch_bytes, worker); });
   const auto resolver = net::Resolver::open().value();
   net::SocketContext context;
   const auto connected = net::ClientSocket::connect(context, *resolver, {.host = "127.0.0.1", .port = sender.port()},
@@ -365,26 +367,135 @@ void BM_PoolSockets(benchmark::State& state) {
   });
 }
 
-// ---- Encrypting alone
+// ---- The data connection
 
-void BM_PoolCrypto(benchmark::State& state) {
+constexpr net::LinkName kLink{.trainer_id = 7, .worker_id = 5, .link = 1};
+
+// A trainer's first message is its offer, and each one after that asks for a batch.
+void serve_sealed(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
+  net::SocketContext context;
+  const auto authenticator = net::Authenticator::start(context).value();
+  const net::Endpoint any{.host = "127.0.0.1", .port = 0};
+  const auto socket =
+      net::ServerSocket::bind(context, *authenticator, any, keys, {.allowed_roles = {net::Role::kTrainer}}).value();
+  const FileDescriptor room_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const auto data = net::DataServer::bind(context, *authenticator, any, {.worker_id = kLink.worker_id}, [&] {
+                      const uint64_t one = 1;
+                      static_cast<void>(::write(room_fd.get(), &one, sizeof one));
+                    }).value();
+  tell_port(port_fd, socket->endpoint().port);
+  const Slabs slabs = make_slabs(batch_bytes);
+  const std::array<net::Waitable, 2> waitables{socket->waitable(), data->waitable()};
+  const std::array<int, 1> fds{room_fd.get()};
+  std::array<bool, 1> is_readable{};
+  net::ServerReceipt receipt;
+  size_t asked_count = 0;
+  uint64_t offset = 0;
+  for (size_t number = 0;;) {
+    uint64_t told = 0;
+    static_cast<void>(::read(room_fd.get(), &told, sizeof told));
+    while (socket->try_receive(receipt).value()) {
+      const auto request = wire::parse_to_worker(receipt.parts.front().bytes());
+      if (!request || !request.value().offer) {
+        ++asked_count;
+        continue;
+      }
+      auto grant = data->begin(kLink.trainer_id, kLink.link, *request.value().offer).value();
+      grant.data_endpoint = data->endpoint().text();
+      const auto welcome = wire::write_to_trainer(
+          {.message = {.kind = wire::ToTrainer::Kind::kWelcome}, .worker_id = kLink.worker_id, .grant = grant});
+      if (!socket->send(receipt.peer.routing_id, welcome)) return;
+    }
+    if (!data->receive()) return;
+    while (asked_count > 0 && data->has_room()) {
+      const std::span<const std::byte> batch = slabs[number % kSlabCount];
+      const auto piece = piece_of(batch, offset);
+      const wire::PieceHead head{
+          .key = {.epoch = 1, .sequence = number}, .payload_bytes = batch.size(), .payload_offset = offset};
+      if (!data->send(head, piece)) return;
+      offset += piece.size();
+      if (offset < batch.size()) continue;
+      offset = 0;
+      ++number;
+      --asked_count;
+    }
+    if (!net::wait_readable(waitables, fds, is_readable, kSilenceMax)) return;
+  }
+}
+
+void BM_PoolSockets(benchmark::State& state) {
   const auto batch_bytes = static_cast<size_t>(state.range(0));
-  // Without it libsodium takes its slowest code, as long as no socket of ours has made it choose.
-  if (sodium_init() < 0) return state.SkipWithError("libsodium cannot be used");
-  std::array<uint8_t, crypto_box_BEFORENMBYTES> key{};
-  std::array<uint8_t, crypto_box_NONCEBYTES> nonce{};
-  randombytes_buf(key.data(), key.size());
-  // The calls that libzmq makes want room for the code in front of what they read and write.
-  const size_t piece_bytes_max = crypto_box_ZEROBYTES + std::min<size_t>(wire::kPieceBytesMax, batch_bytes);
-  std::vector<uint8_t> plain(piece_bytes_max);
-  std::vector<uint8_t> sealed(piece_bytes_max);
+  PoolKeys keys;
+  const net::KeyRing worker = keys.ring_of(net::Role::kWorker);
+  const net::KeyRing trainer = keys.ring_of(net::Role::kTrainer);
+  const Sender sender([&](int port_fd) { serve_sealed(port_fd, batch_bytes, worker); });
+  const auto resolver = net::Resolver::open().value();
+  net::SocketContext context;
+  const auto connected = net::ClientSocket::connect(context, *resolver, {.host = "127.0.0.1", .port = sender.port()},
+                                                    trainer.own(), trainer.public_key(net::Role::kWorker));
+  if (!connected) return state.SkipWithError("the sender cannot be reached");
+  net::ClientSocket& socket = *connected.value();
+  while (!socket.is_connected()) {
+    if (!await(socket.waitables())) return state.SkipWithError("the sender cannot be reached");
+    while (socket.try_event()) {
+    }
+  }
+  const wire::SealOffer offer{.ciphers = net::fast_ciphers(), .nonce = net::draw_seal_nonce().value()};
+  const auto hello = wire::write_to_worker(
+      {.message = {.kind = wire::ToWorker::Kind::kHello, .trainer_id = kLink.trainer_id}, .offer = offer});
+  if (!socket.send(hello)) return state.SkipWithError("the sender cannot be reached");
+  net::ClientReceipt receipt;
+  while (!socket.try_receive(receipt).value()) {
+    if (!await(socket.waitables())) return state.SkipWithError("the sender does not answer");
+  }
+  const auto welcome = wire::parse_to_trainer(receipt.parts.front().bytes()).value();
+  const auto data = net::DataClient::connect(context, *resolver, kLink, offer, *welcome.grant).value();
+  const auto waitables = data->waitables();
+  Slabs slabs = make_slabs(batch_bytes);
+  size_t number = 0;
+  const std::array<std::byte, 1> ask{};
+  for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
+  measure(state, sender, [&] {
+    if (!socket.send(ask)) return false;
+    std::span<std::byte> rest = slabs[number++ % kSlabCount];
+    while (!rest.empty()) {
+      while (data->try_event()) {
+      }
+      const auto outcome = data->try_receive();
+      if (outcome == net::DataClient::Outcome::kNothing) {
+        if (!await(waitables)) return false;
+        continue;
+      }
+      if (outcome != net::DataClient::Outcome::kPiece) return false;
+      const size_t size = data->piece().size();
+      if (!data->open(rest.first(size))) return false;
+      rest = rest.subspan(size);
+    }
+    return true;
+  });
+}
+
+// ---- The seal alone
+
+void BM_PoolSeal(benchmark::State& state) {
+  const auto batch_bytes = static_cast<size_t>(state.range(0));
+  const net::SealKey key;
+  const auto cipher = net::choose_cipher(net::fast_ciphers(), net::fast_ciphers());
+  net::Sealer sealer = net::Sealer::make(cipher, key).value();
+  net::Opener opener = net::Opener::make(cipher, key).value();
+  const Slabs slabs = make_slabs(batch_bytes);
+  std::vector<std::byte> opened(batch_bytes);
+  std::vector<std::byte> sealed(wire::kPieceBytesMax + wire::kSealTagBytes);
+  const std::array<std::byte, wire::kPieceHeadBytes> head{};
+  uint64_t counter = 0;
   const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
   for (auto _ : state) {
+    const std::span<const std::byte> batch = slabs[counter % kSlabCount];
     for (uint64_t offset = 0; offset < batch_bytes; offset += wire::kPieceBytesMax) {
-      const size_t bytes = crypto_box_ZEROBYTES + std::min<size_t>(wire::kPieceBytesMax, batch_bytes - offset);
-      std::fill_n(plain.begin(), crypto_box_ZEROBYTES, uint8_t{0});
-      crypto_box_afternm(sealed.data(), plain.data(), bytes, nonce.data(), key.data());
-      if (crypto_box_open_afternm(plain.data(), sealed.data(), bytes, nonce.data(), key.data()) != 0)
+      const auto piece = piece_of(batch, offset);
+      const auto room = std::span(sealed).first(piece.size() + wire::kSealTagBytes);
+      if (!sealer.seal(++counter, head, piece, room) ||
+          !opener.open(counter, head, room, std::span(opened).subspan(offset, piece.size())))
         state.SkipWithError("what was sealed cannot be opened");
     }
   }
@@ -400,8 +511,9 @@ constexpr int64_t kLarge = 64 * 3 * 224 * 224 * 4;
 BENCHMARK(BM_PoolRaw)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
 BENCHMARK(BM_PoolRawCopied)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
 BENCHMARK(BM_PoolZmq)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolCurve)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
 BENCHMARK(BM_PoolSockets)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
-BENCHMARK(BM_PoolCrypto)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
+BENCHMARK(BM_PoolSeal)->ArgName("bytes")->Arg(kSmall)->Arg(kLarge)->UseRealTime();
 
 }  // namespace
 }  // namespace penstock

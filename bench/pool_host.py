@@ -191,6 +191,8 @@ def run_nursery() -> None:
                     spec = PoolWorkerSpec(
                         bind=order["bind"],
                         advertised=None,
+                        data_bind=None,
+                        data_advertised=None,
                         controller=order["controller"],
                         key_folder=order["keys"],
                         patience_s=60.0,

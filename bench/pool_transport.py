@@ -2,8 +2,8 @@
 """The way of a batch from a pool's worker to its trainer, against the sockets it goes through.
 
 A round is, for one size of batch and one after the other: a raw TCP socket, ZeroMQ without keys,
-the pool's own encrypted sockets and libsodium alone (bench/micro_pool_transport.cpp, in random
-order), then a loader with a pool whose worker has its batches ready. Ratios are taken within a
+ZeroMQ with CURVE, a pool's data connection and its seal alone (bench/micro_pool_transport.cpp, in
+random order), then a loader with a pool whose worker has its batches ready. Ratios are taken within a
 round. The case ``link`` runs the loader across two network namespaces, over a link of 1 Gbit/s.
 """
 
@@ -29,8 +29,9 @@ KINDS = {
     "BM_PoolRaw": "raw",
     "BM_PoolRawCopied": "raw_copied",
     "BM_PoolZmq": "zmq",
+    "BM_PoolCurve": "curve",
     "BM_PoolSockets": "pool_sockets",
-    "BM_PoolCrypto": "libsodium",
+    "BM_PoolSeal": "seal",
 }
 MICRO_METRICS = ("cpu_s_per_gb", "receiver_cpu_s_per_gb", "receiver_faults")
 LINK_GBIT = 1.0
@@ -45,9 +46,10 @@ RATIOS = (
     ("zmq", "gb_per_s", "raw_copied", 0.95, True),
     ("zmq", "cpu_s_per_gb", "raw", 1.6, False),
     ("zmq", "cpu_s_per_gb", "raw_copied", 1.3, False),
-    ("pool_sockets", "cpu_s_per_gb", "libsodium", 1.35, False),
-    ("pool_sockets", "gb_per_s", "zmq", None, True),
-    ("loader", "gb_per_s", "pool_sockets", None, True),
+    ("pool_sockets", "gb_per_s", "curve", 2.5, True),
+    ("pool_sockets", "cpu_s_per_gb", "curve", 0.5, False),
+    ("pool_sockets", "gb_per_s", "zmq", 0.7, True),
+    ("loader", "gb_per_s", "pool_sockets", 0.9, True),
     ("loader", "cpu_s_per_gb", "pool_sockets", None, False),
 )
 

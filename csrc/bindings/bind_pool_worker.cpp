@@ -33,6 +33,8 @@ namespace {
 struct Settings {
   std::string bind;
   std::optional<std::string> advertised;
+  std::optional<std::string> data_bind;
+  std::optional<std::string> data_advertised;
   std::optional<std::string> controller;
   std::optional<std::string> key_folder;
   std::string about;
@@ -56,6 +58,10 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
   if (!controller) return controller.error();
   auto advertised = parse(settings.advertised);
   if (!advertised) return advertised.error();
+  auto data_bind = parse(settings.data_bind);
+  if (!data_bind) return data_bind.error();
+  auto data_advertised = parse(settings.data_advertised);
+  if (!data_advertised) return data_advertised.error();
   auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, net::Role::kWorker)
                                   : net::load_shared_keys(net::Role::kWorker);
   if (!keys) return keys.error();
@@ -64,6 +70,8 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .keys = std::move(keys).value(),
        .controller = std::move(controller).value(),
        .advertised = std::move(advertised).value(),
+       .data_bind = std::move(data_bind).value(),
+       .data_advertised = std::move(data_advertised).value(),
        .about = settings.about,
        .arena_bytes = settings.arena_bytes,
        .blob_bytes_max = settings.blob_bytes_max,
@@ -143,21 +151,25 @@ void bind_pool_worker(py::module_& module) {
   py::class_<PoolServer, PoolServer::Handle>(module, "PoolServer")
       .def_static(
           "start",
-          [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> controller,
+          [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> data_bind,
+             std::optional<std::string> data_advertised, std::optional<std::string> controller,
              std::optional<std::string> key_folder, const std::string& about, uint64_t arena_bytes,
              uint64_t blob_bytes_max, double patience_s, pid_t parent_pid) {
             auto started = unwrap(without_gil([&] {
-              return start({bind, std::move(advertised), std::move(controller), std::move(key_folder), about,
-                            arena_bytes, blob_bytes_max, patience_s, parent_pid});
+              return start({bind, std::move(advertised), std::move(data_bind), std::move(data_advertised),
+                            std::move(controller), std::move(key_folder), about, arena_bytes, blob_bytes_max,
+                            patience_s, parent_pid});
             }));
             return PoolServer::Handle(started.release());
           },
-          py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("controller"), py::arg("key_folder"),
-          py::arg("about"), py::arg("arena_bytes"), py::arg("blob_bytes_max"), py::arg("patience_s"),
-          py::arg("parent_pid"))
+          py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("data_bind"), py::arg("data_advertised"),
+          py::arg("controller"), py::arg("key_folder"), py::arg("about"), py::arg("arena_bytes"),
+          py::arg("blob_bytes_max"), py::arg("patience_s"), py::arg("parent_pid"))
       .def_property_readonly("worker_id", &PoolServer::worker_id)
       .def_property_readonly("endpoint", [](const PoolServer& self) { return self.endpoint().text(); })
       .def_property_readonly("advertised", [](const PoolServer& self) { return self.advertised(); })
+      .def_property_readonly("data_endpoint", [](const PoolServer& self) { return self.data_endpoint().text(); })
+      .def_property_readonly("data_advertised", [](const PoolServer& self) { return self.data_advertised(); })
       .def_property_readonly("signal_fd", &PoolServer::signal_fd)
       .def(
           "next",

@@ -167,12 +167,6 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
     carry_out(now);
     return false;
   }
-  if (message.kind == wire::ToTrainer::Kind::kPiece) {
-    // It has no stamp, since its answer has one. A pong waits behind the pieces of a large batch for longer than a
-    // lease.
-    peer.heard_at = now;
-    return false;
-  }
   if (message.kind == wire::ToTrainer::Kind::kBroken) {
     greet(worker_id, peer, now);
     return false;
@@ -201,13 +195,19 @@ bool PoolSession::receive(uint64_t worker_id, const wire::ToTrainer& message, ui
       if (peer.slot) dispatch_.drain_worker(*peer.slot, now);
       break;
     case wire::ToTrainer::Kind::kPong:
-    case wire::ToTrainer::Kind::kPiece:
     case wire::ToTrainer::Kind::kRefused:
     case wire::ToTrainer::Kind::kDeclined:
     case wire::ToTrainer::Kind::kBroken: break;
   }
   carry_out(now);
   return counts;
+}
+
+void PoolSession::heard(uint64_t worker_id, uint32_t link, Instant now) {
+  const auto found = peers_.find(worker_id);
+  if (found == peers_.end()) return;
+  found->second.renewal.heard(now);
+  if (is_in_force(found->second, link)) found->second.heard_at = now;
 }
 
 void PoolSession::lose_track(uint64_t worker_id, uint32_t link, Instant now) {

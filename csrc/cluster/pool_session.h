@@ -60,6 +60,9 @@ class PoolSession {
   // A message of a worker. True if it is an answer that counts, whose bytes are the batch: they are kept by the caller,
   // who has then acknowledged them.
   [[nodiscard]] bool receive(uint64_t worker_id, const wire::ToTrainer& message, uint64_t bytes, Instant now);
+  // A piece of a batch came on this link: the worker lives. A pong can wait behind a large batch for longer than a
+  // lease.
+  void heard(uint64_t worker_id, uint32_t link, Instant now);
   // Whether this is the worker's link in force, so that its messages count.
   bool is_in_force(uint64_t worker_id, uint32_t link) const;
   // The messages of this link do not fit together, so that one of them was lost: the link is made anew.

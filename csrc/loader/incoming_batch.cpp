@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/incoming_batch.h"
 
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -18,20 +17,18 @@ IncomingBatch::IncomingBatch(BatchMemory& memory, uint64_t payload_bytes) : payl
   if (slab) slab_ = std::move(slab).value();
 }
 
-bool IncomingBatch::add(uint64_t offset, std::span<const std::byte> piece) {
-  if (offset != have_bytes_ || piece.size() > payload_bytes_ - have_bytes_) return false;
-  have_bytes_ += piece.size();
-  if (slab_.lease) {
-    std::memcpy(slab_.lease->data() + offset, piece.data(), piece.size());
-  } else if (!has_no_room_) {
-    try {
-      heap_.insert(heap_.end(), piece.begin(), piece.end());
-    } catch (const std::bad_alloc&) {
-      has_no_room_ = true;
-      heap_ = {};
-    }
+std::span<std::byte> IncomingBatch::room_for(uint64_t offset, uint64_t bytes) {
+  if (offset != have_bytes_ || bytes > payload_bytes_ - have_bytes_) return {};
+  if (slab_.lease) return {slab_.lease->data() + offset, bytes};
+  const uint64_t begin = has_no_room_ ? 0 : offset;
+  try {
+    heap_.resize(begin + bytes);
+  } catch (const std::bad_alloc&) {
+    has_no_room_ = true;
+    heap_ = std::vector<std::byte>(bytes);
+    return heap_;
   }
-  return true;
+  return std::span(heap_).subspan(begin, bytes);
 }
 
 Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor, uint32_t record_bytes,

@@ -23,8 +23,11 @@ class IncomingBatch {
   // With room for the whole batch in `memory`, or else on the heap, where the room grows with the bytes that arrive.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
 
-  // Copies the next piece to its place. False if it is not the one that follows.
-  [[nodiscard]] bool add(uint64_t offset, std::span<const std::byte> piece);
+  // Where the next piece, of so many bytes, belongs. Nothing if the piece at this offset is not the one that follows.
+  // What is written there counts once it was added. Without memory for the batch the room is used again and again.
+  std::span<std::byte> room_for(uint64_t offset, uint64_t bytes);
+  void add(uint64_t bytes) { have_bytes_ += bytes; }
+  uint64_t payload_bytes() const { return payload_bytes_; }
   bool is_whole() const { return have_bytes_ == payload_bytes_; }
 
   // The batch, whose record is the last `record_bytes` of the bytes received. `descriptor` says whose it is.

@@ -193,6 +193,8 @@ void PoolIo::connect_again(Instant now) {
 }
 
 void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
+  if (const WorkerLink* link = links_->find(worker_id)) links_->mark_used(*link);
+  serve_data(worker_id, now);
   receive_from(worker_id, kMessagesInTurn, now);
   while (WorkerLink* link = links_->find(worker_id)) {
     if (link->reconnect_at && now >= *link->reconnect_at) {
@@ -213,7 +215,8 @@ void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEv
   switch (event.kind) {
     case ConnectionEvent::Kind::kConnected: return session_.connected(worker_id, now);
     case ConnectionEvent::Kind::kDisconnected:
-      link.forget_pieces();
+      links_->end_link(worker_id);
+      link.data_missed_at.reset();
       lost_at_ = link.endpoint().text();
       return session_.died(worker_id, now);
     case ConnectionEvent::Kind::kRefused: break;
@@ -241,48 +244,69 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
   }
 }
 
-void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now) {
-  const auto head = parts.front().bytes();
-  const auto piece = parts.size() == 2 ? parts[1].bytes() : std::span<const std::byte>();
-  const auto complain = [&](const std::string& what) {
-    if (std::exchange(link.is_trouble_told, true)) return;
-    tell("worker " + spoken_worker(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
-  };
-  if (parts.size() > 2) return complain("it sent " + std::to_string(parts.size()) + " parts where two are the most");
-  if (wire::is_blob_message(head)) {
-    const auto message = wire::parse_blob_message(head, piece.size());
-    if (!message) return complain(message.error().message);
-    const auto* wish = std::get_if<wire::BlobWish>(&message.value());
-    if (wish == nullptr) return complain("it sent a blob, which only trainers do");
-    return link.hand_out(*wish, blobs_.find(wish->id));
-  }
-  const auto answer = wire::parse_to_trainer(head, piece.size());
-  if (!answer) return complain(answer.error().message);
-  if (answer.value().worker_id != worker_id) return;  // of another worker that listens there now
-  if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
-  take_answer(worker_id, link, answer.value(), piece, now);
+void PoolIo::complain(uint64_t worker_id, WorkerLink& link, const std::string& what) {
+  if (std::exchange(link.is_trouble_told, true)) return;
+  tell("worker " + spoken_worker(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
 }
 
-void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
-                         std::span<const std::byte> piece, Instant now) {
+void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now) {
+  const auto first = parts.front().bytes();
+  if (wire::is_blob_message(first) && parts.size() <= 2) {
+    const auto message = wire::parse_blob_message(first, parts.size() == 2 ? parts[1].bytes().size() : 0);
+    if (!message) return complain(worker_id, link, message.error().message);
+    const auto* wish = std::get_if<wire::BlobWish>(&message.value());
+    if (wish == nullptr) return complain(worker_id, link, "it sent a blob, which only trainers do");
+    return link.hand_out(*wish, blobs_.find(wish->id));
+  }
+  if (parts.size() > 1)
+    return complain(worker_id, link, "it sent " + std::to_string(parts.size()) + " parts where one is the most");
+  take_answer(worker_id, link, std::move(parts.front()), now);
+}
+
+// A refusal, and that the link is broken, is heard at once. All else keeps its order behind an answer that waits.
+void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now) {
+  const auto parsed = wire::parse_to_trainer(part.bytes());
+  if (!parsed) return complain(worker_id, link, parsed.error().message);
+  const wire::PoolAnswer& answer = parsed.value();
+  if (answer.worker_id != worker_id) return;  // of another worker that listens there now
+  if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
+  const bool has_turn = answer.message.stamp == 0 || (!link.has_waiting() && !waits_for_pieces(link, answer));
+  if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
+  if (!link.add_waiting(std::move(part))) session_.lose_track(worker_id, answer.message.link, now);
+}
+
+bool PoolIo::waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const {
+  return answer.kind == AnswerKind::kBatch && link.data() && answer.message.link == link.data()->number() &&
+         session_.dispatch().is_unanswered(answer.message.key) && !link.data()->has_whole(answer.message.key);
+}
+
+void PoolIo::take_waiting(uint64_t worker_id, Instant now) {
+  for (;;) {
+    WorkerLink* link = links_->find(worker_id);
+    if (link == nullptr || !link->has_waiting()) return;
+    const auto answer = wire::parse_to_trainer(link->first_waiting().bytes());  // which was parsed before
+    if (waits_for_pieces(*link, answer.value())) return;
+    const net::ReceivedPart part = std::move(link->first_waiting());
+    link->drop_first_waiting();
+    take_answer_in_turn(worker_id, *link, wire::parse_to_trainer(part.bytes()).value(), now);
+    carry_out();
+  }
+}
+
+void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now) {
   const ToTrainer& message = answer.message;
+  const bool is_in_force = session_.is_in_force(worker_id, message.link);
   const bool is_refusal = message.kind == ToTrainer::Kind::kRefused || message.kind == ToTrainer::Kind::kDeclined;
   // A greeting is answered by one refusal; a worker that sends more of them is not heard.
-  if (is_refusal && session_.is_in_force(worker_id, message.link)) note_refusal(worker_id, answer);
-  // Of a batch that nobody waits for any more the bytes are left alone.
+  if (is_refusal && is_in_force) note_refusal(worker_id, answer);
+  if (answer.grant && is_in_force) connect_data(worker_id, link, *answer.grant, now);
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
   const wire::Lane lane = is_awaited ? session_.dispatch().lane_of(message.key) : wire::kNoLane;
-  if (!piece.empty() && is_awaited && !link.take_piece(answer, piece, memory_)) {
-    return session_.lose_track(worker_id, message.link, now);  // a piece before it was lost
-  }
-  if (message.kind == ToTrainer::Kind::kPiece) {
-    static_cast<void>(session_.receive(worker_id, message, 0, now));  // a sign of life
-    return;
-  }
   std::optional<IncomingBatch> whole;
-  if (answer.kind == AnswerKind::kBatch && is_awaited) {
-    whole = link.take_whole(message.key);
-    if (!whole) return session_.lose_track(worker_id, message.link, now);
+  if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
+    if (link.data()) whole = link.data()->take_whole(message.key);
+    if (!whole || whole->payload_bytes() != answer.payload_bytes)
+      return session_.lose_track(worker_id, message.link, now);
   }
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
@@ -292,6 +316,64 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolA
   if (whole) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   deliver(message.key,
           batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle));
+}
+
+// ---- The pieces of batches
+
+void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer) {
+  const auto nonce = net::draw_seal_nonce();
+  if (!nonce) return inbox_.fail(0, nonce.error());
+  offer = {.ciphers = options_.ciphers, .nonce = nonce.value()};
+  links_->begin_link(worker_id, {.trainer_id = trainer_id_, .worker_id = worker_id, .link = number}, offer);
+}
+
+void PoolIo::connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now) {
+  if (!link.data() || link.data()->is_granted()) return;  // a welcome that comes twice
+  if (auto connected = links_->connect_data(worker_id, *context_, *resolver_, grant); !connected)
+    complain(worker_id, link, connected.error().message);
+  if (!link.data_missed_at) link.data_missed_at = now;
+}
+
+void PoolIo::serve_data(uint64_t worker_id, Instant now) {
+  receive_pieces(worker_id, kMessagesInTurn, now);
+  for (;;) {
+    WorkerLink* link = links_->find(worker_id);
+    if (link == nullptr || !link->data() || !link->data()->is_granted()) return;
+    const uint32_t number = link->data()->number();
+    const auto event = link->data()->client().try_event();
+    if (!event) return;
+    switch (event->kind) {
+      case ConnectionEvent::Kind::kConnected: link->data_missed_at.reset(); break;
+      case ConnectionEvent::Kind::kRefused: complain(worker_id, *link, event->reason); break;
+      case ConnectionEvent::Kind::kDisconnected:
+        receive_pieces(worker_id, std::numeric_limits<size_t>::max(), now);  // its earlier pieces count
+        session_.lose_track(worker_id, number, now);
+        carry_out();
+    }
+  }
+}
+
+void PoolIo::receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now) {
+  const auto is_awaited = [this](BatchKey key) { return session_.dispatch().is_unanswered(key); };
+  for (size_t count = 0; count < piece_count_max; ++count) {
+    WorkerLink* link = links_->find(worker_id);
+    if (link == nullptr || !link->data() || !link->data()->is_granted()) return;
+    const uint32_t number = link->data()->number();
+    const auto outcome = link->data()->take_piece(memory_, is_awaited);
+    if (outcome == DataLink::Outcome::kNothing) return;
+    if (outcome == DataLink::Outcome::kPiece) {
+      session_.heard(worker_id, number, now);
+      take_waiting(worker_id, now);
+      continue;
+    }
+    if (session_.is_in_force(worker_id, number) && !std::exchange(link->is_fault_told, true)) {
+      tell("worker " + spoken_place(worker_id) +
+           " is connected to anew, since a piece of a batch is not what it sent: " + link->data()->fault());
+    }
+    session_.lose_track(worker_id, number, now);
+    carry_out();
+    return;
+  }
 }
 
 void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
@@ -398,8 +480,12 @@ void PoolIo::carry_out() {
 }
 
 void PoolIo::send(const PoolSession::Command& command) {
-  if (links_->find(command.worker_id) == nullptr) return;
+  WorkerLink* link = links_->find(command.worker_id);
+  if (link == nullptr) return;
   wire::PoolRequest request{.message = command.message};
+  if (command.message.kind == ToWorker::Kind::kCancel && link->data()) link->data()->forget(command.message.key);
+  if (command.message.kind == ToWorker::Kind::kHello)
+    begin_link(command.worker_id, command.message.link, request.offer.emplace());
   std::vector<std::byte> state;
   cluster::SharedContent content;
   if (command.message.kind == ToWorker::Kind::kRequest) {
@@ -443,6 +529,17 @@ void PoolIo::note_standing(Instant now) {
     const std::string reason = spoken_silence(*links_->find(worker_id));
     if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
   }
+  for (const uint64_t worker_id : links_->without_data_since(now - kSilenceTold)) {
+    const std::string reason = spoken_missing_data(*links_->find(worker_id));
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
+  }
+}
+
+std::string PoolIo::spoken_missing_data(WorkerLink& link) {
+  const std::string where = link.data() && link.data()->is_granted() ? link.data()->endpoint().text() : "its data port";
+  return "answers at " + link.endpoint().text() + ", but nothing comes from " + where +
+         ", from where its batches are to come; see that this machine can reach it there (firewalls, penstock worker "
+         "--data-bind, --data-advertise)";
 }
 
 std::string PoolIo::spoken_silence(WorkerLink& link) {

@@ -32,6 +32,7 @@
 #include "net/key_ring.h"
 #include "net/ready_set.h"
 #include "net/resolver.h"
+#include "net/seal.h"
 #include "wire/pool_record.h"
 
 namespace penstock::loader {
@@ -48,6 +49,7 @@ struct PoolIoOptions {
   bool is_iterable = false;   // every shard is a lane
   bool allow_pickle = false;  // unpickling runs code, so workers are trusted with this process
   net::Resolver::Lookup lookup = net::look_up;
+  uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.
@@ -92,8 +94,15 @@ class PoolIo final : public EventLoop::Handler {
   void receive_from(uint64_t worker_id, size_t message_count_max, Instant now);
   void take_event(uint64_t worker_id, WorkerLink& link, const net::ConnectionEvent& event, Instant now);
   void take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now);
-  void take_answer(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer,
-                   std::span<const std::byte> piece, Instant now);
+  // The message in `part`, or its place behind those that wait.
+  void take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now);
+  void take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now);
+  void take_waiting(uint64_t worker_id, Instant now);
+  bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
+  void begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer);
+  void connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now);
+  void serve_data(uint64_t worker_id, Instant now);
+  void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
   // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
@@ -108,6 +117,8 @@ class PoolIo final : public EventLoop::Handler {
   bool is_idle(Instant now) const;
   void note_standing(Instant now);
   static std::string spoken_silence(WorkerLink& link);
+  static std::string spoken_missing_data(WorkerLink& link);
+  void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);
   void tell(std::string news);
 
   const PoolIoOptions& options_;

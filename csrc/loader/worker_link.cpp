@@ -6,26 +6,36 @@
 #include <utility>
 
 namespace penstock::loader {
+namespace {
 
-bool WorkerLink::take_piece(const wire::PoolAnswer& answer, std::span<const std::byte> piece, BatchMemory& memory) {
-  if (answer.message.link != number_) {
-    incoming_.clear();
-    number_ = answer.message.link;
-  }
-  // A batch that is sent again on a link of its own begins anew there.
-  if (answer.payload_offset == 0) incoming_.erase(answer.message.key);
-  auto found = incoming_.find(answer.message.key);
-  if (found == incoming_.end()) {
-    if (answer.payload_offset != 0) return false;
-    found = incoming_.try_emplace(answer.message.key, memory, answer.payload_bytes).first;
-  }
-  return found->second.add(answer.payload_offset, piece);
+// A worker has at most some dozens of answers, and says little beside them.
+constexpr size_t kWaitingCountMax = 1024;
+
+}  // namespace
+
+bool WorkerLink::is_at(const std::string& host) const {
+  return endpoint_.host == host || (data_ && data_->is_granted() && data_->endpoint().host == host);
 }
 
-std::optional<IncomingBatch> WorkerLink::take_whole(wire::BatchKey key) {
-  auto node = incoming_.extract(key);
-  if (node.empty() || !node.mapped().is_whole()) return std::nullopt;
-  return std::move(node.mapped());
+std::optional<Instant> WorkerLink::due_at() const {
+  const auto due = earlier(reconnect_at, socket_->due_at());
+  return data_ && data_->is_granted() ? earlier(due, data_->due_at()) : due;
+}
+
+void WorkerLink::begin_link(const net::LinkName& name, const wire::SealOffer& offer) {
+  end_link();
+  data_.emplace(name, offer);
+}
+
+void WorkerLink::end_link() {
+  waiting_.clear();
+  data_.reset();
+}
+
+bool WorkerLink::add_waiting(net::ReceivedPart part) {
+  if (waiting_.size() >= kWaitingCountMax) return false;
+  waiting_.push_back(std::move(part));
+  return true;
 }
 
 void WorkerLink::hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob) {

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A trainer's connection to one worker of a pool, with the batches whose pieces are on their way over it.
+// A trainer's connections to one worker of a pool: the one for control, and that for the pieces of the link in force.
 
+#include <cstddef>
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "base/instant.h"
 #include "base/live_clock.h"
 #include "base/result.h"
-#include "loader/incoming_batch.h"
+#include "loader/data_link.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
-#include "net/key_ring.h"
-#include "wire/batch_key.h"
+#include "net/message_part.h"
 #include "wire/blob_record.h"
-#include "wire/pool_record.h"
 
 namespace penstock::loader {
 
@@ -34,15 +32,25 @@ class WorkerLink {
   uint64_t tag() const { return tag_; }
   Instant opened_at() const { return opened_at_; }
 
-  // The time at which it must be served though nothing has come.
-  std::optional<Instant> due_at() const { return earlier(reconnect_at, socket_->due_at()); }
+  // Whether one of its sockets connects to this host.
+  bool is_at(const std::string& host) const;
 
-  // Copies a piece of a batch to where the others are. False if one that comes before it did not.
-  [[nodiscard]] bool take_piece(const wire::PoolAnswer& answer, std::span<const std::byte> piece, BatchMemory& memory);
-  // The batch of which the last piece has come. Nothing if others did not.
-  std::optional<IncomingBatch> take_whole(wire::BatchKey key);
-  // Pieces of batches that were not answered are not needed any more.
-  void forget_pieces() { incoming_.clear(); }
+  // The time at which it must be served though nothing has come.
+  std::optional<Instant> due_at() const;
+
+  // A link begins: nothing of the one before counts.
+  void begin_link(const net::LinkName& name, const wire::SealOffer& offer);
+  void end_link();
+  // Of the link in force; nothing while there is none.
+  std::optional<DataLink>& data() { return data_; }
+
+  // Messages of the link wait behind an answer whose pieces are not there yet, so that everything is taken in the order
+  // in which the worker sent it.
+  bool has_waiting() const { return !waiting_.empty(); }
+  net::ReceivedPart& first_waiting() { return waiting_.front(); }
+  void drop_first_waiting() { waiting_.pop_front(); }
+  // False if there are more than any worker has reason to send.
+  [[nodiscard]] bool add_waiting(net::ReceivedPart part);
 
   // Sends a piece of a blob, or says that there is none. A piece that does not get through is asked for again.
   void hand_out(const wire::BlobWish& wish, const std::shared_ptr<const std::string>& blob);
@@ -50,15 +58,19 @@ class WorkerLink {
   // libzmq has given up; another try is due then.
   std::optional<Instant> reconnect_at;
   bool is_trouble_told = false;  // the user has been told the reason
-  bool has_spoken = false;       // the worker has, over this connection or one before it
+  bool is_fault_told = false;    // that a piece did not come as it was sent
+  std::optional<Instant>
+      data_missed_at;       // while the worker has granted pieces, and their connection does not come about
+  bool has_spoken = false;  // the worker has, over this connection or one before it
+  uint64_t data_tag = 0;    // of the pieces' socket in the set that waits for it; 0 while there is none
 
  private:
   const net::Endpoint endpoint_;
   std::unique_ptr<net::ClientSocket> socket_;
   const uint64_t tag_;
   const Instant opened_at_;
-  uint32_t number_ = 0;  // of the link that the pieces are of
-  std::map<wire::BatchKey, IncomingBatch> incoming_;
+  std::optional<DataLink> data_;
+  std::deque<net::ReceivedPart> waiting_;
 };
 
 }  // namespace penstock::loader

@@ -28,10 +28,43 @@ void WorkerLinks::close(uint64_t worker_id, std::chrono::milliseconds linger) {
 void WorkerLinks::drop(uint64_t worker_id) {
   const auto found = links_.find(worker_id);
   if (found == links_.end()) return;
+  drop_data(found->second);
   ready_set_.remove(found->second.tag());
   worker_of_.erase(found->second.tag());
   due_at_.erase(worker_id);
   links_.erase(found);
+}
+
+void WorkerLinks::drop_data(WorkerLink& link) {
+  if (link.data_tag != 0) {
+    ready_set_.remove(link.data_tag);
+    worker_of_.erase(std::exchange(link.data_tag, 0));
+  }
+  link.end_link();
+}
+
+void WorkerLinks::begin_link(uint64_t worker_id, const net::LinkName& name, const wire::SealOffer& offer) {
+  WorkerLink& link = links_.at(worker_id);
+  drop_data(link);
+  link.begin_link(name, offer);
+}
+
+void WorkerLinks::end_link(uint64_t worker_id) {
+  drop_data(links_.at(worker_id));
+  note_served(worker_id);
+}
+
+Result<void> WorkerLinks::connect_data(uint64_t worker_id, net::SocketContext& context, net::Resolver& resolver,
+                                       const wire::SealGrant& grant) {
+  WorkerLink& link = links_.at(worker_id);
+  PENSTOCK_ASSERT(link.data() && link.data_tag == 0);
+  if (auto connected = link.data()->connect(context, resolver, grant); !connected) return connected;
+  const auto tag = ready_set_.add(link.data()->client().waitables());
+  if (!tag) return tag.error();
+  link.data_tag = tag.value();
+  worker_of_.emplace(tag.value(), worker_id);
+  note_served(worker_id);  // as it may be due later on
+  return {};
 }
 
 WorkerLink* WorkerLinks::find(uint64_t worker_id) {
@@ -46,13 +79,25 @@ std::vector<uint64_t> WorkerLinks::silent_since(Instant instant) const {
   return silent;
 }
 
+std::vector<uint64_t> WorkerLinks::without_data_since(Instant instant) const {
+  std::vector<uint64_t> without;
+  for (const auto& [worker_id, link] : links_)
+    if (link.data_missed_at && *link.data_missed_at <= instant) without.push_back(worker_id);
+  return without;
+}
+
 void WorkerLinks::renew(uint64_t worker_id) {
   WorkerLink* link = find(worker_id);
   if (link == nullptr) return;
   link->socket().renew();
-  link->forget_pieces();
-  ready_set_.mark_used(link->tag());
+  drop_data(*link);
+  mark_used(*link);
   note_served(worker_id);  // as it may be due later on
+}
+
+void WorkerLinks::mark_used(const WorkerLink& link) {
+  ready_set_.mark_used(link.tag());
+  if (link.data_tag != 0) ready_set_.mark_used(link.data_tag);
 }
 
 void WorkerLinks::send(uint64_t worker_id, std::span<const std::byte> message) {
@@ -69,9 +114,9 @@ void WorkerLinks::note_ready(uint64_t tag) {
 
 void WorkerLinks::note_looked_up(const std::string& host) {
   for (const auto& [worker_id, link] : links_) {
-    if (link.endpoint().host != host) continue;
+    if (!link.is_at(host)) continue;
     ready_.insert(worker_id);
-    ready_set_.mark_used(link.tag());
+    mark_used(link);
   }
 }
 
@@ -79,7 +124,7 @@ std::set<uint64_t> WorkerLinks::take_ready(Instant now) {
   for (const auto& [worker_id, at] : due_at_) {
     if (now < at) continue;
     ready_.insert(worker_id);
-    ready_set_.mark_used(links_.at(worker_id).tag());
+    mark_used(links_.at(worker_id));
   }
   return std::exchange(ready_, {});
 }

@@ -37,6 +37,8 @@ class WorkerLinks {
   void close(uint64_t worker_id, std::chrono::milliseconds linger);
   WorkerLink* find(uint64_t worker_id);  // nullptr if there is none
 
+  // The workers whose pieces could not be had since `instant` or longer.
+  std::vector<uint64_t> without_data_since(Instant instant) const;
   // The workers that have said nothing though their links were opened before `instant`, except those whose failure is
   // known.
   std::vector<uint64_t> silent_since(Instant instant) const;
@@ -44,9 +46,18 @@ class WorkerLinks {
   // Has the connection to the worker made anew, if there is one.
   void renew(uint64_t worker_id);
 
+  // As WorkerLink::begin_link and end_link, for a worker that has a link.
+  void begin_link(uint64_t worker_id, const net::LinkName& name, const wire::SealOffer& offer);
+  void end_link(uint64_t worker_id);
+  // As DataLink::connect, of the link that began last.
+  Result<void> connect_data(uint64_t worker_id, net::SocketContext& context, net::Resolver& resolver,
+                            const wire::SealGrant& grant);
+
   // A message that does not get through is dropped.
   void send(uint64_t worker_id, std::span<const std::byte> message);
 
+  // Both of its sockets are about to be used, whichever of them the set told of.
+  void mark_used(const WorkerLink& link);
   // The set tells of this tag, of a link or not.
   void note_ready(uint64_t tag);
   // The address of this host has been looked up, or it has none.
@@ -60,6 +71,7 @@ class WorkerLinks {
 
  private:
   void drop(uint64_t worker_id);
+  void drop_data(WorkerLink& link);
 
   net::ReadySet& ready_set_;
   std::map<uint64_t, WorkerLink> links_;

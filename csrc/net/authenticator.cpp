@@ -14,8 +14,9 @@ namespace {
 constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // where libzmq asks
 constexpr std::string_view kZapVersion = "1.0";
 
-// The frames of a request, in order. Those after the mechanism are its credentials: for CURVE one, the client's key.
-enum ZapFrame : size_t { kVersion, kRequestId, kDomain, kAddress, kRoutingId, kMechanism, kKey, kZapFrameCount };
+// The frames of a request, in order. Those after the mechanism are its credentials: for CURVE one, the client's key;
+// for PLAIN two, a name and a password.
+enum ZapFrame : size_t { kVersion, kRequestId, kDomain, kAddress, kRoutingId, kMechanism, kCredential };
 
 using Frames = std::vector<std::string>;
 
@@ -37,12 +38,19 @@ Frames receive_frames(void* socket) {
   return frames;
 }
 
+bool is_of(const Frames& request, std::string_view mechanism, size_t credential_count) {
+  return request.size() == kCredential + credential_count && request[kVersion] == kZapVersion &&
+         request[kMechanism] == mechanism;
+}
+
 std::optional<PublicKey> shown_key(const Frames& request) {
-  if (request.size() != kZapFrameCount || request[kVersion] != kZapVersion || request[kMechanism] != "CURVE" ||
-      request[kKey].size() != kKeyBytes) {
-    return std::nullopt;
-  }
-  return PublicKey(std::as_bytes(std::span(request[kKey])).first<kKeyBytes>());
+  if (!is_of(request, "CURVE", 1) || request[kCredential].size() != kKeyBytes) return std::nullopt;
+  return PublicKey(std::as_bytes(std::span(request[kCredential])).first<kKeyBytes>());
+}
+
+std::optional<std::string_view> shown_ticket(const Frames& request) {
+  if (!is_of(request, "PLAIN", 2) || request[kCredential] != kTicketHolder) return std::nullopt;
+  return request[kCredential + 1];
 }
 
 }  // namespace
@@ -72,7 +80,7 @@ Result<std::unique_ptr<Authenticator>> Authenticator::start(SocketContext& conte
 std::unique_ptr<Authenticator::Domain> Authenticator::make_domain(AllowedKeys allowed) {
   MutexLock lock(mutex_);
   std::string name = "penstock-" + std::to_string(++domain_count_);
-  domains_.emplace(name, std::move(allowed));
+  domains_.emplace(name, Allowed{.keys = std::move(allowed), .ticket = {}});
   return std::make_unique<Domain>(*this, std::move(name));
 }
 
@@ -81,18 +89,32 @@ Authenticator::Domain::~Domain() {
   authenticator_.domains_.erase(name_);
 }
 
+void Authenticator::Domain::expect(std::optional<Ticket> ticket) {
+  MutexLock lock(authenticator_.mutex_);
+  authenticator_.domains_.at(name_).ticket = std::move(ticket);
+}
+
 uint64_t Authenticator::refused_count() const {
   MutexLock lock(mutex_);
   return refused_count_;
 }
 
-std::optional<Role> Authenticator::look_up(const std::string& domain, const PublicKey& key) const {
+std::optional<std::string> Authenticator::admit(const std::vector<std::string>& request) {
   MutexLock lock(mutex_);
-  const auto allowed = domains_.find(domain);
-  if (allowed == domains_.end()) return std::nullopt;
-  const auto found = allowed->second.find(key);
-  if (found == allowed->second.end()) return std::nullopt;
-  return found->second;
+  const auto allowed = request.size() > kDomain ? domains_.find(request[kDomain]) : domains_.end();
+  if (allowed != domains_.end()) {
+    if (const auto key = shown_key(request)) {
+      const auto found = allowed->second.keys.find(*key);
+      if (found != allowed->second.keys.end()) return PeerIdentity{.role = found->second, .key = *key}.user_id();
+    }
+    auto& ticket = allowed->second.ticket;
+    if (const auto shown = shown_ticket(request); shown && ticket && ticket->is(*shown)) {
+      ticket.reset();  // it is good once
+      return std::string(kTicketHolder);
+    }
+  }
+  ++refused_count_;
+  return std::nullopt;
 }
 
 Result<void> Authenticator::health() const {
@@ -128,18 +150,10 @@ Result<void> Authenticator::serve() {
   void* const socket = socket_.get();
   const Frames request = receive_frames(socket);
   if (request.empty()) return {};
-  const auto key = shown_key(request);
-  const auto role = key ? look_up(request[kDomain], *key) : std::nullopt;
-  if (!role) {
-    MutexLock lock(mutex_);
-    ++refused_count_;
-  }
-  const Frames reply = {std::string(kZapVersion),
-                        request.size() > kRequestId ? request[kRequestId] : std::string(),
-                        role ? "200" : "400",
-                        role ? "OK" : "this key is not allowed here",
-                        role ? PeerIdentity{.role = *role, .key = *key}.user_id() : std::string(),
-                        std::string()};
+  const auto user_id = admit(request);
+  const Frames reply = {std::string(kZapVersion), request.size() > kRequestId ? request[kRequestId] : std::string(),
+                        user_id ? "200" : "400",  user_id ? "OK" : "neither this key nor this ticket is allowed here",
+                        user_id.value_or(""),     std::string()};
   for (size_t index = 0; index < reply.size(); ++index) {
     const int more = index + 1 < reply.size() ? ZMQ_SNDMORE : 0;
     zmq_send(socket, reply[index].data(), reply[index].size(), ZMQ_DONTWAIT | more);

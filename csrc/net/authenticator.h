@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Who may connect to the servers of one process. CURVE alone proves that a client has the secret of the key that it
-// shows; this decides whether that key is let in, by ZAP, libzmq's protocol for the question (RFC 27). Everything that
-// is not a known CURVE key of an allowed role, for a server that is known, is answered 400.
+// shows; this decides whether that key is let in, by ZAP, libzmq's protocol for the question (RFC 27). The sockets for
+// the pieces of batches let in whoever shows the ticket that is expected there, once. Everything that is neither a
+// known CURVE key of an allowed role nor that ticket, for a server that is known, is answered 400.
 //
 // The answers come from a thread of its own: a worker that makes a batch for seconds would otherwise let every
 // handshake run into its timeout. It does nothing but look keys up.
@@ -14,12 +15,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/event_loop.h"
 #include "base/mutex.h"
 #include "base/result.h"
 #include "net/keys.h"
 #include "net/socket.h"
+#include "net/ticket.h"
 
 namespace penstock::net {
 
@@ -59,13 +62,16 @@ class Authenticator final : private EventLoop::Handler {
     const std::string& name() const { return name_; }
     const Authenticator& authenticator() const { return authenticator_; }
 
+    // The next one to show this ticket is let in, and nobody by an earlier one. Nothing: nobody is.
+    void expect(std::optional<Ticket> ticket);
+
    private:
     Authenticator& authenticator_;
     const std::string name_;
   };
   std::unique_ptr<Domain> make_domain(AllowedKeys allowed);
 
-  // How often a client was turned away because of its key.
+  // How often a client was turned away because of its key or its ticket.
   uint64_t refused_count() const;
   // The reason why no connection is let in any more, if the thread that answers has failed. A server asks before it
   // receives.
@@ -78,13 +84,17 @@ class Authenticator final : private EventLoop::Handler {
   void end() override { socket_.reset(); }
   void failed(Error error) override;
 
-  // The role of `key` for the server of `domain`; none if it is turned away.
-  std::optional<Role> look_up(const std::string& domain, const PublicKey& key) const;
+  struct Allowed {
+    AllowedKeys keys;
+    std::optional<Ticket> ticket;
+  };
+  // The user id of whoever asks so; none if it is turned away.
+  std::optional<std::string> admit(const std::vector<std::string>& request);
 
   SocketContext& context_;
   std::unique_ptr<void, int (*)(void*)> socket_;  // ZeroMQ's, used by the loop's thread alone
   mutable Mutex mutex_;
-  std::map<std::string, AllowedKeys, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
+  std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   std::optional<Error> failure_ PENSTOCK_GUARDED_BY(mutex_);

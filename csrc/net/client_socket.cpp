@@ -19,14 +19,26 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& conte
                                                             const Endpoint& endpoint, const KeyPair& own,
                                                             const PublicKey& server_key,
                                                             const ClientSocketOptions& options) {
+  const TcpSocket::ClientSetup setup{
+      .own = own, .server_key = server_key, .handshake_interval = options.handshake_interval};
+  return begin_with(context, resolver, endpoint, TcpSocket::open_client(context, setup, options.limits));
+}
+
+Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(SocketContext& context, Resolver& resolver,
+                                                            const Endpoint& endpoint, const Ticket& ticket,
+                                                            const ClientSocketOptions& options) {
+  const TcpSocket::TicketClientSetup setup{.ticket = ticket, .handshake_interval = options.handshake_interval};
+  return begin_with(context, resolver, endpoint, TcpSocket::open_ticket_client(context, setup, options.limits));
+}
+
+Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& context, Resolver& resolver,
+                                                               const Endpoint& endpoint,
+                                                               Result<std::unique_ptr<TcpSocket>> socket) {
+  if (!socket) return socket.error();
   if (endpoint.port == 0 || endpoint.host == "*") {
     return Error{Errc::kMalformed, "connecting to " + endpoint.text() +
                                        " failed: it names no single server; name the host and port of one"};
   }
-  auto socket = CurveSocket::open_client(
-      context, {.own = own, .server_key = server_key, .handshake_interval = options.handshake_interval},
-      options.limits);
-  if (!socket) return socket.error();
   auto monitor = ConnectionMonitor::watch(context, socket.value()->handle());
   if (!monitor) return monitor.error();
   auto client =

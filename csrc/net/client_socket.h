@@ -14,10 +14,10 @@
 #include "base/instant.h"
 #include "base/result.h"
 #include "net/connection_monitor.h"
-#include "net/curve_socket.h"
 #include "net/endpoint.h"
 #include "net/keys.h"
 #include "net/resolver.h"
+#include "net/tcp_socket.h"
 
 namespace penstock::net {
 
@@ -44,9 +44,13 @@ class ClientSocket {
                                                        const Endpoint& endpoint, const KeyPair& own,
                                                        const PublicKey& server_key,
                                                        const ClientSocketOptions& options = {});
+  // The same for a server that lets in whoever shows it `ticket`.
+  static Result<std::unique_ptr<ClientSocket>> connect(SocketContext& context, Resolver& resolver,
+                                                       const Endpoint& endpoint, const Ticket& ticket,
+                                                       const ClientSocketOptions& options = {});
 
   // For `connect`.
-  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<CurveSocket> socket, Resolver& resolver,
+  ClientSocket(std::unique_ptr<ConnectionMonitor> monitor, std::unique_ptr<TcpSocket> socket, Resolver& resolver,
                Endpoint endpoint)
       : resolver_(resolver),
         socket_(std::move(socket)),
@@ -77,14 +81,14 @@ class ClientSocket {
   // Calls reconnect() if there is a connection. A connection that cannot begin is tried again later on.
   void renew();
 
-  // As CurveSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
+  // As TcpSocket::send. kClosed: the server is not connected, or reads so slowly that there is no room.
   Result<void> send(std::span<OutgoingPart> parts) { return socket_->send({}, parts); }
   Result<void> send(std::span<const std::byte> only_part);
 
   // Receives into `receipt`, dropping its former content. Returns false when no message is waiting.
   Result<bool> try_receive(ClientReceipt& receipt);
 
-  // As CurveSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is
+  // As TcpSocket::set_linger, such as by kFarewellTime. The socket's context waits that long at most when it is
   // destroyed.
   void set_linger(std::chrono::milliseconds time) { socket_->set_linger(time); }
 
@@ -92,12 +96,15 @@ class ClientSocket {
   std::array<Waitable, 2> waitables() const { return {socket_->waitable(), monitor_->waitable()}; }
 
  private:
+  static Result<std::unique_ptr<ClientSocket>> begin_with(SocketContext& context, Resolver& resolver,
+                                                          const Endpoint& endpoint,
+                                                          Result<std::unique_ptr<TcpSocket>> socket);
   Result<void> begin();
   // Whether a host that is not connected has another address than the one that libzmq tries.
   bool has_moved();
 
   Resolver& resolver_;
-  std::unique_ptr<CurveSocket> socket_;
+  std::unique_ptr<TcpSocket> socket_;
   std::unique_ptr<ConnectionMonitor> monitor_;
   const Endpoint endpoint_;
   const bool is_name_;

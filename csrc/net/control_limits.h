@@ -2,7 +2,7 @@
 #pragma once
 // The limits of messages on a connection with a controller. Both sides need the same.
 
-#include "net/curve_socket.h"
+#include "net/tcp_socket.h"
 #include "wire/control_record.h"
 
 namespace penstock::net {

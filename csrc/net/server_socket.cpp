@@ -6,14 +6,6 @@
 namespace penstock::net {
 namespace {
 
-Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, KeyOrigin origin) {
-  if (address.is_loopback || origin == KeyOrigin::kGiven) return {};
-  return Error{Errc::kUnsupported,
-               "listening at " + endpoint.text() + " is refused: other machines can reach " + address.number +
-                   " and no keys were given, which decide who is let in; make keys with penstock keys DIR and name "
-                   "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
-}
-
 AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
   AllowedKeys allowed;
   for (const Role role : roles) allowed.emplace(keys.public_key(role), role);
@@ -25,19 +17,14 @@ AllowedKeys allowed_keys(const KeyRing& keys, std::span<const Role> roles) {
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(SocketContext& context, Authenticator& authenticator,
                                                          const Endpoint& endpoint, const KeyRing& keys,
                                                          const ServerSocketOptions& options) {
-  auto address = resolve_bind_address(endpoint);
-  if (!address) return address.error();
-  if (auto checked = check_reach(endpoint, address.value(), keys.origin()); !checked) return checked.error();
   auto domain = authenticator.make_domain(allowed_keys(keys, options.allowed_roles));
-  auto socket = CurveSocket::open_server(
+  auto socket = TcpSocket::open_server(
       context, {.own = keys.own(), .zap_domain = domain->name(), .handshake_interval = options.handshake_interval},
       options.limits);
   if (!socket) return socket.error();
-  auto bound = socket.value()->bind(zmq_address(address.value(), endpoint.port), address.value().is_ipv6);
+  auto bound = socket.value()->listen(endpoint, keys.origin());
   if (!bound) return bound.error();
-  auto real = Endpoint::parse(bound.value());
-  PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", bound.value());
-  return std::make_unique<ServerSocket>(std::move(domain), std::move(socket).value(), std::move(real).value());
+  return std::make_unique<ServerSocket>(std::move(domain), std::move(socket).value(), std::move(bound).value());
 }
 
 Result<void> ServerSocket::send(std::string_view routing_id, std::span<const std::byte> only_part) {

@@ -12,9 +12,9 @@
 
 #include "base/result.h"
 #include "net/authenticator.h"
-#include "net/curve_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "net/tcp_socket.h"
 
 namespace penstock::net {
 
@@ -43,13 +43,13 @@ struct ServerReceipt {
 class ServerSocket {
  public:
   // Listens at `endpoint` with the keys of `keys`. An address that other machines can reach is refused unless the keys
-  // were given, before any socket is opened. Can block while a name is looked up.
+  // were given, before any port is opened. Can block while a name is looked up.
   static Result<std::unique_ptr<ServerSocket>> bind(SocketContext& context, Authenticator& authenticator,
                                                     const Endpoint& endpoint, const KeyRing& keys,
                                                     const ServerSocketOptions& options);
 
   // For `bind`.
-  ServerSocket(std::unique_ptr<Authenticator::Domain> domain, std::unique_ptr<CurveSocket> socket, Endpoint endpoint)
+  ServerSocket(std::unique_ptr<Authenticator::Domain> domain, std::unique_ptr<TcpSocket> socket, Endpoint endpoint)
       : domain_(std::move(domain)), socket_(std::move(socket)), endpoint_(std::move(endpoint)) {}
   ServerSocket(const ServerSocket&) = delete;
   ServerSocket& operator=(const ServerSocket&) = delete;
@@ -57,7 +57,7 @@ class ServerSocket {
   // The address and port that are really bound.
   const Endpoint& endpoint() const { return endpoint_; }
 
-  // As CurveSocket::send. kClosed: the peer is gone, or reads so slowly that there is no room.
+  // As TcpSocket::send. kClosed: the peer is gone, or reads so slowly that there is no room.
   Result<void> send(std::string_view routing_id, std::span<OutgoingPart> parts) {
     return socket_->send(routing_id, parts);
   }
@@ -70,7 +70,7 @@ class ServerSocket {
 
  private:
   std::unique_ptr<Authenticator::Domain> domain_;
-  std::unique_ptr<CurveSocket> socket_;
+  std::unique_ptr<TcpSocket> socket_;
   const Endpoint endpoint_;
   ReceivedMessage message_;
 };

@@ -45,12 +45,11 @@ struct ToTrainer {
     kHandedBack,  // the worker leaves and will not begin this
     kPong,
     kLeaving,   // the worker takes no more requests
-    kPiece,     // some of the bytes of an answer that follows
     kDeclined,  // the worker cannot make the batches of this trainer
   };
   Kind kind = Kind::kPong;
   uint32_t link = 0;
-  uint64_t stamp = 0;  // 0 of refused, broken and declined, which are of no link, and of a piece
+  uint64_t stamp = 0;  // 0 of refused, broken and declined, which are of no link
   BatchKey key{};
   bool is_fresh = false;  // of welcome: the worker has no state of the link before
 

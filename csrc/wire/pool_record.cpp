@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace penstock::wire {
 namespace {
@@ -47,13 +48,12 @@ struct ToTrainerHead {
   uint32_t epoch = 0;
   uint32_t record_bytes = 0;
   uint64_t payload_bytes = 0;
-  uint64_t payload_offset = 0;
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
+  uint32_t state_bytes = 0;
   uint8_t answer_kind = 0;
   uint8_t answer_flags = 0;
-  uint8_t reserved[2] = {};
-  uint32_t state_bytes = 0;
+  uint8_t reserved[10] = {};
 };
 static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
 
@@ -95,6 +95,38 @@ std::vector<std::byte> joined(const void* head, std::initializer_list<std::span<
   return part;
 }
 
+// The cipher, or the set of them, and the nonce.
+constexpr size_t kSealHalfBytes = 1 + kSealNonceBytes;
+
+std::array<std::byte, kSealHalfBytes> write_seal_half(uint8_t cipher,
+                                                      const std::array<std::byte, kSealNonceBytes>& nonce) {
+  std::array<std::byte, kSealHalfBytes> bytes{std::byte{cipher}};
+  std::copy(nonce.begin(), nonce.end(), bytes.begin() + 1);
+  return bytes;
+}
+
+Result<SealOffer> parse_offer(std::span<const std::byte> body) {
+  if (body.size() != kSealHalfBytes) return malformed("trainer", "a hello has no offer of keys");
+  SealOffer offer{.ciphers = static_cast<uint8_t>(body.front())};
+  if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed("trainer", "unknown ciphers");
+  std::copy(body.begin() + 1, body.end(), offer.nonce.begin());
+  return offer;
+}
+
+Result<SealGrant> parse_grant(std::span<const std::byte> body) {
+  if (body.size() <= kSealHalfBytes || body.size() > kSealHalfBytes + kDataEndpointBytesMax)
+    return malformed("worker", "a welcome does not say how pieces are sealed and where they are to be had");
+  const auto cipher = static_cast<uint8_t>(body.front());
+  if (cipher == 0 || cipher > static_cast<uint8_t>(SealCipher::kChaCha20Poly1305))
+    return malformed("worker", "unknown cipher");
+  SealGrant grant{.cipher = static_cast<SealCipher>(cipher)};
+  const auto nonce = body.subspan(1, kSealNonceBytes);
+  std::copy(nonce.begin(), nonce.end(), grant.nonce.begin());
+  const auto endpoint = body.subspan(kSealHalfBytes);
+  grant.data_endpoint.assign(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
+  return grant;
+}
+
 // Whether the body of such a message is the reason of a refusal.
 bool is_reason(ToTrainer::Kind kind) { return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined; }
 
@@ -119,6 +151,8 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .blob_count = static_cast<uint8_t>(request.blobs.size()),
       .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
+  PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
+  if (request.offer) return joined(&head, {write_seal_half(request.offer->ciphers, request.offer->nonce)});
   return joined(&head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
 }
 
@@ -128,33 +162,41 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   if (!read) return read.error();
   const ToWorkerHead& head = read.value();
   const auto body = part.subspan(sizeof head);
+  const bool is_hello = head.kind == static_cast<uint8_t>(ToWorker::Kind::kHello);
   if (head.trainer_id == 0) return malformed("trainer", "it is of nobody");
   if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
     return malformed("trainer", "unknown kind of indices");
   if (head.blob_count > kRequestBlobCountMax) return malformed("trainer", "it names too many blobs");
   const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
-  uint64_t left = body.size();
+  uint64_t left = is_hello ? 0 : body.size();
   for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
     if (bytes > left) return malformed("trainer", "its body does not have the length it claims");
     left -= bytes;
   }
   if (left != 0) return malformed("trainer", "its body does not have the length it claims");
-  if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) && (!body.empty() || head.index_kind != 0))
+  if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) &&
+      ((!is_hello && !body.empty()) || head.index_kind != 0))
     return malformed("trainer", "it has indices and is no request");
   const auto index_kind = static_cast<IndexKind>(head.index_kind);
   if (index_kind == IndexKind::kInteger && head.index_bytes != 8)
     return malformed("trainer", "a single index is not 8 bytes long");
   if (index_kind == IndexKind::kIntegers && head.index_bytes % 8 != 0)
     return malformed("trainer", "its indices are not 8 bytes each");
-  return PoolRequest{.message = {.kind = static_cast<ToWorker::Kind>(head.kind),
-                                 .trainer_id = head.trainer_id,
-                                 .link = head.link,
-                                 .stamp = head.stamp,
-                                 .key = {.epoch = head.epoch, .sequence = head.sequence},
-                                 .lane = head.lane,
-                                 .is_lane_start = (head.flags & kFlagLaneStart) != 0,
-                                 .is_continued = (head.flags & kFlagContinued) != 0,
-                                 .count = head.count},
+  const ToWorker message{.kind = static_cast<ToWorker::Kind>(head.kind),
+                         .trainer_id = head.trainer_id,
+                         .link = head.link,
+                         .stamp = head.stamp,
+                         .key = {.epoch = head.epoch, .sequence = head.sequence},
+                         .lane = head.lane,
+                         .is_lane_start = (head.flags & kFlagLaneStart) != 0,
+                         .is_continued = (head.flags & kFlagContinued) != 0,
+                         .count = head.count};
+  if (is_hello) {
+    auto offer = parse_offer(body);
+    if (!offer) return offer.error();
+    return PoolRequest{.message = message, .epoch_seed = head.epoch_seed, .offer = offer.value()};
+  }
+  return PoolRequest{.message = message,
                      .index_kind = index_kind,
                      .epoch_seed = head.epoch_seed,
                      .indices = body.first(head.index_bytes),
@@ -175,17 +217,21 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
                            .epoch = m.key.epoch,
                            .record_bytes = answer.record_bytes,
                            .payload_bytes = answer.payload_bytes,
-                           .payload_offset = answer.payload_offset,
                            .fetch_time = answer.fetch_time,
                            .prefix_time = answer.prefix_time,
+                           .state_bytes = static_cast<uint32_t>(answer.state.size()),
                            .answer_kind = static_cast<uint8_t>(answer.kind),
-                           .answer_flags = answer.flags,
-                           .state_bytes = static_cast<uint32_t>(answer.state.size())};
+                           .answer_flags = answer.flags};
+  PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
+  if (const auto& grant = answer.grant; grant) {
+    const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
+    return joined(&head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce), endpoint});
+  }
   const auto body = is_reason(m.kind) ? answer.body.first(std::min(answer.body.size(), kReasonBytesMax)) : answer.body;
   return joined(&head, {body, answer.state});
 }
 
-Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes) {
+Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDeclined);
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
   if (!read) return read.error();
@@ -194,7 +240,8 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
-  const bool has_text = is_error || is_reason(kind);
+  const bool is_welcome = kind == ToTrainer::Kind::kWelcome;
+  const bool has_text = is_error || is_reason(kind) || is_welcome;
   if (is_reason(kind) && body.size() > kReasonBytesMax) {
     return Error{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
@@ -211,18 +258,15 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
     return Error{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (piece_bytes > kPieceBytesMax) {
-    return Error{Errc::kTooLarge, "a piece of " + std::to_string(piece_bytes) + " bytes is above the cap of " +
-                                      std::to_string(kPieceBytesMax)};
-  }
-  const bool has_piece = kind == ToTrainer::Kind::kPiece || is_batch;
-  if (has_piece != (piece_bytes > 0)) return malformed("worker", "a piece and its bytes do not come together");
-  if (!has_piece && head.payload_bytes != 0) return malformed("worker", "it has a payload and no piece of it");
-  if (head.payload_offset > head.payload_bytes || piece_bytes > head.payload_bytes - head.payload_offset)
-    return malformed("worker", "a piece lies outside of its batch");
+  if (!is_batch && head.payload_bytes != 0) return malformed("worker", "it has a payload and is no batch");
   if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
-  if (is_batch && (head.record_bytes == 0 || head.payload_offset + piece_bytes != head.payload_bytes))
-    return malformed("worker", "a batch does not end with its record");
+  if (is_batch && head.record_bytes == 0) return malformed("worker", "a batch has no record");
+  std::optional<SealGrant> grant;
+  if (is_welcome) {
+    auto parsed = parse_grant(body);
+    if (!parsed) return parsed.error();
+    grant = std::move(parsed).value();
+  }
   return PoolAnswer{.message = {.kind = kind,
                                 .link = head.link,
                                 .stamp = head.stamp,
@@ -234,11 +278,11 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t pi
                     .flags = head.answer_flags,
                     .record_bytes = head.record_bytes,
                     .payload_bytes = head.payload_bytes,
-                    .payload_offset = head.payload_offset,
                     .fetch_time = head.fetch_time,
                     .prefix_time = head.prefix_time,
-                    .body = body.first(body.size() - head.state_bytes),
-                    .state = body.last(head.state_bytes)};
+                    .body = is_welcome ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
+                    .state = body.last(head.state_bytes),
+                    .grant = std::move(grant)};
 }
 
 }  // namespace penstock::wire

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The heads of the messages between a trainer and a worker of a pool: 80 bytes at the beginning of a message's first
-// part, followed there by variable bytes. The bytes of a batch come in pieces, each the second part of a message: the
-// last piece with the answer itself, the others in messages before it. PROTOCOL.md is the specification.
+// The messages between a trainer and a worker of a pool: one part, of a head of 80 bytes and variable bytes behind it.
+// The bytes of a batch come in pieces over a connection of their own (piece_record.h). PROTOCOL.md is the
+// specification.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -14,22 +17,45 @@
 #include "wire/data_message.h"
 #include "wire/message.h"
 #include "wire/message_limits.h"
+#include "wire/piece_record.h"
 
 namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 1;
+constexpr uint16_t kPoolVersion = 2;
 constexpr size_t kPoolHeadBytes = 80;
 
 // The most variable bytes behind a head.
 constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
-// Less beside a large state: both share kMessageBytesMax. On a slow link the pieces are the worker's signs of life, so
-// a piece must cross it in less than a lease.
-constexpr uint64_t kPieceBytesMax = uint64_t{1} << 20;
-constexpr uint64_t kPoolPayloadBytesMax = uint64_t{1} << 34;  // of a batch and its record
 constexpr size_t kRequestBlobCountMax = 64;
 constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer
+constexpr size_t kSealNonceBytes = 32;
+constexpr size_t kDataEndpointBytesMax = 256;
+
+// How the pieces of a link are sealed. Each number stands for itself in a message, and for a bit in a set.
+enum class SealCipher : uint8_t { kAes256Gcm = 1, kChaCha20Poly1305 = 2 };
+constexpr uint8_t kSealCiphers = 0b11;
+constexpr uint8_t cipher_bit(SealCipher cipher) {
+  return static_cast<uint8_t>(1u << (static_cast<uint8_t>(cipher) - 1));
+}
+
+// Of a hello: what the trainer brings to the keys of the link's pieces. The other half is the worker's.
+struct SealOffer {
+  uint8_t ciphers = 0;  // a set of those that it can open fast, not empty
+  std::array<std::byte, kSealNonceBytes> nonce{};
+
+  friend bool operator==(const SealOffer&, const SealOffer&) = default;
+};
+
+// Of a welcome.
+struct SealGrant {
+  SealCipher cipher = SealCipher::kAes256Gcm;
+  std::array<std::byte, kSealNonceBytes> nonce{};
+  std::string data_endpoint{};  // where the trainer connects for the pieces
+
+  friend bool operator==(const SealGrant&, const SealGrant&) = default;
+};
 
 // To a worker. The fields after `epoch_seed` belong to a request.
 struct PoolRequest {
@@ -40,11 +66,12 @@ struct PoolRequest {
   std::span<const std::byte> seeds = {};  // the seeds of the epoch's random numbers; a pickle
   std::span<const std::byte> state = {};  // where a lane goes on that starts here; a pickle
   std::span<const BlobId> blobs = {};     // the parts that it needs: the job, then its prefixes
+  std::optional<SealOffer> offer = {};    // of a hello
 };
 
 enum class AnswerKind : uint8_t {
   kNone = 0,   // this is no answer
-  kBatch = 1,  // the payload is that of a batch, and the last `record_bytes` of it are the batch record
+  kBatch = 1,  // the pieces are those of a batch, and the last `record_bytes` of it are the batch record
   kEnd = 2,    // the shard has no more
   kError = 3,  // `body` is the text of the exception: its type's name, a zero, and the rest
 };
@@ -57,21 +84,20 @@ struct PoolAnswer {
   AnswerKind kind = AnswerKind::kNone;
   uint8_t flags = 0;  // kDescriptorFlags of the batch
   uint32_t record_bytes = 0;
-  uint64_t payload_bytes = 0;   // of the whole batch, its record included; of an answer, and of its pieces
-  uint64_t payload_offset = 0;  // where this message's piece belongs
-  uint32_t fetch_time = 0;      // in units of kTimeUnit
+  uint64_t payload_bytes = 0;  // of the whole batch, its record included
+  uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
+  std::optional<SealGrant> grant = {};    // of a welcome
 };
 
 // Writers must keep the caps; a reason above its cap is cut off.
 std::vector<std::byte> write_to_worker(const PoolRequest& request);
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer);
 
-// The spans of the result lie in `part`. kMalformed, kTooLarge, or kMismatch for another version. `piece_bytes` is the
-// size of the message's second part, 0 where it has none.
+// The spans of the result lie in `part`. kMalformed, kTooLarge, or kMismatch for another version.
 Result<PoolRequest> parse_to_worker(std::span<const std::byte> part);
-Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part, uint64_t piece_bytes);
+Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part);
 
 }  // namespace penstock::wire

@@ -1,62 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages of a pool's worker to its trainer, in order. Batches leave in pieces, straight from their slabs, and a
-// limited number of pieces is in ZeroMQ's hands at once: its own marks count messages and not bytes.
+// What a pool's worker has to say to its trainer, in order: messages, and beside them the pieces of batches, which
+// cross on a connection of their own. A message never waits for pieces; the trainer takes an answer when its pieces are
+// there.
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "net/data_server.h"
 #include "net/server_socket.h"
 #include "wire/data_message.h"
 #include "worker/pool_work.h"
-#include "worker/work_exchange.h"
 
 namespace penstock::worker {
-
-constexpr uint64_t kSentBytesMax = uint64_t{64} << 20;  // of pieces that ZeroMQ has not sent yet
 
 struct OutgoingMessage {
   std::string routing_id;
   wire::ToTrainer message;
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
-  std::shared_ptr<const PoolResult> result =
-      {};                 // of an answer; shared with the server, which may have to send it again
-  std::string text = {};  // why a trainer is refused
+  // Of an answer; shared with the server, which may have to send it again.
+  std::shared_ptr<const PoolResult> result = {};
+  std::string text = {};                      // why a trainer is refused
+  std::optional<wire::SealGrant> grant = {};  // of a welcome
 };
 
 // Confined to the I/O thread.
 class AnswerOutbox {
  public:
-  // `exchange` is woken when pieces have left. Its owner outlives the context of the sockets.
-  explicit AnswerOutbox(const WorkExchange& exchange) : exchange_(exchange) {}
-
-  void push(OutgoingMessage message) { messages_.push_back({std::move(message), 0}); }
-  // Forgets the answers of a link that has ended. Pieces that are still on their way over a connection that is gone
-  // hold nobody up.
+  void push(OutgoingMessage message);
+  // Nobody wants the rest of this batch.
+  void drop(wire::BatchKey key);
+  // Forgets the answers of a link that has ended.
   void clear();
-  bool is_empty() const { return messages_.empty(); }
+  bool is_empty() const { return messages_.empty() && batches_.empty(); }
 
-  // Sends as much as may be on its way. Messages to a peer that is gone are dropped: it asks again on its next link.
-  void pump(net::ServerSocket& socket);
+  // Sends as much as may be on its way. What is for a peer that is gone is dropped: it asks again on its next link.
+  void pump(net::ServerSocket& socket, net::DataServer& data);
 
  private:
-  struct Waiting {
-    OutgoingMessage outgoing;
-    uint64_t offset;  // of a batch, the part that is sent
+  struct Batch {
+    wire::BatchKey key{};
+    std::shared_ptr<const PoolResult> result;
+    uint64_t offset = 0;  // what is before it has been sent
   };
-  // Returns whether the whole message has left; one that must wait leaves `is_full_` set.
-  bool send_piece(net::ServerSocket& socket, Waiting& waiting);
 
-  const WorkExchange& exchange_;
-  std::deque<Waiting> messages_;
-  using Counter = std::atomic<uint64_t>;
-  // The bytes of the pieces on their way. Each piece shares the counter and lowers it on ZeroMQ's thread.
-  std::shared_ptr<Counter> sent_bytes_ = std::make_shared<Counter>(0);
-  bool is_full_ = false;
+  std::deque<OutgoingMessage> messages_;
+  std::deque<Batch> batches_;
 };
 
 }  // namespace penstock::worker

@@ -56,6 +56,8 @@ class PoolServer {
   uint64_t worker_id() const { return worker_id_; }
   const net::Endpoint& endpoint() const { return io_.endpoint(); }
   const std::string& advertised() const { return io_.advertised(); }
+  const net::Endpoint& data_endpoint() const { return io_.data_endpoint(); }
+  const std::string& data_advertised() const { return io_.data_advertised(); }
   int signal_fd() const { return io_.signal_fd(); }
 
   // The next piece of work, which must be answered, given up or declined before there is another. kTimeout at the

@@ -35,8 +35,7 @@ PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id,
     : options_(options),
       worker_id_(worker_id),
       parent_pid_(options.parent_pid != 0 ? options.parent_pid : ::getppid()),
-      exchange_(exchange),
-      outbox_(exchange) {}
+      exchange_(exchange) {}
 
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
@@ -58,12 +57,28 @@ Result<void> PoolServerIo::begin() {
   net::Endpoint advertised = options_.advertised.value_or(endpoint());
   if (advertised.port == 0) advertised.port = endpoint().port;
   advertised_ = advertised.text();
+  advertised_host_ = advertised.host;
+  if (auto opened = open_data_port(); !opened) return opened;
   if (!options_.controller) return {};
   auto registration =
       Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
                          {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about}, clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
+  return {};
+}
+
+Result<void> PoolServerIo::open_data_port() {
+  const net::Endpoint bind = options_.data_bind.value_or(net::Endpoint{.host = options_.bind.host, .port = 0});
+  auto data =
+      net::DataServer::bind(*context_, *authenticator_, bind,
+                            {.origin = options_.keys.origin(), .worker_id = worker_id_, .ciphers = options_.ciphers},
+                            [&exchange = exchange_] { exchange.wake(); });
+  if (!data) return data.error();
+  data_ = std::move(data).value();
+  net::Endpoint advertised = options_.data_advertised.value_or(net::Endpoint{.host = advertised_host_, .port = 0});
+  if (advertised.port == 0) advertised.port = data_->endpoint().port;
+  data_advertised_ = advertised.text();
   return {};
 }
 
@@ -74,6 +89,7 @@ void PoolServerIo::end_because(Error reason) {
   held_.clear();
   if (registration_) registration_->say_farewell();
   registration_.reset();
+  data_.reset();
   server_.reset();
   authenticator_.reset();
   context_.reset();
@@ -96,7 +112,7 @@ Result<void> PoolServerIo::serve() {
   serve_maker(now);
   carry_out();
   note_standing();
-  outbox_.pump(*server_);
+  outbox_.pump(*server_, *data_);
   if (registration_) {
     registration_->report(session_, now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
@@ -130,6 +146,7 @@ Result<void> PoolServerIo::receive(Instant now) {
                     .text = request.error().message});
     }
   }
+  if (auto received = data_->receive(); !received) return received;
   return registration_ ? registration_->receive(session_, now) : Result<void>();
 }
 
@@ -137,7 +154,11 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
   const ToWorker& message = request.message;
   Route& route = routes_[message.trainer_id];
   // A message of a link before this one was on its way over the connection before.
-  if (message.link >= route.link) route = {.link = message.link, .routing_id = routing_id};
+  if (message.link >= route.link) {
+    route.link = message.link;
+    route.routing_id = routing_id;
+  }
+  if (request.offer && message.link == route.link) route.offer = *request.offer;
   const size_t queued_before = session_.queued_count();
   session_.receive(message, now);
   const size_t queued_count = session_.queued_count();
@@ -243,22 +264,33 @@ void PoolServerIo::carry_out() {
   for (const WorkerSession::Command& command : session_.take_commands()) {
     if (command.kind == WorkerSession::Command::Kind::kDrop) {
       held_.erase(command.key);
+      outbox_.drop(command.key);
       continue;
     }
     const auto route = routes_.find(command.trainer_id);
     if (route == routes_.end()) continue;
     const ToTrainer& message = command.message;
+    std::optional<wire::SealGrant> grant;
     if (message.kind == ToTrainer::Kind::kWelcome) {
       outbox_.clear();  // the messages that wait to be sent are of the link before
       if (message.is_fresh) ++tenancy_;
+      auto begun = data_->begin(command.trainer_id, message.link, route->second.offer);
+      if (!begun) {
+        failure_ = begun.error();
+        continue;
+      }
+      grant = std::move(begun).value();
+      grant->data_endpoint = data_advertised_;
     }
     outbox_.push({.routing_id = route->second.routing_id,
                   .message = message,
                   .worker_id = worker_id_,
                   .incarnation = registration_ ? registration_->incarnation() : 1,
                   .result = message.kind == ToTrainer::Kind::kAnswer ? held_.at(message.key) : nullptr,
-                  .text = reason_of(command)});
+                  .text = reason_of(command),
+                  .grant = std::move(grant)});
   }
+  if (session_.trainer_id() == 0) data_->end();
   // It forgets its queue without a command for each request.
   if (session_.queued_count() == 0) queued_.clear();
 }
@@ -307,6 +339,7 @@ void PoolServerIo::note_standing() {
 }
 
 std::optional<Error> PoolServerIo::end_reason(Instant now) {
+  if (failure_) return failure_;
   if (is_orphan()) return Error{Errc::kClosed, "the process that started this worker is gone"};
   if (session_.is_draining() && session_.is_empty() && outbox_.is_empty())
     return Error{Errc::kClosed, "this worker was drained"};
@@ -326,6 +359,7 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   std::vector<net::Waitable> sockets;
   if (!has_ended_) {
     sockets.push_back(server_->waitable());
+    sockets.push_back(data_->waitable());
     due = earlier(due, session_.next_tick());
     if (registration_) {
       for (const auto& waitable : registration_->socket().waitables()) sockets.push_back(waitable);

@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "cluster/worker_session.h"
 #include "net/authenticator.h"
+#include "net/data_server.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
 #include "net/resolver.h"
@@ -38,7 +39,12 @@ struct PoolServerOptions {
   std::optional<net::Endpoint> controller = {};
   // Where trainers reach it, if not at the bound address; port 0 is the port that is bound.
   std::optional<net::Endpoint> advertised = {};
-  std::string about = {};  // this process, for people
+  // Where it listens for the connections that pieces of batches cross on, if not at any free port of the bound address;
+  // and where trainers reach that, if not at the same port of the host at which they reach the worker.
+  std::optional<net::Endpoint> data_bind = {};
+  std::optional<net::Endpoint> data_advertised = {};
+  uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
+  std::string about = {};                 // this process, for people
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.
@@ -56,7 +62,9 @@ class PoolServerIo final : public EventLoop::Handler {
 
   // Where it listens, and where trainers are told to connect. For any thread, once it is open.
   const net::Endpoint& endpoint() const { return server_->endpoint(); }
+  const net::Endpoint& data_endpoint() const { return data_->endpoint(); }
   const std::string& advertised() const { return advertised_; }
+  const std::string& data_advertised() const { return data_advertised_; }
   // Takes a byte with the number of each signal, as Python's wakeup descriptor does: the first SIGTERM or SIGINT
   // drains, the second ends the process. For any thread.
   int signal_fd() const { return signal_write_fd_.get(); }
@@ -71,8 +79,10 @@ class PoolServerIo final : public EventLoop::Handler {
   struct Route {
     uint32_t link = 0;
     std::string routing_id;
+    wire::SealOffer offer;  // of the hello that began it
   };
 
+  Result<void> open_data_port();
   Result<void> receive(Instant now);
   void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
@@ -98,6 +108,8 @@ class PoolServerIo final : public EventLoop::Handler {
   const pid_t parent_pid_;
   WorkExchange& exchange_;
   std::string advertised_;
+  std::string advertised_host_;
+  std::string data_advertised_;
   FileDescriptor signal_read_fd_;
   FileDescriptor signal_write_fd_;
 
@@ -113,16 +125,17 @@ class PoolServerIo final : public EventLoop::Handler {
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
   Standing standing_;
+  std::optional<Error> failure_;  // of the system: no key could be made
   bool has_ended_ = false;
   OrphanGrace grace_;
 
-  // In the order in which they are made; they die the other way round, and ZeroMQ lets go of pieces before the outbox
-  // does.
+  // In the order in which they are made; they die the other way round.
   AnswerOutbox outbox_;
   std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
+  std::unique_ptr<net::DataServer> data_;
   std::unique_ptr<Registration> registration_;
 };
 

@@ -111,6 +111,8 @@ class PoolServer:
         *,
         bind: str,
         advertised: str | None,
+        data_bind: str | None,
+        data_advertised: str | None,
         controller: str | None,
         key_folder: str | None,
         about: str,
@@ -125,6 +127,10 @@ class PoolServer:
     def endpoint(self) -> str: ...
     @property
     def advertised(self) -> str: ...
+    @property
+    def data_endpoint(self) -> str: ...
+    @property
+    def data_advertised(self) -> str: ...
     @property
     def signal_fd(self) -> int: ...
     def next(self, timeout_s: float) -> PoolWork | None: ...

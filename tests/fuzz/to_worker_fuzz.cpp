@@ -37,11 +37,20 @@ Bytes make(wire::ToWorker::Kind kind, wire::IndexKind index_kind = wire::IndexKi
        .blobs = blobs});
 }
 
+Bytes make_hello() {
+  return wire::write_to_worker(
+      {.message = {.kind = wire::ToWorker::Kind::kHello, .trainer_id = 5, .link = 1, .stamp = 1},
+       .offer = wire::SealOffer{.ciphers = 3, .nonce = {std::byte{6}}}});
+}
+
+// Behind a head: the set of ciphers and the nonce.
+constexpr size_t kOfferBytes = 1 + wire::kSealNonceBytes;
+
 }  // namespace
 
 std::vector<Bytes> make_seeds() {
   using Kind = wire::ToWorker::Kind;
-  return {make(Kind::kHello),
+  return {make_hello(),
           make(Kind::kRequest, wire::IndexKind::kInteger, {.index_bytes = 8, .blob_count = 1}),
           make(Kind::kRequest, wire::IndexKind::kIntegers, {.index_bytes = 24, .seeds_bytes = 4, .blob_count = 2}),
           make(Kind::kRequest, wire::IndexKind::kPickle, {.index_bytes = 7, .state_bytes = 9, .blob_count = 1}),
@@ -60,6 +69,12 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[8] |= std::byte{1};
   if (choices.mostly()) bytes[kIndexKindAt] = std::byte(choices.below(4));
   if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 2, std::byte{0});
+  if (bytes[kKindAt] == std::byte{1} && choices.mostly()) {
+    bytes.resize(wire::kPoolHeadBytes + kOfferBytes + (choices.mostly() ? 0 : choices.below(3)));
+    std::fill(bytes.begin() + kIndexBytesAt, bytes.begin() + wire::kPoolHeadBytes, std::byte{0});
+    bytes[wire::kPoolHeadBytes] = std::byte(choices.below(5));
+    return;
+  }
   // The body is shared out among what may stand in it, the blobs first.
   uint64_t left = bytes.size() - wire::kPoolHeadBytes;
   const uint64_t blob_count = choices.below(std::min<uint64_t>(left / sizeof(wire::BlobId), 255) + 1);
@@ -83,7 +98,11 @@ void check(std::span<const std::byte> bytes) {
   }
   const wire::PoolRequest& request = parsed.value();
   const auto blobs = std::as_bytes(request.blobs);
-  size_t body_bytes = 0;
+  const bool is_hello = request.message.kind == wire::ToWorker::Kind::kHello;
+  expect(is_hello == request.offer.has_value(), "hellos offer keys");
+  if (request.offer)
+    expect(request.offer->ciphers != 0 && (request.offer->ciphers & ~wire::kSealCiphers) == 0, "ciphers are known");
+  size_t body_bytes = is_hello ? kOfferBytes : 0;
   for (const auto part : {request.indices, request.seeds, request.state, blobs}) {
     touch(part);
     body_bytes += part.size();
@@ -91,7 +110,7 @@ void check(std::span<const std::byte> bytes) {
   expect(body_bytes + wire::kPoolHeadBytes == bytes.size(), "nothing is left over");
   expect(request.blobs.size() <= wire::kRequestBlobCountMax, "blobs are capped");
   if (request.message.kind != wire::ToWorker::Kind::kRequest)
-    expect(request.index_kind == wire::IndexKind::kNone && body_bytes == 0, "only requests have a body");
+    expect(request.index_kind == wire::IndexKind::kNone && (is_hello || body_bytes == 0), "only requests have a body");
   if (request.index_kind == wire::IndexKind::kInteger) expect(request.indices.size() == 8, "one index is 8 bytes");
   if (request.index_kind == wire::IndexKind::kIntegers)
     expect(request.indices.size() % 8 == 0, "each index is 8 bytes");

@@ -107,6 +107,8 @@ if __name__ == "__main__":
     spec = PoolWorkerSpec(
         bind="tcp://127.0.0.1:0",
         advertised=None,
+        data_bind=None,
+        data_advertised=None,
         controller=controller,
         key_folder=keys or None,
         patience_s=60.0,

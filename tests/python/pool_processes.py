@@ -22,6 +22,7 @@ from penstock import _pool
 
 SECONDS_MAX = 90.0
 
+_DATA = re.compile(r" and for batches at (tcp://\S+) ")
 _LISTENS = re.compile(r"listens at (tcp://\S+) .*id ([0-9a-f]{16}), process (\d+)$")
 
 
@@ -103,6 +104,13 @@ class Worker(Process):
             assert match is not None
             found.append((match[2], match[1], int(match[3])))
         return found
+
+    def data_endpoint(self) -> str:
+        """Where the first process gives out the bytes of batches."""
+        self.served()
+        match = _DATA.search(self.output)
+        assert match is not None
+        return match[1]
 
     @property
     def pids(self) -> list[int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import random
@@ -45,12 +46,17 @@ LARGE = 65_536  # with 4: 1 MB
 @dataclass
 class Links:
     """A pool in which everybody reaches the controller by one proxy, and trainers the only worker
-    by another."""
+    by two: one for messages, one for the pieces of batches."""
 
     pool: PoolProcesses
     to_controller: TcpProxy
     to_worker: TcpProxy
+    to_pieces: TcpProxy
     worker: Worker
+
+    @property
+    def proxies(self) -> tuple[TcpProxy, ...]:
+        return self.to_controller, self.to_worker, self.to_pieces
 
     def loader(self, dataset: Any, **options: Any) -> DataLoader[Any]:
         return DataLoader(
@@ -60,21 +66,27 @@ class Links:
 
 @pytest.fixture(scope="module")
 def lasting_links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Links]:
-    with pytest.MonkeyPatch.context() as patch, open_proxy() as control, open_proxy() as data:
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        control, messages, pieces = [stack.enter_context(open_proxy()) for _ in range(3)]
         for pool in pool_of(tmp_path_factory.mktemp("links"), patch):
             control.lead_to(pool.endpoint)
             pool.endpoint = control.endpoint
-            worker = pool.start_worker("--bind", "tcp://127.0.0.1:0", "--advertise", data.endpoint)
-            data.lead_to(worker.served()[0][1])
-            yield Links(pool, control, data, worker)
+            worker = pool.start_worker(
+                *("--bind", "tcp://127.0.0.1:0", "--advertise", messages.endpoint),
+                *("--data-bind", "tcp://127.0.0.1:0", "--data-advertise", pieces.endpoint),
+            )
+            messages.lead_to(worker.served()[0][1])
+            pieces.lead_to(worker.data_endpoint())
+            yield Links(pool, control, messages, pieces, worker)
 
 
 @pytest.fixture
 def links(lasting_links: Links) -> Iterator[Links]:
-    for proxy in (lasting_links.to_controller, lasting_links.to_worker):
+    for proxy in lasting_links.proxies:
         proxy.calm()
     yield lasting_links
-    for proxy in (lasting_links.to_controller, lasting_links.to_worker):
+    for proxy in lasting_links.proxies:
         proxy.calm()
 
 
@@ -94,13 +106,13 @@ def check_stream(links: Links, dataset: Any, **options: Any) -> None:
 
 
 def test_a_slow_link(links: Links) -> None:
-    links.to_worker.limit(bytes_per_s=2e6)
+    links.to_pieces.limit(bytes_per_s=2e6)
     check_stream(links, Augmented(24, LARGE), shuffle=True)
 
 
 @pytest.mark.long
 def test_batches_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
-    links.to_worker.limit(bytes_per_s=2e6)
+    links.to_pieces.limit(bytes_per_s=2e6)
     check_stream(links, Augmented(8, 20 * LARGE // 4))
 
 
@@ -122,8 +134,8 @@ def test_a_job_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
 
 def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
     check_stream(links, Augmented(80, SMALL))  # the worker has the job then, and its code
-    links.to_worker.limit(send_bytes_max=1)
-    links.to_controller.limit(send_bytes_max=1)
+    for proxy in links.proxies:
+        proxy.limit(send_bytes_max=1)
     check_stream(links, Augmented(80, SMALL))
 
 
@@ -133,22 +145,32 @@ def test_a_link_that_delivers_byte_by_byte(links: Links) -> None:
 def test_resets_at_random_places(links: Links, seed: int, make: Any) -> None:
     draw = random.Random(seed)
     for _ in range(15):
-        way, bytes_max = draw.choice([(TO_CLIENT, 9000), (TO_SERVER, 3000)])
+        way, bytes_max = draw.choice([(TO_CLIENT, 1500), (TO_SERVER, 3000)])
         links.to_worker.befall(RESET, draw.randrange(bytes_max), way)
+        links.to_pieces.befall(RESET, draw.randrange(9000))
     dataset = Augmented(600, SMALL) if make is Augmented else Shards(2000)
     check_stream(links, dataset, **({} if make is Augmented else {"shards": 3}))
     assert links.to_worker.befallen == [RESET] * 15
+    assert links.to_pieces.befallen.count(RESET) >= 5  # of those that a reset of the other has left
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", [SILENCE, STALL, TRUNCATE, FLIP, RESIZE])
-@pytest.mark.parametrize("way", [TO_CLIENT, TO_SERVER])
-def test_a_fault_in_the_middle_of_a_stream(links: Links, kind: str, way: str) -> None:
-    after_bytes = 50_000 if way == TO_CLIENT else 4_000
-    links.to_worker.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [
+        *(("pieces", kind) for kind in (SILENCE, STALL, TRUNCATE, FLIP, RESIZE)),
+        *(("requests", kind) for kind in (SILENCE, STALL, TRUNCATE, FLIP, RESIZE)),
+        *(("answers", kind) for kind in (SILENCE, STALL, TRUNCATE, FLIP)),  # whose frames are short
+    ],
+)
+def test_a_fault_in_the_middle_of_a_stream(links: Links, what: str, kind: str) -> None:
+    proxy = links.to_pieces if what == "pieces" else links.to_worker
+    way = TO_SERVER if what == "requests" else TO_CLIENT
+    after_bytes = 50_000 if what == "pieces" else 4_000
+    proxy.befall(kind, after_bytes, way, {SILENCE: 3.0, STALL: 1.0}.get(kind, 0.0))
     # Frames are long, as RESIZE wants them, where a request names this many samples.
     check_stream(links, Augmented(2560, SMALL), batch_size=64)
-    assert links.to_worker.befallen == [kind]
+    assert proxy.befallen == [kind]
 
 
 @pytest.mark.sampled(2)
@@ -186,6 +208,34 @@ def test_the_exchange_of_keys_is_cut(links: Links) -> None:
         links.to_worker.befall(RESET, 30 * number, TO_SERVER if number % 2 else TO_CLIENT)
     check_stream(links, Augmented(20, SMALL))
     assert links.to_worker.befallen == [RESET] * 12
+
+
+def test_the_joining_of_a_data_connection_is_cut(links: Links) -> None:
+    """Each time the ticket may be used up, so each time there is another link."""
+    for number in range(12):
+        links.to_pieces.befall(RESET, 20 * number, TO_SERVER if number % 2 else TO_CLIENT)
+    check_stream(links, Augmented(20, SMALL))
+    assert links.to_pieces.befallen == [RESET] * 12
+
+
+def test_a_changed_piece_is_told_of_and_no_part_of_a_batch(links: Links) -> None:
+    links.to_pieces.befall(FLIP, 50_000)
+    with pytest.warns(PoolWarning, match="connected to anew.*not what it sent.*seal does not fit"):
+        check_stream(links, Augmented(2560, SMALL), batch_size=64)
+
+
+@pytest.mark.long
+def test_a_data_port_that_nobody_can_reach_is_named(pool: PoolProcesses, dead_end: str) -> None:
+    pool.start_worker("--bind", "tcp://127.0.0.1:0", "--data-advertise", dead_end).served()
+    options: dict[str, Any] = {"batch_size": 4, "pool": pool.endpoint, "code_paths": [CODE]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PoolWarning)
+        said = time_out(DataLoader(Augmented(40), timeout=12, **options))
+    for text in (said, *(str(one.message) for one in caught)):
+        if f"nothing comes from {dead_end}" in text and "--data-bind" in text:
+            break
+    else:
+        raise AssertionError(said)
 
 
 @pytest.fixture

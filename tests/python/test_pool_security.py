@@ -75,6 +75,11 @@ class KeyedPool(PoolProcesses):
             (self.worker_endpoint, self.worker_pid),
         ]
 
+    @property
+    def ports(self) -> list[tuple[str, int]]:
+        """Of everything that anyone can connect to."""
+        return [*self.servers, (self.worker.data_endpoint(), self.worker_pid)]
+
     def status(self) -> dict[str, Any]:
         keys = str(self.hosts["operator"])
         found: dict[str, Any] = json.loads(
@@ -387,7 +392,7 @@ def test_garbage_is_closed_and_costs_nothing(pool: KeyedPool) -> None:
     before = {pid: memory(pid) for _, pid in pool.servers}
     with contextlib.ExitStack() as stack:
         connections = []
-        for endpoint, _ in pool.servers:
+        for endpoint, _ in pool.ports:
             for opening in OPENINGS.values():
                 connection = stack.enter_context(connected(endpoint))
                 connections.append(connection)
@@ -405,7 +410,7 @@ def test_garbage_is_closed_and_costs_nothing(pool: KeyedPool) -> None:
 def test_clients_without_curve_get_no_answer(pool: KeyedPool) -> None:
     with contextlib.ExitStack() as stack:
         clients = []
-        for endpoint, _ in pool.servers:
+        for endpoint, _ in pool.ports:
             for password in (None, "trainer"):
                 client = stack.enter_context(RawSocket(DEALER, timeout_s=1))
                 if password is not None:
@@ -422,12 +427,12 @@ def test_clients_without_curve_get_no_answer(pool: KeyedPool) -> None:
 def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> None:
     count = 300
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft > 2 * count + 100, f"the test needs more descriptors than {soft}"
+    assert soft > 3 * count + 100, f"the test needs more descriptors than {soft}"
     before = {pid: memory(pid)["VmHWM"] for _, pid in pool.servers}
     with contextlib.ExitStack() as stack:
         connections = [
             stack.enter_context(connected(endpoint))
-            for endpoint, _ in pool.servers
+            for endpoint, _ in pool.ports
             for _ in range(count)
         ]
         pool.expect_served()
@@ -480,11 +485,15 @@ def listening_addresses(pid: int) -> list[str]:
     return found
 
 
-def test_each_process_listens_at_its_one_address_of_loopback(pool: KeyedPool) -> None:
+def test_each_process_listens_at_its_addresses_of_loopback(pool: KeyedPool) -> None:
     pool.expect_served()
-    for endpoint, pid in pool.servers:
-        port = int(endpoint.rpartition(":")[2])
-        assert listening_addresses(pid) == [f"0100007F:{port:04X}"]
+    for endpoints, pid in (
+        ([pool.endpoint], pool.controller.process.pid),
+        ([pool.worker_endpoint, pool.worker.data_endpoint()], pool.worker_pid),
+    ):
+        ports = [int(endpoint.rpartition(":")[2]) for endpoint in endpoints]
+        expected = sorted(f"0100007F:{port:04X}" for port in ports)
+        assert sorted(listening_addresses(pid)) == expected
     assert listening_addresses(pool.worker.process.pid) == []
     begun = listening_addresses(os.getpid())
     batches = iter(pool.loader(pool.hosts["trainer"]))

@@ -273,22 +273,39 @@ def test_addresses_count_up_and_are_those_of_the_way_to_the_controller() -> None
     controller = "tcp://127.0.0.1:7000"
     assert (
         worker_addresses(controller, None, None, 2)
-        == [WorkerAddress("tcp://127.0.0.1:0", None)] * 2
+        == [WorkerAddress("tcp://127.0.0.1:0", None, None, None)] * 2
     )
     assert worker_addresses(controller, "tcp://10.0.0.5:40", None, 2) == [
-        WorkerAddress("tcp://10.0.0.5:40", None),
-        WorkerAddress("tcp://10.0.0.5:41", None),
+        WorkerAddress("tcp://10.0.0.5:40", None, None, None),
+        WorkerAddress("tcp://10.0.0.5:41", None, None, None),
     ]
     assert worker_addresses(controller, "tcp://*:40", None, 2) == [
-        WorkerAddress("tcp://*:40", "tcp://127.0.0.1:40"),
-        WorkerAddress("tcp://*:41", "tcp://127.0.0.1:41"),
+        WorkerAddress("tcp://*:40", "tcp://127.0.0.1:40", None, None),
+        WorkerAddress("tcp://*:41", "tcp://127.0.0.1:41", None, None),
     ]
     assert worker_addresses(controller, "tcp://0.0.0.0:0", "tcp://node7:0", 1) == [
-        WorkerAddress("tcp://0.0.0.0:0", "tcp://node7:0")
+        WorkerAddress("tcp://0.0.0.0:0", "tcp://node7:0", None, None)
     ]
     assert worker_addresses("tcp://[::1]:7000", None, None, 1) == [
-        WorkerAddress("tcp://[::1]:0", None)
+        WorkerAddress("tcp://[::1]:0", None, None, None)
     ]
+
+
+def test_addresses_for_the_bytes_of_batches_count_up_too() -> None:
+    controller = "tcp://127.0.0.1:7000"
+    addresses = worker_addresses(
+        controller, None, None, 2, data_bind="tcp://*:50", data_advertise="tcp://node7:60"
+    )
+    assert addresses == [
+        WorkerAddress("tcp://127.0.0.1:0", None, "tcp://*:50", "tcp://node7:60"),
+        WorkerAddress("tcp://127.0.0.1:0", None, "tcp://*:51", "tcp://node7:61"),
+    ]
+    for options, words in (
+        ({"data_bind": "tcp://127.0.0.1:65535"}, "--data-bind begins with port 65535"),
+        ({"data_advertise": "tcp://*:1"}, "--data-advertise is .* names no single host"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            worker_addresses(controller, None, None, 2, **options)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ examples:
         "are bound to, as behind NAT (default: the one that is bound)",
     )
     parser.add_argument(
+        "--data-bind",
+        metavar=_ADDRESS,
+        help="address of the second port of the first process, over which the bytes of batches "
+        "cross, sealed; each further process takes the next port (default: a free port of the "
+        "interface of --bind)",
+    )
+    parser.add_argument(
+        "--data-advertise",
+        metavar=_ADDRESS,
+        help="address that trainers are told to connect to for the bytes of batches, where that is "
+        "another one than they can see (default: the host of --advertise, the port that is bound)",
+    )
+    parser.add_argument(
         "--patience",
         type=seconds(1),
         default=PATIENCE_S,
@@ -139,12 +152,21 @@ examples:
     )
     args = parser.parse(arguments)
     where = _controller(parser, args)
-    addresses = worker_addresses(where, args.bind, args.advertise, args.processes)
+    addresses = worker_addresses(
+        where,
+        args.bind,
+        args.advertise,
+        args.processes,
+        data_bind=args.data_bind,
+        data_advertise=args.data_advertise,
+    )
     return Supervisor(
         [
             PoolWorkerSpec(
                 bind=address.bind,
                 advertised=address.advertised,
+                data_bind=address.data_bind,
+                data_advertised=address.data_advertised,
                 controller=where,
                 key_folder=args.keys,
                 patience_s=args.patience,

@@ -111,6 +111,8 @@ def _run_own_worker(sender: Any, code_root: str, parent_pid: int) -> None:
     spec = PoolWorkerSpec(
         bind="tcp://127.0.0.1:0",
         advertised=None,
+        data_bind=None,
+        data_advertised=None,
         controller=None,
         key_folder=None,
         patience_s=PATIENCE_S,

@@ -47,6 +47,8 @@ def run_worker(
     server = _C.PoolServer.start(
         bind=spec.bind,
         advertised=spec.advertised,
+        data_bind=spec.data_bind,
+        data_advertised=spec.data_advertised,
         controller=spec.controller,
         key_folder=spec.key_folder,
         about=_about(),

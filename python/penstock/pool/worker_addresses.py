@@ -12,10 +12,18 @@ _ANY_HOST = ("*", "0.0.0.0", "::")
 class WorkerAddress(NamedTuple):
     bind: str
     advertised: str | None  # None: the bound address. Port 0 is the port that is bound
+    data_bind: str | None  # for the pieces of batches. None: any free port of the bound address
+    data_advertised: str | None  # None: the bound port of the host that is advertised
 
 
 def worker_addresses(
-    controller: str, bind: str | None, advertise: str | None, count: int
+    controller: str,
+    bind: str | None,
+    advertise: str | None,
+    count: int,
+    *,
+    data_bind: str | None = None,
+    data_advertise: str | None = None,
 ) -> list[WorkerAddress]:
     """The addresses of ``count`` processes. Ports that are given count up; 0 is a free one.
 
@@ -23,17 +31,19 @@ def worker_addresses(
     """
     controller_host, controller_port = _parse(controller)
     host, port = (None, 0) if bind is None else _parse(bind)
-    shown_host, shown_port = (None, 0) if advertise is None else _parse(advertise)
-    if shown_host in _ANY_HOST:
-        raise ValueError(
-            f"--advertise is {advertise}, which names no single host; name the one that trainers "
-            f"reach this machine by"
-        )
+    shown_host, shown_port = _parse_shown("--advertise", advertise)
+    data_host, data_port = (None, 0) if data_bind is None else _parse(data_bind)
+    shown_data_host, shown_data_port = _parse_shown("--data-advertise", data_advertise)
     if host is None:
         host = _address_towards(controller_host, controller_port)
     elif host in _ANY_HOST and shown_host is None:
         shown_host, shown_port = _address_towards(controller_host, controller_port), port
-    for name, first in (("--bind", port), ("--advertise", shown_port)):
+    for name, first in (
+        ("--bind", port),
+        ("--advertise", shown_port),
+        ("--data-bind", data_port),
+        ("--data-advertise", shown_data_port),
+    ):
         if first + (count - 1 if first else 0) > 65535:
             raise ValueError(
                 f"{name} begins with port {first}, and {count} processes need one each, up to "
@@ -43,6 +53,10 @@ def worker_addresses(
         WorkerAddress(
             _text(host, _nth(port, number)),
             None if shown_host is None else _text(shown_host, _nth(shown_port, number)),
+            None if data_host is None else _text(data_host, _nth(data_port, number)),
+            None
+            if shown_data_host is None
+            else _text(shown_data_host, _nth(shown_data_port, number)),
         )
         for number in range(count)
     ]
@@ -50,6 +64,18 @@ def worker_addresses(
 
 def _nth(port: int, number: int) -> int:
     return port + number if port else 0
+
+
+def _parse_shown(option: str, endpoint: str | None) -> tuple[str | None, int]:
+    if endpoint is None:
+        return None, 0
+    host, port = _parse(endpoint)
+    if host in _ANY_HOST:
+        raise ValueError(
+            f"{option} is {endpoint}, which names no single host; name the one that trainers "
+            f"reach this machine by"
+        )
+    return host, port
 
 
 def _parse(endpoint: str) -> tuple[str, int]:

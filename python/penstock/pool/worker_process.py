@@ -30,7 +30,10 @@ def run_child(settings: dict[str, object]) -> int:
 
 
 def _where(server: _C.PoolServer, spec: PoolWorkerSpec) -> str:
-    where = server.endpoint
-    if server.advertised != where:
-        where += f" (which trainers reach at {server.advertised})"
-    return f"{where} for {spec.controller}, id {server.worker_id:016x}"
+    where = _shown(server.endpoint, server.advertised)
+    data = _shown(server.data_endpoint, server.data_advertised)
+    return f"{where} and for batches at {data} for {spec.controller}, id {server.worker_id:016x}"
+
+
+def _shown(bound: str, advertised: str) -> str:
+    return bound if bound == advertised else f"{bound} (which trainers reach at {advertised})"

@@ -19,6 +19,8 @@ class PoolWorkerSpec:
 
     bind: str
     advertised: str | None
+    data_bind: str | None
+    data_advertised: str | None
     controller: str | None
     key_folder: str | None
     patience_s: float

@@ -265,7 +265,7 @@ TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   is_cut_[1] = true;
   for (int i = 0; i < 10; ++i) {
     pass(kPingInterval);
-    deliver(1, {.kind = wire::ToTrainer::Kind::kPiece, .link = 1, .key = batch(0)});
+    session_.heard(1, 1, now_);
   }
   EXPECT_EQ(session_.open_count(), 1u);
   for (const auto& command : late) deliver(1, command.message);
@@ -274,7 +274,7 @@ TEST_F(PoolSessionTest, WorkerIsNotSilentWhileALargeBatchComesInPieces) {
   // Those of a link that has ended say nothing.
   for (int i = 0; i < 3; ++i) {
     pass(kPingInterval);
-    deliver(1, {.kind = wire::ToTrainer::Kind::kPiece, .link = 0, .key = batch(0)});
+    session_.heard(1, 0, now_);
   }
   EXPECT_EQ(session_.open_count(), 0u);
 }

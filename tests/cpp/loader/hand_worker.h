@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "base/live_clock.h"
 #include "cluster/worker_session.h"
+#include "net/data_server.h"
 #include "net/server_socket.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
@@ -66,8 +68,11 @@ class HandWorker {
     std::optional<wire::BlobId> wishes{};  // asks for it before the first batch
   };
 
-  HandWorker(std::unique_ptr<net::ServerSocket> server, Options options)
-      : options_(options), server_(std::move(server)), thread_([this](const std::stop_token& stop) { run(stop); }) {}
+  HandWorker(std::unique_ptr<net::ServerSocket> server, std::unique_ptr<net::DataServer> data, Options options)
+      : options_(options),
+        server_(std::move(server)),
+        data_(std::move(data)),
+        thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
   std::string blob() const { return blob_; }  // once the worker is gone
   std::vector<std::string> starts() const { return starts_; }
@@ -81,13 +86,16 @@ class HandWorker {
     while (!stop.stop_requested()) {
       net::ServerReceipt receipt;
       while (server_->try_receive(receipt).value()) take(receipt);
+      EXPECT_TRUE(data_->receive());
       desk_.tick(clock_now());
       work();
       send_all();
-      const net::Waitable waitables[] = {server_->waitable()};
+      send_pieces();
+      const net::Waitable waitables[] = {server_->waitable(), data_->waitable()};
       static_cast<void>(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(10)));
     }
-    server_.reset();  // on the thread that used it
+    data_.reset();  // on the thread that used it
+    server_.reset();
   }
 
   void take(const net::ServerReceipt& receipt) {
@@ -101,6 +109,7 @@ class HandWorker {
       return;
     }
     const auto request = wire::parse_to_worker(part).value();
+    if (request.offer) offer_ = *request.offer;
     if (request.message.kind == wire::ToWorker::Kind::kHello) refuse(request.message.link);
     desk_.receive(request.message, clock_now());
     if (request.message.is_lane_start)
@@ -117,10 +126,10 @@ class HandWorker {
   void refuse(uint32_t link) {
     for (int count = 0; count < options_.refusals_to_hello; ++count) {
       const std::string reason = "reason " + std::to_string(count);
-      send({}, {.message = {.kind = ToTrainer::Kind::kDeclined, .link = link},
-                .worker_id = options_.worker_id,
-                .incarnation = 1,
-                .body = std::as_bytes(std::span(reason))});
+      send({.message = {.kind = ToTrainer::Kind::kDeclined, .link = link},
+            .worker_id = options_.worker_id,
+            .incarnation = 1,
+            .body = std::as_bytes(std::span(reason))});
     }
   }
 
@@ -133,62 +142,70 @@ class HandWorker {
     for (const auto& command : desk_.take_commands()) {
       if (command.kind != cluster::WorkerSession::Command::Kind::kSend) continue;
       wire::PoolAnswer answer{.message = command.message, .worker_id = options_.worker_id, .incarnation = 1};
+      static constexpr std::string_view kReason = "another torch";
+      if (answer.message.kind == ToTrainer::Kind::kWelcome) {
+        pieces_.clear();
+        answer.grant = data_->begin(command.trainer_id, answer.message.link, offer_).value();
+        answer.grant->data_endpoint = data_endpoint_;
+      }
+      if (answer.message.kind == ToTrainer::Kind::kDeclined) answer.body = std::as_bytes(std::span(kReason));
       if (answer.message.kind == ToTrainer::Kind::kAnswer) {
         send_answer(answer);
       } else {
-        static constexpr std::string_view kReason = "another torch";
-        if (answer.message.kind == ToTrainer::Kind::kDeclined) answer.body = std::as_bytes(std::span(kReason));
-        send({}, answer);
+        send(answer);
       }
     }
   }
 
   void send_answer(wire::PoolAnswer answer) {
-    const uint64_t sequence = answer.message.key.sequence;
-    if (options_.ends_at && sequence >= *options_.ends_at) {
+    const wire::BatchKey key = answer.message.key;
+    if (options_.ends_at && key.sequence >= *options_.ends_at) {
       answer.kind = wire::AnswerKind::kEnd;
-      return send({}, answer);
+      return send(answer);
     }
-    const MadeBatch made = count_up(options_.batch_bytes, sequence);
-    const std::span<const std::byte> payload(made.payload);
-    if (options_.claims_first > 0) {
-      auto claim = answer;
-      claim.payload_bytes = options_.claims_first;
-      claim.message.kind = ToTrainer::Kind::kPiece;
-      claim.message.stamp = 0;
-      send(payload.first(1), claim);
-    }
-    answer.payload_bytes = payload.size();
-    static constexpr std::string_view kState = "after it";
-    for (uint64_t offset = 0; offset < payload.size(); offset += options_.piece_bytes) {
-      auto piece = answer;
-      piece.payload_offset = offset;
-      const auto bytes = payload.subspan(offset, std::min<uint64_t>(options_.piece_bytes, payload.size() - offset));
-      if (offset + bytes.size() == payload.size()) {
-        piece.kind = wire::AnswerKind::kBatch;
-        piece.record_bytes = made.record_bytes;
-        piece.state = std::as_bytes(std::span(kState));
-      } else {
-        piece.message.kind = ToTrainer::Kind::kPiece;
-        piece.message.stamp = 0;
-        if (offset > 0 && options_.loses_piece_of == sequence) {
-          options_.loses_piece_of.reset();
-          continue;
-        }
+    const auto made = std::make_shared<const MadeBatch>(count_up(options_.batch_bytes, key.sequence));
+    const uint64_t size = made->payload.size();
+    if (options_.claims_first > 0) pieces_.push_back({made, {.key = key, .payload_bytes = options_.claims_first}, 1});
+    for (uint64_t offset = 0; offset < size; offset += options_.piece_bytes) {
+      if (offset > 0 && options_.loses_piece_of == key.sequence) {
+        options_.loses_piece_of.reset();
+        continue;
       }
-      send(bytes, piece);
+      pieces_.push_back({made,
+                         {.key = key, .payload_bytes = size, .payload_offset = offset},
+                         std::min<uint64_t>(options_.piece_bytes, size - offset)});
+    }
+    static constexpr std::string_view kState = "after it";
+    answer.kind = wire::AnswerKind::kBatch;
+    answer.payload_bytes = size;
+    answer.record_bytes = made->record_bytes;
+    answer.state = std::as_bytes(std::span(kState));
+    send(answer);
+  }
+
+  void send_pieces() {
+    while (!pieces_.empty() && data_->has_room()) {
+      const Piece& piece = pieces_.front();
+      const auto bytes = std::span(piece.made->payload).subspan(piece.head.payload_offset, piece.size);
+      EXPECT_TRUE(data_->send(piece.head, bytes));
+      pieces_.pop_front();
     }
   }
 
-  void send(std::span<const std::byte> piece, const wire::PoolAnswer& answer) {
-    const auto head = wire::write_to_trainer(answer);
-    std::vector<net::OutgoingPart> parts{{.bytes = head, .release = nullptr}};
-    if (!piece.empty()) parts.push_back({.bytes = piece, .release = nullptr});
-    static_cast<void>(server_->send(peer_, parts));
-  }
+  void send(const wire::PoolAnswer& answer) { static_cast<void>(server_->send(peer_, wire::write_to_trainer(answer))); }
+
+  struct Piece {
+    std::shared_ptr<const MadeBatch> made;
+    wire::PieceHead head;
+    uint64_t size;
+  };
 
   Options options_;
   std::unique_ptr<net::ServerSocket> server_;
+  std::unique_ptr<net::DataServer> data_;
+  const std::string data_endpoint_ = data_->endpoint().text();
+  wire::SealOffer offer_;
+  std::deque<Piece> pieces_;
   cluster::WorkerSession desk_;
   std::string peer_;
   std::string blob_;

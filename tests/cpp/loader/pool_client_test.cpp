@@ -33,8 +33,14 @@ class PoolClientTest : public net::PoolSocketsTest {
   void start(HandWorker::Options worker, bool is_iterable = false) {
     auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
     const auto endpoint = server->endpoint();
-    worker_ = std::make_unique<HandWorker>(std::move(server), worker);
+    worker_ = std::make_unique<HandWorker>(std::move(server), data_server(worker.worker_id), worker);
     begin(free_endpoint(), {{.worker_id = 5, .endpoint = endpoint}}, is_iterable);
+  }
+
+  std::unique_ptr<net::DataServer> data_server(uint64_t worker_id) {
+    return net::DataServer::bind(context_, *authenticator_, {.host = "127.0.0.1", .port = 0}, {.worker_id = worker_id},
+                                 [] {})
+        .value();
   }
 
   void begin(const net::Endpoint& controller, const std::vector<OwnWorker>& own_workers, bool is_iterable = false,
@@ -85,7 +91,11 @@ class PoolClientTest : public net::PoolSocketsTest {
     int submitted_count = first;
     while (submitted_count < count && client_->has_room()) submit(submitted_count++);
     for (int sequence = first; sequence < count; ++sequence) {
-      const Event event = next();
+      Event event = next();
+      if (event.kind == Event::Kind::kNews) {
+        news_ += event.message();
+        event = next();
+      }
       ASSERT_EQ(event.kind, Event::Kind::kBatch) << event.message();
       ASSERT_EQ(event.batch->descriptor().sequence, static_cast<uint64_t>(sequence));
       expect_counting(*event.batch, batch_bytes);
@@ -95,6 +105,7 @@ class PoolClientTest : public net::PoolSocketsTest {
     EXPECT_EQ(next().kind, Event::Kind::kEnd);
   }
 
+  std::string news_;  // while batches came
   std::unique_ptr<HandWorker> worker_;
   std::unique_ptr<PoolClient> client_;
 };
@@ -125,6 +136,7 @@ TEST_F(PoolClientTest, BatchesOfMorePiecesThanAreTakenInATurnWaitForNoPing) {
 TEST_F(PoolClientTest, BatchWithoutOneOfItsPiecesIsAskedForAgain) {
   start({.batch_bytes = 5000, .piece_bytes = 700, .loses_piece_of = 3});
   expect_stream(5000, 8);
+  EXPECT_NE(news_.find("is connected to anew"), std::string::npos) << news_;
 }
 
 TEST_F(PoolClientTest, BatchLargerThanAnyBeforeItComesAsItIs) {
@@ -245,7 +257,7 @@ TEST_F(PoolClientTest, NameThatIsLookedUpForLongHoldsUpNoBatch) {
   std::promise<void> end;
   auto server = serve({.allowed_roles = {Role::kTrainer}}, Role::kWorker);
   const auto endpoint = server->endpoint();
-  worker_ = std::make_unique<HandWorker>(std::move(server), HandWorker::Options{.batch_bytes = 1000});
+  worker_ = std::make_unique<HandWorker>(std::move(server), data_server(5), HandWorker::Options{.batch_bytes = 1000});
   begin(free_endpoint(),
         {{.worker_id = 4, .endpoint = {.host = "stalled.example", .port = 1}}, {.worker_id = 5, .endpoint = endpoint}},
         false, [ended = end.get_future().share()](const std::string&) -> Result<net::HostAddress> {

@@ -61,6 +61,28 @@ TEST_F(AuthenticatorTest, AnAllowedKeyIsLetInUnderItsRoleAndText) {
   EXPECT_EQ(ask(good_), std::make_pair(std::string("200"), "trainer " + key_.text()));
 }
 
+TEST_F(AuthenticatorTest, ATicketIsGoodOnceAndOnlyWhereItIsExpected) {
+  const Frames shown = {"1.0", "1", domain_->name(), "127.0.0.1", "", "PLAIN", "ticket", "abc"};
+  EXPECT_EQ(ask(shown).first, "400");
+  domain_->expect(Ticket("abc"));
+  for (const auto& [frame, text] : {std::pair(6, "Ticket"), std::pair(7, "abd"), std::pair(7, ""), std::pair(7, "abcd"),
+                                    std::pair(5, "CURVE"), std::pair(2, "penstock")}) {
+    Frames other = shown;
+    other[static_cast<size_t>(frame)] = text;
+    EXPECT_EQ(ask(other).first, "400") << text;
+  }
+  const auto elsewhere = authenticator_->make_domain({});
+  Frames there = shown;
+  there[2] = elsewhere->name();
+  EXPECT_EQ(ask(there).first, "400");
+  EXPECT_EQ(ask(shown), std::make_pair(std::string("200"), std::string("ticket")));
+  EXPECT_EQ(ask(shown).first, "400");
+  domain_->expect(Ticket("abc"));
+  domain_->expect(Ticket("def"));
+  EXPECT_EQ(ask(shown).first, "400");
+  EXPECT_EQ(ask(good_).first, "200");
+}
+
 TEST_F(AuthenticatorTest, EverythingElseIsTurnedAway) {
   std::vector<Frames> requests;
   const auto change = [&](size_t frame, const std::string& text) {
@@ -138,11 +160,11 @@ TEST_F(WithoutAuthenticator, LibzmqItselfLetsAnUnknownKeyIn) {
 TEST_F(WithoutAuthenticator, AServerOfOursLetsNobodyIn) {
   const std::string domain = "penstock";
   const auto server =
-      CurveSocket::open_server(
+      TcpSocket::open_server(
           context_,
           {.own = keys_.pair(Role::kController), .zap_domain = domain, .handshake_interval = kHandshakeInterval}, {})
           .value();
-  const auto endpoint = Endpoint::parse(server->bind("tcp://127.0.0.1:*", /*is_ipv6=*/false).value()).value();
+  const auto endpoint = server->listen({.host = "127.0.0.1", .port = 0}, KeyOrigin::kGiven).value();
   const auto client = connect(endpoint, keys_.pair(Role::kTrainer), keys_.public_key(Role::kController));
   const auto event = next_event(*client);
   ASSERT_TRUE(event);

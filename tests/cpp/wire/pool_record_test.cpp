@@ -43,17 +43,18 @@ class PoolRecord : public testing::Test {
             .flags = kDescriptorRaises,
             .record_bytes = 17,
             .payload_bytes = 1000,
-            .payload_offset = 900,
             .fetch_time = 15,
             .prefix_time = 16,
             .state = state_};
   }
-  PoolAnswer piece() const {
-    auto piece = answer();
-    piece.message.kind = ToTrainer::Kind::kPiece;
-    piece.kind = AnswerKind::kNone;
-    piece.state = {};
-    return piece;
+  PoolRequest hello() const {
+    return {.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 1, .link = 9, .stamp = 1}, .offer = offer_};
+  }
+  PoolAnswer welcome() const {
+    return {.message = {.kind = ToTrainer::Kind::kWelcome, .link = 9, .stamp = 1},
+            .worker_id = 13,
+            .incarnation = 14,
+            .grant = grant_};
   }
   PoolAnswer refusal(ToTrainer::Kind kind) const {
     return {.message = {.kind = kind, .link = 9}, .worker_id = 13, .incarnation = 14, .body = reason_};
@@ -64,22 +65,20 @@ class PoolRecord : public testing::Test {
     raised.flags = 0;
     raised.record_bytes = 0;
     raised.payload_bytes = 0;
-    raised.payload_offset = 0;
     raised.body = reason_;
     raised.state = {};
     return raised;
   }
-  // Whether a trainer takes it with a second part of so many bytes.
-  static bool is_taken(const PoolAnswer& answer, uint64_t piece_bytes) {
-    return bool(parse_to_trainer(write_to_trainer(answer), piece_bytes));
-  }
+  static bool is_taken(const PoolAnswer& answer) { return bool(parse_to_trainer(write_to_trainer(answer))); }
 
   std::vector<std::byte> indices_ = bytes_of("sixteen bytes...");
   std::vector<std::byte> seeds_ = bytes_of("seeds");
   std::vector<std::byte> state_ = bytes_of("a state");
   std::vector<std::byte> reason_ = bytes_of("ValueError\0no sample 7"sv);
   std::array<BlobId, 2> blobs_{BlobId{std::byte{1}}, BlobId{std::byte{2}}};
-  static constexpr uint64_t kPieceBytes = 100;  // the second part of answer() and of piece()
+  const SealOffer offer_{.ciphers = kSealCiphers, .nonce = {std::byte{1}, std::byte{2}}};
+  const SealGrant grant_{
+      .cipher = SealCipher::kChaCha20Poly1305, .nonce = {std::byte{3}}, .data_endpoint = "tcp://worker.example:7001"};
 };
 
 TEST_F(PoolRecord, RequestComesBackWithAllThatBelongsToIt) {
@@ -129,19 +128,18 @@ TEST_F(PoolRecord, OnlyRequestsHaveABody) {
 
 TEST_F(PoolRecord, EveryKindComesBack) {
   for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToWorker::Kind::kBye); ++kind) {
-    const PoolRequest sent{
-        .message = {.kind = static_cast<ToWorker::Kind>(kind), .trainer_id = 1, .is_continued = true}};
+    PoolRequest sent{.message = {.kind = static_cast<ToWorker::Kind>(kind), .trainer_id = 1, .is_continued = true}};
+    if (sent.message.kind == ToWorker::Kind::kHello) sent.offer = offer_;
     const auto part = write_to_worker(sent);
     ASSERT_TRUE(parse_to_worker(part));
     EXPECT_EQ(parse_to_worker(part).value().message, sent.message);
   }
   for (uint8_t kind = 1; kind <= static_cast<uint8_t>(ToTrainer::Kind::kDeclined); ++kind) {
     PoolAnswer sent{.message = {.kind = static_cast<ToTrainer::Kind>(kind), .is_fresh = true}};
-    const bool is_piece = sent.message.kind == ToTrainer::Kind::kPiece;
     if (sent.message.kind == ToTrainer::Kind::kAnswer) sent.kind = AnswerKind::kEnd;
-    if (is_piece) sent.payload_bytes = 5;
+    if (sent.message.kind == ToTrainer::Kind::kWelcome) sent.grant = grant_;
     const auto part = write_to_trainer(sent);
-    const auto parsed = parse_to_trainer(part, is_piece ? 5 : 0);
+    const auto parsed = parse_to_trainer(part);
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(parsed.value().message, sent.message);
   }
@@ -149,7 +147,7 @@ TEST_F(PoolRecord, EveryKindComesBack) {
 
 TEST_F(PoolRecord, BatchComesBack) {
   const auto part = write_to_trainer(answer());
-  const auto parsed = parse_to_trainer(part, kPieceBytes);
+  const auto parsed = parse_to_trainer(part);
   ASSERT_TRUE(parsed) << parsed.error().message;
   EXPECT_EQ(parsed.value().message, answer().message);
   EXPECT_EQ(parsed.value().worker_id, 13u);
@@ -158,7 +156,6 @@ TEST_F(PoolRecord, BatchComesBack) {
   EXPECT_EQ(parsed.value().flags, kDescriptorRaises);
   EXPECT_EQ(parsed.value().record_bytes, 17u);
   EXPECT_EQ(parsed.value().payload_bytes, 1000u);
-  EXPECT_EQ(parsed.value().payload_offset, 900u);
   EXPECT_EQ(parsed.value().fetch_time, 15u);
   EXPECT_EQ(parsed.value().prefix_time, 16u);
   EXPECT_TRUE(parsed.value().body.empty());
@@ -168,7 +165,7 @@ TEST_F(PoolRecord, BatchComesBack) {
 TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
   for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kDeclined), raised()}) {
     const auto part = write_to_trainer(sent);
-    const auto parsed = parse_to_trainer(part, 0);
+    const auto parsed = parse_to_trainer(part);
     ASSERT_TRUE(parsed) << parsed.error().message;
     EXPECT_EQ(parsed.value().message, sent.message);
     EXPECT_EQ(parsed.value().kind, sent.kind);
@@ -182,29 +179,29 @@ TEST_F(PoolRecord, ReasonAboveItsCapIsCutOffByTheWriterAndRefusedByTheReader) {
   auto sent = refusal(ToTrainer::Kind::kDeclined);
   sent.body = longer;
   auto part = write_to_trainer(sent);
-  const auto parsed = parse_to_trainer(part, 0);
+  const auto parsed = parse_to_trainer(part);
   ASSERT_TRUE(parsed) << parsed.error().message;
   EXPECT_EQ(parsed.value().body.size(), kReasonBytesMax);
   part.push_back(std::byte{'x'});
-  ASSERT_FALSE(parse_to_trainer(part, 0));
-  EXPECT_EQ(parse_to_trainer(part, 0).error().code, Errc::kTooLarge);
+  ASSERT_FALSE(parse_to_trainer(part));
+  EXPECT_EQ(parse_to_trainer(part).error().code, Errc::kTooLarge);
 }
 
 TEST_F(PoolRecord, TextOfWhatIsNeitherAnErrorNorARefusalIsRefused) {
   auto broken = refusal(ToTrainer::Kind::kBroken);
-  EXPECT_FALSE(is_taken(broken, 0));
+  EXPECT_FALSE(is_taken(broken));
   broken.body = {};
-  EXPECT_TRUE(is_taken(broken, 0));
+  EXPECT_TRUE(is_taken(broken));
   auto batch = answer();
   batch.body = reason_;
-  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+  EXPECT_FALSE(is_taken(batch));
 }
 
 TEST_F(PoolRecord, ErrorComesBackWithTheStateAfterIt) {
   auto sent = raised();
   sent.state = state_;
   const auto part = write_to_trainer(sent);
-  const auto parsed = parse_to_trainer(part, 0);
+  const auto parsed = parse_to_trainer(part);
   ASSERT_TRUE(parsed) << parsed.error().message;
   EXPECT_TRUE(std::ranges::equal(parsed.value().body, reason_));
   EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
@@ -215,54 +212,79 @@ TEST_F(PoolRecord, StateOfWhatIsNeitherABatchNorAnErrorIsRefused) {
   end.kind = AnswerKind::kEnd;
   for (auto sent : {refusal(ToTrainer::Kind::kDeclined), refusal(ToTrainer::Kind::kPong), end}) {
     sent.body = {};
-    EXPECT_TRUE(is_taken(sent, 0));
+    EXPECT_TRUE(is_taken(sent));
     sent.state = state_;
-    EXPECT_FALSE(is_taken(sent, 0));
+    EXPECT_FALSE(is_taken(sent));
   }
 }
 
-TEST_F(PoolRecord, PieceOutsideOfItsBatchIsRefused) {
-  const auto part = write_to_trainer(piece());
-  EXPECT_TRUE(parse_to_trainer(part, 99));
-  EXPECT_TRUE(parse_to_trainer(part, kPieceBytes));
-  EXPECT_FALSE(parse_to_trainer(part, 101));
-  EXPECT_FALSE(parse_to_trainer(part, uint64_t{1} << 63));
-  EXPECT_FALSE(parse_to_trainer(part, 0));
+TEST_F(PoolRecord, OfferAndGrantOfKeysComeBack) {
+  const auto to_worker = write_to_worker(hello());
+  const auto offered = parse_to_worker(to_worker);
+  ASSERT_TRUE(offered) << offered.error().message;
+  EXPECT_EQ(offered.value().message, hello().message);
+  EXPECT_EQ(offered.value().offer, offer_);
+  const auto to_trainer = write_to_trainer(welcome());
+  const auto granted = parse_to_trainer(to_trainer);
+  ASSERT_TRUE(granted) << granted.error().message;
+  EXPECT_EQ(granted.value().message, welcome().message);
+  EXPECT_EQ(granted.value().grant, grant_);
+  EXPECT_TRUE(granted.value().body.empty());
 }
 
-TEST_F(PoolRecord, BatchComesWithItsLastPiece) {
-  EXPECT_TRUE(is_taken(answer(), kPieceBytes));
-  EXPECT_FALSE(is_taken(answer(), kPieceBytes - 1));
-  EXPECT_FALSE(is_taken(answer(), kPieceBytes + 1));
-  EXPECT_FALSE(is_taken(answer(), 0));
+TEST_F(PoolRecord, HelloWithoutAnOfferOfKeysIsRefused) {
+  const auto part = write_to_worker(hello());
+  for (size_t size = kPoolHeadBytes; size < part.size(); ++size)
+    EXPECT_FALSE(parse_to_worker(std::span(part).first(size))) << size;
+  auto longer = part;
+  longer.push_back({});
+  EXPECT_FALSE(parse_to_worker(longer));
+  for (const uint8_t ciphers : {0, 4, 0xff}) {
+    auto other = part;
+    other[kPoolHeadBytes] = std::byte{ciphers};
+    EXPECT_FALSE(parse_to_worker(other)) << int{ciphers};
+  }
+}
+
+TEST_F(PoolRecord, WelcomeWithoutAGrantOfKeysIsRefused) {
+  const auto part = write_to_trainer(welcome());
+  for (size_t size = kPoolHeadBytes; size <= part.size() - grant_.data_endpoint.size(); ++size)
+    EXPECT_FALSE(parse_to_trainer(std::span(part).first(size))) << size;
+  auto longest = welcome();
+  longest.grant->data_endpoint.assign(kDataEndpointBytesMax, 'x');
+  EXPECT_TRUE(is_taken(longest));
+  longest.grant->data_endpoint += 'x';
+  EXPECT_FALSE(is_taken(longest));
+  for (const uint8_t cipher : {0, 3}) {
+    auto other = part;
+    other[kPoolHeadBytes] = std::byte{cipher};
+    EXPECT_FALSE(parse_to_trainer(other)) << int{cipher};
+  }
 }
 
 TEST_F(PoolRecord, RecordIsNeitherMissingNorLargerThanThePayload) {
   auto batch = answer();
-  batch.record_bytes = 1000;  // it may begin in an earlier piece
-  EXPECT_TRUE(is_taken(batch, kPieceBytes));
+  batch.record_bytes = 1000;
+  EXPECT_TRUE(is_taken(batch));
   batch.record_bytes = 1001;
-  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+  EXPECT_FALSE(is_taken(batch));
   batch.record_bytes = 0;
-  EXPECT_FALSE(is_taken(batch, kPieceBytes));
+  EXPECT_FALSE(is_taken(batch));
 }
 
-TEST_F(PoolRecord, OnlyBatchesAndPiecesHaveAPayload) {
-  EXPECT_TRUE(is_taken(raised(), 0));
-  EXPECT_FALSE(is_taken(raised(), 1));
+TEST_F(PoolRecord, OnlyBatchesHaveAPayload) {
+  EXPECT_TRUE(is_taken(raised()));
   auto raised_with_payload = raised();
   raised_with_payload.payload_bytes = 1000;
-  EXPECT_FALSE(is_taken(raised_with_payload, 0));
+  EXPECT_FALSE(is_taken(raised_with_payload));
 }
 
-TEST_F(PoolRecord, BatchOrPieceAboveItsCapIsRefused) {
+TEST_F(PoolRecord, BatchAboveItsCapIsRefused) {
   auto large = answer();
   large.payload_bytes = kPoolPayloadBytesMax;
-  large.payload_offset = kPoolPayloadBytesMax - kPieceBytesMax;
-  EXPECT_TRUE(is_taken(large, kPieceBytesMax));
-  EXPECT_EQ(parse_to_trainer(write_to_trainer(large), kPieceBytesMax + 1).error().code, Errc::kTooLarge);
+  EXPECT_TRUE(is_taken(large));
   large.payload_bytes = kPoolPayloadBytesMax + 1;
-  EXPECT_EQ(parse_to_trainer(write_to_trainer(large), kPieceBytesMax).error().code, Errc::kTooLarge);
+  EXPECT_EQ(parse_to_trainer(write_to_trainer(large)).error().code, Errc::kTooLarge);
 }
 
 TEST_F(PoolRecord, TruncatedAndLengthenedMessagesAreRefused) {
@@ -273,9 +295,9 @@ TEST_F(PoolRecord, TruncatedAndLengthenedMessagesAreRefused) {
   EXPECT_FALSE(parse_to_worker(to_worker));
   auto to_trainer = write_to_trainer(answer());
   for (size_t size = 0; size < to_trainer.size(); ++size)
-    ASSERT_FALSE(parse_to_trainer(std::span(to_trainer).first(size), kPieceBytes)) << size;
+    ASSERT_FALSE(parse_to_trainer(std::span(to_trainer).first(size))) << size;
   to_trainer.push_back({});
-  EXPECT_FALSE(parse_to_trainer(to_trainer, kPieceBytes));
+  EXPECT_FALSE(parse_to_trainer(to_trainer));
 }
 
 TEST_F(PoolRecord, FlippedBitIsRefusedOrSeen) {
@@ -291,7 +313,7 @@ TEST_F(PoolRecord, FlippedBitIsRefusedOrSeen) {
   for (size_t bit = 0; bit < 8 * kPoolHeadBytes; ++bit) {
     auto flipped = to_trainer;
     flipped[bit / 8] ^= std::byte{1} << (bit % 8);
-    const auto parsed = parse_to_trainer(flipped, kPieceBytes);
+    const auto parsed = parse_to_trainer(flipped);
     if (!parsed) continue;
     EXPECT_EQ(write_to_trainer(parsed.value()), flipped);
   }

@@ -99,7 +99,7 @@ class PoolServerTest : public net::PoolSocketsTest {
     return client;
   }
   std::unique_ptr<PoolTrainer> train(uint64_t trainer_id = 7) {
-    auto trainer = std::make_unique<PoolTrainer>(join(), trainer_id);
+    auto trainer = std::make_unique<PoolTrainer>(context_, *resolver_, join(), trainer_id);
     trainer->begin(server_->worker_id());
     return trainer;
   }
@@ -254,7 +254,7 @@ TEST_F(PoolServerTest, ATrainerThatConnectsAgainIsServedOverItsNewConnection) {
   }
   EXPECT_EQ(tenancy_, 1u);
   // Another run of the trainer has to wait until the one that vanished without a word is forgotten.
-  const auto again = std::make_unique<PoolTrainer>(join(), 8);
+  const auto again = std::make_unique<PoolTrainer>(context_, *resolver_, join(), 8);
   again->begin(worker_id);
   again->ask(0, {.indices = {100}});
   expect_counting(again->answer(0), 100, 0);
@@ -290,6 +290,7 @@ class RawLink {
     message.stamp = ++stamp_;
     const auto indices = std::as_bytes(std::span(&bytes, 1));
     wire::PoolRequest request{.message = message};
+    if (message.kind == ToWorker::Kind::kHello) request.offer = {.ciphers = net::fast_ciphers()};
     if (message.kind == ToWorker::Kind::kRequest) {
       request.index_kind = wire::IndexKind::kInteger;
       request.indices = indices;
@@ -315,8 +316,7 @@ TEST_F(PoolServerTest, SlabsComeBackWithAcknowledgementsAndCancellationsAlone) {
     while (answered_count < count) {
       const auto receipt = next_message(link.socket());
       ASSERT_TRUE(receipt);
-      const auto piece_bytes = receipt->parts.size() > 1 ? receipt->parts[1].bytes().size() : 0;
-      const auto parsed = wire::parse_to_trainer(receipt->parts[0].bytes(), piece_bytes);
+      const auto parsed = wire::parse_to_trainer(receipt->parts[0].bytes());
       ASSERT_TRUE(parsed);
       if (parsed.value().message.kind == ToTrainer::Kind::kAnswer) ++answered_count;
     }
@@ -394,12 +394,12 @@ TEST_F(PoolServerTest, ATrainerOfAnotherVersionIsAnswered) {
   start(options());
   serve_batches();
   const auto client = join();
-  auto bytes = wire::write_to_worker({.message = {.kind = ToWorker::Kind::kHello, .trainer_id = 7, .link = 1}});
+  auto bytes = wire::write_to_worker({.message = {.kind = ToWorker::Kind::kPing, .trainer_id = 7, .link = 1}});
   bytes[4] = std::byte{99};
   ASSERT_TRUE(client->send(bytes));
   const auto receipt = next_message(*client);
   ASSERT_TRUE(receipt);
-  const auto parsed = wire::parse_to_trainer(receipt->parts.at(0).bytes(), 0);
+  const auto parsed = wire::parse_to_trainer(receipt->parts.at(0).bytes());
   ASSERT_TRUE(parsed);
   EXPECT_EQ(parsed.value().message.kind, ToTrainer::Kind::kDeclined);
 }

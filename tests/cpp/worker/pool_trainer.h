@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "base/live_clock.h"
 #include "cluster/pool_session.h"
 #include "net/client_socket.h"
+#include "net/data_client.h"
 #include "net/readiness.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"
@@ -49,8 +51,12 @@ class PoolTrainer {
     uint64_t epoch_seed = 0;
   };
 
-  PoolTrainer(std::unique_ptr<net::ClientSocket> socket, uint64_t trainer_id)
-      : session_({.trainer_id = trainer_id, .credit_bytes = uint64_t{1} << 30, .dispatch = {}}),
+  PoolTrainer(net::SocketContext& context, net::Resolver& resolver, std::unique_ptr<net::ClientSocket> socket,
+              uint64_t trainer_id)
+      : context_(context),
+        resolver_(resolver),
+        trainer_id_(trainer_id),
+        session_({.trainer_id = trainer_id, .credit_bytes = uint64_t{1} << 30, .dispatch = {}}),
         socket_(std::move(socket)) {}
 
   void begin(uint64_t worker_id) {
@@ -83,10 +89,16 @@ class PoolTrainer {
         take(receipt);
         has_received = true;
       }
+      while (!is_done() && take_piece()) has_received = true;
       session_.tick(clock_now());
       carry_out();
       if (has_received || is_done()) continue;
-      EXPECT_TRUE(net::wait_readable(socket_->waitables(), {}, {}, std::chrono::milliseconds(20)));
+      std::vector<net::Waitable> waitables;
+      for (const net::Waitable& waitable : socket_->waitables()) waitables.push_back(waitable);
+      if (data_) {
+        for (const net::Waitable& waitable : data_->waitables()) waitables.push_back(waitable);
+      }
+      EXPECT_TRUE(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(20)));
     }
     return true;
   }
@@ -101,6 +113,7 @@ class PoolTrainer {
   uint64_t blob_piece_bytes = wire::kBlobPieceBytesMax;
   int wishes_to_ignore = 0;
   int answers_to_lose = 0;
+  uint8_t ciphers = net::fast_ciphers();
   std::string refusal;  // the worker's last message
   std::set<wire::ToTrainer::Kind> said;
 
@@ -113,26 +126,44 @@ class PoolTrainer {
   void take(const net::ClientReceipt& receipt) {
     ASSERT_FALSE(receipt.parts.empty()) << receipt.offence;
     const auto first = receipt.parts[0].bytes();
-    const auto piece = receipt.parts.size() > 1 ? receipt.parts[1].bytes() : std::span<const std::byte>();
-    if (wire::is_blob_message(first)) return hand_out(wire::parse_blob_message(first, piece.size()).value());
-    const auto parsed = wire::parse_to_trainer(first, piece.size());
-    ASSERT_TRUE(parsed) << parsed.error().message;
-    const wire::PoolAnswer& answer = parsed.value();
-    EXPECT_EQ(answer.worker_id, worker_id_);
-    said.insert(answer.message.kind);
-    Answer& pending = pending_[answer.message.key.sequence];
-    if (answer.payload_offset == 0) pending = {};
-    if (!piece.empty()) {
-      EXPECT_EQ(answer.payload_offset, pending.payload.size());
-      pending.payload.insert(pending.payload.end(), piece.begin(), piece.end());
-      ++pending.piece_count;
+    if (wire::is_blob_message(first)) {
+      const auto bytes = receipt.parts.size() > 1 ? receipt.parts[1].bytes().size() : 0;
+      return hand_out(wire::parse_blob_message(first, bytes).value());
     }
-    if (answer.message.kind == ToTrainer::Kind::kPiece) return;
+    ASSERT_EQ(receipt.parts.size(), 1u);
+    const auto parsed = wire::parse_to_trainer(first);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().worker_id, worker_id_);
+    said.insert(parsed.value().message.kind);
+    waiting_.emplace_back(first.begin(), first.end());
+    take_waiting();
+  }
+
+  // Messages keep their order behind an answer whose pieces are not there yet.
+  void take_waiting() {
+    while (!waiting_.empty()) {
+      const wire::PoolAnswer answer = wire::parse_to_trainer(waiting_.front()).value();
+      const uint64_t have = pending_[answer.message.key.sequence].payload.size();
+      if (answer.message.link == link_ && have < answer.payload_bytes) return;
+      const Bytes held = std::move(waiting_.front());
+      waiting_.pop_front();
+      take_answer(wire::parse_to_trainer(held).value());
+    }
+  }
+
+  void take_answer(const wire::PoolAnswer& answer) {
+    if (answer.grant && answer.message.link == link_) {
+      data_ = net::DataClient::connect(context_, resolver_,
+                                       {.trainer_id = trainer_id_, .worker_id = worker_id_, .link = link_}, offer_,
+                                       *answer.grant)
+                  .value();
+    }
     if (!answer.body.empty()) refusal.assign(reinterpret_cast<const char*>(answer.body.data()), answer.body.size());
     if (answer.message.kind == ToTrainer::Kind::kAnswer && answers_to_lose > 0) {
       --answers_to_lose;
       return;
     }
+    Answer& pending = pending_[answer.message.key.sequence];
     const uint64_t bytes = pending.payload.size();
     if (session_.receive(worker_id_, answer.message, bytes, clock_now())) {
       EXPECT_EQ(answer.payload_bytes, bytes);
@@ -144,6 +175,26 @@ class PoolTrainer {
       answers_[answer.message.key.sequence] = std::move(pending);
     }
     carry_out();
+  }
+
+  bool take_piece() {
+    if (!data_) return false;
+    while (data_->try_event()) {
+    }
+    const auto outcome = data_->try_receive();
+    if (outcome == net::DataClient::Outcome::kNothing) return false;
+    EXPECT_EQ(outcome, net::DataClient::Outcome::kPiece) << data_->fault();
+    const wire::PieceHead head = data_->piece().head;
+    Bytes bytes(data_->piece().size());
+    EXPECT_TRUE(data_->open(bytes)) << data_->fault();
+    session_.heard(worker_id_, link_, clock_now());
+    Answer& pending = pending_[head.key.sequence];
+    if (head.payload_offset == 0) pending = {};
+    EXPECT_EQ(head.payload_offset, pending.payload.size());
+    pending.payload.insert(pending.payload.end(), bytes.begin(), bytes.end());
+    ++pending.piece_count;
+    take_waiting();
+    return true;
   }
 
   void hand_out(const wire::BlobMessage& message) {
@@ -171,6 +222,13 @@ class PoolTrainer {
     for (const auto& command : session_.take_commands()) {
       if (command.kind != cluster::PoolSession::Command::Kind::kSend) continue;
       wire::PoolRequest request{.message = command.message};
+      if (command.message.kind == ToWorker::Kind::kHello) {
+        link_ = command.message.link;
+        offer_ = {.ciphers = ciphers, .nonce = net::draw_seal_nonce().value()};
+        request.offer = offer_;
+        data_.reset();
+        waiting_.clear();
+      }
       if (command.message.kind == ToWorker::Kind::kRequest) {
         const Content& content = contents_.at(command.message.key);
         request.index_kind = wire::IndexKind::kIntegers;
@@ -184,7 +242,14 @@ class PoolTrainer {
     }
   }
 
+  net::SocketContext& context_;
+  net::Resolver& resolver_;
+  const uint64_t trainer_id_;
   uint64_t worker_id_ = 0;
+  uint32_t link_ = 0;
+  wire::SealOffer offer_;
+  std::unique_ptr<net::DataClient> data_;
+  std::deque<Bytes> waiting_;
   cluster::PoolSession session_;
   std::unique_ptr<net::ClientSocket> socket_;
   std::map<wire::BatchKey, Content> contents_;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A ZeroMQ socket over TCP with CURVE, as both sides of a connection between hosts have it: its options, and sending
-// and receiving under caps. The rest of penstock uses ServerSocket and ClientSocket.
+// A ZeroMQ socket over TCP, as both sides of a connection between hosts have it: its options, and sending and receiving
+// under caps. With CURVE it encrypts what crosses. With a ticket, which is ZeroMQ's PLAIN, it only keeps strangers out,
+// and what crosses has a seal of its own (seal.h). The rest of penstock uses ServerSocket, ClientSocket and the data
+// sockets.
 
 #include <chrono>
 #include <cstddef>
@@ -13,10 +15,13 @@
 #include <vector>
 
 #include "base/result.h"
+#include "net/endpoint.h"
+#include "net/key_ring.h"
 #include "net/keys.h"
 #include "net/message_part.h"
 #include "net/readiness.h"
 #include "net/socket.h"
+#include "net/ticket.h"
 #include "wire/message_limits.h"
 
 namespace penstock::net {
@@ -47,7 +52,7 @@ struct ReceivedMessage {
 };
 
 // Confined to the thread that made it.
-class CurveSocket {
+class TcpSocket {
  public:
   struct ServerSetup {
     const KeyPair& own;
@@ -59,20 +64,36 @@ class CurveSocket {
     const PublicKey& server_key;
     std::chrono::milliseconds handshake_interval;
   };
-  static Result<std::unique_ptr<CurveSocket>> open_server(SocketContext& context, const ServerSetup& setup,
-                                                          const wire::MessageLimits& limits);
-  static Result<std::unique_ptr<CurveSocket>> open_client(SocketContext& context, const ClientSetup& setup,
-                                                          const wire::MessageLimits& limits);
+  static Result<std::unique_ptr<TcpSocket>> open_server(SocketContext& context, const ServerSetup& setup,
+                                                        const wire::MessageLimits& limits);
+  static Result<std::unique_ptr<TcpSocket>> open_client(SocketContext& context, const ClientSetup& setup,
+                                                        const wire::MessageLimits& limits);
 
-  // For `open_server` and `open_client`.
-  CurveSocket(void* socket, bool is_router, const wire::MessageLimits& limits)
+  // Without CURVE: the authenticator of the domain lets in whom it has given the ticket.
+  struct TicketServerSetup {
+    const std::string& zap_domain;
+    std::chrono::milliseconds handshake_interval;
+  };
+  struct TicketClientSetup {
+    const Ticket& ticket;
+    std::chrono::milliseconds handshake_interval;
+  };
+  static Result<std::unique_ptr<TcpSocket>> open_ticket_server(SocketContext& context, const TicketServerSetup& setup,
+                                                               const wire::MessageLimits& limits);
+  static Result<std::unique_ptr<TcpSocket>> open_ticket_client(SocketContext& context, const TicketClientSetup& setup,
+                                                               const wire::MessageLimits& limits);
+
+  // For those that open.
+  TcpSocket(void* socket, bool is_router, const wire::MessageLimits& limits)
       : socket_(socket), is_router_(is_router), limits_(limits) {}
-  CurveSocket(const CurveSocket&) = delete;
-  CurveSocket& operator=(const CurveSocket&) = delete;
-  ~CurveSocket();
+  TcpSocket(const TcpSocket&) = delete;
+  TcpSocket& operator=(const TcpSocket&) = delete;
+  ~TcpSocket();
 
-  // Addresses are ZeroMQ's. `bind` returns the one that is really bound.
-  Result<std::string> bind(const std::string& address, bool is_ipv6);
+  // Listens at `endpoint`, and returns the address and port that are really bound. An address that other machines can
+  // reach is refused unless the pool's keys were given. Can block while a name is looked up.
+  Result<Endpoint> listen(const Endpoint& endpoint, KeyOrigin origin);
+  // The address is ZeroMQ's.
   Result<void> connect(const std::string& address, bool is_ipv6);
   void disconnect(const std::string& address);
 

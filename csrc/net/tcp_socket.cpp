@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/curve_socket.h"
+#include "net/tcp_socket.h"
 
 #include <zmq.h>
 
@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <utility>
 
@@ -54,12 +55,12 @@ class Options {
   bool is_set_ = true;
 };
 
-Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, const wire::MessageLimits& limits) {
+Result<std::unique_ptr<TcpSocket>> open(SocketContext& context, int type, const wire::MessageLimits& limits) {
   PENSTOCK_ASSERT(limits.part_bytes_max >= wire::kPartBytesMaxLeast && limits.part_bytes_max <= wire::kPartBytesMax);
   if (auto checked = check_zmq(ZmqFacts::of_this_process()); !checked) return checked.error();
   void* raw = zmq_socket(context.handle(), type);
   if (raw == nullptr) return zmq_failure("opening a ZeroMQ socket");
-  auto socket = std::make_unique<CurveSocket>(raw, type == ZMQ_ROUTER, limits);
+  auto socket = std::make_unique<TcpSocket>(raw, type == ZMQ_ROUTER, limits);
   const int64_t frame_bytes_max = static_cast<int64_t>(limits.part_bytes_max) + kCurveBytes;
   Options options(raw);
   options.set(ZMQ_LINGER, 0)
@@ -73,6 +74,45 @@ Result<std::unique_ptr<CurveSocket>> open(SocketContext& context, int type, cons
       .set(ZMQ_TCP_MAXRT, kUnansweredMsMax);
   if (!options.is_set()) return zmq_failure("setting up a ZeroMQ socket");
   return socket;
+}
+
+void set_up_server(Options& options, const std::string& zap_domain, std::chrono::milliseconds handshake_interval) {
+  PENSTOCK_ASSERT(!zap_domain.empty(), "without a domain, nobody is asked whom to let in");
+  // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages.
+  // Nobody needs it, since our clients claim no id and get a new one with every connection.
+  options.set(ZMQ_ZAP_DOMAIN, zap_domain.data(), zap_domain.size())
+      .set(kZapEnforceDomain, 1)
+      .set(ZMQ_ROUTER_MANDATORY, 1)
+      .set(ZMQ_ROUTER_HANDOVER, 0)
+      .set(ZMQ_BACKLOG, kBacklog)
+      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
+}
+
+void set_up_client(Options& options, std::chrono::milliseconds handshake_interval) {
+  // IMMEDIATE: nothing is queued for a server that is not connected, and sending says so.
+  options.set(ZMQ_IMMEDIATE, 1)
+      .set(ZMQ_RECONNECT_IVL, kReconnectMs)
+      .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
+      .set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs)
+      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
+}
+
+// `socket` with the options that `set` sets.
+Result<std::unique_ptr<TcpSocket>> set_up(Result<std::unique_ptr<TcpSocket>> socket, const std::string& what,
+                                          const std::function<void(Options&)>& set) {
+  if (!socket) return socket;
+  Options options(socket.value()->handle());
+  set(options);
+  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ " + what);
+  return socket;
+}
+
+Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, KeyOrigin origin) {
+  if (address.is_loopback || origin == KeyOrigin::kGiven) return {};
+  return Error{Errc::kUnsupported,
+               "listening at " + endpoint.text() + " is refused: other machines can reach " + address.number +
+                   " and no keys were given, which decide who is let in; make keys with penstock keys DIR and name "
+                   "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
 }
 
 // Has libzmq notice what its own thread has told the socket.
@@ -210,60 +250,64 @@ Result<void> check_zmq(const ZmqFacts& facts) {
   return {};
 }
 
-Result<std::unique_ptr<CurveSocket>> CurveSocket::open_server(SocketContext& context, const ServerSetup& setup,
-                                                              const wire::MessageLimits& limits) {
-  auto socket = open(context, ZMQ_ROUTER, limits);
-  if (!socket) return socket;
-  PENSTOCK_ASSERT(!setup.zap_domain.empty(), "without a domain, nobody is asked whom to let in");
-  Options options(socket.value()->handle());
-  // HANDOVER stays off: with it, a peer that claims the routing id of another would receive the other's messages.
-  // Nobody needs it, since our clients claim no id and get a new one with every connection.
-  options.set(ZMQ_CURVE_SERVER, 1)
-      .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes())
-      .set(ZMQ_ZAP_DOMAIN, setup.zap_domain.data(), setup.zap_domain.size())
-      .set(kZapEnforceDomain, 1)
-      .set(ZMQ_ROUTER_MANDATORY, 1)
-      .set(ZMQ_ROUTER_HANDOVER, 0)
-      .set(ZMQ_BACKLOG, kBacklog)
-      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(setup.handshake_interval.count()));
-  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ server");
-  return socket;
+Result<std::unique_ptr<TcpSocket>> TcpSocket::open_server(SocketContext& context, const ServerSetup& setup,
+                                                          const wire::MessageLimits& limits) {
+  return set_up(open(context, ZMQ_ROUTER, limits), "server", [&](Options& options) {
+    options.set(ZMQ_CURVE_SERVER, 1).set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes());
+    set_up_server(options, setup.zap_domain, setup.handshake_interval);
+  });
 }
 
-Result<std::unique_ptr<CurveSocket>> CurveSocket::open_client(SocketContext& context, const ClientSetup& setup,
-                                                              const wire::MessageLimits& limits) {
-  auto socket = open(context, ZMQ_DEALER, limits);
-  if (!socket) return socket;
-  Options options(socket.value()->handle());
-  // IMMEDIATE: nothing is queued for a server that is not connected, and sending says so.
-  options.set(ZMQ_CURVE_SERVERKEY, setup.server_key.bytes())
-      .set(ZMQ_CURVE_PUBLICKEY, setup.own.public_key().bytes())
-      .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes())
-      .set(ZMQ_IMMEDIATE, 1)
-      .set(ZMQ_RECONNECT_IVL, kReconnectMs)
-      .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
-      .set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs)
-      .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(setup.handshake_interval.count()));
-  if (!options.is_set()) return zmq_failure("setting up a ZeroMQ client");
-  return socket;
+Result<std::unique_ptr<TcpSocket>> TcpSocket::open_client(SocketContext& context, const ClientSetup& setup,
+                                                          const wire::MessageLimits& limits) {
+  return set_up(open(context, ZMQ_DEALER, limits), "client", [&](Options& options) {
+    options.set(ZMQ_CURVE_SERVERKEY, setup.server_key.bytes())
+        .set(ZMQ_CURVE_PUBLICKEY, setup.own.public_key().bytes())
+        .set(ZMQ_CURVE_SECRETKEY, setup.own.secret_key().bytes());
+    set_up_client(options, setup.handshake_interval);
+  });
 }
 
-CurveSocket::~CurveSocket() { zmq_close(socket_); }
+Result<std::unique_ptr<TcpSocket>> TcpSocket::open_ticket_server(SocketContext& context, const TicketServerSetup& setup,
+                                                                 const wire::MessageLimits& limits) {
+  return set_up(open(context, ZMQ_ROUTER, limits), "server", [&](Options& options) {
+    options.set(ZMQ_PLAIN_SERVER, 1);
+    set_up_server(options, setup.zap_domain, setup.handshake_interval);
+  });
+}
 
-Result<std::string> CurveSocket::bind(const std::string& address, bool is_ipv6) {
-  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6 ? 1 : 0).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
+Result<std::unique_ptr<TcpSocket>> TcpSocket::open_ticket_client(SocketContext& context, const TicketClientSetup& setup,
+                                                                 const wire::MessageLimits& limits) {
+  return set_up(open(context, ZMQ_DEALER, limits), "client", [&](Options& options) {
+    const std::string& ticket = setup.ticket.text();
+    options.set(ZMQ_PLAIN_USERNAME, kTicketHolder.data(), kTicketHolder.size())
+        .set(ZMQ_PLAIN_PASSWORD, ticket.data(), ticket.size());
+    set_up_client(options, setup.handshake_interval);
+  });
+}
+
+TcpSocket::~TcpSocket() { zmq_close(socket_); }
+
+Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin) {
+  auto found = resolve_bind_address(endpoint);
+  if (!found) return found.error();
+  if (auto checked = check_reach(endpoint, found.value(), origin); !checked) return checked.error();
+  const std::string address = zmq_address(found.value(), endpoint.port);
+  const int is_ipv6 = found.value().is_ipv6 ? 1 : 0;
+  if (!Options(socket_).set(ZMQ_IPV6, is_ipv6).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
     return Error{Errc::kFailed, "listening at " + address + " failed: " + zmq_strerror(zmq_errno()) +
                                     "; choose an address of this machine and a free port, or port 0"};
   }
   std::array<char, 256> bound{};
   size_t length = bound.size();
-  if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, bound.data(), &length) != 0) {
+  if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, bound.data(), &length) != 0)
     return zmq_failure("asking for the address of a server");
-  }
-  return std::string(bound.data());
+  auto real = Endpoint::parse(bound.data());
+  PENSTOCK_ASSERT(real, "libzmq names its own endpoint ", bound.data());
+  return real;
 }
 
-Result<void> CurveSocket::connect(const std::string& address, bool is_ipv6) {
+Result<void> TcpSocket::connect(const std::string& address, bool is_ipv6) {
   if (!Options(socket_).set(ZMQ_IPV6, is_ipv6 ? 1 : 0).is_set() || zmq_connect(socket_, address.c_str()) != 0) {
     return zmq_failure("connecting to " + address);
   }
@@ -271,16 +315,16 @@ Result<void> CurveSocket::connect(const std::string& address, bool is_ipv6) {
 }
 
 // An address that libzmq has given up on is no longer connected, which is the state that was wanted.
-void CurveSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
+void TcpSocket::disconnect(const std::string& address) { zmq_disconnect(socket_, address.c_str()); }
 
-void CurveSocket::settle() { take_up_events(socket_); }
+void TcpSocket::settle() { take_up_events(socket_); }
 
-void CurveSocket::set_linger(std::chrono::milliseconds time) {
+void TcpSocket::set_linger(std::chrono::milliseconds time) {
   const int linger_ms = static_cast<int>(time.count());
   zmq_setsockopt(socket_, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
 }
 
-Result<void> CurveSocket::check_sizes(std::span<const OutgoingPart> parts) const {
+Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
   PENSTOCK_ASSERT(!parts.empty(), "a message has at least one part");
   uint64_t message_bytes = 0;
   for (const OutgoingPart& part : parts) {
@@ -297,7 +341,7 @@ Result<void> CurveSocket::check_sizes(std::span<const OutgoingPart> parts) const
                                     std::to_string(limits_.message_bytes_max) + "; send several messages"};
 }
 
-Result<void> CurveSocket::send(std::string_view routing_id, std::span<OutgoingPart> parts) {
+Result<void> TcpSocket::send(std::string_view routing_id, std::span<OutgoingPart> parts) {
   PENSTOCK_ASSERT(is_router_ == !routing_id.empty(), "a server names the peer, and a client has only one");
   if (auto checked = check_sizes(parts); !checked) {
     for (OutgoingPart& part : parts) {
@@ -320,7 +364,7 @@ Result<void> CurveSocket::send(std::string_view routing_id, std::span<OutgoingPa
   return message.send(socket_);
 }
 
-Result<ReceiveOutcome> CurveSocket::try_receive(ReceivedMessage& message) {
+Result<ReceiveOutcome> TcpSocket::try_receive(ReceivedMessage& message) {
   message.parts.clear();
   message.offence.clear();
   ReceivedPart part;
@@ -353,7 +397,7 @@ Result<ReceiveOutcome> CurveSocket::try_receive(ReceivedMessage& message) {
   return message.offence.empty() ? ReceiveOutcome::kMessage : ReceiveOutcome::kOffence;
 }
 
-std::string CurveSocket::offence_of(size_t part_count, uint64_t message_bytes) const {
+std::string TcpSocket::offence_of(size_t part_count, uint64_t message_bytes) const {
   if (part_count > wire::kPartCountMax)
     return "it sent a message of more than " + std::to_string(wire::kPartCountMax) + " parts";
   if (message_bytes > limits_.message_bytes_max) {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The pieces of batches of one link with a worker: the keys that are agreed on, the connection that they cross on, and
+// the batches that are put together of them.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "loader/batch_memory.h"
+#include "loader/incoming_batch.h"
+#include "net/data_client.h"
+#include "net/resolver.h"
+#include "net/socket.h"
+#include "wire/batch_key.h"
+#include "wire/pool_record.h"
+
+namespace penstock::loader {
+
+// Confined to the I/O thread.
+class DataLink {
+ public:
+  // Of the link that the trainer's hello with this offer begins.
+  DataLink(const net::LinkName& name, const wire::SealOffer& offer) : name_(name), offer_(offer) {}
+
+  uint32_t number() const { return name_.link; }
+
+  // The worker has said how its pieces are sealed, and where they are to be had. Once.
+  Result<void> connect(net::SocketContext& context, net::Resolver& resolver, const wire::SealGrant& grant);
+  bool is_granted() const { return client_ != nullptr; }
+  net::DataClient& client() { return *client_; }
+  const net::Endpoint& endpoint() const { return client_->endpoint(); }
+  std::optional<Instant> due_at() const { return client_->due_at(); }
+
+  enum class Outcome : uint8_t {
+    kNothing,  // no piece was waiting
+    kPiece,
+    kFault,  // the link cannot go on; `fault()` says why
+  };
+  // Takes the next piece. `is_awaited` says whether anybody waits for a batch.
+  template <typename IsAwaited>
+  Outcome take_piece(BatchMemory& memory, const IsAwaited& is_awaited) {
+    switch (client_->try_receive()) {
+      case net::DataClient::Outcome::kNothing: return Outcome::kNothing;
+      case net::DataClient::Outcome::kFault: return fail(client_->fault());
+      case net::DataClient::Outcome::kPiece: break;
+    }
+    return keep_piece(memory, is_awaited(client_->piece().head.key));
+  }
+  const std::string& fault() const { return fault_; }
+
+  // Nobody waits for the batch any more.
+  void forget(wire::BatchKey key) { incoming_.erase(key); }
+  // Whether all pieces of the batch are there.
+  bool has_whole(wire::BatchKey key) const;
+  // The batch, once.
+  std::optional<IncomingBatch> take_whole(wire::BatchKey key);
+
+ private:
+  Outcome keep_piece(BatchMemory& memory, bool is_awaited);
+  Outcome fail(std::string fault);
+
+  const net::LinkName name_;
+  const wire::SealOffer offer_;
+  std::unique_ptr<net::DataClient> client_;
+  std::map<wire::BatchKey, IncomingBatch> incoming_;
+  std::string fault_;
+  std::vector<std::byte> unwanted_;  // where pieces of batches that nobody awaits are opened
+};
+
+}  // namespace penstock::loader
