@@ -97,6 +97,7 @@ SOUND = [
         True,
         "torchaudio mel spectrogram",
         "a graph break in torchaudio",
+        package="torchaudio",
     ),
     Case(
         "audio_masks",
@@ -106,6 +107,7 @@ SOUND = [
         True,
         "torchaudio SpecAugment",
         "a graph break in torchaudio",
+        package="torchaudio",
     ),
     Case(
         "audio_mfcc",
@@ -115,6 +117,7 @@ SOUND = [
         True,
         "torchaudio cepstra",
         "a graph break in torchaudio",
+        package="torchaudio",
     ),
     Case(
         "audio_resample",
@@ -124,6 +127,7 @@ SOUND = [
         True,
         "torchaudio resampling",
         "a graph break in torchaudio",
+        package="torchaudio",
     ),
     Case(
         "conformer",
@@ -133,5 +137,6 @@ SOUND = [
         True,
         "torchaudio model",
         "a graph break in torchaudio",
+        package="torchaudio",
     ),
 ]
