@@ -37,9 +37,8 @@ RESIZE = "resize"  # a long frame says that it is longer still; nothing protects
 _READ_BYTES = 1 << 16
 _WAITING_BYTES_MAX = 1 << 16
 # How a frame of ZeroMQ's begins once CURVE is on, and how a piece of a batch does on a data
-# connection; flags and length stand before.
-_MARKS = (b"\x07MESSAGE", b"PNP1")
-_CLEAR_BYTES = 8 + 8 + 1  # a mark and a nonce; of a piece, some of its head, which is sealed as well
+# connection, and how far behind that is something that is encrypted. Flags and length stand before.
+_MARKS = {b"\x07MESSAGE": 8 + 8 + 1, b"PNP1": 64 + 8}
 _LENGTH_BYTES = 8
 _IS_LONG = 0x02
 
@@ -339,26 +338,26 @@ def _damage(waiting: bytearray, kind: str) -> bool:
     """Changes a bit of the first frame that begins here, or the first long one. False if none is
     seen."""
     if kind == FLIP:
-        place = _find_mark(waiting, 0)
-        target = place + _CLEAR_BYTES
+        place, clear_bytes = _find_mark(waiting, 0)
+        target = place + clear_bytes
         if place < 0 or target >= len(waiting):
             return False
         waiting[target] ^= 0x10
         return True
-    place = _find_mark(waiting, 1 + _LENGTH_BYTES)
+    place, _ = _find_mark(waiting, 1 + _LENGTH_BYTES)
     while place >= 0:
         length = place - _LENGTH_BYTES
         if waiting[length - 1] & _IS_LONG and not any(waiting[length : length + 4]):
             waiting[length + 3] ^= 0x40  # 2^38 bytes more
             return True
-        place = _find_mark(waiting, place + 1)
+        place, _ = _find_mark(waiting, place + 1)
     return False
 
 
-def _find_mark(waiting: bytearray, start: int) -> int:
-    """The first of the marks from there on, -1 if there is none."""
-    places = [waiting.find(mark, start) for mark in _MARKS]
-    return min((place for place in places if place >= 0), default=-1)
+def _find_mark(waiting: bytearray, start: int) -> tuple[int, int]:
+    """The first of the marks from there on, -1 if there is none, and what is clear behind it."""
+    places = [(waiting.find(mark, start), clear) for mark, clear in _MARKS.items()]
+    return min((place for place in places if place[0] >= 0), default=(-1, 0))
 
 
 def _read_some(number: int) -> bytes:
