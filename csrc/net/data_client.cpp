@@ -7,7 +7,9 @@
 namespace penstock::net {
 namespace {
 
-constexpr int kReceivedCountMax = 8;  // pieces that wait to be opened
+// Pieces that wait to be opened. With more of them the heap that libzmq receives into is given back to the system
+// between batches: 2,700 page faults for a batch of 38 MB with 8, and 3 with 2.
+constexpr int kReceivedCountMax = 2;
 
 constexpr wire::MessageLimits kLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
                                       .message_bytes_max = wire::kPieceMessageBytesMax,

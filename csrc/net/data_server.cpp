@@ -89,7 +89,7 @@ Result<void> DataServer::send(wire::PieceHead head, std::span<const std::byte> p
   const size_t size = wire::kPieceHeadBytes + piece.size() + wire::kSealTagBytes;
   const std::span<std::byte> message(buffer.get(), size);
   std::memcpy(message.data(), head_bytes.data(), head_bytes.size());
-  const auto sealed = session_->sealer.seal(head.counter, head_bytes, piece, message.subspan(wire::kPieceHeadBytes));
+  auto sealed = session_->sealer.seal(head.counter, head_bytes, piece, message.subspan(wire::kPieceHeadBytes));
   // A function that is copied holds it until ZeroMQ has sent it, or has not.
   auto held = std::make_shared<SealedBuffers::Buffer>(std::move(buffer));
   OutgoingPart part{.bytes = message, .release = [buffers = buffers_, held] { buffers->give_back(std::move(*held)); }};

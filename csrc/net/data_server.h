@@ -35,7 +35,8 @@ class DataServer {
     uint64_t worker_id = 0;
     uint8_t ciphers = fast_ciphers();
   };
-  // Listens at `endpoint`. `on_room` is called, on any thread, when pieces have left.
+  // Listens at `endpoint`. `on_room` is called, on any thread, when has_room()
+  // may be true again.
   static Result<std::unique_ptr<DataServer>> bind(SocketContext& context, Authenticator& authenticator,
                                                   const Endpoint& endpoint, const Options& options,
                                                   std::function<void()> on_room);

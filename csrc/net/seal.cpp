@@ -104,9 +104,7 @@ bool has_aes_instructions() {
 }  // namespace
 
 uint8_t fast_ciphers() {
-  static const uint8_t ciphers =
-      has_aes_instructions() ? wire::kSealCiphers : wire::cipher_bit(SealCipher::kChaCha20Poly1305);
-  return ciphers;
+  return has_aes_instructions() ? wire::kSealCiphers : wire::cipher_bit(SealCipher::kChaCha20Poly1305);
 }
 
 SealCipher choose_cipher(uint8_t own, uint8_t offered) {

@@ -14,14 +14,14 @@
 
 namespace penstock::net {
 
-constexpr size_t kSealedBufferCountMax = 8;
+constexpr size_t kSealedBufferCountMax = 4;
 
 // Thread-safe.
 class SealedBuffers {
  public:
   using Buffer = std::unique_ptr<std::byte[]>;  // of kPieceMessageBytesMax
 
-  // `on_room` is called after each buffer that comes back.
+  // `on_room` is called when a buffer comes back while all were taken.
   explicit SealedBuffers(std::function<void()> on_room) : on_room_(std::move(on_room)) {}
 
   bool has_room() const {
@@ -39,12 +39,13 @@ class SealedBuffers {
   }
 
   void give_back(Buffer buffer) {
+    bool was_full = false;
     {
       MutexLock lock(mutex_);
-      --out_count_;
+      was_full = out_count_-- == kSealedBufferCountMax;
       free_.push_back(std::move(buffer));
     }
-    on_room_();
+    if (was_full) on_room_();
   }
 
  private:
