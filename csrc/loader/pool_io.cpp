@@ -196,6 +196,7 @@ void PoolIo::serve_worker(uint64_t worker_id, Instant now) {
   if (const WorkerLink* link = links_->find(worker_id)) links_->mark_used(*link);
   serve_data(worker_id, now);
   receive_from(worker_id, kMessagesInTurn, now);
+  take_waiting(worker_id, now);  // an answer that nobody waits for any more holds up nothing
   while (WorkerLink* link = links_->find(worker_id)) {
     if (link->reconnect_at && now >= *link->reconnect_at) {
       link->reconnect_at.reset();

@@ -92,7 +92,7 @@ class HandWorker {
       send_all();
       send_pieces();
       const net::Waitable waitables[] = {server_->waitable(), data_->waitable()};
-      static_cast<void>(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(10)));
+      static_cast<void>(net::wait_readable(waitables, {}, {}, std::chrono::milliseconds(pieces_.empty() ? 10 : 1)));
     }
     data_.reset();  // on the thread that used it
     server_.reset();
