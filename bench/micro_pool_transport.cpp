@@ -309,6 +309,15 @@ bool await(std::span<const net::Waitable> sockets) {
   return static_cast<bool>(net::wait_readable(sockets, {}, {}, kSilenceMax));
 }
 
+bool await_connection(net::ClientSocket& socket) {
+  while (!socket.is_connected()) {
+    if (!await(socket.waitables())) return false;
+    while (socket.try_event()) {
+    }
+  }
+  return true;
+}
+
 void serve_curve(int port_fd, size_t batch_bytes, const net::KeyRing& keys) {
   net::SocketContext context;
   const auto authenticator = net::Authenticator::start(context).value();
@@ -343,12 +352,8 @@ void BM_PoolCurve(benchmark::State& state) {
                                                     trainer.own(), trainer.public_key(net::Role::kWorker));
   if (!connected) return state.SkipWithError("the sender cannot be reached");
   net::ClientSocket& socket = *connected.value();
+  if (!await_connection(socket)) return state.SkipWithError("the sender cannot be reached");
   const auto waitables = socket.waitables();
-  while (!socket.is_connected()) {
-    if (!await(waitables)) return state.SkipWithError("the sender cannot be reached");
-    while (socket.try_event()) {
-    }
-  }
   Assembly assembly(batch_bytes);
   const std::array<std::byte, 1> ask{};
   for (int count = 1; count < kAskedAhead; ++count) static_cast<void>(socket.send(ask));
@@ -435,11 +440,7 @@ void BM_PoolSockets(benchmark::State& state) {
                                                     trainer.own(), trainer.public_key(net::Role::kWorker));
   if (!connected) return state.SkipWithError("the sender cannot be reached");
   net::ClientSocket& socket = *connected.value();
-  while (!socket.is_connected()) {
-    if (!await(socket.waitables())) return state.SkipWithError("the sender cannot be reached");
-    while (socket.try_event()) {
-    }
-  }
+  if (!await_connection(socket)) return state.SkipWithError("the sender cannot be reached");
   const wire::SealOffer offer{.ciphers = net::fast_ciphers(), .nonce = net::draw_seal_nonce().value()};
   const auto hello = wire::write_to_worker(
       {.message = {.kind = wire::ToWorker::Kind::kHello, .trainer_id = kLink.trainer_id}, .offer = offer});

@@ -3,10 +3,11 @@
 
 #include <cstring>
 
+#include "net/server_socket.h"
+
 namespace penstock::net {
 namespace {
 
-constexpr std::chrono::milliseconds kHandshakeTime{5000};
 constexpr int kReceiveCountMax = 64;  // in a turn; one message is all that a trainer sends
 
 // A trainer sends one small message, and whoever has its ticket can have this process hold four large ones.
@@ -21,7 +22,7 @@ Result<std::unique_ptr<DataServer>> DataServer::bind(SocketContext& context, Aut
                                                      std::function<void()> on_room) {
   auto domain = authenticator.make_domain({});
   auto socket = TcpSocket::open_ticket_server(
-      context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeTime}, kLimits);
+      context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kLimits);
   if (!socket) return socket.error();
   auto bound = socket.value()->listen(endpoint, options.origin);
   if (!bound) return bound.error();

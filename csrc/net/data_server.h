@@ -4,7 +4,6 @@
 // pieces are sealed with the keys of the link in force. Who has no ticket of that link is closed in the handshake, and
 // who cannot seal its first message with the link's key gets nothing.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,7 +12,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "base/result.h"
 #include "net/authenticator.h"
@@ -35,8 +33,7 @@ class DataServer {
     uint64_t worker_id = 0;
     uint8_t ciphers = fast_ciphers();
   };
-  // Listens at `endpoint`. `on_room` is called, on any thread, when has_room()
-  // may be true again.
+  // Listens at `endpoint`. `on_room` is called, on any thread, when has_room() may be true again.
   static Result<std::unique_ptr<DataServer>> bind(SocketContext& context, Authenticator& authenticator,
                                                   const Endpoint& endpoint, const Options& options,
                                                   std::function<void()> on_room);
