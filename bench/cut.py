@@ -4,13 +4,15 @@
 The trainer has a core and a thread, its one worker has another core. Each kind has a process, and
 these train in turns, a quarter of a second at a time, while the others wait: what else the machine
 does falls on all alike. Ratios are taken within a round. Sessions of fresh processes follow each
-other. The first losses of every process are compared to the bit before its figures count. With
---overhead instead: what `offload` costs a step when nothing moves.
+other. With --link the workers are those of a pool on the far side of a cable. The first losses of
+every process are compared to the bit before its figures count. With --overhead instead: what
+`offload` costs a step when nothing moves.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import select
@@ -19,17 +21,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cut_table
-from cut_training import KINDS
+import shaped_link
+from cut_training import KINDS, choose_cores
 from cut_workloads import OVERHEAD_MODELS, WORKLOADS
 from figures import MeasurementError, Record, median_interval, report, summary
+from pool_host import PoolError, PoolHost
 
 HERE = Path(__file__).resolve().parent
-RATES = ("steps_per_s", "waiting_share", "foreign_cores")
+RATES = ("steps_per_s", "waiting_share", "batch_bytes", "foreign_cores")
 PLANS = (
     "moved_calls",
     "raw_bytes",
@@ -63,11 +68,14 @@ def _run(script: str, *arguments: str) -> Measurement:
 class Training:
     """A process that trains for a while when it is asked to, and waits otherwise."""
 
-    def __init__(self, workload: str, kind: str, *arguments: str) -> None:
+    def __init__(
+        self, workload: str, kind: str, *arguments: str, prefix: Sequence[str] = ()
+    ) -> None:
+        """``prefix`` is a command that runs another in a place of its own."""
         self._name = f"{workload} {kind}"
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "cut_rate.py"), workload, kind, *arguments],
+            [*prefix, sys.executable, str(HERE / "cut_rate.py"), workload, kind, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -114,18 +122,45 @@ class Training:
         return result
 
 
-def measure_workload(workload: str, args: argparse.Namespace) -> list[Record]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where trainings run, and where their workers are."""
+
+    name: str = "cut"
+    prefix: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def across_a_link(rate: str) -> Iterator[Place]:
+    """Two network namespaces with a cable of this rate. On the far side a pool has a worker for
+    each kind, all on the second core."""
+    _, worker_core = choose_cores()
+    with tempfile.TemporaryDirectory() as folder, shaped_link.ShapedLink(rate) as link:
+        inside = [*link.enter(link.pool_side), "taskset", "-c", str(worker_core)]
+        with PoolHost(Path(folder), address=shaped_link.POOL_ADDRESS, prefix=inside) as host:
+            host.start_workers(len(KINDS))
+            host.wait_for_workers(len(KINDS))
+            yield Place(
+                f"cut-{rate}",
+                tuple(link.enter(link.trainer_side)),
+                ("--pool", host.endpoint, "--keys", host.keys),
+            )
+
+
+def measure_workload(workload: str, args: argparse.Namespace, place: Place) -> list[Record]:
     slices: dict[str, list[Measurement]] = {kind: [] for kind in KINDS}
     plans: dict[str, list[Measurement]] = {kind: [] for kind in KINDS if kind != "eager"}
     start: Measurement = {}
     for session in range(args.sessions):
         arguments = ["--warmup", str(args.warmup), "--seed", str(session)]
         arguments += ["--quick"] if args.quick else []
+        arguments += place.arguments
         trainings: dict[str, Training] = {}
         try:
             for kind in kinds_in_turn(session):
                 say(f"{workload}: session {session + 1} of {args.sessions}, starting {kind}")
-                trainings[kind] = Training(workload, kind, *arguments)
+                trainings[kind] = Training(workload, kind, *arguments, prefix=place.prefix)
             start = trainings["auto"].start
             check_losses(workload, {kind: trainings[kind].start["losses"] for kind in KINDS})
             for round_index in range(args.rounds):
@@ -146,7 +181,7 @@ def measure_workload(workload: str, args: argparse.Namespace) -> list[Record]:
         "warmup_s": args.warmup,
         "equal_losses": len(start["losses"]),
     }
-    return rate_records(f"cut/{workload}", slices, plans, parameters)
+    return rate_records(f"{place.name}/{workload}", slices, plans, parameters)
 
 
 def kinds_in_turn(round_index: int) -> list[str]:
@@ -262,6 +297,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=0.25, help="timed part of one slice (0.25)")
     add("--warmup", type=float, default=4.0, help="of a process, after the first losses (4 s)")
     add("--overhead", action="store_true", help="what offload costs when nothing moves")
+    add("--link", metavar="RATE", help="across a cable of this rate, such as 1gbit; needs root")
     add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
     add("--quick", action="store_true", help="little data and one short round: does it run?")
     add("--out", type=Path, help="file for the JSON lines, else standard output")
@@ -292,9 +328,20 @@ def main() -> int:
 
 
 def measure_all(args: argparse.Namespace) -> Iterator[Record]:
-    measure = measure_overhead if args.overhead else measure_workload
-    for name in args.only:
-        yield from measure(name, args)
+    if args.overhead:
+        for name in args.only:
+            yield from measure_overhead(name, args)
+    else:
+        try:
+            with (
+                across_a_link(args.link) if args.link else contextlib.nullcontext(Place()) as place
+            ):
+                for name in args.only:
+                    yield from measure_workload(name, args, place)
+        except shaped_link.NoLinkError as error:
+            raise MeasurementError(f"--link: {error}; run it as root") from error
+        except PoolError as error:
+            raise MeasurementError(str(error)) from error
     say("")
 
 

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import process_tree
@@ -34,6 +35,7 @@ WARMUP_STEPS = 16
 # At the head of a slice: the worker has had batches ready since the last one.
 LEAD_STEPS, LEAD_S = 6, 0.1
 QUICK_EPOCH_BATCHES = 12
+HERE = Path(__file__).resolve().parent
 
 
 class Waiting:
@@ -62,9 +64,7 @@ def serve(args: argparse.Namespace) -> None:
         workload.make_dataset(batch_count * workload.batch_size),
         batch_size=workload.batch_size,
         shuffle=True,
-        num_workers=1,
-        persistent_workers=True,
-        worker_init_fn=pin_worker,
+        **workers_of(args, pin_worker),
     )
     model = fresh(workload.make_model)
     if args.kind != "eager":
@@ -80,7 +80,7 @@ def serve(args: argparse.Namespace) -> None:
     plan = loader.plan
     for line in sys.stdin:
         advance(steps, LEAD_STEPS, LEAD_S)
-        say(measure_slice(steps, batches, float(line)))
+        say(measure_slice(loader, steps, batches, float(line)))
     if args.kind != "eager":
         changes_before, plan = _changes(plan), loader.plan
         print(plan, file=sys.stderr)
@@ -99,6 +99,13 @@ def serve(args: argparse.Namespace) -> None:
         )
 
 
+def workers_of(args: argparse.Namespace, pin_worker: Any) -> dict[str, Any]:
+    """Options of the loader: a worker of its own, or one of a pool."""
+    if args.pool is None:
+        return {"num_workers": 1, "persistent_workers": True, "worker_init_fn": pin_worker}
+    return {"pool": args.pool, "keys": args.keys, "code_paths": [str(HERE)], "timeout": 120}
+
+
 def advance(steps: Iterator[torch.Tensor], count: int, seconds: float) -> None:
     """So many steps, and for so long, at least."""
     until = time.perf_counter() + seconds
@@ -108,8 +115,9 @@ def advance(steps: Iterator[torch.Tensor], count: int, seconds: float) -> None:
 
 
 def measure_slice(
-    steps: Iterator[torch.Tensor], batches: Waiting, seconds: float
+    loader: DataLoader[Any], steps: Iterator[torch.Tensor], batches: Waiting, seconds: float
 ) -> dict[str, float]:
+    sent_bytes = loader.stats().batch_bytes
     busy_s, used, waited_s = process_tree.machine_busy_s(), _usage(), batches.seconds
     begin = now = time.perf_counter()
     step_count = 0
@@ -123,6 +131,7 @@ def measure_slice(
     return {
         "steps_per_s": step_count / seconds,
         "waiting_share": waited_s / seconds,  # of batches: high where the worker is the slower one
+        "batch_bytes": (loader.stats().batch_bytes - sent_bytes) / step_count,
         "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
     }
 
@@ -163,6 +172,8 @@ def main() -> int:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--warmup", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pool", help="a controller, whose worker makes the batches")
+    parser.add_argument("--keys", help="the folder with the pool's keys")
     parser.add_argument("--quick", action="store_true")
     serve(parser.parse_args())
     return 0

@@ -141,4 +141,4 @@ def _with_interval(record: Record) -> str:
 
 
 def _short(case: str) -> str:
-    return case.removeprefix("cut/")
+    return case.rpartition("/")[2]

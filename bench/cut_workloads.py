@@ -238,6 +238,45 @@ def click_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(model(batch[0], batch[1]), batch[2])
 
 
+class Frames(Dataset[Any]):
+    """Pictures of a film as bytes: 3 x 256 x 256. A few of them, again and again."""
+
+    def __init__(self, count: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self._frames = torch.randint(0, 256, (64, 3, 256, 256), dtype=torch.uint8, generator=draw)
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._frames[index % len(self._frames)], index % 10
+
+
+class FrameNet(nn.Module):
+    """Frames that the model converts and normalises; features of patches, and a linear layer."""
+
+    def __init__(self, edge: int | None = None) -> None:
+        super().__init__()
+        self._edge = edge  # to which frames are resized first
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1))
+        self.patches = nn.Conv2d(3, 16, 16, stride=16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        pictures = frames.float() / 255
+        if self._edge is not None:
+            size = (self._edge, self._edge)
+            pictures = F.interpolate(pictures, size, mode="bilinear", antialias=True)
+        pictures = (pictures - self.mean) / self.deviation
+        return self.head(F.relu(self.patches(pictures)).mean((2, 3)))
+
+
+def small_frames_net() -> nn.Module:
+    return FrameNet(96)
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -251,5 +290,8 @@ WORKLOADS = {
         ),
         # The same model on ids that are ready: a price that is right there must be right here, too.
         CutWorkload("one_hot_ready", ready_ids, OneHotNet, class_loss, batch_size=128),
+        # Conversion makes four bytes of one; over a link it had better be the trainer's.
+        CutWorkload("frames", Frames, FrameNet, class_loss, batch_size=16),
+        CutWorkload("frames_resized", Frames, small_frames_net, class_loss, batch_size=16),
     )
 }

@@ -3,8 +3,8 @@
 
 A round is, for one size of batch and one after the other: a raw TCP socket, ZeroMQ without keys,
 ZeroMQ with CURVE, a pool's data connection and its seal alone (bench/micro_pool_transport.cpp, in
-random order), then a loader with a pool whose worker has its batches ready. Ratios are taken within a
-round. The case ``link`` runs the loader across two network namespaces, over a link of 1 Gbit/s.
+random order), then a loader with a pool whose worker has its batches ready. Ratios are taken within
+a round. The case ``link`` runs the loader across two network namespaces, over a link of 1 Gbit/s.
 """
 
 from __future__ import annotations

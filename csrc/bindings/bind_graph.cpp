@@ -186,12 +186,13 @@ void bind_graph(py::module_& module) {
       .def_readonly("values", &graph::Calibration::values);
 
   py::class_<graph::Loads>(module, "Loads")
-      .def(py::init([](double trainer_s, double worker_s, double cpus) {
-             return graph::Loads{trainer_s, worker_s, cpus};
+      .def(py::init([](double trainer_s, double worker_s, double link_s, double cpus) {
+             return graph::Loads{.trainer_s = trainer_s, .worker_s = worker_s, .link_s = link_s, .cpus = cpus};
            }),
-           py::kw_only(), py::arg("trainer_s"), py::arg("worker_s"), py::arg("cpus") = 0.0)
+           py::kw_only(), py::arg("trainer_s"), py::arg("worker_s"), py::arg("link_s") = 0.0, py::arg("cpus") = 0.0)
       .def_readonly("trainer_s", &graph::Loads::trainer_s)
       .def_readonly("worker_s", &graph::Loads::worker_s)
+      .def_readonly("link_s", &graph::Loads::link_s)
       .def_readonly("cpus", &graph::Loads::cpus);
 
   py::class_<graph::StageSeconds>(module, "StageSeconds")
@@ -280,7 +281,17 @@ void bind_graph(py::module_& module) {
             return prices;
           },
           py::arg("worker_count"), py::arg("trainer_scale") = 1.0, py::arg("worker_scale") = 1.0)
+      .def_static(
+          "of_pool",
+          [](double worker_count, double link_bytes_per_s, bool sends_whole) {
+            return graph::link_prices(
+                worker_count, {.bytes_per_s = link_bytes_per_s > 0 ? link_bytes_per_s : graph::kUnknownLinkBytesPerS,
+                               .sends_whole = sends_whole});
+          },
+          py::arg("worker_count"), py::kw_only(), py::arg("link_bytes_per_s"), py::arg("sends_whole"))
       .def_readonly("worker_count", &graph::Prices::worker_count)
+      .def_readonly("link_bytes_per_s", &graph::Prices::link_bytes_per_s)
+      .def_readonly("raw_stays", &graph::Prices::raw_stays)
       .def_readonly("loads", &graph::Prices::loads);
 
   module.def("make_plan", &plan_of, py::arg("graph"), py::arg("verdicts"), py::arg("calibration"), py::kw_only(),

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <limits>
 
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
 #include "loader/client.h"
 #include "loader/stream.h"
+#include "wire/batch_key.h"
 
 namespace py = pybind11;
 
@@ -25,7 +27,8 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr auto kWaitSlice = std::chrono::milliseconds(50);  // how late Ctrl-C may be noticed while waiting
+constexpr double kNoLink = std::numeric_limits<double>::infinity();  // bytes a second, in one machine
+constexpr auto kWaitSlice = std::chrono::milliseconds(50);           // how late Ctrl-C may be noticed while waiting
 
 // Sleeps without the interpreter lock until something arrives, looking after signals. False at the deadline.
 bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
@@ -42,8 +45,17 @@ bool wait_for_arrival(Client& client, steady_clock::time_point deadline) {
   }
 }
 
-// The trainer's view of a batch beyond its value: its leaves in table order, its boundary tensors by key, and the
-// number that it was asked for by.
+// Puts objects of Python's in the places of leaves that were left out: `stand_in` is given a meta tensor.
+void put_stand_ins(Batch& batch, const py::object& stand_in) {
+  for (size_t index = 0; index < batch.frame().leaf_count(); ++index) {
+    if (!batch.is_withheld(index)) continue;
+    const py::object object = stand_in(wrap_tensor(batch.tensors()[index]));
+    batch.set_stand_in(index, THPVariable_Unpack(object.ptr()));
+  }
+}
+
+// The trainer's view of a batch beyond its value: its leaves in table order, its boundary tensors by key, the number
+// that it was asked for by, and from where the leaves are to be had that were left out, if any were.
 py::tuple describe_leaves(Batch& batch) {
   const auto& tensors = batch.tensors();
   const size_t leaf_count = batch.frame().leaf_count();
@@ -56,12 +68,15 @@ py::tuple describe_leaves(Batch& batch) {
       boundary[py::str(std::string(batch.frame().boundary_keys[index - leaf_count]))] = wrap_tensor(tensors[index]);
     }
   }
-  return py::make_tuple(leaves, boundary, batch.descriptor().sequence);
+  const auto& origin = batch.origin();
+  return py::make_tuple(leaves, boundary, wire::number_of({.epoch = 0, .sequence = batch.descriptor().sequence}),
+                        origin ? py::cast(*origin) : py::none());
 }
 
 // An event as Python gets it: its kind, its value, the value's details, its shard and that one's state. A batch that
-// cannot be rebuilt here is noted, and its error raised in its place.
-py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, bool with_leaves) {
+// cannot be rebuilt here is noted, and its error raised in its place. The leaves are described where there is a
+// `stand_in`.
+py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, const py::object& stand_in) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
   if (event.kind == Client::Event::Kind::kNews)
@@ -81,6 +96,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   }
   py::object value;
   try {
+    if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
     event.is_unreadable = true;
@@ -89,7 +105,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   py::object extra = py::none();
   if (batch.raises()) {
     extra = py::bool_(true);
-  } else if (with_leaves) {
+  } else if (!stand_in.is_none()) {
     extra = describe_leaves(batch);
   }
   if (!batch.has_state())
@@ -164,19 +180,19 @@ Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
   return event;
 }
 
-py::tuple next(Stream& stream, double timeout_s, const py::object& loads, bool with_leaves) {
+py::tuple next(Stream& stream, double timeout_s, const py::object& loads, const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_next(); });
-  auto given = to_python(event, event.batch.get(), loads, with_leaves);
+  auto given = to_python(event, event.batch.get(), loads, stand_in);
   if (event.is_unreadable) stream.progress()->note_error();
   return given;
 }
 
 py::tuple look_ahead(Stream& stream, uint32_t batch_count, double timeout_s, const py::object& loads,
-                     bool with_leaves) {
+                     const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_look_ahead(batch_count); });
-  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, with_leaves);
+  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, stand_in);
   Client::Event& waiting = stream.last_ahead();
-  return to_python(waiting, waiting.batch.get(), loads, with_leaves);
+  return to_python(waiting, waiting.batch.get(), loads, stand_in);
 }
 
 py::object bytes_or_none(const EpochProgress::State& state) {
@@ -198,6 +214,8 @@ py::dict counters_of(Stream& stream) {
   result["boundary_batches"] = counters.boundary_batches.value();
   result["compiled_batches"] = counters.compiled_batches.value();
   result["unrepeatable_batches"] = counters.unrepeatable_batches.value();
+  result["withheld_bytes"] = counters.withheld_bytes.value();
+  result["recalled_batches"] = counters.recalled_batches.value();
   result["arenas"] = counters.arenas.value();
   result["waits"] = counters.waits.value();
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;
@@ -212,9 +230,40 @@ py::dict counters_of(Stream& stream) {
 // The few counters that are looked at for every batch: a tuple is made several times faster than a dict of all.
 py::tuple load_counters_of(Stream& stream) {
   const auto& counters = stream.client().counters();
+  const auto link = stream.client().link();
   return py::make_tuple(counters.batches.value(), counters.boundary_batches.value(),
                         static_cast<double>(counters.fetch_ns.value()) * 1e-9,
-                        static_cast<double>(counters.prefix_ns.value()) * 1e-9);
+                        static_cast<double>(counters.prefix_ns.value()) * 1e-9, counters.batch_bytes.value(),
+                        link ? stream.client().worker_count() : 0U, link ? link->bytes_per_s : kNoLink);
+}
+
+// The leaves and boundary tensors of a batch that was recalled, as describe_leaves() has them; None where it did not
+// come in time. Raises the dataset's error if the batch could not be made again.
+py::object recalled(Client& client, const Batch::Origin& origin, double timeout_s) {
+  const auto deadline = steady_clock::now() +
+                        std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(timeout_s));
+  for (;;) {
+    const auto slice = std::min(deadline, steady_clock::now() + kWaitSlice);
+    auto taken = without_gil([&] {
+      auto batch = client.recalled(origin, slice);
+      stay_if_python_exits();
+      return batch;
+    });
+    if (taken) {
+      Batch& batch = *taken.value();
+      if (const auto& remote = batch.remote_error()) {
+        const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
+        const std::string where = remote->worker.empty() ? "" : "in penstock worker " + remote->worker;
+        const py::object error = make_error(remote->type_name, remote->text, where);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+        throw py::error_already_set();
+      }
+      return describe_leaves(batch);
+    }
+    if (taken.error().code != Errc::kTimeout) raise_failure(taken.error());
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (steady_clock::now() >= deadline) return py::none();
+  }
 }
 
 // An object that interrupts the main thread, as Ctrl-C does, when the last reference to it goes: an interrupt that
@@ -275,6 +324,10 @@ void bind_loader(py::module_& module) {
              });
            })
       .def("retire_held", &Client::retire_held);
+  py::class_<Batch::Origin>(module, "BatchOrigin");
+  client.def("recall", &Client::recall, py::arg("origin"))
+      .def("recalled", &recalled, py::arg("origin"), py::arg("timeout_s"))
+      .def("forget_recall", &Client::forget_recall, py::arg("origin"));
   py::enum_<Client::Event::Kind>(client, "Event", py::arithmetic())
       .value("BATCH", Client::Event::Kind::kBatch)
       .value("SHARD_ENDED", Client::Event::Kind::kShardEnded)
@@ -346,14 +399,15 @@ void bind_loader(py::module_& module) {
                              std::make_unique<PulledIndices>(std::move(pull), std::move(dumps)));
           },
           py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("pull"), py::arg("dumps"))
-      .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("with_leaves"))
+      .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("stand_in"))
       .def("look_ahead", &look_ahead, py::arg("batch_count"), py::arg("timeout_s"), py::arg("loads"),
-           py::arg("with_leaves"))
+           py::arg("stand_in"))
       .def("give_ahead",
            [](Stream& self) {
              PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");
              static_cast<void>(self.try_next());
            })
+      .def_property_readonly("worker_count", [](Stream& self) { return self.client().worker_count(); })
       .def("load_counters", &load_counters_of)
       .def("counters", &counters_of);
 }

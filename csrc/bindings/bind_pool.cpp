@@ -16,6 +16,7 @@
 #include "loader/pool_client.h"
 #include "net/key_folder.h"
 #include "net/shared_key_folder.h"
+#include "wire/shipment.h"
 
 namespace py = pybind11;
 
@@ -83,6 +84,14 @@ std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const Clie
 }  // namespace
 
 void bind_pool(py::module_& module) {
+  module.def(
+      "encode_shipment",
+      [](std::vector<std::vector<std::string>> boundary_keys, std::vector<uint32_t> withheld, uint64_t whole_every) {
+        const auto bytes = wire::write_shipment(
+            {.boundary_keys = std::move(boundary_keys), .withheld = std::move(withheld), .whole_every = whole_every});
+        return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      },
+      py::arg("boundary_keys"), py::arg("withheld"), py::kw_only(), py::arg("whole_every"));
   py::class_<PoolClient, loader::Client, std::shared_ptr<PoolClient>>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,

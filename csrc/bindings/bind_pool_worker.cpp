@@ -131,7 +131,8 @@ void bind_pool_worker(py::module_& module) {
       .def_property_readonly("trainer_id", [](const PoolWork& self) { return self.trainer_id; })
       .def_property_readonly("tenancy", [](const PoolWork& self) { return self.tenancy; })
       .def_property_readonly("epoch", [](const PoolWork& self) { return self.key.epoch; })
-      .def_property_readonly("sequence", [](const PoolWork& self) { return self.key.sequence; })
+      .def_property_readonly("sequence", &PoolWork::number)
+      .def_property_readonly("is_recall", &PoolWork::is_recall)
       .def_property_readonly("lane", [](const PoolWork& self) { return self.lane; })
       .def_property_readonly("is_lane_start", [](const PoolWork& self) { return self.is_lane_start; })
       .def_property_readonly("is_pickled",
@@ -200,6 +201,12 @@ void bind_pool_worker(py::module_& module) {
             return unwrap(without_gil([&] { return answer_rows(self, work, sources); }));
           },
           py::arg("work"), py::arg("sources"))
+      .def(
+          "answer_kept",
+          [](PoolServer& self, const PoolWork& work) {
+            return unwrap(without_gil([&] { return self.answer_kept(work); }));
+          },
+          py::arg("work"))
       .def(
           "answer_end", [](PoolServer& self, const PoolWork& work) { self.answer_end(work); }, py::arg("work"))
       .def(

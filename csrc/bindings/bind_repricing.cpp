@@ -49,6 +49,11 @@ void note_timed_call(PricedCut& cut, const std::string& call, double seconds) {
   cut.pricing->note(call == "whole" ? TimedCall::kWhole : TimedCall::kSuffix, seconds);
 }
 
+// Zero: not known yet.
+graph::LinkRate link_rate(double bytes_per_s, bool sends_whole) {
+  return {.bytes_per_s = bytes_per_s > 0 ? bytes_per_s : graph::kUnknownLinkBytesPerS, .sends_whole = sends_whole};
+}
+
 // None, True to go back to the plan that was left, or the prices for planning another one.
 py::object change_of(Repricer& repricer, const std::shared_ptr<PricedCut>& cut) {
   std::optional<Repricer::Change> change = repricer.change_of(cut);
@@ -73,6 +78,7 @@ void bind_plans(py::module_& module) {
       .def_readonly("changes", &ShownPrice::changes)
       .def_property_readonly("trainer_s", [](const ShownPrice& price) { return price.step.trainer_s; })
       .def_property_readonly("worker_s", [](const ShownPrice& price) { return price.step.worker_s; })
+      .def_property_readonly("link_s", [](const ShownPrice& price) { return price.step.link_s; })
       .def_property_readonly("step_s", [](const ShownPrice& price) { return price.step.step_s; })
       .def_readonly("workers", &ShownPrice::workers)
       .def_readonly("is_held", &ShownPrice::is_held);
@@ -98,6 +104,8 @@ void bind_meter(py::module_& module) {
       .def_readonly("trainer_s", &MeasuredLoads::trainer_s)
       .def_readonly("fetch_s", &MeasuredLoads::fetch_s)
       .def_readonly("prefix_s", &MeasuredLoads::prefix_s)
+      .def_readonly("bytes", &MeasuredLoads::bytes)
+      .def_property_readonly("link_bytes_per_s", [](const MeasuredLoads& loads) { return loads.link.bytes_per_s; })
       .def_readonly("step_s", &MeasuredLoads::step_s);
 
   py::class_<LoadMeter, std::shared_ptr<LoadMeter>>(module, "LoadMeter")
@@ -106,11 +114,19 @@ void bind_meter(py::module_& module) {
       .def(
           "note",
           [](LoadMeter& self, double called_at_s, double returned_at_s,
-             const std::tuple<uint64_t, uint64_t, double, double>& counters) {
-            const auto [batches, with_boundary, fetch_s, prefix_s] = counters;
-            self.note(called_at_s, returned_at_s, {batches, with_boundary, fetch_s, prefix_s});
+             const std::tuple<uint64_t, uint64_t, double, double, uint64_t, uint32_t, double>& counters,
+             bool sends_whole) {
+            const auto [batches, with_boundary, fetch_s, prefix_s, bytes, workers, link_bytes_per_s] = counters;
+            self.note(called_at_s, returned_at_s,
+                      {.batches = batches,
+                       .with_boundary = with_boundary,
+                       .fetch_s = fetch_s,
+                       .prefix_s = prefix_s,
+                       .bytes = bytes,
+                       .workers = workers,
+                       .link = link_rate(link_bytes_per_s, sends_whole)});
           },
-          py::arg("called_at_s"), py::arg("returned_at_s"), py::arg("counters"))
+          py::arg("called_at_s"), py::arg("returned_at_s"), py::arg("counters"), py::arg("sends_whole"))
       .def("note_waiting", &LoadMeter::note_waiting, py::arg("seconds"))
       .def("note_device", &LoadMeter::note_device, py::arg("seconds"))
       .def("skip", &LoadMeter::skip)

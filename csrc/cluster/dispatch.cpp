@@ -84,8 +84,11 @@ std::span<const wire::BatchKey> Dispatch::outstanding(WorkerSlot slot) const {
 
 // ---- Requests
 
-void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content) {
-  const bool is_new = requests_.emplace(key, Request{.lane = lane, .content = std::move(content)}).second;
+void Dispatch::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content,
+                   std::optional<WorkerSlot> preferred) {
+  PENSTOCK_ASSERT(!wire::is_recall(key) || lane == wire::kNoLane, "a batch of a lane cannot be made again");
+  Request request{.lane = lane, .content = std::move(content), .preferred = preferred};
+  const bool is_new = requests_.emplace(key, std::move(request)).second;
   PENSTOCK_ASSERT(is_new, to_text(key), " was asked for twice");
   waiting_.insert(key);
   place(now);
@@ -104,7 +107,7 @@ void Dispatch::forget(wire::BatchKey key, Instant now) {
 void Dispatch::forget_other_epochs(uint32_t epoch, Instant now) {
   std::vector<wire::BatchKey> others;
   for (const auto& [key, request] : requests_)
-    if (key.epoch != epoch) others.push_back(key);
+    if (key.epoch != epoch && !wire::is_recall(key)) others.push_back(key);
   for (const wire::BatchKey key : others) forget(key, now);
 }
 
@@ -203,7 +206,8 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
   for (auto& [slot, worker] : workers_) {
     if (owner != lanes_.end() && owner->second != slot) continue;
     if (worker.is_draining || worker.alone) continue;
-    if (!is_alone && !has_room(worker)) continue;
+    if (!is_alone && !has_room(worker, wire::is_recall(key))) continue;
+    if (!is_alone && request.preferred == slot) return slot;
     const std::pair cost{lane_counts[slot], answer_time(worker, now)};
     if (!best || cost < best_cost) {
       best = slot;
@@ -216,8 +220,10 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
   return worker.outstanding.empty() ? best : std::nullopt;
 }
 
-bool Dispatch::has_room(const Worker& worker) const {
+bool Dispatch::has_room(const Worker& worker, bool is_recall) const {
   if (worker.outstanding.empty()) return true;
+  // One more than its depth: the trainer asks for no other batch before it has this one.
+  if (is_recall) return worker.outstanding.size() <= options_.depth_max;
   if (worker.outstanding.size() >= options_.depth_max || largest_bytes_ == 0) return false;
   if (options_.asked_ahead_below < Duration::max() && usual_time(worker) >= options_.asked_ahead_below) return false;
   return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;

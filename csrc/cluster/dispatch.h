@@ -3,7 +3,8 @@
 // Which worker of a pool makes which batch. Workers come and go; a request is never forgotten because of that, and
 // never answered twice. A pure state machine of the trainer: events in, commands out, no clock, no socket.
 //
-//   where     to the worker that will answer soonest by its own mean, within its credit; requests in order
+//   where     to the worker that will answer soonest by its own mean, within its credit; requests in order, recalls
+//             first
 //   loss      what a lost or drained worker owed is asked for elsewhere
 //   hedge     what takes far longer than most is asked of a second, idle worker; the first answer wins
 //   poison    a worker that dies over a batch that it had begun may have died of it. That batch then runs alone on an
@@ -92,11 +93,14 @@ class Dispatch {
   void drain_worker(WorkerSlot slot, Instant now);
   bool has_worker(WorkerSlot slot) const { return workers_.contains(slot); }
 
-  // Requests. `lane` keys are asked for by ascending sequence. `content` is kept until the request is answered.
-  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
+  // Requests. `lane` keys are asked for by ascending sequence. `content` is kept until the request is answered. A
+  // recall goes before all others, since the trainer stands still for it, and to `preferred` if that has room: it may
+  // have the batch still.
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr,
+           std::optional<WorkerSlot> preferred = std::nullopt);
   // Takes a request back. Its answer will be dropped.
   void forget(wire::BatchKey key, Instant now);
-  // Takes every request of another epoch than this one back.
+  // Takes every request of another epoch than this one back, but for recalls.
   void forget_other_epochs(uint32_t epoch, Instant now);
   // A lane has no more batches: its requests are forgotten.
   void end_lane(uint32_t epoch, wire::Lane lane, Instant now);
@@ -148,12 +152,13 @@ class Dispatch {
     uint32_t death_count = 0;
     std::vector<WorkerSlot> workers{};  // that were asked and have not answered
     SharedContent content{};
+    std::optional<WorkerSlot> preferred{};
   };
   using LaneId = std::pair<uint32_t, wire::Lane>;  // epoch and lane
 
   void place(Instant now);
   std::optional<WorkerSlot> choose(wire::BatchKey key, const Request& request, Instant now);
-  bool has_room(const Worker& worker) const;
+  bool has_room(const Worker& worker, bool is_recall) const;
   Duration usual_time(const Worker& worker) const;
   Duration answer_time(const Worker& worker, Instant now) const;
   void ask_of(WorkerSlot slot, wire::BatchKey key, Request& request, Instant now);
@@ -170,7 +175,12 @@ class Dispatch {
   DispatchOptions options_;
   std::map<WorkerSlot, Worker> workers_;
   std::map<wire::BatchKey, Request> requests_;
-  std::set<wire::BatchKey> waiting_;
+  struct RecallsFirst {
+    bool operator()(const wire::BatchKey& a, const wire::BatchKey& b) const {
+      return wire::is_recall(a) != wire::is_recall(b) ? wire::is_recall(a) : a < b;
+    }
+  };
+  std::set<wire::BatchKey, RecallsFirst> waiting_;
   std::map<LaneId, WorkerSlot> lanes_;  // that a worker has
   uint64_t largest_bytes_ = 0;
   RecentTimes times_;

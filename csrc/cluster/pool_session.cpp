@@ -246,8 +246,10 @@ void PoolSession::leave(Instant now) {
 
 // ---- Requests
 
-void PoolSession::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content) {
-  dispatch_.ask(key, lane, now, std::move(content));
+void PoolSession::ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content,
+                      std::optional<uint64_t> preferred) {
+  const auto peer = preferred ? peers_.find(*preferred) : peers_.end();
+  dispatch_.ask(key, lane, now, std::move(content), peer == peers_.end() ? std::nullopt : peer->second.slot);
   carry_out(now);
 }
 

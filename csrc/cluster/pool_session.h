@@ -75,7 +75,9 @@ class PoolSession {
   // Says goodbye to every worker, and forgets them.
   void leave(Instant now);
 
-  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr);
+  // `preferred` is the worker that a recall goes to, if it is still here: see Dispatch::ask.
+  void ask(wire::BatchKey key, wire::Lane lane, Instant now, SharedContent content = nullptr,
+           std::optional<uint64_t> preferred = std::nullopt);
   void forget(wire::BatchKey key, Instant now);
   // Takes every request of another epoch than this one back.
   void forget_other_epochs(uint32_t epoch, Instant now);

@@ -19,6 +19,8 @@ struct RequestContent {
   // The job and the prefixes that a pool makes the batch with. All requests between two changes of these share one
   // list.
   std::shared_ptr<const std::vector<wire::BlobId>> blobs{};
+  // Those of the epoch's random numbers, which a pool is told with each request; shared in the same way.
+  std::shared_ptr<const std::vector<std::byte>> seeds{};
 };
 
 using SharedContent = std::shared_ptr<const RequestContent>;

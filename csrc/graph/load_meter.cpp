@@ -23,7 +23,13 @@ std::string MeasuredLoads::text() const {
                 "%zu steps of %.3g ms (+-%.2g ms): %.3g ms of the trainer, %.3g ms of one of %u workers, %.3g ms of "
                 "that on boundary tensors, on %u CPUs",
                 steps, step_s * 1e3, step_error_s * 1e3, trainer_s * 1e3, fetch_s * 1e3, workers, prefix_s * 1e3, cpus);
-  return text.data();
+  std::string spoken = text.data();
+  if (link.bytes_per_s < std::numeric_limits<double>::infinity()) {
+    std::snprintf(text.data(), text.size(), ", %.3g MB over a link of %.3g MB/s", bytes * 1e-6,
+                  link.bytes_per_s * 1e-6);
+    spoken += text.data();
+  }
+  return spoken;
 }
 
 MiddleMean middle_mean(std::vector<double> values) {
@@ -67,7 +73,12 @@ void LoadMeter::note(double called_at_s, double returned_at_s, const DeliveredWo
   if (work_ && work.batches == work_->batches + 1)
     batch_ = BatchWork{.fetch_s = work.fetch_s - work_->fetch_s,
                        .prefix_s = work.prefix_s - work_->prefix_s,
+                       .bytes = static_cast<double>(work.bytes - work_->bytes),
                        .has_boundary = work.with_boundary > work_->with_boundary};
+  if (work.workers > 0 && work.workers != workers_) {
+    forget();
+    workers_ = work.workers;
+  }
   work_ = work;
   delivered_at_s_ = returned_at_s;
   ahead_s_ = 0;
@@ -95,12 +106,13 @@ bool LoadMeter::has_seen(size_t steps, double seconds) const {
 }
 
 std::optional<MeasuredLoads> LoadMeter::measured(bool needs_boundary, uint32_t cpus) const {
-  std::vector<double> work_s, fetch_s, prefix_s, whole_s;
+  std::vector<double> work_s, fetch_s, prefix_s, bytes, whole_s;
   for (const Step& step : steps_) {
     if (needs_boundary && !step.batch.has_boundary) continue;
     work_s.push_back(step.work_s);
     fetch_s.push_back(step.batch.fetch_s);
     prefix_s.push_back(step.batch.prefix_s);
+    bytes.push_back(step.batch.bytes);
     whole_s.push_back(step.work_s + step.wait_s);
   }
   if (whole_s.empty() || 2 * whole_s.size() < steps_.size()) return std::nullopt;
@@ -115,6 +127,8 @@ std::optional<MeasuredLoads> LoadMeter::measured(bool needs_boundary, uint32_t c
                        .trainer_s = trainer_s,
                        .fetch_s = middle_mean(std::move(fetch_s)).mean,
                        .prefix_s = middle_mean(std::move(prefix_s)).mean,
+                       .bytes = middle_mean(std::move(bytes)).mean,
+                       .link = work_ ? work_->link : LinkRate{},
                        .step_s = step.mean,
                        .step_error_s = step.error};
 }

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "graph/price.h"
+
 namespace penstock::graph {
 
 // The counters of a loader's stream so far; seconds are those of its workers.
@@ -22,6 +24,9 @@ struct DeliveredWork {
   uint64_t with_boundary = 0;  // of these
   double fetch_s = 0;          // at work on batches, boundary tensors included
   double prefix_s = 0;         // of that, on boundary tensors
+  uint64_t bytes = 0;          // of the batches
+  uint32_t workers = 0;        // that there are now, where they come and go; 0: those that the epoch began with
+  LinkRate link{};             // to workers elsewhere, as it is now
 };
 
 // Means over some steps; seconds of a batch.
@@ -32,6 +37,8 @@ struct MeasuredLoads {
   double trainer_s = 0;     // the trainer at work on it
   double fetch_s = 0;       // a worker at work on it, boundary tensors included
   double prefix_s = 0;      // of that, on boundary tensors
+  double bytes = 0;         // of it, as it came
+  LinkRate link{};          // that it came over
   double step_s = 0;        // from delivery to delivery
   double step_error_s = 0;  // the standard error of that
 
@@ -83,6 +90,7 @@ class LoadMeter {
   struct BatchWork {
     double fetch_s = 0;
     double prefix_s = 0;
+    double bytes = 0;
     bool has_boundary = false;
   };
   // One batch, from its delivery to that of the next.

@@ -20,6 +20,13 @@ Prices local_prices(double worker_count) {
   return prices;
 }
 
+Prices link_prices(double worker_count, const LinkRate& link) {
+  Prices prices = local_prices(worker_count);
+  prices.link_bytes_per_s = link.bytes_per_s;
+  prices.raw_stays = link.sends_whole;
+  return prices;
+}
+
 Ticks to_ticks(double seconds) {
   const double ticks = seconds * 1e12;
   if (!(ticks > 0)) return 0;
@@ -47,6 +54,7 @@ Result<void> check_prices(const Prices& prices) {
   if (!is_fee(prices.loads->trainer_s))
     return refuse("trainer_s of the loads", prices.loads->trainer_s, "zero or more");
   if (!is_fee(prices.loads->worker_s)) return refuse("worker_s of the loads", prices.loads->worker_s, "zero or more");
+  if (!is_fee(prices.loads->link_s)) return refuse("link_s of the loads", prices.loads->link_s, "zero or more");
   if (!is_fee(prices.loads->cpus)) return refuse("cpus of the loads", prices.loads->cpus, "zero or more");
   return {};
 }
@@ -80,10 +88,12 @@ double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds
 StepSeconds step_of(const Prices& prices, const Loads& loads, const StageSeconds& seconds) {
   const double trainer_s = loads.trainer_s + seconds.trainer_s;
   const double worker_s = loads.worker_s + seconds.worker_s;
+  const double link_s = loads.link_s + seconds.link_s;
   const double cpu_s = loads.cpus > 0 ? (trainer_s + worker_s) / loads.cpus : 0;
   return {.trainer_s = trainer_s,
           .worker_s = worker_s,
-          .step_s = std::max({trainer_s, worker_s / prices.worker_count, seconds.link_s, cpu_s})};
+          .link_s = link_s,
+          .step_s = std::max({trainer_s, worker_s / prices.worker_count, link_s, cpu_s})};
 }
 
 }  // namespace penstock::graph

@@ -9,7 +9,7 @@
 //            the operators that could have moved and stay, and the first reading of boundary tensors
 //   workers  a worker's seconds for a batch over the number of workers: the dataset and collate, the operators that
 //            moved, and the writing of boundary tensors
-//   link     the seconds that the bytes take from a worker to the trainer, where something lies between them
+//   link     the seconds that the bytes take from the workers to the trainer, where a network lies between them
 //   CPUs     all that the trainer and a worker compute for a batch, over the CPUs that they share
 //
 // Calibration measures the operators of one batch. The rest (Loads) is measured while the loader runs, since it is the
@@ -50,6 +50,7 @@ struct Calibration {
 struct Loads {
   double trainer_s = 0;  // the trainer's seconds for a batch but for the operators that could have moved
   double worker_s = 0;   // a worker's seconds for a batch but for those that moved
+  double link_s = 0;     // the link's seconds for the bytes of a batch that no plan changes
   double cpus = 0;       // that trainer and workers share; 0: enough of them
 
   friend bool operator==(const Loads&, const Loads&) = default;
@@ -80,7 +81,8 @@ struct Prices {
   // The trainer's cost of a plan that moves anything: looking at each batch, and running the rest as a graph. The
   // price chooses no cut that promises less than that.
   double cut_s = 0;
-  // The raw leaves reach the trainer whatever the plan is (local workers), so reading them there costs nothing.
+  // The raw leaves reach the trainer whatever the plan is (local workers, or a pool that sends whole batches), so
+  // reading them there costs nothing.
   bool raw_stays = false;
   // Known once the loader has run for a while.
   std::optional<Loads> loads = {};
@@ -93,6 +95,19 @@ struct Prices {
 // For workers on the trainer's machine. They share its memory, so no link lies between them, and the raw batch is there
 // in any case.
 Prices local_prices(double worker_count);
+
+// The link to the workers of a pool, as it was measured.
+struct LinkRate {
+  double bytes_per_s = std::numeric_limits<double>::infinity();  // of all workers together
+  bool sends_whole = true;  // leaves that the trainer does not need cross all the same
+
+  friend bool operator==(const LinkRate&, const LinkRate&) = default;
+};
+// Before batches have crossed a link: 1 Gbit/s. A plan that sends more than it must waits for a measurement.
+inline constexpr double kUnknownLinkBytesPerS = 125e6;
+
+// For workers behind a link.
+Prices link_prices(double worker_count, const LinkRate& link);
 
 // Refuses prices that are not finite where they must be, are negative, or divide by zero.
 Result<void> check_prices(const Prices& prices);
@@ -127,7 +142,8 @@ Ticks price_of(const Prices& prices, const Weights& weights, const StageSeconds&
 struct StepSeconds {
   double trainer_s = 0;
   double worker_s = 0;  // of one worker
-  double step_s = 0;    // the slowest stage
+  double link_s = 0;
+  double step_s = 0;  // the slowest stage
 };
 StepSeconds step_of(const Prices& prices, const Loads& loads, const StageSeconds& seconds);
 double step_seconds(const Prices& prices, const Loads& loads, const StageSeconds& seconds);

@@ -11,8 +11,8 @@
 namespace penstock::graph {
 namespace {
 
-Prices scaled_prices(uint32_t workers, double trainer_scale, double worker_scale) {
-  Prices prices = local_prices(workers);
+Prices scaled_prices(const MeasuredLoads& measured, double trainer_scale, double worker_scale) {
+  Prices prices = link_prices(measured.workers, measured.link);
   prices.trainer_scale = trainer_scale;
   prices.worker_scale = worker_scale;
   return prices;
@@ -45,13 +45,14 @@ bool Repricer::take_window(uint32_t cpus) {
   double planned_s = 0;
   for (const Cut& cut : moving) {
     cut->pricing->learn_scale(*cut->plans, measured->workers);
-    planned_s += planned_seconds(*cut, measured->workers, 1).worker_s;
+    planned_s += planned_seconds(*cut, *measured, 1).worker_s;
   }
   if (planned_s > 0 && measured->prefix_s > 0) worker_scale_ = clamped_scale(measured->prefix_s / planned_s);
-  double trainer_s = 0;
-  for (const Cut& cut : cuts) trainer_s += planned_seconds(*cut, measured->workers, worker_scale_).trainer_s;
-  const Basis basis{.trainer_s = std::max(0.0, measured->trainer_s - trainer_s),
+  StageSeconds planned;
+  for (const Cut& cut : cuts) planned += planned_seconds(*cut, *measured, worker_scale_);
+  const Basis basis{.trainer_s = std::max(0.0, measured->trainer_s - planned.trainer_s),
                     .worker_s = std::max(0.0, measured->fetch_s - measured->prefix_s),
+                    .link_s = std::max(0.0, measured->bytes / measured->link.bytes_per_s - planned.link_s),
                     .prefix_scale = worker_scale_,
                     .workers = measured->workers,
                     .step_s = measured->step_s};
@@ -135,7 +136,8 @@ bool Repricer::has_shifted(const Basis& before, const Basis& now) const {
   const auto ratio = [&](double a, double b) { return std::max(b, floor) / std::max(a, floor); };
   const auto differs = [&](double of) { return !(1 / limits_.shift < of && of < limits_.shift); };
   return before.workers != now.workers || differs(ratio(before.trainer_s, now.trainer_s)) ||
-         differs(ratio(before.worker_s, now.worker_s)) || differs(now.prefix_scale / before.prefix_scale);
+         differs(ratio(before.worker_s, now.worker_s)) || differs(ratio(before.link_s, now.link_s)) ||
+         differs(now.prefix_scale / before.prefix_scale);
 }
 
 // Whether to take back the plan of the trial: its steps are longer than those before, or the plan before promises
@@ -170,18 +172,19 @@ bool Repricer::was_mispriced(const Trial& trial) const {
   return step_s(*trial.old_cut) < step_s(*trial.new_cut) * (1 - limits_.return_min);
 }
 
-StageSeconds Repricer::planned_seconds(const PricedCut& cut, uint32_t workers, double worker_scale) const {
-  return cut.plans->seconds(cut.plans->chosen(), scaled_prices(workers, cut.pricing->trainer_scale(), worker_scale));
+StageSeconds Repricer::planned_seconds(const PricedCut& cut, const MeasuredLoads& measured, double worker_scale) const {
+  return cut.plans->seconds(cut.plans->chosen(), scaled_prices(measured, cut.pricing->trainer_scale(), worker_scale));
 }
 
 // The prices while `cut` is in force.
 Prices Repricer::prices_with(const PricedCut& cut) const {
   const MeasuredLoads& measured = now_->first;
-  Prices prices = scaled_prices(measured.workers, cut.pricing->trainer_scale(), worker_scale_);
+  Prices prices = scaled_prices(measured, cut.pricing->trainer_scale(), worker_scale_);
   const StageSeconds seconds = cut.plans->seconds(cut.plans->chosen(), prices);
   const bool has_enough_cpus = measured.cpus > measured.workers;
   prices.loads = Loads{.trainer_s = std::max(0.0, measured.trainer_s - seconds.trainer_s),
                        .worker_s = std::max(0.0, measured.fetch_s - seconds.worker_s),
+                       .link_s = std::max(0.0, measured.bytes / measured.link.bytes_per_s - seconds.link_s),
                        .cpus = has_enough_cpus ? 0.0 : measured.cpus};
   return prices;
 }

@@ -81,6 +81,7 @@ class Repricer {
   struct Basis {
     double trainer_s = 0;
     double worker_s = 0;
+    double link_s = 0;
     double prefix_scale = 1;
     uint32_t workers = 1;
     double step_s = 0;
@@ -97,7 +98,7 @@ class Repricer {
   bool has_shifted(const Basis& before, const Basis& now) const;
   bool goes_back();
   bool was_mispriced(const Trial& trial) const;
-  StageSeconds planned_seconds(const PricedCut& cut, uint32_t workers, double worker_scale) const;
+  StageSeconds planned_seconds(const PricedCut& cut, const MeasuredLoads& measured, double worker_scale) const;
   Prices prices_with(const PricedCut& cut) const;
   std::optional<Prices> price(PricedCut& cut);
   void show(PricedCut& cut, const Prices& prices) const;

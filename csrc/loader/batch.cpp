@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/batch.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
@@ -36,6 +37,11 @@ at::Tensor make_tensor(const TensorEntry& entry, at::DataPtr data) {
       caffe2::TypeMeta::fromScalarType(static_cast<c10::ScalarType>(entry.dtype)));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.shape, entry.strides);
   return tensor;
+}
+
+at::Tensor make_meta(const TensorEntry& entry) {
+  const auto options = at::TensorOptions().dtype(static_cast<c10::ScalarType>(entry.dtype)).device(at::kMeta);
+  return at::empty_strided(entry.shape, entry.strides, options);
 }
 
 at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes) {
@@ -103,6 +109,10 @@ const std::vector<at::Tensor>& Batch::tensors() {
   if (!tensors_.empty() || frame_.tensors.empty()) return tensors_;
   tensors_.reserve(frame_.tensors.size());
   for (const TensorEntry& entry : frame_.tensors) {
+    if (entry.encoding == wire::Encoding::kWithheld) {
+      tensors_.push_back(make_meta(entry));
+      continue;
+    }
     const auto bytes = bytes_of(entry);
     if (!lease_ || bytes.empty()) {
       tensors_.push_back(copy_to_own_memory(entry, bytes));
@@ -118,8 +128,25 @@ const std::vector<at::Tensor>& Batch::tensors() {
 void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
-  for (const TensorEntry& entry : frame_.tensors) tensors_.push_back(copy_to_own_memory(entry, bytes_of(entry)));
+  for (const TensorEntry& entry : frame_.tensors) {
+    const bool is_withheld = entry.encoding == wire::Encoding::kWithheld;
+    tensors_.push_back(is_withheld ? make_meta(entry) : copy_to_own_memory(entry, bytes_of(entry)));
+  }
   lease_.reset();
+}
+
+uint64_t Batch::withheld_bytes() const {
+  uint64_t bytes = 0;
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (entry.encoding != wire::Encoding::kWithheld) continue;
+    bytes += wire::span_bytes(entry.dtype, entry.shape, entry.strides).value();  // parse_frame has asked
+  }
+  return bytes;
+}
+
+void Batch::set_stand_in(size_t index, at::Tensor tensor) {
+  PENSTOCK_ASSERT(is_withheld(index) && index < tensors().size());
+  tensors_[index] = std::move(tensor);
 }
 
 void Batch::replace_tensors(std::vector<at::Tensor> tensors) {

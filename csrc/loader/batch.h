@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cluster/request_content.h"
 #include "loader/slab_lease.h"
 #include "wire/frame.h"
 #include "wire/message.h"
@@ -53,11 +54,27 @@ class Batch {
   std::span<const std::byte> state() const { return state_; }
   void set_state(std::span<const std::byte> state) { state_.assign(state.begin(), state.end()); }
 
+  // Where the leaves are that the batch came without: the request that it is the answer to, and the worker that made
+  // it.
+  struct Origin {
+    cluster::SharedContent request;
+    uint64_t worker_id = 0;
+  };
+  const std::optional<Origin>& origin() const { return origin_; }
+  void set_origin(Origin origin) { origin_ = std::move(origin); }
+  bool is_withheld(size_t index) const { return frame_.tensors[index].encoding == wire::Encoding::kWithheld; }
+  // Bytes that the leaves which were left out have.
+  uint64_t withheld_bytes() const;
+
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
 
-  // The batch's tensors, boundary tensors last. They view the slab, or memory of their own after copy_out().
+  // The batch's tensors, boundary tensors last. They view the slab, or memory of their own after copy_out(). Those of
+  // leaves that were left out are meta tensors.
   const std::vector<at::Tensor>& tensors();
+
+  // Puts an object in the place of a leaf that was left out.
+  void set_stand_in(size_t index, at::Tensor tensor);
 
   // Copies every tensor to memory of its own and gives the slab back.
   void copy_out();
@@ -83,6 +100,7 @@ class Batch {
   std::shared_ptr<void> ready_event_;
   std::optional<RemoteError> remote_error_;
   std::vector<std::byte> state_;
+  std::optional<Origin> origin_;
 };
 
 }  // namespace penstock::loader

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
+#include "base/assert.h"
 #include "base/result.h"
 #include "cluster/request_content.h"
 #include "loader/batch.h"
@@ -16,6 +18,12 @@
 #include "wire/message.h"
 
 namespace penstock::loader {
+
+// How fast batches come. Zero: not known yet.
+struct LinkStanding {
+  double bytes_per_s = 0;  // from all workers together
+  double round_trip_s = 0;
+};
 
 // start() and stop() are for the owner's thread; retire_held() for any; the rest for the trainer's.
 class BatchSource {
@@ -30,6 +38,11 @@ class BatchSource {
 
   // Asks for one batch. The source may add to the content, which nobody changes after that.
   virtual void fetch(const std::shared_ptr<cluster::RequestContent>& content) = 0;
+  // Asks for the whole of a batch that came without some of its leaves; it comes as Inbox::try_recalled(). For a source
+  // whose batches do.
+  virtual void recall(const Batch::Origin&) { PENSTOCK_ASSERT(false, "nothing was left out of these batches"); }
+  // Nobody waits for it any more.
+  virtual void forget_recall(const Batch::Origin&) {}
   // Tells every worker something: that an epoch begins, which prefixes to run.
   virtual void announce(const wire::Request& request, std::span<const std::byte> body) = 0;
   // A worker has nothing left to do and must go.
@@ -39,6 +52,8 @@ class BatchSource {
   virtual uint32_t worker_of(uint32_t shard_id) const = 0;
   // The number of workers now. The number of batches asked for ahead follows from it.
   virtual uint32_t worker_count() const = 0;
+  // The link to workers elsewhere, as far as it is known; none where the workers share this machine's memory.
+  virtual std::optional<LinkStanding> link() const { return std::nullopt; }
   // Whether a batch that the user keeps can make a worker wait for memory.
   virtual bool has_bounded_memory() const = 0;
   // How many batches have arrived and were not delivered.

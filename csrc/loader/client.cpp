@@ -194,6 +194,23 @@ class Client::Impl {
     return has_arrived;
   }
 
+  Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
+    const wire::Request& wanted = origin.request->request;
+    for (;;) {
+      while (auto batch = inbox.try_recalled()) {
+        const wire::Descriptor& its = batch->descriptor();
+        if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
+        source->finish(*batch);
+        if (batch->lease()) batch->lease()->mark_held();
+        if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
+        return batch;
+      }
+      if (inbox.is_dead()) return Error{Errc::kClosed, "the connection to the workers has ended"};
+      if (!inbox.wait_for_recalled(deadline) && steady_clock::now() >= deadline)
+        return Error{Errc::kTimeout, "no worker has sent it yet"};
+    }
+  }
+
   void count_delivered(const Batch& batch) {
     const wire::Descriptor& descriptor = batch.descriptor();
     auto& counters = inbox.counters();
@@ -202,6 +219,7 @@ class Client::Impl {
     const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
     counters.fetch_ns.add(descriptor.fetch_time * unit_ns);
     counters.prefix_ns.add(descriptor.prefix_time * unit_ns);
+    counters.withheld_bytes.add(batch.withheld_bytes());
     if (descriptor.sequence < now.early_count) counters.early_batches.add(1);
     if (!batch.frame().boundary_keys.empty()) counters.boundary_batches.add(1);
     if ((descriptor.flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
@@ -320,11 +338,18 @@ bool Client::has_room() const { return impl_->has_room(); }
 uint32_t Client::depth() const { return impl_->depth(); }
 uint32_t Client::undelivered_count() const { return impl_->undelivered_count(); }
 uint32_t Client::shard_count() const { return impl_->order_options({}).shard_count; }
+uint32_t Client::worker_count() const { return impl_->source->worker_count(); }
+std::optional<LinkStanding> Client::link() const { return impl_->source->link(); }
 bool Client::may_any_worker() const { return impl_->options.any_worker; }
 uint64_t Client::largest_batch_bytes() const { return impl_->largest_batch_bytes; }
 bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }
 
 Client::Event Client::try_next() { return impl_->try_next(); }
+void Client::recall(const Batch::Origin& origin) { impl_->source->recall(origin); }
+Result<std::unique_ptr<Batch>> Client::recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
+  return impl_->recalled(origin, deadline);
+}
+void Client::forget_recall(const Batch::Origin& origin) { impl_->source->forget_recall(origin); }
 void Client::count_delivered(const Batch& batch) { impl_->count_delivered(batch); }
 void Client::note_ready(uint32_t count) { impl_->source->note_ready(count); }
 

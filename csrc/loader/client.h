@@ -94,6 +94,9 @@ class Client {
   uint32_t shard_count() const;
   // Whether any worker may make any batch.
   bool may_any_worker() const;
+  // How many workers there are now, and the link to them: as BatchSource.
+  uint32_t worker_count() const;
+  std::optional<LinkStanding> link() const;
   uint64_t largest_batch_bytes() const;  // of those that have come; 0 before the first
   // Whether workers come and go.
   bool is_elastic() const;
@@ -128,6 +131,14 @@ class Client {
   void count_delivered(const Batch& batch);
   // Waits for something to arrive until `deadline`; then call try_next(). Blocks; needs no lock of the caller's.
   bool wait_until(std::chrono::steady_clock::time_point deadline);
+
+  // Asks for the whole of a batch that came without some of its leaves.
+  void recall(const Batch::Origin& origin);
+  // The batch that was recalled, or in its place the error of the dataset. kTimeout at the deadline, kClosed where
+  // nothing will come any more. Blocks; needs no lock of the caller's.
+  Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, std::chrono::steady_clock::time_point deadline);
+  // Nobody waits for it any more.
+  void forget_recall(const Batch::Origin& origin);
 
   // The request whose answer the trainer waits for: with a free order, the oldest one. Nothing when none is out.
   // Without keep_indices there are none.

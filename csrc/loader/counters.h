@@ -33,6 +33,8 @@ struct LoaderCounters {
   Counter arenas;                // arenas mapped
   Counter boundary_batches;      // batches that carried boundary tensors
   Counter compiled_batches;      // batches of which compiled code made boundary tensors
+  Counter withheld_bytes;        // of leaves that stayed with their workers
+  Counter recalled_batches;      // batches of which such a leaf was read after all
   Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator
 };
 

@@ -14,6 +14,7 @@ bool is_of_an_epoch(const Arrival& arrival) {
 }  // namespace
 
 void Inbox::fail(uint32_t worker_id, const Error& error) {
+  is_dead_.store(true);
   arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
@@ -29,6 +30,10 @@ void Inbox::arrive(Arrival arrival) {
     news_count_.fetch_add(1);
   }
   static_cast<void>(arrivals_.push(std::move(arrival)));
+}
+
+void Inbox::arrive_recalled(std::unique_ptr<Batch> batch) {
+  static_cast<void>(recalled_.try_push(batch));  // nobody waits for more than there is room for
 }
 
 std::optional<Arrival> Inbox::try_pop() {
@@ -61,6 +66,8 @@ void Inbox::set_epochs(uint32_t first, uint32_t last) {
 
 void Inbox::clear() {
   while (try_pop()) {
+  }
+  while (try_recalled()) {
   }
 }
 

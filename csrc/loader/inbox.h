@@ -42,6 +42,9 @@ struct Arrival {
 // News that wait to be read; what comes after them is dropped, and the last one says so.
 inline constexpr size_t kNewsCountMax = 64;
 
+// Batches that were recalled and wait to be taken; more than the trainer has reason to ask for.
+inline constexpr size_t kRecalledCountMax = 8;
+
 // Peers decide how much arrives, and the program when it is read, so all that waits here is bounded: batches and ends
 // by the requests, news by kNewsCountMax, and that there are more workers is said once.
 //
@@ -66,8 +69,23 @@ class Inbox {
   // included.
   void set_epochs(uint32_t first, uint32_t last);
 
+  // Batches that were recalled come beside the others: nothing is to be delivered while the trainer waits for one.
+  void arrive_recalled(std::unique_ptr<Batch> batch);
+  std::unique_ptr<Batch> try_recalled() {
+    auto batch = recalled_.try_pop();
+    return batch ? std::move(*batch) : nullptr;
+  }
+  // As wait_until(), for a batch that was recalled.
+  bool wait_for_recalled(std::chrono::steady_clock::time_point deadline) { return recalled_.wait_until(deadline); }
+  // Whether nothing will come any more, since the connection failed or was ended.
+  bool is_dead() const { return is_dead_.load(); }
+
   // Nothing arrives any more; a thread that waits to hand something over goes on.
-  void close() { arrivals_.close(); }
+  void close() {
+    is_dead_.store(true);
+    arrivals_.close();
+    recalled_.close();
+  }
   void clear();
 
   loader::LoaderCounters& counters() { return counters_; }
@@ -81,6 +99,8 @@ class Inbox {
   std::atomic<size_t> news_count_{0};        // waiting
   std::atomic<bool> is_growth_told_{false};  // and waiting
   BoundedQueue<Arrival> arrivals_;
+  std::atomic<bool> is_dead_{false};
+  BoundedQueue<std::unique_ptr<Batch>> recalled_{kRecalledCountMax};
   std::deque<Arrival> kept_;  // older than those in the queue; used by the trainer's thread alone
 };
 

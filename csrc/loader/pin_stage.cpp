@@ -16,6 +16,10 @@ class PinStage final : public BatchStage {
       std::vector<at::Tensor> pinned;
       pinned.reserve(batch.tensors().size());
       for (const at::Tensor& tensor : batch.tensors()) {
+        if (tensor.is_meta()) {  // a leaf that stayed with its worker
+          pinned.push_back(tensor);
+          continue;
+        }
         pinned.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true)));
         pinned.back().copy_(tensor);
       }

@@ -22,6 +22,7 @@ namespace {
 constexpr size_t kMessagesInTurn = 16;                // of one worker, so that no other waits for long
 constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);  // without a request: others may have the workers
+constexpr auto kLinkTold = milliseconds(20);          // how often the link's rate is worked out
 constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
 
 }  // namespace
@@ -271,6 +272,7 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
   const wire::PoolAnswer& answer = parsed.value();
   if (answer.worker_id != worker_id) return;  // of another worker that listens there now
   if (!std::exchange(link.has_spoken, true)) standing_.forget_refusal(worker_id);
+  note_message(worker_id, link, answer);
   const bool has_turn = answer.message.stamp == 0 || (!link.has_waiting() && !waits_for_pieces(link, answer));
   if (has_turn) return take_answer_in_turn(worker_id, link, answer, now);
   if (!link.add_waiting(std::move(part))) session_.lose_track(worker_id, answer.message.link, now);
@@ -308,15 +310,39 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     if (link.data()) whole = link.data()->take_whole(message.key);
     if (!whole || whole->payload_bytes() != answer.payload_bytes)
       return session_.lose_track(worker_id, message.link, now);
+    note_crossing(worker_id, answer);
   }
+  const cluster::SharedContent content = whole ? session_.dispatch().content_of(message.key) : nullptr;
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
   was_served_ = true;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (whole) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
-  deliver(message.key,
-          batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle));
+  auto batch =
+      batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle);
+  if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
+  deliver(message.key, std::move(batch));
+}
+
+// ---- The link
+
+void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer) {
+  if (!session_.is_in_force(worker_id, answer.message.link)) return;
+  const Instant now = clock_now();
+  link_meter_.note_message(worker_id, Duration(answer.sent_at), now);
+  if (answer.message.kind != ToTrainer::Kind::kPong || !link.pinged_at) return;
+  link_meter_.note_round_trip(now - *std::exchange(link.pinged_at, std::nullopt));
+  round_trip_s_.store(std::chrono::duration<double>(*link_meter_.round_trip()).count());
+}
+
+void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer) {
+  const Instant now = clock_now();
+  link_meter_.note_batch(worker_id, Duration(answer.sent_at), answer.payload_bytes, now);
+  if (now - link_told_at_ < kLinkTold) return;
+  link_told_at_ = now;
+  if (const auto rate = link_meter_.bytes_per_s(std::max<size_t>(1, session_.open_count())))
+    link_bytes_per_s_.store(*rate);
 }
 
 // ---- The pieces of batches
@@ -391,10 +417,11 @@ bool PoolIo::is_idle(Instant now) const {
 
 void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
   answered_at_ = clock_now();
-  if (inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
+  if (!wire::is_recall(key) && inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
   if (stage_ != nullptr && !batch->remote_error()) {
     if (auto begun = stage_->begin(*batch); !begun) return inbox_.fail(0, begun.error());
   }
+  if (wire::is_recall(key)) return inbox_.arrive_recalled(std::move(batch));
   inbox_.arrive({.kind = Arrival::Kind::kBatch,
                  .epoch = key.epoch,
                  .sequence = key.sequence,
@@ -437,25 +464,40 @@ void PoolIo::note_declines(const wire::TrainerRoster& roster) {
 
 // ---- Requests
 
-void PoolIo::begin_epoch(uint32_t epoch, std::vector<std::byte> seeds, std::map<wire::Lane, LanePlaces::Place> lanes) {
+void PoolIo::begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes) {
   const Instant now = clock_now();
   session_.forget_other_epochs(epoch, now);
   for (const wire::Lane lane : ended_lanes_) session_.end_lane(epoch_, lane, now);
   ended_lanes_.clear();
   lanes_.begin(std::move(lanes));
   epoch_ = epoch;
-  seeds_ = std::move(seeds);
 }
 
 void PoolIo::ask(cluster::SharedContent content) {
   const BatchKey key{.epoch = content->request.epoch, .sequence = content->request.sequence};
   const wire::Lane lane = options_.is_iterable ? content->request.shard_id + 1 : wire::kNoLane;
   if (key.epoch != epoch_ || ended_lanes_.contains(lane)) return;
-  const uint64_t bytes = content->indices.size() + seeds_.size() + content->blobs->size() * sizeof(wire::BlobId);
+  const uint64_t bytes =
+      content->indices.size() + content->seeds->size() + content->blobs->size() * sizeof(wire::BlobId);
   if (bytes > wire::kPoolBodyBytesMax / 2) return deliver(key, error_of_indices(key, content->indices.size()));
   const Instant now = clock_now();
   if (is_idle(now) && controller_) controller_->hurry(now);
   session_.ask(key, lane, now, std::move(content));
+}
+
+// The request that the batch was the answer to, once more: its epoch may be over, and its blobs are those of then.
+void PoolIo::recall(const Batch::Origin& origin) {
+  const Instant now = clock_now();
+  const wire::Request& request = origin.request->request;
+  const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
+  if (session_.dispatch().is_unanswered(key)) return;
+  if (is_idle(now) && controller_) controller_->hurry(now);
+  session_.ask(key, wire::kNoLane, now, origin.request, origin.worker_id);
+}
+
+void PoolIo::forget_recall(const Batch::Origin& origin) {
+  const wire::Request& request = origin.request->request;
+  session_.forget(wire::recall_of({.epoch = request.epoch, .sequence = request.sequence}), clock_now());
 }
 
 void PoolIo::carry_out() {
@@ -466,6 +508,7 @@ void PoolIo::carry_out() {
         case Kind::kConnect: connect(command.worker_id); break;
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
+          link_meter_.forget(command.worker_id);
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
             standing_.forget_refusal(command.worker_id);         // its silence matters no more
           links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way
@@ -487,6 +530,7 @@ void PoolIo::send(const PoolSession::Command& command) {
   if (command.message.kind == ToWorker::Kind::kCancel && link->data()) link->data()->forget(command.message.key);
   if (command.message.kind == ToWorker::Kind::kHello)
     begin_link(command.worker_id, command.message.link, request.offer.emplace());
+  if (command.message.kind == ToWorker::Kind::kPing && !link->pinged_at) link->pinged_at = clock_now();
   std::vector<std::byte> state;
   cluster::SharedContent content;
   if (command.message.kind == ToWorker::Kind::kRequest) {
@@ -496,7 +540,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     request.index_kind = content->request.index_kind;
     request.epoch_seed = content->request.epoch_seed;
     request.indices = content->indices;
-    request.seeds = seeds_;
+    request.seeds = *content->seeds;
     request.state = state;
     request.blobs = *content->blobs;
   }

@@ -16,8 +16,10 @@
 
 #include "base/event_loop.h"
 #include "base/live_clock.h"
+#include "cluster/link_meter.h"
 #include "cluster/pool_session.h"
 #include "loader/batch_memory.h"
+#include "loader/batch_source.h"
 #include "loader/blob_store.h"
 #include "loader/controller_link.h"
 #include "loader/device_stage.h"
@@ -65,12 +67,15 @@ class PoolIo final : public EventLoop::Handler {
   BlobStore& blobs() { return blobs_; }
   const PoolStanding& standing() const { return standing_; }
   uint32_t worker_count() const { return worker_count_.load(); }
+  LinkStanding link() const { return {.bytes_per_s = link_bytes_per_s_.load(), .round_trip_s = round_trip_s_.load()}; }
   void note_ready(uint32_t count) { ready_count_.store(count); }
   void retire_held() { memory_.retire_held(); }
 
-  // Requests of earlier epochs are forgotten. Workers are told `seeds` of the epoch.
-  void begin_epoch(uint32_t epoch, std::vector<std::byte> seeds, std::map<wire::Lane, LanePlaces::Place> lanes);
+  // Requests of earlier epochs are forgotten.
+  void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
   void ask(cluster::SharedContent content);
+  void recall(const Batch::Origin& origin);
+  void forget_recall(const Batch::Origin& origin);
   void lose_own_worker(uint64_t worker_id);
 
   Result<void> begin() override;
@@ -105,6 +110,9 @@ class PoolIo final : public EventLoop::Handler {
   void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
   // A worker's id, and its endpoint while there is a link, by which a user can find it.
   std::string spoken_place(uint64_t worker_id) const;
+  // Takes in how long a message or a batch was on its way.
+  void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
+  void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
   void tell_of_decline(const std::string& worker, const std::string& reason);
@@ -127,6 +135,8 @@ class PoolIo final : public EventLoop::Handler {
 
   std::atomic<uint32_t> worker_count_{0};
   std::atomic<uint32_t> ready_count_{0};
+  std::atomic<double> link_bytes_per_s_{0};
+  std::atomic<double> round_trip_s_{0};
   BlobStore blobs_;
   BatchMemory memory_;
   PoolStanding standing_;
@@ -145,8 +155,10 @@ class PoolIo final : public EventLoop::Handler {
   std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
 
+  cluster::LinkMeter link_meter_;
+  Instant link_told_at_{};
+
   uint32_t epoch_ = 0;
-  std::vector<std::byte> seeds_;  // of the epoch
   LanePlaces lanes_;
   std::set<wire::Lane> ended_lanes_;
   Instant answered_at_ = clock_now();  // the last time that something was

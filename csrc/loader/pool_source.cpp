@@ -42,14 +42,23 @@ void PoolSource::lose_own_worker(uint64_t worker_id) {
 void PoolSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
   PENSTOCK_ASSERT(named_ != nullptr, "a batch was asked for before its job was named");
   content->blobs = named_;
+  content->seeds = seeds_;
   loop_.post([this, content] { io_.ask(content); });
+}
+
+void PoolSource::recall(const Batch::Origin& origin) {
+  loop_.post([this, origin] { io_.recall(origin); });
+}
+
+void PoolSource::forget_recall(const Batch::Origin& origin) {
+  loop_.post([this, origin] { io_.forget_recall(origin); });
 }
 
 void PoolSource::announce(const wire::Request& request, std::span<const std::byte> body) {
   PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "a pool is told nothing else");
-  loop_.post([this, epoch = request.epoch, seeds = std::vector<std::byte>(body.begin(), body.end()),
-              lanes = std::exchange(next_lanes_, {})]() mutable {
-    io_.begin_epoch(epoch, std::move(seeds), std::move(lanes));
+  seeds_ = std::make_shared<std::vector<std::byte>>(body.begin(), body.end());
+  loop_.post([this, epoch = request.epoch, lanes = std::exchange(next_lanes_, {})]() mutable {
+    io_.begin_epoch(epoch, std::move(lanes));
   });
 }
 

@@ -43,10 +43,13 @@ class PoolSource : public BatchSource {
   Result<void> start(std::unique_ptr<BatchStage> stage) override;
   void stop() override;
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
+  void recall(const Batch::Origin& origin) override;
+  void forget_recall(const Batch::Origin& origin) override;
   void announce(const wire::Request& request, std::span<const std::byte> body) override;
   void dismiss(uint32_t) override {}
   uint32_t worker_of(uint32_t) const override { return 0; }
   uint32_t worker_count() const override { return io_.worker_count(); }
+  std::optional<LinkStanding> link() const override { return io_.link(); }
   bool has_bounded_memory() const override { return false; }
   void note_ready(uint32_t count) override { io_.note_ready(count); }
   void finish(Batch& batch) override;
@@ -55,6 +58,8 @@ class PoolSource : public BatchSource {
  private:
   const PoolIoOptions options_;
   BlobStore::Ids named_;
+  std::shared_ptr<const std::vector<std::byte>> seeds_ =
+      std::make_shared<std::vector<std::byte>>();  // of the epoch; shared with its requests
   std::map<wire::Lane, LanePlaces::Place> next_lanes_;
   std::unique_ptr<BatchStage> stage_;
   PoolIo io_;

@@ -57,9 +57,10 @@ class WorkerLink {
 
   // libzmq has given up; another try is due then.
   std::optional<Instant> reconnect_at;
-  bool is_trouble_told = false;  // the user has been told the reason
-  bool is_fault_told = false;    // that a piece did not come as it was sent
-  bool has_spoken = false;       // the worker has, over this connection or one before it
+  bool is_trouble_told = false;        // the user has been told the reason
+  bool is_fault_told = false;          // that a piece did not come as it was sent
+  bool has_spoken = false;             // the worker has, over this connection or one before it
+  std::optional<Instant> pinged_at{};  // while a ping is unanswered
   // While the worker has granted pieces, and their connection does not come about.
   std::optional<Instant> data_missed_at;
   uint64_t data_tag = 0;  // of the pieces' socket in the set that waits for it; 0 while there is none

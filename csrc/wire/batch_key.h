@@ -19,7 +19,16 @@ struct BatchKey {
   }
 };
 
+// A request for the whole of a batch that has come without some of its leaves: a recall. It has a key of its own, that
+// of the batch with the highest bit of the sequence set.
+constexpr uint64_t kRecallBit = uint64_t{1} << 63;
+constexpr bool is_recall(const BatchKey& key) { return (key.sequence & kRecallBit) != 0; }
+constexpr BatchKey recall_of(const BatchKey& key) { return {key.epoch, key.sequence | kRecallBit}; }
+// The number of the batch in its epoch, whether it is asked for or recalled.
+constexpr uint64_t number_of(const BatchKey& key) { return key.sequence & ~kRecallBit; }
+
 inline std::string to_text(const BatchKey& key) {
+  if (is_recall(key)) return "the rest of " + to_text(BatchKey{key.epoch, number_of(key)});
   return "batch " + std::to_string(key.sequence) + " of epoch " + std::to_string(key.epoch);
 }
 

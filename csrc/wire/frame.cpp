@@ -23,7 +23,8 @@ static_assert(sizeof(FrameHeader) == 32);
 struct EntryHeader {
   uint8_t dtype;
   uint8_t dim_count;
-  uint16_t reserved0;
+  uint8_t encoding;
+  uint8_t reserved0;
   uint32_t reserved1;
   uint64_t offset;
   uint64_t bytes;
@@ -55,7 +56,13 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
     return Error{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
                                       std::to_string(kDimCountMax) + " are expected"};
   }
-  TensorEntry entry{.dtype = head.dtype, .offset = head.offset, .bytes = head.bytes, .shape = {}, .strides = {}};
+  if (head.encoding > static_cast<uint8_t>(Encoding::kWithheld)) return malformed("unknown encoding of a tensor");
+  TensorEntry entry{.dtype = head.dtype,
+                    .encoding = static_cast<Encoding>(head.encoding),
+                    .offset = head.offset,
+                    .bytes = head.bytes,
+                    .shape = {},
+                    .strides = {}};
   if (reader.remaining() < size_t{head.dim_count} * 16) return malformed("the tensor table ends early");
   entry.shape.resize(head.dim_count);
   entry.strides.resize(head.dim_count);
@@ -63,6 +70,10 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   for (auto& stride : entry.strides) stride = reader.read<int64_t>();
   const auto bytes = span_bytes(entry.dtype, entry.shape, entry.strides);
   if (!bytes) return bytes.error();
+  if (entry.encoding == Encoding::kWithheld) {
+    if (entry.bytes != 0 || entry.offset != 0) return malformed("a tensor that is withheld has bytes");
+    return entry;
+  }
   if (bytes.value() != entry.bytes) {
     return malformed("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
                      std::to_string(bytes.value()));
@@ -124,6 +135,7 @@ std::vector<std::byte> write_frame(const Frame& frame) {
   for (const auto& entry : frame.tensors) {
     write_struct(writer, EntryHeader{.dtype = entry.dtype,
                                      .dim_count = static_cast<uint8_t>(entry.shape.size()),
+                                     .encoding = static_cast<uint8_t>(entry.encoding),
                                      .reserved0 = 0,
                                      .reserved1 = 0,
                                      .offset = entry.offset,
@@ -165,6 +177,8 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   for (uint32_t index = 0; index < head.tensor_count; ++index) {
     auto entry = read_entry(reader, head.payload_bytes);
     if (!entry) return entry.error();
+    if (entry.value().encoding == Encoding::kWithheld && index >= head.tensor_count - head.boundary_count)
+      return malformed("a boundary tensor is withheld");
     frame.tensors.push_back(std::move(entry).value());
   }
   if (reader.position() != table_end) return malformed("its tensor table does not have the length it claims");

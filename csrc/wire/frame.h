@@ -16,7 +16,7 @@
 namespace penstock::wire {
 
 constexpr uint32_t kFrameMagic = 0x31464e50;  // "PNF1"
-constexpr uint16_t kFrameVersion = 1;
+constexpr uint16_t kFrameVersion = 2;
 constexpr uint64_t kPayloadAlignment = 64;
 
 constexpr uint32_t kTensorCountMax = 65'536;
@@ -25,10 +25,16 @@ constexpr uint64_t kPayloadBytesMax = uint64_t{1} << 40;
 constexpr uint32_t kNestBytesMax = 1u << 30;
 constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
 
+enum class Encoding : uint8_t {
+  kPlain = 0,     // the bytes are those of the tensor
+  kWithheld = 1,  // a leaf that the trainer does not need: it stays with the worker, and the payload has nothing of it
+};
+
 // One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
-// to the last element, holes of the strides included.
+// to the last element, holes of the strides included; 0 where it is withheld.
 struct TensorEntry {
   DTypeCode dtype = 0;
+  Encoding encoding = Encoding::kPlain;
   uint64_t offset = 0;
   uint64_t bytes = 0;
   std::vector<int64_t> shape;

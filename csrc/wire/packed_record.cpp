@@ -53,7 +53,10 @@ Result<PackedRecord> parse_packed_record(std::span<const std::byte> bytes) {
   }
   packed.payload = bytes.subspan(payload_offset);
   uint64_t tensor_bytes = 0;
-  for (const TensorEntry& entry : packed.frame.tensors) tensor_bytes += entry.bytes;
+  for (const TensorEntry& entry : packed.frame.tensors) {
+    if (entry.encoding != Encoding::kPlain) return malformed("a tensor of it is not there as it is");
+    tensor_bytes += entry.bytes;
+  }
   if (tensor_bytes > packed.frame.payload_bytes) return malformed("its tensors share bytes");
   return packed;
 }

@@ -53,7 +53,8 @@ struct ToTrainerHead {
   uint32_t state_bytes = 0;
   uint8_t answer_kind = 0;
   uint8_t answer_flags = 0;
-  uint8_t reserved[10] = {};
+  uint8_t reserved[2] = {};
+  uint64_t sent_at = 0;
 };
 static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
 
@@ -221,7 +222,8 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
                            .prefix_time = answer.prefix_time,
                            .state_bytes = static_cast<uint32_t>(answer.state.size()),
                            .answer_kind = static_cast<uint8_t>(answer.kind),
-                           .answer_flags = answer.flags};
+                           .answer_flags = answer.flags,
+                           .sent_at = answer.sent_at};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
@@ -280,6 +282,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
                     .payload_bytes = head.payload_bytes,
                     .fetch_time = head.fetch_time,
                     .prefix_time = head.prefix_time,
+                    .sent_at = head.sent_at,
                     .body = is_welcome ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
                     .state = body.last(head.state_bytes),
                     .grant = std::move(grant)};

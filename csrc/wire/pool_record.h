@@ -23,7 +23,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 2;
+constexpr uint16_t kPoolVersion = 3;
 constexpr size_t kPoolHeadBytes = 80;
 
 // The most variable bytes behind a head.
@@ -87,6 +87,7 @@ struct PoolAnswer {
   uint64_t payload_bytes = 0;  // of the whole batch, its record included
   uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
+  uint64_t sent_at = 0;                   // nanoseconds of the worker's own clock, which began at any time
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome

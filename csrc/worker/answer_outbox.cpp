@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/live_clock.h"
 #include "wire/pool_record.h"
 
 namespace penstock::worker {
@@ -16,6 +17,7 @@ std::vector<std::byte> write(const OutgoingMessage& outgoing) {
   wire::PoolAnswer answer{.message = outgoing.message,
                           .worker_id = outgoing.worker_id,
                           .incarnation = outgoing.incarnation,
+                          .sent_at = static_cast<uint64_t>(clock_now().time_since_epoch().count()),
                           .body = std::as_bytes(std::span(text)),
                           .grant = outgoing.grant};
   if (result != nullptr) {

@@ -3,11 +3,14 @@
 
 #include <utility>
 
+#include "worker/withholding.h"
+
 namespace penstock::worker {
 
-Result<MadeBatch> BatchMaker::make(BatchContent content, const BatchPlace& place) {
+Result<MadeBatch> BatchMaker::make(BatchContent& content, const BatchPlace& place) {
   const auto began_at = std::chrono::steady_clock::now();
   const bool is_compiled = prefixes_.run(content, place.epoch_seed, place.sequence);
+  if (place.shipment != nullptr) content.withheld = leaves_to_withhold(*place.shipment, content, place.sequence);
   auto made = make_plain(content);
   if (!made) return made;
   made.value().is_compiled = is_compiled;

@@ -9,15 +9,17 @@
 
 #include "base/result.h"
 #include "shm/slab_pool.h"
+#include "wire/shipment.h"
 #include "worker/prefix_stage.h"
 #include "worker/slab_writer.h"
 
 namespace penstock::worker {
 
-// From where a prefix that draws has its numbers.
+// From where a prefix that draws has its numbers, and what is sent of the batch.
 struct BatchPlace {
   uint64_t epoch_seed = 0;
   uint64_t sequence = 0;
+  const wire::Shipment* shipment = nullptr;  // the trainer's wish; null: the batch is sent whole
 };
 
 struct MadeBatch {
@@ -38,8 +40,9 @@ class BatchMaker {
   SlabWriter& writer() { return writer_; }
   PrefixStage& prefixes() { return prefixes_; }
 
-  // Runs the prefixes and seals. kClosed when nobody is there to take the batch.
-  Result<MadeBatch> make(BatchContent content, const BatchPlace& place);
+  // Runs the prefixes and seals. On return `content` has the boundary tensors, too, and says which leaves were left
+  // out. kClosed when nobody is there to take the batch.
+  Result<MadeBatch> make(BatchContent& content, const BatchPlace& place);
   // Seals an answer that is no batch of the dataset's.
   Result<MadeBatch> make_plain(const BatchContent& content);
 

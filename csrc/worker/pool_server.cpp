@@ -37,7 +37,8 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
 PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
     : options_(std::move(options)),
       worker_id_(worker_id),
-      maker_({.arena_bytes = options_.arena_bytes, .prefetch_factor = kBatchesAhead}, exchange_.is_closed()),
+      maker_({.arena_bytes = options_.arena_bytes, .prefetch_factor = kBatchesAhead + kKeptBatchesMax},
+             exchange_.is_closed()),
       io_(options_, worker_id, exchange_),
       loop_("pk_pool_server", "which speaks with trainers", io_) {
   exchange_.set_waker(loop_.waker());
@@ -52,12 +53,29 @@ uint32_t PoolServer::time_since(const PoolWork& work) {
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
   if (auto checked = check_state(marks.state); !checked) return checked;
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
-  auto made = maker_.make(std::move(content), {.epoch_seed = work.epoch_seed, .sequence = work.key.sequence});
+  auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
+                                    .sequence = work.number(),
+                                    .shipment = work.is_recall() ? nullptr : prefix_cache_.shipment()});
   if (!made) return made.error();
-  const bool is_compiled = made.value().is_compiled;
+  if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
+  if (!content.withheld.empty())
+    kept_.keep(work.trainer_id, work.key, content, marks.flags, options_.arena_bytes / (2 * kKeptBatchesMax));
+  return send(work, std::move(made).value(), std::move(marks));
+}
+
+Result<bool> PoolServer::answer_kept(const PoolWork& work) {
+  const auto* kept = kept_.find(work.trainer_id, {work.key.epoch, work.number()});
+  if (kept == nullptr) return false;
+  writer().begin();
+  auto made = maker_.make_plain(kept->content());
+  if (!made) return made.error();
+  if (auto sent = send(work, std::move(made).value(), {.flags = kept->flags}); !sent) return sent.error();
+  return true;
+}
+
+Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks marks) {
   PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
-  if (is_compiled) result.flags |= wire::kDescriptorCompiled;
-  result.batch = std::make_unique<HeldBatch>(std::move(made.value().sealed));
+  result.batch = std::make_unique<HeldBatch>(std::move(made.sealed));
   if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
     return Error{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
                                       " bytes, and a pool's worker can send " +
@@ -65,7 +83,7 @@ Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, Pool
   }
   result.state = std::move(marks.state);
   result.fetch_time = time_since(work);
-  result.prefix_time = wire::time_units(made.value().on_prefix);
+  result.prefix_time = wire::time_units(made.on_prefix);
   exchange_.finish(std::move(result));
   return {};
 }

@@ -17,6 +17,7 @@
 #include "base/event_loop.h"
 #include "base/result.h"
 #include "worker/batch_maker.h"
+#include "worker/kept_batches.h"
 #include "worker/pool_server_io.h"
 #include "worker/pool_work.h"
 #include "worker/prefix_cache.h"
@@ -77,6 +78,8 @@ class PoolServer {
   // Runs the prefixes of the work on its batch, and hands it over to be sent. kTooLarge when it, or the state, is more
   // than a message may carry.
   Result<void> answer(const PoolWork& work, BatchContent content, PoolMarks marks);
+  // Answers the recall of a batch whose leaves are still here. False if they are not.
+  Result<bool> answer_kept(const PoolWork& work);
   // The shard has no more.
   void answer_end(const PoolWork& work);
   struct Failure {
@@ -97,6 +100,7 @@ class PoolServer {
 
  private:
   static uint32_t time_since(const PoolWork& work);
+  Result<void> send(const PoolWork& work, MadeBatch made, PoolMarks marks);
 
   const PoolServerOptions options_;
   const uint64_t worker_id_;
@@ -104,6 +108,7 @@ class PoolServer {
   WorkExchange exchange_;
   BatchMaker maker_;
   PrefixCache prefix_cache_;
+  KeptBatches kept_;
   PoolServerIo io_;
   EventLoop loop_;
 };

@@ -37,6 +37,10 @@ struct PoolWork {
   std::vector<wire::BlobId> blobs{};  // the job, then its prefixes
   std::chrono::steady_clock::time_point begun_at{};
 
+  // The number of the batch in its epoch.
+  uint64_t number() const { return wire::number_of(key); }
+  // Whether the trainer has the batch already, but for the leaves that stayed with a worker.
+  bool is_recall() const { return wire::is_recall(key); }
   std::span<const wire::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
 };
 

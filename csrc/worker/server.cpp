@@ -90,7 +90,7 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
 Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
   const BatchPlace place{.epoch_seed = request.request.epoch_seed, .sequence = request.request.sequence};
   const bool is_raised = (flags & wire::kDescriptorRaises) != 0;
-  auto made = is_raised ? maker_.make_plain(content) : maker_.make(std::move(content), place);
+  auto made = is_raised ? maker_.make_plain(content) : maker_.make(content, place);
   if (!made) return made.error();
   if (made.value().is_compiled) flags |= wire::kDescriptorCompiled;
   const SealedBatch& batch = made.value().sealed;

@@ -142,6 +142,7 @@ SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
 
 Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   MutexLock lock(mutex_);
+  if (!content.withheld.empty()) return seal_with_gaps(content);
   if (!has_no_memory_) {
     if (auto taken = take_slab(); !taken) {
       if (taken.error().code != Errc::kNoMemory) return taken.error();
@@ -172,10 +173,24 @@ Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   return sealed;
 }
 
+Result<SealedBatch> SlabWriter::seal_with_gaps(const BatchContent& content) {
+  Placement placement = place(content);
+  for (const uint32_t leaf : content.withheld) {
+    TensorEntry& entry = placement.frame.tensors[leaf];
+    entry.encoding = wire::Encoding::kWithheld;
+    entry.bytes = 0;
+  }
+  return seal_elsewhere(std::move(placement));
+}
+
 // The batch does not fit the slab it was begun in: everything is copied to one that is large enough.
 Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
   uint64_t offset = 0;
   for (TensorEntry& entry : placement.frame.tensors) {
+    if (entry.encoding == wire::Encoding::kWithheld) {
+      entry.offset = 0;
+      continue;
+    }
     entry.offset = offset;
     offset = align_up(offset + entry.bytes, kPayloadAlignment);
   }

@@ -2,7 +2,8 @@
 #pragma once
 // Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
 // that a collate function writes its result where the trainer will read it. seal() then copies in the tensors that lie
-// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer.
+// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer. A batch that
+// leaves tensors out is copied to another slab, so that its bytes lie together.
 //
 // A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
 // again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
@@ -28,6 +29,7 @@ struct BatchContent {
   std::vector<at::Tensor> tensors;  // boundary tensors last
   std::vector<std::string> boundary_keys;
   std::span<const std::byte> nest;
+  std::vector<uint32_t> withheld = {};  // leaves that are left out, ascending
 };
 
 // A batch in its slab, or, when no shared memory could be had, in buffers of its own.
@@ -70,6 +72,7 @@ class SlabWriter {
     std::vector<bool> is_in_place;
   };
 
+  Result<SealedBatch> seal_with_gaps(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<void> take_slab() PENSTOCK_REQUIRES(mutex_);
   std::byte* allocate(uint64_t bytes) PENSTOCK_REQUIRES(mutex_);
   Placement place(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);

@@ -42,6 +42,9 @@ class InProcessPool:
     def plan(self) -> Plan | None:
         return self._plan
 
+    def _link(self) -> None:
+        return None
+
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
     ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -120,3 +121,33 @@ def _add(found: Any, value: Any) -> None:
             _add(found, part)
     else:
         found.update(repr(value).encode())
+
+
+class Pictures(Dataset[dict[str, Any]]):
+    """Bytes of images that are worth leaving behind, a mask of each, and its class."""
+
+    def __init__(self, count: int, edge: int = 64) -> None:
+        self.count = count
+        self.edge = edge
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        size = (self.edge, self.edge)
+        return {
+            "image": torch.randint(0, 256, (3, *size), dtype=torch.uint8),
+            "mask": torch.randint(0, 2, size),
+            "class": index % 10,
+        }
+
+
+class ForgetfulPictures(Pictures):
+    """Other values whenever a sample is made."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        sample["image"] = torch.frombuffer(
+            bytearray(os.urandom(sample["image"].numel())), dtype=torch.uint8
+        ).view_as(sample["image"])
+        return sample

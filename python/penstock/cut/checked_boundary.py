@@ -57,7 +57,9 @@ class CheckedBoundary:
         # Kernels split their work by size and by the number of threads, and the workers have one
         # thread each: a combination that is new here is compared like a first batch.
         setting = (sizes, torch.get_num_threads())
-        is_due = cut.used_count % self._context.verify_every == 0
+        is_due = cut.used_count == 0 or cut.unchecked_count + 1 >= self._context.verify_every
+        if call.withheld and cut.unchecked_count + 1 < 2 * self._context.verify_every:
+            is_due = False  # a batch that came whole is about to
         if is_due or setting not in cut.verified or cut.mistrusts != self._context.mistrusts:
             if not self._verify(cut, call, boundary):
                 return None
@@ -65,10 +67,12 @@ class CheckedBoundary:
                 return None
             cut.mistrusts = self._context.mistrusts
             cut.unchecked.clear()
+            cut.unchecked_count = 0
             if len(cut.verified) < REMEMBERED_SIZES:
                 cut.verified.add(setting)
         else:
             cut.unchecked.append((call.handle.epoch, call.handle.sequence))
+            cut.unchecked_count += 1
         cut.used_count += 1
         return boundary
 
@@ -93,6 +97,7 @@ class CheckedBoundary:
     def _verify(self, cut: LiveCut, call: GraphCall, boundary: list[torch.Tensor]) -> bool:
         """Runs the moved calls on the raw inputs and compares bit for bit."""
         assert cut.reference is not None
+        call.recall()
         if self._context.repricer is not None:
             self._context.repricer.note_odd_step()
         with torch.no_grad():

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from penstock import _C
 from penstock.cut.installed_prefixes import InstalledPrefixes, PrefixHost
 from penstock.cut.model_call import ModelCall
 from penstock.cut.shown_plan import PlanHost, ShownPlan
+from penstock.cut.withholding import LeafWithholding
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutOptions
 from penstock.program_line import program_line
@@ -39,6 +41,8 @@ class CutHost(PlanHost, PrefixHost, Protocol):
 
     _load_meter: LoadMeter | None
 
+    def _link(self) -> tuple[int, float, bool] | None: ...
+
 
 @dataclass
 class CutContext:
@@ -54,6 +58,7 @@ class CutContext:
     repricer: Repricer | None = None  # with cut="auto", while nothing random may move
     mistrusts: int = 0  # how often a worker was found to be wrong
     call_weight: int = 1  # how many calls this one stands for, the others being like it
+    withholding: LeafWithholding | None = None  # of the loader, where leaves may stay behind
     call: ModelCall = field(default_factory=ModelCall)  # that runs, or ran last
     lazy: LazyBatches = field(init=False)
     plan: ShownPlan = field(init=False)
@@ -78,6 +83,15 @@ class CutContext:
         name = f"{self.options.draws_of}.{self._captured_count}"
         return replace(self.options, draws_of=name)
 
+    def prices(self) -> _C.Prices:
+        """The prices before anything was measured but the link."""
+        host = self.host()
+        link = None if host is None else host._link()
+        if link is None:
+            return _C.Prices.of_local_workers(self.options.worker_count)
+        workers, bytes_per_s, sends_whole = link
+        return _C.Prices.of_pool(workers, link_bytes_per_s=bytes_per_s, sends_whole=sends_whole)
+
     def begin_call(self) -> None:
         """To be called before the model runs."""
         self.call = ModelCall()
@@ -91,6 +105,8 @@ class CutContext:
             self.lazy.note_call(call.has_stranger, call.follows_calls, call.moves)
             if self.is_open:
                 self.prefixes.note_call(call.batch)
+            if self.is_open and self.withholding is not None:
+                self.withholding.note_call(id(self), call.batch, call.cuts)
         if self.is_open:
             self.plan.note_call(call)
 
@@ -136,6 +152,8 @@ class CutContext:
         """Stops cutting and withdraws the workers' prefixes; the loader shows `plan` then."""
         self.is_open = False
         self.lazy.give_up()
+        if self.withholding is not None:
+            self.withholding.forget(id(self))
         self.prefixes.close()
         self.plan.show(plan)
         host = self.host()

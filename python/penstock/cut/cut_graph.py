@@ -23,6 +23,7 @@ from penstock.cut.cut_context import CutContext
 from penstock.cut.cut_planner import CutPlanner
 from penstock.cut.cuts_in_use import CutsInUse
 from penstock.cut.live_cut import GraphCall, LiveCut
+from penstock.cut.model_call import UsedCut
 from penstock.cut.whole_graph import WholeGraph
 from penstock.graph.autocast import autocast_put_back
 from penstock.graph.capture import Placeholder, is_plain
@@ -82,6 +83,8 @@ class CutGraph:
             if call is not None and cut is not None:
                 cut = self._in_use.repriced(cut, call)
             boundary = None if call is None or cut is None else self._boundary.of(cut, call)
+            if boundary is None and call is not None and cut is not None:
+                cut, boundary = self._former(cut, call)
         except Exception as error:
             # Nothing of the graph has run yet, so the whole of it still can.
             logger.debug("the cut failed", exc_info=True)
@@ -90,6 +93,7 @@ class CutGraph:
         if call is None or cut is None:
             return self._run_all(inputs, lazy)
         self._context.call.plans.append(cut.plan)
+        self._context.call.cuts.append(UsedCut(cut.raw_leaves, cut.keys, cut.is_settled))
         self._context.call.note_batch(call.handle)
         cut.is_used = True
         compiler = self._context.prefixes.compiler
@@ -102,10 +106,20 @@ class CutGraph:
         else:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)
+            call.recall(cut.raw_leaves)
             results = cut.suffix(*call.inputs, *boundary)
         for item in cut.planned.results:
             self._record(item, call, results[item.position])
         return results
+
+    def _former(self, cut: LiveCut, call: GraphCall) -> tuple[LiveCut, list[torch.Tensor] | None]:
+        """The cut that was in force before, for a batch that lacks the boundary tensors of the
+        present one and has left leaves behind for those of the former."""
+        former = cut.former
+        if former is None or not call.withheld:
+            return cut, None
+        boundary = self._boundary.of(former, call)
+        return (cut, None) if boundary is None else (former, boundary)
 
     def _record(self, item: Result, call: GraphCall, result: Any) -> None:
         """Notes the expression of a result, for the graph that it may be given to."""
@@ -151,7 +165,9 @@ class CutGraph:
         )
         if handle is None:
             return None, None
-        call = GraphCall(handle, provenance_of, inputs, {} if lazy is None else lazy.waiting)
+        call = GraphCall(handle, provenance_of, inputs)
+        if lazy is not None:
+            call.waiting, call.withheld = lazy.waiting, lazy.withheld
         pattern = call.pattern
         for cut in self._in_use.cuts:
             if cut.variant[0] == pattern:
@@ -192,5 +208,7 @@ class CutGraph:
             if lazy is not None and cut.writes_inputs:
                 compute_waiting(call.handle)
             return suffix(*call.inputs, *boundary)
+
+        call.recall()  # which is no part of either
 
         return repricer.run_timed(cut, lambda: self._run_all(inputs, lazy), run_suffix)

@@ -93,7 +93,8 @@ class CutPlanner:
 
     def _try_plan(self, call: GraphCall) -> LiveCut:
         refuse_by_surroundings()
-        # Whatever waits is needed for the calibration.
+        # Whatever waits, or stayed with a worker, is needed for the calibration.
+        call.recall()
         call.inputs = call.with_added((), frozenset())
         autocast = AutocastState.now()
         leaf_index: dict[int, int] = {}
@@ -149,6 +150,7 @@ class CutPlanner:
             call.handle.leaf_count,
             self._options,
             self._in_use.mistrusted(variant),
+            self._context.prices(),
         )
         if expressions and self._whole.writes_to_inputs(lowering):
             raise Unlowerable("it writes to memory that an earlier part of forward may share")

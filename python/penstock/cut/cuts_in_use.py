@@ -66,6 +66,7 @@ class CutsInUse:
         """Makes a cut one of those in use."""
         if cut.suffix is not None:
             self._context.prefixes.install(cut.planned)
+            self._note_change()
         self.cuts.append(cut)
         self._context.prefixes.known_ids.append(KnownIds.of(cut.lowering, cut.planned, inputs))
 
@@ -85,6 +86,7 @@ class CutsInUse:
         else:
             assert native is not None
             # A value that waits is as good as any other input here.
+            call.recall()
             inputs = call.with_added((), frozenset())
             try:
                 planned = plan_again(
@@ -107,9 +109,15 @@ class CutsInUse:
             other.signature = cut.signature
         self.put_in_force(other, call.inputs)
         self.forget(cut)
+        cut.former = None
+        other.former = cut if cut.suffix is not None else None
         where = f"batch {call.handle.sequence} of epoch {call.handle.epoch}"
         repricer.changed(cut, other, where)
         return other
+
+    def _note_change(self) -> None:
+        if self._context.withholding is not None:
+            self._context.withholding.send_whole()
 
     def mistrusted(self, variant: Variant) -> Mapping[int, str]:
         """The units that stay in cuts of that kind since a worker was wrong about them, and why."""
@@ -128,6 +136,7 @@ class CutsInUse:
         """Stops using a cut, and has its prefix withdrawn unless another cut has the same."""
         self.cuts.remove(cut)
         self._context.prefixes.withdraw(cut.planned)
+        self._note_change()
 
     def forget_unused(self, cut: LiveCut) -> None:
         logger.debug("a plan was not used for long")

@@ -45,7 +45,9 @@ class LiveCut:
     writes_inputs: bool = False  # to tensors that others may follow from
     mistrusts: int = 0  # of the context, when this cut was compared last
     used_count: int = 0
+    unchecked_count: int = 0  # of these, since the last that was compared
     is_used: bool = True  # lately; see unused_cuts.py
+    former: LiveCut | None = None  # whose boundary tensors batches that are under way may carry
     signature: Signature = ()  # of the call that it was planned for
     priced: _C.PricedCut | None = None  # where it may be replaced by a cut of another price
     plan: Plan = field(init=False)  # as it is shown: with the price, once it is known
@@ -55,6 +57,22 @@ class LiveCut:
 
     def __post_init__(self) -> None:
         self.plan = self.planned.plan
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Those of its boundary tensors."""
+        return frozenset(item.key for item in self.planned.boundary)
+
+    @property
+    def raw_leaves(self) -> frozenset[int]:
+        """The leaves of the batch that the suffix reads."""
+        native = self.planned.native
+        return frozenset() if native is None else frozenset(native.chosen.raw_leaves)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its boundary tensors were compared, and its calls are timed no more."""
+        return self.used_count > 0 and not (self.priced and self.priced.wants_timed_calls)
 
     def layouts(self, sizes: tuple[int, ...]) -> list[Layout]:
         """The layouts of the boundary tensors as eager makes them: kernels depend on them."""
@@ -76,6 +94,7 @@ class GraphCall:
     found: dict[int, Provenance]  # by input
     inputs: Sequence[Any]  # with those that a cut has added
     waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input: still to be computed
+    withheld: dict[int, LazyValue] = field(default_factory=dict)  # by input: still with a worker
 
     @property
     def pattern(self) -> Pattern:
@@ -83,6 +102,18 @@ class GraphCall:
             (index, provenance.source, index in self.waiting)
             for index, provenance in self.found.items()
         )
+
+    def recall(self, leaves: Set[int] | None = None) -> None:
+        """Has the inputs that stayed with a worker come, or those of them that are these leaves of
+        the batch. Blocks."""
+        wanted = [
+            index for index in self.withheld if leaves is None or self.found[index].source in leaves
+        ]
+        if wanted:
+            inputs = list(self.inputs)
+            for index in wanted:
+                inputs[index] = self.withheld.pop(index).materialise()
+            self.inputs = inputs
 
     def with_added(self, added: Sequence[tuple[int, int]], followed: Set[int]) -> Sequence[Any]:
         """The inputs of a cut that has `added` some, and follows those inputs by expressions."""

@@ -6,9 +6,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.graph.plan import Plan
 from penstock.tracking.batch_origin import BatchHandle
+
+
+class UsedCut(NamedTuple):
+    """The cut of one graph that ran: which leaves the trainer reads, and the boundary tensors that
+    stand for the others."""
+
+    raw_leaves: frozenset[int]
+    keys: frozenset[str]  # empty where nothing moves
+    is_settled: bool  # it was compared, and is not being timed
 
 
 @dataclass
@@ -21,6 +31,7 @@ class ModelCall:
     follows_calls: bool = False  # it has, and it is known how
     has_planned: bool = False
     plans: list[Plan] = field(default_factory=list)  # of the graphs that ran
+    cuts: list[UsedCut] = field(default_factory=list)  # the same
     _batch: weakref.ref[BatchHandle] | None = None  # once a graph has seen it
     _graph_count: int = 0
 

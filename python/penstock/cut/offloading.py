@@ -34,6 +34,7 @@ from penstock.cut.offloaded_call import SeveralLoaders, StandIn
 from penstock.cut.repricing import Repricer
 from penstock.cut.script_models import OffloadedScript
 from penstock.cut.still_model import StillModel
+from penstock.cut.withholding import LeafWithholding
 from penstock.graph.capture import first_sentence, read_placeholders
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
@@ -157,12 +158,15 @@ def _make_call(
         user = None if isinstance(bare, _SCRIPTS) else user_compile_of(bare)
         target = bare if user is None else compiled_target(bare)
         context = CutContext(target, weakref.ref(loader), loader._provenance, options, verify_every)
+        if isinstance(bare, _SCRIPTS):
+            _share_withholding(loader, context, can_withhold=False)
         if isinstance(bare, torch.jit.ScriptModule):
             return OffloadedScript(context, bare, bare.forward)
         if isinstance(bare, _SCRIPTS):
             return OffloadedScript(context, bare, bare)
         if user is None:
             keep_advice_from_log()
+        _share_withholding(loader, context, can_withhold=user is None)
         if compile_prefix:
             context.prefixes.compile()
         if options.mode == "auto" and not options.allow_random and user is None:
@@ -239,6 +243,25 @@ def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
     loader._load_meter.clock = TrainerClock(device)
     context.provenance.use.take_meter(id(context))
     return Repricer(loader._load_meter, TrainerClock(device))
+
+
+def _share_withholding(loader: Any, context: CutContext, *, can_withhold: bool) -> None:
+    """Has the loader's leaves stay with the workers where the model does not need them. Compilers
+    other than ours, and TorchScript, are given the tensors of a batch as they are."""
+    shared = context.provenance.withholding
+    own = shared if isinstance(shared, LeafWithholding) else None
+    if own is None:
+        loader_ref = weakref.ref(loader)
+
+        def changed() -> None:
+            live = loader_ref()
+            if live is not None and live._load_meter is not None:
+                live._load_meter.native.forget()  # batches have other sizes from now on
+
+        own = LeafWithholding(loader_ref, changed)
+        context.provenance.withholding = own
+    context.withholding = own
+    own.take(id(context), context.verify_every if can_withhold else None)
 
 
 def detach(model: M) -> M:

@@ -45,6 +45,9 @@ class _Listener:
     def _remove_prefixes(self, prefixes: set[str]) -> None:
         pass
 
+    def _link(self) -> tuple[int, float, bool] | None:
+        return None
+
 
 class _QuietPlan(ShownPlan):
     """Names in the plan alone the parts that stay whole."""

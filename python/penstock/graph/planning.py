@@ -103,15 +103,17 @@ def plan_cut(
     leaf_count: int,
     options: CutOptions,
     mistrusted: Mapping[int, str] = MappingProxyType({}),
+    prices: _C.Prices | None = None,
 ) -> tuple[Lowering, PlannedCut]:
     """Lowers (with symbolic sizes if that works), times and cuts a graph for inputs like `inputs`.
 
     The movable operators are run, on `inputs`; parameters, buffers and random generators stay as
-    they are. Units that are `mistrusted`, for that reason, stay. Raises Unlowerable with the reason
+    they are. Units that are `mistrusted`, for that reason, stay. Without `prices` the workers are
+    taken to be of this machine. Raises Unlowerable with the reason
     when there can be no plan.
     """
 
-    how = Planning(options, set(mistrusted))
+    how = Planning(options, set(mistrusted), prices)
 
     def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
         _pin(lowering, mistrusted)

@@ -267,6 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._plan: Any = None
         self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
+        self._shipment: bytes | None = None  # the message that says which leaves stay with them
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
@@ -483,6 +484,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             for message in self._prefixes.values():
                 iterator.source.install_prefix(message)
 
+    def _set_shipment(self, message: bytes | None) -> None:
+        """Makes batches that are asked for from now on come without leaves that the trainer does
+        not read. None: whole."""
+        self._shipment = message
+        for iterator in list(self._live_iterators):
+            iterator.source.set_shipment(message)
+
+    def _link(self) -> tuple[int, float, bool] | None:
+        """The link to a pool's workers: how many there are, bytes per second (0 while nothing is
+        known) and whether batches are sent whole. None with workers of this machine."""
+        iterator = None if self._newest_iterator is None else self._newest_iterator()
+        link: tuple[int, float, bool] | None = getattr(iterator, "link", None)
+        return (1, 0.0, True) if link is None and self.pool else link
+
     def __getstate__(self) -> dict[str, Any]:
         # State that belongs to this process stays here: iterators, the provenance of live batches,
         # the plan of a model, measurements.
@@ -495,6 +510,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_plan",
             "_load_meter",
             "_prefixes",
+            "_shipment",
             "_progress",
             "_tuner",
         }

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from penstock import _C
+from penstock.loader.recall import Recaller
 from penstock.seams.iterators import ExceptionWrapper, pin_memory
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
+from penstock.tracking.deferral import Deferral
+from penstock.tracking.lazy_tensor import LazyTensor
+from penstock.tracking.withheld_leaves import WithheldLeaves
 
 
 class PinDevice(NamedTuple):
@@ -26,17 +33,27 @@ class Delivery(NamedTuple):
     provenance: ProvenanceTable | None  # None where no model is offloaded
     epoch: int
     epoch_seed: int
+    recaller: Recaller | None = None  # where leaves may have stayed with the workers
+
+    @property
+    def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Makes objects for leaves that stayed with a worker, of meta tensors; None where nobody
+        asks for the leaves of batches."""
+        return None if self.provenance is None else LazyTensor.withheld
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
         """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are
         the arguments of `_record`, None without an offloaded model."""
         handle = None if leaves is None else self._record(*leaves)
+        leaves = None if leaves is None else leaves[:3]
         if self.pin_device is not None:
             return self._pinned(batch, leaves, self.pin_device)
         if handle is not None:
             assert self.provenance is not None
-            deferral = self.provenance.deferral
-            if deferral is not None:  # an offloaded model has a use for lazy tensors
+            deferral, withholding = self.provenance.deferral, self.provenance.withholding
+            if deferral is None and withholding is not None and withholding.lazy_leaves:
+                deferral = self.provenance.deferral = Deferral(self.provenance)
+            if deferral is not None:  # somebody may have a use for lazy tensors
                 batch = deferral.delivered(batch, handle, leaves[0])
         return batch, leaves
 
@@ -50,11 +67,39 @@ class Delivery(NamedTuple):
             return ExceptionWrapper(where=where), True
 
     def _record(
-        self, leaves: list[torch.Tensor], boundary: dict[str, torch.Tensor], sequence: int
+        self,
+        leaves: list[torch.Tensor],
+        boundary: dict[str, torch.Tensor],
+        sequence: int,
+        origin: _C.BatchOrigin | None,
     ) -> BatchHandle:
         assert self.provenance is not None
         handle = BatchHandle(
             len(leaves), boundary, self.epoch, sequence, (self.epoch_seed, sequence)
         )
         self.provenance.record_batch(handle, leaves)
+        if self.recaller is not None:
+            handle.leaf_bytes = tuple(leaf.numel() * leaf.element_size() for leaf in leaves)
+        if origin is not None:
+            self._record_withheld(handle, leaves, origin)
         return handle
+
+    def _record_withheld(
+        self, handle: BatchHandle, leaves: list[torch.Tensor], origin: _C.BatchOrigin
+    ) -> None:
+        table, recaller = self.provenance, self.recaller
+        assert table is not None and table.withholding is not None and recaller is not None
+        withheld = {
+            place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, LazyTensor)
+        }
+        recaller.note(handle)
+        name = f"batch {handle.sequence} of epoch {handle.epoch}"
+        handle.withheld = WithheldLeaves(
+            partial(recaller.recall, origin, name),
+            handle.boundary,
+            name,
+            table.withholding.note_recall,
+        )
+        table.deferral = table.deferral or Deferral(table)
+        for place, leaf in withheld.items():
+            table.deferral.withheld(handle, place, leaf)

@@ -68,6 +68,7 @@ class LoaderFace(Protocol):
     _past_counters: Counter[str]
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _progress: Progress | None
+    _shipment: bytes | None
     _provenance: ProvenanceTable | None
     _resuming: Progress | None
     _travelling_code: TravellingCode

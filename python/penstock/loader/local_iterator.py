@@ -131,7 +131,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._note_sampler()
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count
-        self._meter = None if self._is_elastic else loader._load_meter
+        self._meter = loader._load_meter
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
                 self._base_seed = draw_seed(loader.generator)
@@ -140,7 +140,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
         self._delivery = Delivery(
-            self._pin_device, loader._provenance, progress.epoch, self._seeds.seed_of_draws()
+            self._pin_device,
+            loader._provenance,
+            progress.epoch,
+            self._seeds.seed_of_draws(),
+            self.source.recaller,
         )
         is_map = self._dataset_kind == DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
@@ -157,7 +161,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._ahead.clear()
         if self._meter is not None:
             pids = [worker.pid for worker in self._workers]
-            self._meter.begin(self._num_workers, pids, self._prefetch_depth * self._num_workers)
+            workers = max(1, self._stream.worker_count)
+            self._meter.begin(workers, pids, self._prefetch_depth * workers)
+            self._meter.sends_whole = self.source.recaller is None
+            self._meter.are_elsewhere = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
         self.source.begin_epoch(progress)
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
@@ -229,11 +236,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             deadline = time.monotonic() + self._timeout
             wait_s = min(wait_s, _STATUS_CHECK_INTERVAL_S)
         while True:
-            with_leaves = self._delivery.provenance is not None
+            stand_in = self._delivery.stand_in
             if ahead_count > 0:
-                event = self._stream.look_ahead(ahead_count, wait_s, loads, with_leaves)
+                event = self._stream.look_ahead(ahead_count, wait_s, loads, stand_in)
             else:
-                event = self._stream.next(wait_s, loads, with_leaves)
+                event = self._stream.next(wait_s, loads, stand_in)
             kind, value, extra, shard_id, state = event
             if kind == _BATCH:
                 if type(extra) is not bool:

@@ -13,6 +13,7 @@ from penstock.loader.freedoms import any_worker_serves
 from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_workers import LocalWorkers, sleep_if_python_exits
+from penstock.loader.recall import Recaller
 from penstock.loader.source import NativeThread, StreamOptions
 from penstock.program_line import warn
 from penstock.stream.progress import Progress
@@ -64,6 +65,7 @@ class LocalSource:
         self.stream = options.open_stream(self._client)
         retire_at_forks(self._client)
         self.native_thread = NativeThread()
+        self.recaller: Recaller | None = None
         spec = WorkerSpec(
             self._client.endpoint,
             slab_count,
@@ -133,6 +135,9 @@ class LocalSource:
 
     def remove_prefixes(self) -> None:
         self._client.remove_prefixes()
+
+    def set_shipment(self, message: bytes | None) -> None:
+        """Leaves lie in shared memory anyway, so there is nothing to gain."""
 
     def close(self) -> None:
         try:

@@ -8,17 +8,24 @@ once, also while there is no controller. Two seconds without a request others ma
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 import weakref
 from typing import Any, NamedTuple
 
 from penstock import _C
+from penstock.loader.recall import Recaller
+
+_is_exiting = threading.Event()  # the process: nobody will read anything
+atexit.register(_is_exiting.set)
 
 
 class _Parked(NamedTuple):
     client: _C.PoolClient
     purpose: Any
     owner_pid: int
+    recaller: Recaller | None
 
 
 class ParkedClient:
@@ -30,10 +37,11 @@ class ParkedClient:
         self.controller_heard_at: float | None = None
         weakref.finalize(self, _end_all, self._place)
 
-    def park(self, client: _C.PoolClient, purpose: Any) -> None:
-        """Nobody else may use ``client`` from now on. Ends the one that was here."""
+    def park(self, client: _C.PoolClient, purpose: Any, recaller: Recaller | None) -> None:
+        """Nobody else may use ``client`` from now on, but for recalls. Ends the one that was
+        here."""
         _end_all(self._place)
-        self._place.append(_Parked(client, purpose, os.getpid()))
+        self._place.append(_Parked(client, purpose, os.getpid(), recaller))
 
     @property
     def is_empty(self) -> bool:
@@ -55,4 +63,6 @@ def _end_all(place: list[_Parked]) -> None:
     while place:
         parked = place.pop()
         if parked.owner_pid == os.getpid():  # a child that was forked off has not the thread
+            if parked.recaller is not None and not _is_exiting.is_set():
+                parked.recaller.recall_all()
             parked.client.stop()

@@ -87,5 +87,11 @@ class PoolIter(LocalPoolIter):
         if self._way_out:
             error.args = (f"{error}{self._way_out}",)
 
+    @property
+    def link(self) -> tuple[int, float, bool]:
+        """As `DataLoader._link`."""
+        workers, bytes_per_s = self._stream.load_counters()[5:]
+        return max(1, workers), bytes_per_s, self.source.recaller is None
+
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.loader.descriptor_limit import check_can_connect
 from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers
+from penstock.loader.recall import Recaller
 from penstock.loader.source import STANDING_COUNTS, NativeThread, StreamOptions
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.program_line import warn
@@ -53,6 +55,7 @@ class PoolSource:
         self._waiting_since: float | None = None
         self._is_waiting_told = False
         self._prefix_ids: list[bytes] = []
+        self._shipment_ids: list[bytes] = []  # one at most
         self.native_thread = NativeThread()
         self._own = OwnWorkers(loader.multiprocessing_context or torch.multiprocessing)
         self.processes = self._own.processes
@@ -84,6 +87,7 @@ class PoolSource:
             self._own.end()
             raise
         self.stream = options.open_stream(self._client)
+        self.recaller = recaller_of(loader, options, self._client, self.check)
         self._counted_before = self.stream.counters()
         try:
             if parked is None:
@@ -93,6 +97,7 @@ class PoolSource:
             self._client.use_blobs([self._job_id])
             for message in loader._prefixes.values():
                 self.install_prefix(message)
+            self.set_shipment(loader._shipment)
             if parked is None:
                 self._client.start()  # native threads start after the last fork
             self.is_sound = True
@@ -162,11 +167,22 @@ class PoolSource:
         prefix_id = hashlib.sha256(message).digest()
         self._client.put_blob(prefix_id, message)
         self._prefix_ids.append(prefix_id)
-        self._client.use_blobs([self._job_id, *self._prefix_ids])
+        self._name_blobs()
 
     def remove_prefixes(self) -> None:
         self._prefix_ids.clear()
-        self._client.use_blobs([self._job_id])
+        self._name_blobs()
+
+    def set_shipment(self, message: bytes | None) -> None:
+        self._shipment_ids.clear()
+        if message is not None and self.recaller is not None:
+            shipment_id = hashlib.sha256(message).digest()
+            self._client.put_blob(shipment_id, message)
+            self._shipment_ids.append(shipment_id)
+        self._name_blobs()
+
+    def _name_blobs(self) -> None:
+        self._client.use_blobs([self._job_id, *self._prefix_ids, *self._shipment_ids])
 
     def close(self) -> None:
         """Ends this process's own workers. The client is kept for the next iterator of the same
@@ -176,13 +192,24 @@ class PoolSource:
             if silence_s is not None:
                 self._parked_client.controller_heard_at = time.monotonic() - silence_s
             if self._own_worker_count > 0 or not self.may_be_parked or not self.is_sound:
+                if self.recaller is not None and self.is_sound:
+                    self.recaller.recall_all()
                 self._client.stop()
             else:
                 self._client.drop_epoch()  # nobody waits any more for batches on their way
-                self._parked_client.park(self._client, self._purpose)
+                self._parked_client.park(self._client, self._purpose, self.recaller)
             self.native_thread.ended.set()
         finally:
             self._own.end()
+
+
+def recaller_of(
+    loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
+) -> Recaller | None:
+    """None where batches cannot be made again, or are copied to a device as they come."""
+    if options.is_iterable or loader.device is not None:
+        return None
+    return Recaller(client, check)
 
 
 def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> dict[str, Any]:

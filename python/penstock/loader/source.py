@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from penstock import _C
 from penstock.loader.device import cuda_index
 from penstock.loader.loader_face import LoaderFace
+from penstock.loader.recall import Recaller
 from penstock.stream.progress import Progress
 
 STANDING_COUNTS = ("outstanding", "ready")  # of a stream's counters; the others only grow
@@ -25,6 +26,7 @@ class Source(Protocol):
     processes: list[Any]  # the workers that this process started
     stream: _C.Stream
     native_thread: NativeThread
+    recaller: Recaller | None  # where leaves of batches may stay with the workers
 
     def begin_epoch(self, progress: Progress) -> None:
         """To be called before the stream is asked for an epoch's batches."""
@@ -45,6 +47,9 @@ class Source(Protocol):
     def install_prefix(self, message: bytes) -> None: ...
 
     def remove_prefixes(self) -> None: ...
+
+    def set_shipment(self, message: bytes | None) -> None:
+        """Says which leaves stay with the workers; None for none. For a source with a recaller."""
 
     def close(self) -> None:
         """Ends the workers that this process started, and the native part in the trainer."""

@@ -29,7 +29,9 @@ class LoaderStats:
     through a socket because no shared memory could be had, ``early_batches`` were asked for before
     their epoch began, ``boundary_batches`` carried results of calls that :func:`penstock.offload`
     moved, ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches``
-    have random numbers that ``fetch_threads`` drew in no certain order. ``stale_batches`` came and
+    have random numbers that ``fetch_threads`` drew in no certain order. Tensors of
+    ``withheld_bytes`` that nobody read stayed with a pool's workers, and ``recalled_batches`` were
+    sent once more since the program read such a tensor after all. ``stale_batches`` came and
     were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
     ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken.
 
@@ -47,6 +49,8 @@ class LoaderStats:
     boundary_batches: int = 0
     compiled_batches: int = 0
     unrepeatable_batches: int = 0
+    withheld_bytes: int = 0
+    recalled_batches: int = 0
     arenas: int = 0
     waits: int = 0
     epochs_s: float = 0.0
@@ -80,6 +84,7 @@ class LoaderStats:
             "came through a socket, for want of shared memory": self.inline_batches,
             "came after their epoch was left, and were dropped": self.stale_batches,
             "were made before their epoch began": self.early_batches,
+            "were sent once more, for a tensor that had stayed behind": self.recalled_batches,
             "have random numbers that cannot be repeated": self.unrepeatable_batches,
         }
         lines += [f"{count} {what}" for what, count in notable.items() if count]

@@ -80,6 +80,8 @@ class RunningJob:
         if self._init_error is not None:
             self._server.answer_error(work, *self._init_error, None)
             return
+        if work.is_recall and self._server.answer_kept(work):
+            return
         if self._rows is not None and self._server.answer_rows(work, self._rows):
             return
         epoch = self._epoch_of(work)

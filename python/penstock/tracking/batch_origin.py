@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from penstock.tracking.loader_use import LoaderUse
 
 if TYPE_CHECKING:
     from penstock.graph.expression import Expression
+    from penstock.tracking.withheld_leaves import WithheldLeaves
 
 
 _WRITTEN = -1  # the version of no tensor
@@ -34,6 +35,9 @@ class Deferring(Protocol):
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
         """The batch, of lazy tensors while a model wants them."""
+
+    def withheld(self, handle: BatchHandle, place: int, leaf: Any) -> None:
+        """Has the lazy tensor `leaf` stand for the leaf at this place."""
 
 
 @dataclass(eq=False)
@@ -51,6 +55,21 @@ class BatchHandle:
     # whether there may be more that nobody computes before they are asked for.
     lazy_values: weakref.WeakSet[object] = field(default_factory=weakref.WeakSet)
     may_wait: bool = True
+    withheld: WithheldLeaves | None = None  # where leaves stayed with the worker
+    leaf_bytes: tuple[int, ...] = ()
+    is_watched: bool = False  # its leaves are lazy, and notice when they are read
+    read_leaves: set[int] = field(default_factory=set)  # by the program, of those that are lazy
+
+
+class Withholding(Protocol):
+    """Decides which leaves stay with the workers: `penstock.cut.withholding.LeafWithholding`."""
+
+    @property
+    def lazy_leaves(self) -> Set[int]:
+        """Leaves that the program is to be given as lazy tensors."""
+
+    def note_recall(self, leaf: int) -> None:
+        """A leaf that had stayed with its worker was read."""
 
 
 class Provenance(NamedTuple):
@@ -87,6 +106,7 @@ class ProvenanceTable:
     def __init__(self) -> None:
         self._entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self.deferral: Deferring | None = None  # made when a program wants it
+        self.withholding: Withholding | None = None  # where leaves may stay with the workers
         self.model_count = 0  # how many were offloaded to the loader so far
         self.use = LoaderUse()  # of the models that are offloaded to it now
         self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
@@ -147,5 +167,7 @@ class ProvenanceTable:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where its elements lie. Layouts without one are their own."""
+    """Where its elements lie. Layouts without one are their own, and so are lazy tensors."""
+    if getattr(type(tensor), "is_lazy", False):
+        return 0
     return tensor.data_ptr() if tensor.layout is torch.strided else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,11 @@ class Deferral:
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
         self.wanted_by: set[int] = set()  # offloaded models, by the id of their context
 
-    def follow(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> dict[int, LazyTensor]:
-        """Lazy tensors for the leaves of a batch that is delivered, by the id of the leaf."""
+    def follow(
+        self, handle: BatchHandle, leaves: Sequence[torch.Tensor], only: Set[int] | None = None
+    ) -> dict[int, LazyTensor]:
+        """Lazy tensors for the leaves of a batch that is delivered, or `only` for those at these
+        places, by the id of the leaf."""
         self._recent.append(weakref.ref(handle))
         while len(self._recent) > BATCHES_WAITED_MAX:
             old = self._recent.popleft()()
@@ -98,15 +101,31 @@ class Deferral:
                 )
             )
             for index, leaf in enumerate(leaves)
-            if type(leaf) is torch.Tensor and self.provenance.lookup(leaf) is not None
+            if type(leaf) is torch.Tensor
+            and (only is None or index in only)
+            and self.provenance.lookup(leaf) is not None
         }
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
         """The batch that the program gets: one of lazy tensors if an offloaded model has a
         use for them. `leaves` are the batch's own."""
-        if not self.wanted_by or torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled():
             return batch
-        return replace_leaves(batch, self.follow(handle, leaves))
+        withholding = self.provenance.withholding
+        if self.wanted_by:
+            handle.is_watched = True
+            return replace_leaves(batch, self.follow(handle, leaves))
+        if withholding is not None and withholding.lazy_leaves:
+            handle.is_watched = True
+            return replace_leaves(batch, self.follow(handle, leaves, withholding.lazy_leaves))
+        return batch
+
+    def withheld(self, handle: BatchHandle, place: int, leaf: LazyTensor) -> None:
+        """Has `leaf` stand for the leaf at this place, which stayed with its worker."""
+        leaf.settle(LazyValue(self, handle, leaf._meta, place))
+
+    def stand_in(self, leaf: LazyValue) -> torch.Tensor:
+        return LazyTensor.of(leaf)
 
     def knows(self, leaf: torch.Tensor) -> bool:
         return self.provenance.lookup(leaf) is not None
@@ -126,6 +145,8 @@ class Deferral:
         compute_waiting(handle)
         memory = value.materialise().untyped_storage().data_ptr()
         for other in values_of(handle):
+            if other.is_withheld:
+                continue  # it shares memory with no other
             tensor = other.materialise()
             if tensor.untyped_storage().data_ptr() == memory:
                 self.provenance.forget(tensor)
@@ -141,7 +162,7 @@ class Deferral:
         """A lazy tensor for the result of a pure operator until it is computed; None where it has
         to be at once.
         """
-        if torch.is_inference_mode_enabled() or func.namespace != "aten":
+        if not self.wanted_by or torch.is_inference_mode_enabled() or func.namespace != "aten":
             return None
         leaves, spec = tree_flatten((args, kwargs))
         handle: BatchHandle | None = None

@@ -19,6 +19,7 @@ class LazyInputs:
 
     inputs: Sequence[Any]
     waiting: dict[int, LazyValue] = field(default_factory=dict)  # by input
+    withheld: dict[int, LazyValue] = field(default_factory=dict)  # by input: still with a worker
     found: dict[int, Provenance] = field(default_factory=dict)  # of those
     follows_calls: bool = False  # whether an input is a tensor that the program made from the batch
     _handles: list[BatchHandle] = field(default_factory=list)
@@ -38,15 +39,15 @@ class LazyInputs:
         if handle is not None and handle not in self._handles:
             self._handles.append(handle)
         if is_written(item):
-            tensor = value.materialise()
+            tensor = value.read()
             value.table.forget(tensor)
             return tensor
         self.follows_calls |= isinstance(value.source, Expression)
         provenance = value.provenance()
         if provenance is None:
             return value.materialise()
-        self.waiting[index] = value
         self.found[index] = provenance
+        (self.withheld if value.is_withheld else self.waiting)[index] = value
         return item
 
     def computed(self) -> Sequence[Any]:
@@ -55,6 +56,6 @@ class LazyInputs:
         for handle in self._handles:
             compute_waiting(handle)
         items = list(self.inputs)
-        for index, value in self.waiting.items():
+        for index, value in (*self.waiting.items(), *self.withheld.items()):
             items[index] = value.materialise()
         return items

@@ -50,12 +50,13 @@ class LazyTensor(torch.Tensor):
     _meta: torch.Tensor
     _stand_in: torch.Tensor | None  # for the values, while something traces
 
+    is_lazy = True
     __torch_function__ = TORCH_FUNCTION_OFF
 
     @staticmethod
     def of(value: LazyValue) -> LazyTensor:
         """One more tensor with that value."""
-        if isinstance(value.source, int):
+        if isinstance(value.source, int) and not value.is_withheld:
             # It has its own memory and shares the version counter, so writes are seen.
             assert value.tensor is not None
             tensor: LazyTensor = same_memory_as(value.tensor, LazyTensor)
@@ -63,6 +64,16 @@ class LazyTensor(torch.Tensor):
             tensor = _wrapper(value.meta)
         tensor._value, tensor._meta, tensor._stand_in = value, value.meta, None
         return tensor
+
+    @classmethod
+    def withheld(cls, meta: torch.Tensor) -> LazyTensor:
+        """One that stands for a leaf which stayed with its worker; `settle` says for which."""
+        tensor = _wrapper(meta)
+        tensor._value, tensor._meta, tensor._stand_in = None, meta, None
+        return tensor
+
+    def settle(self, value: LazyValue) -> None:
+        self._value = value
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         """Torch's protocol for wrappers. Who compiles something else than the offloaded model is
@@ -128,6 +139,14 @@ class LazyTensor(torch.Tensor):
         return self._escaped().untyped_storage()
 
     @untraced
+    def pin_memory(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Values that stayed with a worker come in pinned memory if the loader pins."""
+        if self._value is None or self._value.is_withheld:
+            return self
+        pinned: torch.Tensor = plain(self).pin_memory(*args, **kwargs)
+        return pinned
+
+    @untraced
     def share_memory_(self) -> LazyTensor:
         self._escaped().share_memory_()
         return self
@@ -181,7 +200,7 @@ class LazyTensor(torch.Tensor):
 def plain(tensor: LazyTensor) -> torch.Tensor:
     """An ordinary tensor with the values of `tensor`, in the same memory where that has some."""
     if tensor._value is not None:
-        return tensor._value.materialise()
+        return tensor._value.read()
     if tensor._stand_in is None:
         meta = tensor._meta
         if not isinstance(meta, FakeTensor):

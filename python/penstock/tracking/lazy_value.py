@@ -37,6 +37,10 @@ class LazyTable(Protocol):
 
     def defer(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 
+    def stand_in(self, leaf: LazyValue) -> torch.Tensor:
+        """A tensor that stands for a leaf which stayed with its worker."""
+        ...
+
 
 # A thread that fetches batches computes waiting values of old ones, while another may be reading
 # them. Operators run under it, which take no other lock of ours.
@@ -95,12 +99,54 @@ class LazyValue:
         with _lock:
             handle.lazy_values.add(self)
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether it is a leaf that stayed with its worker, and was not read yet."""
+        return self.tensor is None and isinstance(self.source, int)
+
+    def read(self) -> torch.Tensor:
+        """The values, for the program."""
+        self.note_read()
+        return self.materialise()
+
+    def note_read(self) -> None:
+        """The program reads it, or a value that follows from it."""
+        handle = self._of()
+        if handle is None:
+            return
+        if isinstance(self.source, int):
+            handle.read_leaves.add(self.source)
+            return
+        for item in self.inputs:
+            if isinstance(item, LazyValue):
+                item.note_read()
+
     def materialise(self) -> torch.Tensor:
         """The values, computed now if they have not been."""
         if self.tensor is None:
             with _lock:
-                return self._compute()
+                return self._fetch() if isinstance(self.source, int) else self._compute()
         return self.tensor
+
+    def _fetch(self) -> torch.Tensor:
+        """The values of a leaf that stayed with its worker. Blocks."""
+        if self.tensor is None:
+            handle = self.handle
+            assert handle is not None and handle.withheld is not None
+            assert isinstance(self.source, int)
+            leaves = handle.withheld.recall(self.source)
+            # The others have come as well. Nobody else keeps them: each keeps the batch's handle.
+            for value in values_of(handle):
+                if value.is_withheld:
+                    value._come(leaves, handle)
+            assert self.tensor is not None
+        return self.tensor
+
+    def _come(self, leaves: Sequence[torch.Tensor], handle: BatchHandle) -> None:
+        assert isinstance(self.source, int)
+        tensor = leaves[self.source]
+        self.table.provenance.record(tensor, Provenance(handle, self.source, write_count(tensor)))
+        self.tensor = tensor
 
     def _compute(self) -> torch.Tensor:
         if self.tensor is None:
@@ -141,10 +187,12 @@ class LazyValue:
 
     def _provenance(self, handle: BatchHandle) -> Provenance | None:
         if isinstance(self.source, int):
-            return None
+            return Provenance(handle, self.source, 0) if self.is_withheld else None
         inputs: list[Any] = []
         for item in self.inputs:
-            if isinstance(item, LazyValue):
+            if isinstance(item, LazyValue) and item.is_withheld:
+                inputs.append(self.table.stand_in(item))
+            elif isinstance(item, LazyValue):
                 leaf = item.materialise()
                 if not self.table.knows(leaf):
                     return None
@@ -161,9 +209,10 @@ def values_of(batch: BatchHandle) -> list[LazyValue]:
 
 
 def compute_waiting(batch: BatchHandle) -> None:
-    """Computes the values of a batch that wait."""
+    """Computes the values of a batch that wait. Leaves that stayed with their worker stay there."""
     for value in values_of(batch):
-        value.materialise()
+        if not value.is_withheld:
+            value.materialise()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,11 @@ from penstock import _C
 from penstock.tuning.trainer_clock import TrainerClock
 from penstock.tuning.usable_cpus import shared_cpus
 
-Counters = tuple[int, int, float, float]  # batches, those with boundary tensors, fetch_s, prefix_s
+# Batches, those with boundary tensors, fetch_s, prefix_s, bytes, and of a pool its workers and the
+# bytes a second that come from them.
+Counters = tuple[int, int, float, float, int, int, float]
+
+_ENOUGH_CPUS = 1 << 20  # for any number of workers
 
 
 class LoadMeter:
@@ -19,6 +23,8 @@ class LoadMeter:
     def __init__(self) -> None:
         self.native = _C.LoadMeter()
         self.clock = TrainerClock(None)
+        self.sends_whole = True  # leaves that the trainer does not read come all the same
+        self.are_elsewhere = False  # the workers, or some of them
         self._pids: Sequence[int] = ()
 
     def begin(self, workers: int, pids: Sequence[int], in_flight_max: int) -> None:
@@ -28,7 +34,7 @@ class LoadMeter:
 
     def note(self, called_at: float, returned_at: float, counters: Counters) -> None:
         """A batch was delivered, for a call of ``next()`` that lasted from then until then."""
-        self.native.note(called_at, returned_at, counters)
+        self.native.note(called_at, returned_at, counters, self.sends_whole)
         if self.clock.is_of_device:
             for _, seconds in self.clock.take():
                 self.native.note_device(seconds)
@@ -45,4 +51,4 @@ class LoadMeter:
 
     def shared_cpus(self) -> int:
         """How many CPUs the trainer and its workers may use together."""
-        return shared_cpus(self._pids)
+        return _ENOUGH_CPUS if self.are_elsewhere else shared_cpus(self._pids)

@@ -353,5 +353,51 @@ TEST_F(DispatchTest, ForgottenRequestIsCancelledAndItsAnswerDropped) {
   EXPECT_EQ(dispatch_.unanswered_count(), 0u);
 }
 
+// ---- Recalls
+
+TEST_F(DispatchTest, RecallGoesFirstAndToTheWorkerThatMadeTheBatch) {
+  join(1);
+  join(2);
+  ask(0);
+  answer(1, 0);
+  asked();
+  for (uint64_t sequence = 1; sequence <= 6; ++sequence) ask(sequence);
+  asked();
+  const wire::BatchKey recall = wire::recall_of(batch(0));
+  dispatch_.ask(recall, wire::kNoLane, now_, nullptr, 2);
+  collect();
+  EXPECT_EQ(asked(), (Asked{{2, recall.sequence}}));  // beyond its depth
+  EXPECT_TRUE(answer(2, recall.sequence));
+  EXPECT_FALSE(dispatch_.is_unanswered(recall));
+}
+
+TEST_F(DispatchTest, RecallIsAskedOfAnotherWorkerWhenTheFirstIsLost) {
+  join(1);
+  join(2);
+  const wire::BatchKey recall = wire::recall_of(batch(0));
+  dispatch_.ask(recall, wire::kNoLane, now_, nullptr, 1);
+  collect();
+  EXPECT_EQ(asked(), (Asked{{1, recall.sequence}}));
+  lose(1, Loss::kSilent);
+  EXPECT_EQ(asked(), (Asked{{2, recall.sequence}}));
+  EXPECT_TRUE(answer(2, recall.sequence));
+}
+
+TEST_F(DispatchTest, RecallOfAnEarlierEpochOutlivesIt) {
+  const wire::BatchKey recall = wire::recall_of(batch(3));
+  dispatch_.ask(recall, wire::kNoLane, now_, nullptr, 7);  // a worker that is gone
+  ask(4);
+  dispatch_.forget_other_epochs(2, now_);
+  collect();
+  EXPECT_FALSE(dispatch_.is_unanswered(batch(4)));
+  EXPECT_TRUE(dispatch_.is_unanswered(recall));
+  join(1);
+  EXPECT_EQ(asked(), (Asked{{1, recall.sequence}}));
+  dispatch_.forget(recall, now_);
+  collect();
+  EXPECT_EQ(count(Kind::kCancel), 1u);
+  EXPECT_EQ(dispatch_.unanswered_count(), 0u);
+}
+
 }  // namespace
 }  // namespace penstock::cluster

@@ -165,5 +165,23 @@ TEST_F(Frames, ATensorThatIsNotWhereItsShapeSaysIsMalformed) {
   EXPECT_EQ(parse_with<uint8_t>(32, 12).error().code, Errc::kMalformed) << "a dtype that does not travel";
 }
 
+TEST_F(Frames, TensorThatIsWithheldHasNoBytes) {
+  TensorEntry entry{.dtype = 6, .encoding = Encoding::kWithheld, .shape = {1000, 1000}, .strides = {1000, 1}};
+  Frame frame{.tensors = {entry}, .boundary_keys = {}, .nest = {}};
+  expect_round_trip(frame);
+  frame.tensors[0].bytes = 4'000'000;
+  frame.payload_bytes = 4'000'000;
+  EXPECT_FALSE(parse_frame(write_frame(frame)));
+  frame.tensors[0] = entry;
+  const std::string key(kBoundaryKeyBytes, 'a');
+  frame.boundary_keys = {key};
+  EXPECT_FALSE(parse_frame(write_frame(frame)));  // a boundary tensor
+}
+
+TEST_F(Frames, UnknownEncodingIsRefused) {
+  TensorEntry entry{.dtype = 6, .encoding = static_cast<Encoding>(200), .shape = {}, .strides = {}};
+  EXPECT_FALSE(parse_frame(write_frame({.tensors = {entry}, .boundary_keys = {}, .nest = {}})));
+}
+
 }  // namespace
 }  // namespace penstock::wire

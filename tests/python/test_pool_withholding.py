@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves that nobody reads stay with a pool's workers, and are right when somebody does."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE, ForgetfulPictures, Pictures
+from pool_processes import PoolProcesses, pool_of
+from torch import nn
+
+import penstock
+from penstock import DataLoader
+from penstock.errors import PenstockError
+from penstock.tracking.lazy_tensor import LazyTensor
+
+pytestmark = pytest.mark.slow
+
+Step = Callable[[Any, dict[str, Any]], torch.Tensor]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    torch._dynamo.reset()
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+class Shrinking(nn.Module):
+    """Reads the pictures by way of a small part that has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 8 * 8, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        small = nn.functional.adaptive_avg_pool2d(images.float() / 255, 8)
+        features = small - small.mean((2, 3), keepdim=True)
+        out: torch.Tensor = self.head(features.flatten(1))
+        return out
+
+
+def plain_step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["image"]), batch["class"])
+
+
+def losses_of(
+    loader: DataLoader[Any], step: Step, *, is_offloaded: bool, epochs: int = 2, **options: Any
+) -> list[float]:
+    torch.manual_seed(0)
+    model: Any = Shrinking()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if is_offloaded:
+        model = penstock.offload(model, loader, **{"cut": "maximal", **options})
+    losses = []
+    for _ in range(epochs):
+        for batch in loader:
+            loss = step(model, batch)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def loader_of(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_size=8,
+        pool=pool.endpoint,
+        code_paths=[CODE],
+        timeout=60,
+        **{"shuffle": True, **options},
+    )
+
+
+def expected(count: int, step: Step) -> list[float]:
+    loader = DataLoader(Pictures(count), batch_size=8, shuffle=True, seeding="batch")
+    return losses_of(loader, step, is_offloaded=False)
+
+
+def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    loader = loader_of(pool, Pictures(400))
+    assert losses_of(loader, plain_step, is_offloaded=True) == expected(400, plain_step)
+    stats = loader.stats()
+    assert stats.recalled_batches == 0
+    # The mask and the image, of most batches.
+    assert stats.withheld_bytes > 50 * 8 * (3 * 64 * 64 + 8 * 64 * 64)
+    assert stats.batch_bytes < stats.withheld_bytes
+
+
+def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        target = batch["mask"].float().mean()
+        return plain_step(model, batch) + target
+
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(320))
+    assert losses_of(loader, step, is_offloaded=True) == expected(320, step)
+    stats = loader.stats()
+    assert stats.recalled_batches == 0
+    assert stats.withheld_bytes % (8 * 3 * 64 * 64) == 0
+    assert stats.withheld_bytes > 0
+
+
+def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
+    seen: list[torch.Tensor] = []
+
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        loss = plain_step(model, batch)
+        seen.append(batch["class"])
+        if len(seen) % 35 == 0:
+            return loss + batch["image"].float().var() * 1e-3
+        return loss
+
+    pool.start_worker(processes=2)
+    loader = loader_of(pool, Pictures(400))
+    losses = losses_of(loader, step, is_offloaded=True)
+    seen.clear()
+    assert losses == expected(400, step)
+    stats = loader.stats()
+    assert stats.recalled_batches in (1, 2)  # the first of the two may be in the watched part
+    assert stats.withheld_bytes > 0
+
+
+def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> None:
+    count = 0
+
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        loss = plain_step(model, batch)
+        return loss + batch["image"].float().mean() if count > 60 else loss
+
+    pool.start_worker(processes=2)
+    loader = loader_of(pool, Pictures(480))
+    losses = losses_of(loader, step, is_offloaded=True)
+    count = 0
+    assert losses == expected(480, step)
+    stats = loader.stats()
+    assert 2 <= stats.recalled_batches <= 12  # those that were under way meanwhile
+
+
+def first_withheld(loader: DataLoader[Any], model: Any) -> tuple[Any, dict[str, Any]]:
+    """An iterator, and the first batch of it whose image stayed with its worker."""
+    iterator = iter(loader)
+    for batch in iterator:
+        image = batch["image"]
+        if isinstance(image, LazyTensor) and image._value is not None and image._value.is_withheld:
+            return iterator, batch
+        plain_step(model, batch).backward()  # type: ignore[no-untyped-call]
+    raise AssertionError("no batch came without its image")
+
+
+def test_a_worker_that_died_before_a_recall_is_replaced(pool: PoolProcesses) -> None:
+    first = pool.start_worker()
+    loader = loader_of(pool, Pictures(4000), shuffle=False)
+    torch.manual_seed(3)
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    iterator, batch = first_withheld(loader, model)
+    number = batch["image"]._value.handle.sequence
+    for pid in first.pids:
+        os.kill(pid, signal.SIGKILL)
+    pool.start_worker()
+    image = batch["image"].clone()
+    torch.manual_seed(3)
+    Shrinking()
+    same = DataLoader(Pictures(4000), batch_size=8, seeding="batch")
+    for place, other in enumerate(same):
+        if place == number:
+            assert torch.equal(image, other["image"])
+            break
+    assert loader.stats().recalled_batches == 1
+    del iterator
+
+
+def test_a_dataset_that_gives_other_values_is_told_of(pool: PoolProcesses) -> None:
+    first = pool.start_worker()
+    loader = loader_of(pool, ForgetfulPictures(4000))
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    iterator, batch = first_withheld(loader, model)
+    for pid in first.pids:
+        os.kill(pid, signal.SIGKILL)
+    pool.start_worker()
+    with pytest.raises(RuntimeError, match="made again with other values"):
+        batch["image"].sum()
+    del iterator
+
+
+def test_a_batch_outlives_its_loader(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(4000))
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    iterator, batch = first_withheld(loader, model)
+    del iterator, loader, model
+    gc.collect()
+    assert 100 < float(batch["image"].float().mean()) < 150
+
+
+def test_leaves_come_before_own_workers_end(pool: PoolProcesses) -> None:
+    loader = loader_of(pool, Pictures(480), num_workers=1)
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    for batch in loader:
+        plain_step(model, batch).backward()  # type: ignore[no-untyped-call]
+    assert isinstance(batch["image"], LazyTensor)
+    assert 100 < float(batch["image"].float().mean()) < 150
+
+
+def test_a_leaf_that_no_worker_has_any_more_is_told_of(pool: PoolProcesses) -> None:
+    worker = pool.start_worker()
+    loader = loader_of(pool, Pictures(4000))
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    iterator, batch = first_withheld(loader, model)
+    iterator.source._client.stop()
+    worker.end()
+    with pytest.raises(PenstockError, match="let go of its workers"):
+        batch["image"].sum()
+    assert batch["image"].shape == (8, 3, 64, 64)
+    del iterator
+
+
+def _sum_of(image: torch.Tensor, answers: Any) -> None:
+    try:
+        answers.put(int(image.sum()))
+    except Exception as error:
+        answers.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_leaf_is_not_read_in_a_forked_process(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(4000))
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    iterator, batch = first_withheld(loader, model)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=_sum_of, args=(batch["image"], answers))
+    process.start()
+    answer = answers.get()
+    process.join()
+    assert "read in another process" in answer
+    assert int(batch["image"].sum()) > 0
+    del iterator
+
+
+def test_the_last_batch_can_be_read_after_its_epoch(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(480))
+    model = penstock.offload(Shrinking(), loader, cut="maximal")
+    for batch in loader:
+        plain_step(model, batch).backward()  # type: ignore[no-untyped-call]
+    assert batch["image"]._value.is_withheld
+    mean = batch["image"].float().mean()
+    assert 100 < float(mean) < 150
+
+
+def test_written_leaves_are_the_programs_own(pool: PoolProcesses) -> None:
+    def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        loss = plain_step(model, batch)
+        if int(batch["class"].sum()) % 13 == 0:
+            batch["image"].clamp_(0, 100)
+            loss = loss + batch["image"].float().mean() + plain_step(model, batch)
+        return loss
+
+    pool.start_worker()
+    loader = loader_of(pool, Pictures(400))
+    assert losses_of(loader, step, is_offloaded=True) == expected(400, step)
