@@ -30,6 +30,7 @@ from penstock.graph.plan import Plan
 # The losses of so many steps from the first are handed back for comparison. Batches that were asked
 # for before there was a plan come without the worker's part, up to 17 of them where they are small.
 CHECKED_STEPS = 32
+CHECKED_STEPS_OF_POOL = 96
 BOUNDARY_BATCHES_MIN = 6
 WARMUP_STEPS = 16
 # At the head of a slice: the worker has had batches ready since the last one.
@@ -72,7 +73,8 @@ def serve(args: argparse.Namespace) -> None:
     batches = Waiting(endless(loader))
     steps = steps_of(model, batches, workload.loss)
 
-    losses = [next(steps) for _ in range(CHECKED_STEPS)]
+    checked_steps = CHECKED_STEPS if args.pool is None else CHECKED_STEPS_OF_POOL
+    losses = [next(steps) for _ in range(checked_steps)]
     if args.kind != "eager":
         check_plan(loader)
     advance(steps, WARMUP_STEPS, args.warmup)

@@ -261,9 +261,17 @@ void bind_graph(py::module_& module) {
           py::init([](double worker_count, double worker_second, double trainer_scale, double worker_scale,
                       double trainer_node_s, double link_bytes_per_s, double write_bytes_per_s, double read_bytes_per_s,
                       double cut_s, bool raw_stays, const std::optional<graph::Loads>& loads) {
-            return graph::Prices{
-                worker_count,      worker_second,    trainer_scale, worker_scale, trainer_node_s, link_bytes_per_s,
-                write_bytes_per_s, read_bytes_per_s, cut_s,         raw_stays,    loads};
+            return graph::Prices{.worker_count = worker_count,
+                                 .worker_second = worker_second,
+                                 .trainer_scale = trainer_scale,
+                                 .worker_scale = worker_scale,
+                                 .trainer_node_s = trainer_node_s,
+                                 .link_bytes_per_s = link_bytes_per_s,
+                                 .write_bytes_per_s = write_bytes_per_s,
+                                 .read_bytes_per_s = read_bytes_per_s,
+                                 .cut_s = cut_s,
+                                 .raw_stays = raw_stays,
+                                 .loads = loads};
           }),
           py::kw_only(), py::arg("worker_count") = standard.worker_count,
           py::arg("worker_second") = standard.worker_second, py::arg("trainer_scale") = standard.trainer_scale,

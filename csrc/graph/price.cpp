@@ -24,6 +24,10 @@ Prices link_prices(double worker_count, const LinkRate& link) {
   Prices prices = local_prices(worker_count);
   prices.link_bytes_per_s = link.bytes_per_s;
   prices.raw_stays = link.sends_whole;
+  if (link.bytes_per_s == std::numeric_limits<double>::infinity()) return prices;
+  // bench/pool_transport.py: CPU seconds of the sockets for a gigabyte, shared out between the two sides.
+  prices.send_byte_s = 0.33e-9;
+  prices.receive_byte_s = 0.33e-9;
   return prices;
 }
 
@@ -45,6 +49,8 @@ Result<void> check_prices(const Prices& prices) {
   if (!(prices.write_bytes_per_s > 0))
     return refuse("write_bytes_per_s", prices.write_bytes_per_s, "a positive number");
   if (!(prices.read_bytes_per_s > 0)) return refuse("read_bytes_per_s", prices.read_bytes_per_s, "a positive number");
+  if (!is_fee(prices.send_byte_s)) return refuse("send_byte_s", prices.send_byte_s, "zero or more");
+  if (!is_fee(prices.receive_byte_s)) return refuse("receive_byte_s", prices.receive_byte_s, "zero or more");
   if (!is_fee(prices.worker_second)) return refuse("worker_second", prices.worker_second, "zero or more");
   if (!is_fee(prices.trainer_scale)) return refuse("trainer_scale", prices.trainer_scale, "zero or more");
   if (!is_fee(prices.worker_scale)) return refuse("worker_scale", prices.worker_scale, "zero or more");
@@ -67,7 +73,10 @@ StageSeconds& StageSeconds::operator+=(const StageSeconds& other) {
 }
 
 StageSeconds link_seconds(const Prices& prices, int64_t bytes) {
-  return {.link_s = static_cast<double>(bytes) / prices.link_bytes_per_s};
+  const auto count = static_cast<double>(bytes);
+  return {.trainer_s = count * prices.receive_byte_s,
+          .worker_s = prices.worker_scale * count * prices.send_byte_s,
+          .link_s = count / prices.link_bytes_per_s};
 }
 
 StageSeconds memory_seconds(const Prices& prices, int64_t bytes) {

@@ -75,6 +75,9 @@ struct Prices {
   double trainer_node_s = 5e-6;
   // Bytes per second between a worker and the trainer; infinite in shared memory.
   double link_bytes_per_s = 4e9;
+  // The seconds of a worker's CPU, and of the trainer's, for a byte that crosses the link: sealing and opening it.
+  double send_byte_s = 0;
+  double receive_byte_s = 0;
   // Bytes per second at which a worker writes boundary tensors to the batch, and the trainer first reads them there.
   double write_bytes_per_s = std::numeric_limits<double>::infinity();
   double read_bytes_per_s = std::numeric_limits<double>::infinity();
@@ -129,7 +132,7 @@ struct StageSeconds {
   friend bool operator==(const StageSeconds&, const StageSeconds&) = default;
 };
 
-// The seconds that bytes take to cross the link.
+// The seconds that bytes take to cross the link, and that either side spends on it.
 StageSeconds link_seconds(const Prices& prices, int64_t bytes);
 // The seconds that bytes of boundary tensors take to be written and read. Raw leaves do not count: they are written and
 // read whatever the plan is.

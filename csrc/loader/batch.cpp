@@ -7,9 +7,13 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "base/bytes.h"
+#include "loader/batch_memory.h"
+#include "wire/narrow.h"
 #include "wire/nest.h"
 
 namespace penstock::loader {
@@ -30,7 +34,7 @@ static_assert(has_size(c10::ScalarType::Byte, 1) && has_size(c10::ScalarType::Lo
 void drop_lease(void* context) { c10::intrusive_ptr<SlabLease>::reclaim(static_cast<SlabLease*>(context)); }
 
 at::Tensor make_tensor(const TensorEntry& entry, at::DataPtr data) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), entry.bytes,
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), wire::plain_bytes(entry),
                                                        std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -113,6 +117,11 @@ const std::vector<at::Tensor>& Batch::tensors() {
       tensors_.push_back(make_meta(entry));
       continue;
     }
+    if (wire::is_narrow(entry.encoding)) {
+      PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
+      tensors_.push_back(wide_[tensors_.size()]);
+      continue;
+    }
     const auto bytes = bytes_of(entry);
     if (!lease_ || bytes.empty()) {
       tensors_.push_back(copy_to_own_memory(entry, bytes));
@@ -129,17 +138,65 @@ void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
   for (const TensorEntry& entry : frame_.tensors) {
+    PENSTOCK_ASSERT(!wire::is_narrow(entry.encoding), "batches of this machine are sent as they are");
     const bool is_withheld = entry.encoding == wire::Encoding::kWithheld;
     tensors_.push_back(is_withheld ? make_meta(entry) : copy_to_own_memory(entry, bytes_of(entry)));
   }
   lease_.reset();
 }
 
+bool Batch::is_narrow() const {
+  return std::any_of(frame_.tensors.begin(), frame_.tensors.end(),
+                     [](const TensorEntry& entry) { return wire::is_narrow(entry.encoding); });
+}
+
+Result<void> Batch::widen(BatchMemory& memory) {
+  uint64_t bytes = 0;
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (wire::is_narrow(entry.encoding)) bytes += align_up(wire::plain_bytes(entry), wire::kPayloadAlignment);
+  }
+  if (bytes == 0) return {};
+  auto slab = memory.take(bytes);
+  if (slab) wide_lease_ = std::move(slab.value().lease);
+  memory.note_received(bytes);
+  wide_.resize(frame_.tensors.size());
+  uint64_t offset = 0;
+  for (size_t index = 0; index < frame_.tensors.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
+    if (!wire::is_narrow(entry.encoding)) continue;
+    const uint64_t own_bytes = wire::plain_bytes(entry);
+    at::DataPtr data;
+    if (wide_lease_) {
+      std::byte* const place = wide_lease_->data() + offset;
+      auto share = wide_lease_;
+      data = at::DataPtr(place, share.release(), &drop_lease, at::kCPU);
+    } else {
+      try {
+        data = c10::GetCPUAllocator()->allocate(own_bytes);
+      } catch (const std::exception& error) {
+        return Error{Errc::kNoMemory, "the trainer has no memory for a tensor of " + std::to_string(own_bytes) +
+                                          " bytes; use smaller batches or fewer in flight (prefetch_factor, "
+                                          "prefetch_bytes)"};
+      }
+    }
+    offset += align_up(own_bytes, wire::kPayloadAlignment);
+    if (auto widened = wire::widen(entry, bytes_of(entry), {static_cast<std::byte*>(data.get()), own_bytes}); !widened)
+      return widened;
+    wide_[index] = make_tensor(entry, std::move(data));
+  }
+  return {};
+}
+
+void Batch::mark_held() {
+  if (lease_) lease_->mark_held();
+  if (wide_lease_) wide_lease_->mark_held();
+}
+
 uint64_t Batch::withheld_bytes() const {
   uint64_t bytes = 0;
   for (const TensorEntry& entry : frame_.tensors) {
     if (entry.encoding != wire::Encoding::kWithheld) continue;
-    bytes += wire::span_bytes(entry.dtype, entry.shape, entry.strides).value();  // parse_frame has asked
+    bytes += wire::plain_bytes(entry);
   }
   return bytes;
 }
@@ -153,6 +210,8 @@ void Batch::replace_tensors(std::vector<at::Tensor> tensors) {
   PENSTOCK_ASSERT(tensors.size() == frame_.tensors.size());
   tensors_ = std::move(tensors);
   lease_.reset();
+  wide_lease_.reset();
+  wide_.clear();
 }
 
 }  // namespace penstock::loader

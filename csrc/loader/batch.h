@@ -22,6 +22,8 @@
 
 namespace penstock::loader {
 
+class BatchMemory;
+
 // Confined to the thread that holds it; it is handed from the I/O thread to the trainer's.
 class Batch {
  public:
@@ -73,6 +75,14 @@ class Batch {
   // leaves that were left out are meta tensors.
   const std::vector<at::Tensor>& tensors();
 
+  // Whether some tensors came with fewer bytes than they have.
+  bool is_narrow() const;
+  // Gives tensors that came with fewer bytes their own ones, in `memory` or else on the heap. To be called before
+  // tensors(). kMalformed for bytes that do not belong to such a tensor, kNoMemory.
+  Result<void> widen(BatchMemory& memory);
+  // Whether a program that keeps the tensors keeps the slab from being written again, also across a fork.
+  void mark_held();
+
   // Puts an object in the place of a leaf that was left out.
   void set_stand_in(size_t index, at::Tensor tensor);
 
@@ -101,6 +111,8 @@ class Batch {
   std::optional<RemoteError> remote_error_;
   std::vector<std::byte> state_;
   std::optional<Origin> origin_;
+  c10::intrusive_ptr<SlabLease> wide_lease_;  // of tensors that were widened
+  std::vector<at::Tensor> wide_;              // by place; undefined for the others
 };
 
 }  // namespace penstock::loader

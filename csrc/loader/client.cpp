@@ -201,7 +201,7 @@ class Client::Impl {
         const wire::Descriptor& its = batch->descriptor();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
         source->finish(*batch);
-        if (batch->lease()) batch->lease()->mark_held();
+        batch->mark_held();
         if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
         return batch;
       }
@@ -304,8 +304,8 @@ class Client::Impl {
   // A worker needs prefetch_factor slabs to answer its requests. The user may hold the slabs that an arena has beyond
   // them. After that, batches are copied, so that a user who keeps every batch never stalls the stream.
   void keep_or_copy(Batch& batch) {
+    if (!source->has_bounded_memory()) return batch.mark_held();
     if (!batch.lease()) return;
-    if (!source->has_bounded_memory()) return batch.lease()->mark_held();
     if ((batch.descriptor().flags & wire::kDescriptorTransient) != 0) return;
     auto& view = batch.lease()->view();
     if (view.held_count() >= shm::spare_slab_count(view.alive_count(), slab_count())) {

@@ -292,7 +292,10 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
     if (parts.size() != 2) return Error{Errc::kMalformed, "an inline batch did not come in two parts"};
     inbox_.counters().inline_batches.add(1);
     std::vector<std::byte> record(parts[0].begin() + sizeof descriptor, parts[0].end());
-    return Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
+    auto batch = Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
+    if (batch && batch.value()->is_narrow())
+      return Error{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
+    return batch;
   }
   auto view = find_arena(channel, descriptor);
   if (!view) return view.error();
@@ -303,7 +306,10 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
   view.value()->populate(descriptor.slab_index, descriptor.slab_bytes);
   auto lease = c10::make_intrusive<SlabLease>(view.value(), descriptor.slab_index, descriptor.slab_generation);
   if ((descriptor.flags & wire::kDescriptorTransient) != 0) channel.arenas.erase(descriptor.arena_id);
-  return Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
+  auto batch = Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
+  if (batch && batch.value()->is_narrow())
+    return Error{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
+  return batch;
 }
 
 Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, const Descriptor& descriptor) {

@@ -45,9 +45,9 @@ std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<In
       made.value()->set_state(answer.state);
       return std::move(made).value();
     }
-    error.type_name = "penstock.errors.PenstockError";
-    error.text = "the batch cannot be read: " + made.error().message;
-    error.worker = place;
+    auto damaged = error_of_damage(answer.message.key, place, made.error());
+    damaged->set_state(answer.state);
+    return damaged;
   } else {
     const std::string_view text = text_of(answer.body);
     const size_t end = std::min(text.find('\0'), text.size());
@@ -57,6 +57,12 @@ std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<In
   auto batch = Batch::from_error(descriptor, std::move(error));
   batch->set_state(answer.state);
   return batch;
+}
+
+std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Error& error) {
+  return Batch::from_error(descriptor_of(key), {.type_name = "penstock.errors.PenstockError",
+                                                .text = "the batch cannot be read: " + error.message,
+                                                .worker = place});
 }
 
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,

@@ -26,6 +26,9 @@ std::string_view text_of(std::span<const std::byte> bytes);
 std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<IncomingBatch> whole,
                                 const std::string& worker, const std::string& place, bool allow_pickle);
 
+// The error in place of a batch that `place` sent and that cannot be read.
+std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Error& error);
+
 // The error in place of a batch that one worker after the other died of. `lost_at` is where one of them listened, or
 // empty.
 std::unique_ptr<Batch> error_of_deaths(wire::BatchKey key, const cluster::RequestContent& content, uint32_t death_count,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -321,6 +322,10 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (whole) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   auto batch =
       batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle);
+  if (!batch->remote_error()) {
+    if (auto widened = batch->widen(memory_); !widened)
+      batch = error_of_damage(message.key, spoken_place(worker_id), widened.error());
+  }
   if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
   deliver(message.key, std::move(batch));
 }
@@ -539,6 +544,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     if (command.message.is_lane_start) state = lanes_.start_of(command.message.lane);
     request.index_kind = content->request.index_kind;
     request.epoch_seed = content->request.epoch_seed;
+    request.link_mb_per_s = static_cast<uint16_t>(std::clamp(std::round(link_bytes_per_s_.load() / 1e6), 0.0, 65535.0));
     request.indices = content->indices;
     request.seeds = *content->seeds;
     request.state = state;

@@ -56,7 +56,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
     return Error{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
                                       std::to_string(kDimCountMax) + " are expected"};
   }
-  if (head.encoding > static_cast<uint8_t>(Encoding::kWithheld)) return malformed("unknown encoding of a tensor");
+  if (head.encoding > static_cast<uint8_t>(Encoding::kPadded)) return malformed("unknown encoding of a tensor");
   TensorEntry entry{.dtype = head.dtype,
                     .encoding = static_cast<Encoding>(head.encoding),
                     .offset = head.offset,
@@ -74,7 +74,12 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
     if (entry.bytes != 0 || entry.offset != 0) return malformed("a tensor that is withheld has bytes");
     return entry;
   }
-  if (bytes.value() != entry.bytes) {
+  if (is_narrow(entry.encoding)) {
+    if (bytes.value() / kWidenFactorMax > entry.bytes)
+      return Error{Errc::kTooLarge, "a tensor of " + std::to_string(bytes.value()) + " bytes is written in " +
+                                        std::to_string(entry.bytes) + "; at most " + std::to_string(kWidenFactorMax) +
+                                        " times as many are taken"};
+  } else if (bytes.value() != entry.bytes) {
     return malformed("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
                      std::to_string(bytes.value()));
   }
@@ -115,6 +120,12 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
                                       std::to_string(kPayloadBytesMax) + " bytes"};
   }
   return (last + 1) * item_bytes;
+}
+
+uint64_t plain_bytes(const TensorEntry& entry) {
+  const auto bytes = span_bytes(entry.dtype, entry.shape, entry.strides);
+  PENSTOCK_ASSERT(bytes, "an entry that was not checked");
+  return bytes.value();
 }
 
 std::vector<std::byte> write_frame(const Frame& frame) {

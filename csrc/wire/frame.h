@@ -28,10 +28,19 @@ constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hex
 enum class Encoding : uint8_t {
   kPlain = 0,     // the bytes are those of the tensor
   kWithheld = 1,  // a leaf that the trainer does not need: it stays with the worker, and the payload has nothing of it
+  kOffset8 = 2,   // from here on as narrow.h says
+  kOffset16 = 3,
+  kOffset32 = 4,
+  kBits = 5,
+  kRows = 6,
+  kPadded = 7,
 };
+constexpr bool is_narrow(Encoding encoding) { return encoding >= Encoding::kOffset8; }
+// A tensor has at most so many times the bytes that it is written in, so that few bytes cannot fill a trainer's memory.
+constexpr uint64_t kWidenFactorMax = 64;
 
 // One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
-// to the last element, holes of the strides included; 0 where it is withheld.
+// to the last element, holes of the strides included; where it is withheld or written narrow, it is the bytes there.
 struct TensorEntry {
   DTypeCode dtype = 0;
   Encoding encoding = Encoding::kPlain;
@@ -56,6 +65,9 @@ struct Frame {
 // Bytes from the first to the last element of a strided tensor; nothing when a stride is negative, a size is negative,
 // or the extent or the number of elements overflows.
 Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std::span<const int64_t> strides);
+
+// The bytes of the tensor itself, however it is written. The entry is one that was checked.
+uint64_t plain_bytes(const TensorEntry& entry);
 
 // The record of `frame`. Its entries must already carry their offsets.
 std::vector<std::byte> write_frame(const Frame& frame);

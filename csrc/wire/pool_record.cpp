@@ -30,7 +30,7 @@ struct ToWorkerHead {
   uint64_t state_bytes = 0;
   uint8_t index_kind = 0;
   uint8_t blob_count = 0;
-  uint8_t reserved[2] = {};
+  uint16_t link_mb_per_s = 0;
   uint32_t seeds_bytes = 0;
 };
 static_assert(sizeof(ToWorkerHead) == kPoolHeadBytes);
@@ -78,8 +78,6 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
   }
   if (head.kind == 0 || head.kind > kind_max) return malformed(from, "unknown kind " + std::to_string(head.kind));
   if ((head.flags & ~flags_max) != 0) return malformed(from, "unknown flags");
-  if (std::any_of(std::begin(head.reserved), std::end(head.reserved), [](uint8_t byte) { return byte != 0; }))
-    return malformed(from, "reserved bytes are not zero");
   if (part.size() - sizeof head > kPoolBodyBytesMax) {
     return Error{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
                                       std::to_string(part.size() - sizeof head) +
@@ -150,6 +148,7 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .state_bytes = request.state.size(),
       .index_kind = static_cast<uint8_t>(request.index_kind),
       .blob_count = static_cast<uint8_t>(request.blobs.size()),
+      .link_mb_per_s = request.link_mb_per_s,
       .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
   PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
@@ -200,6 +199,7 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   return PoolRequest{.message = message,
                      .index_kind = index_kind,
                      .epoch_seed = head.epoch_seed,
+                     .link_mb_per_s = head.link_mb_per_s,
                      .indices = body.first(head.index_bytes),
                      .seeds = body.subspan(head.index_bytes, head.seeds_bytes),
                      .state = body.subspan(head.index_bytes + head.seeds_bytes, head.state_bytes),
@@ -238,6 +238,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
+  if (head.reserved[0] != 0 || head.reserved[1] != 0) return malformed("worker", "reserved bytes are not zero");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");

@@ -62,6 +62,7 @@ struct PoolRequest {
   ToWorker message;
   IndexKind index_kind = IndexKind::kNone;
   uint64_t epoch_seed = 0;
+  uint16_t link_mb_per_s = 0;  // at which batches reach the trainer, at least 1; 0: not known
   std::span<const std::byte> indices = {};
   std::span<const std::byte> seeds = {};  // the seeds of the epoch's random numbers; a pickle
   std::span<const std::byte> state = {};  // where a lane goes on that starts here; a pickle

@@ -11,6 +11,7 @@ Result<MadeBatch> BatchMaker::make(BatchContent& content, const BatchPlace& plac
   const auto began_at = std::chrono::steady_clock::now();
   const bool is_compiled = prefixes_.run(content, place.epoch_seed, place.sequence);
   if (place.shipment != nullptr) content.withheld = leaves_to_withhold(*place.shipment, content, place.sequence);
+  if (place.link_bytes_per_s > 0) content.forms = narrowing_.forms_of(content, place.link_bytes_per_s);
   auto made = make_plain(content);
   if (!made) return made;
   made.value().is_compiled = is_compiled;

@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "shm/slab_pool.h"
 #include "wire/shipment.h"
+#include "worker/narrowing.h"
 #include "worker/prefix_stage.h"
 #include "worker/slab_writer.h"
 
@@ -20,6 +21,7 @@ struct BatchPlace {
   uint64_t epoch_seed = 0;
   uint64_t sequence = 0;
   const wire::Shipment* shipment = nullptr;  // the trainer's wish; null: the batch is sent whole
+  double link_bytes_per_s = 0;               // to the trainer; 0: not known, or none
 };
 
 struct MadeBatch {
@@ -41,7 +43,7 @@ class BatchMaker {
   PrefixStage& prefixes() { return prefixes_; }
 
   // Runs the prefixes and seals. On return `content` has the boundary tensors, too, and says which leaves were left
-  // out. kClosed when nobody is there to take the batch.
+  // out and which tensors were written with fewer bytes. kClosed when nobody is there to take the batch.
   Result<MadeBatch> make(BatchContent& content, const BatchPlace& place);
   // Seals an answer that is no batch of the dataset's.
   Result<MadeBatch> make_plain(const BatchContent& content);
@@ -50,6 +52,7 @@ class BatchMaker {
   shm::SlabPool pool_;
   SlabWriter writer_;
   PrefixStage prefixes_;
+  Narrowing narrowing_;
 };
 
 }  // namespace penstock::worker

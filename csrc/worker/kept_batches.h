@@ -33,9 +33,7 @@ class KeptBatches {
     std::vector<std::byte> nest;
     uint8_t flags = 0;
 
-    BatchContent content() const {
-      return {.tensors = tensors, .boundary_keys = boundary_keys, .nest = nest, .withheld = {}};
-    }
+    BatchContent content() const { return {.tensors = tensors, .boundary_keys = boundary_keys, .nest = nest}; }
   };
 
   // Keeps a batch, and lets the oldest go where there are too many. `bytes_max` bounds those of one batch.

@@ -55,7 +55,8 @@ Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, Pool
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
   auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
                                     .sequence = work.number(),
-                                    .shipment = work.is_recall() ? nullptr : prefix_cache_.shipment()});
+                                    .shipment = work.is_recall() ? nullptr : prefix_cache_.shipment(),
+                                    .link_bytes_per_s = work.link_bytes_per_s});
   if (!made) return made.error();
   if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
   if (!content.withheld.empty())

@@ -169,6 +169,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
                                           .is_lane_start = message.is_lane_start,
                                           .index_kind = request.index_kind,
                                           .epoch_seed = request.epoch_seed,
+                                          .link_bytes_per_s = request.link_mb_per_s * 1e6,
                                           .indices = {request.indices.begin(), request.indices.end()},
                                           .seeds = {request.seeds.begin(), request.seeds.end()},
                                           .state = {request.state.begin(), request.state.end()},

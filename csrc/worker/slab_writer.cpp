@@ -142,7 +142,7 @@ SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
 
 Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   MutexLock lock(mutex_);
-  if (!content.withheld.empty()) return seal_with_gaps(content);
+  if (!content.withheld.empty() || !content.forms.empty()) return seal_in_part(content);
   if (!has_no_memory_) {
     if (auto taken = take_slab(); !taken) {
       if (taken.error().code != Errc::kNoMemory) return taken.error();
@@ -173,14 +173,34 @@ Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   return sealed;
 }
 
-Result<SealedBatch> SlabWriter::seal_with_gaps(const BatchContent& content) {
+Result<SealedBatch> SlabWriter::seal_in_part(const BatchContent& content) {
   Placement placement = place(content);
+  placement.forms = content.forms;
   for (const uint32_t leaf : content.withheld) {
     TensorEntry& entry = placement.frame.tensors[leaf];
     entry.encoding = wire::Encoding::kWithheld;
     entry.bytes = 0;
   }
+  for (size_t index = 0; index < content.forms.size(); ++index) {
+    if (!content.forms[index]) continue;
+    placement.frame.tensors[index].encoding = content.forms[index]->encoding;
+    placement.frame.tensors[index].bytes = content.forms[index]->bytes;
+  }
   return seal_elsewhere(std::move(placement));
+}
+
+void SlabWriter::write_tensor(const Placement& placement, size_t index, std::byte* payload) {
+  const TensorEntry& entry = placement.frame.tensors[index];
+  if (entry.bytes == 0) return;
+  std::byte* const target = payload + entry.offset;
+  if (!wire::is_narrow(entry.encoding)) {
+    std::memcpy(target, placement.sources[index], entry.bytes);
+    return;
+  }
+  TensorEntry plain = entry;
+  plain.encoding = wire::Encoding::kPlain;
+  plain.bytes = wire::plain_bytes(plain);
+  wire::write_narrow(*placement.forms[index], plain, {placement.sources[index], plain.bytes}, {target, entry.bytes});
 }
 
 // The batch does not fit the slab it was begun in: everything is copied to one that is large enough.
@@ -202,10 +222,7 @@ Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
     return seal_inline(placement);
   }
   shm::SlabRegion region = std::move(acquired).value();
-  for (size_t index = 0; index < placement.sources.size(); ++index) {
-    const TensorEntry& entry = placement.frame.tensors[index];
-    if (entry.bytes > 0) std::memcpy(region.data() + entry.offset, placement.sources[index], entry.bytes);
-  }
+  for (size_t index = 0; index < placement.sources.size(); ++index) write_tensor(placement, index, region.data());
   std::memcpy(region.data() + offset, record.data(), record.size());
   if (region_) region_->arena->cancel(region_->slab_index);
   region_.reset();
@@ -221,10 +238,8 @@ SealedBatch SlabWriter::seal_inline(const Placement& placement) {
   SealedBatch sealed;
   sealed.record = wire::write_frame(placement.frame);
   sealed.payload.resize(placement.frame.payload_bytes);
-  for (size_t index = 0; index < placement.sources.size(); ++index) {
-    const TensorEntry& entry = placement.frame.tensors[index];
-    if (entry.bytes > 0) std::memcpy(sealed.payload.data() + entry.offset, placement.sources[index], entry.bytes);
-  }
+  for (size_t index = 0; index < placement.sources.size(); ++index)
+    write_tensor(placement, index, sealed.payload.data());
   sealed.record_bytes = static_cast<uint32_t>(sealed.record.size());
   return sealed;
 }

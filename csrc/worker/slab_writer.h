@@ -3,7 +3,7 @@
 // Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
 // that a collate function writes its result where the trainer will read it. seal() then copies in the tensors that lie
 // elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer. A batch that
-// leaves tensors out is copied to another slab, so that its bytes lie together.
+// leaves tensors out, or writes some with fewer bytes, is copied to another slab, so that its bytes lie together.
 //
 // A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
 // again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
@@ -22,6 +22,7 @@
 #include "base/result.h"
 #include "shm/slab_pool.h"
 #include "wire/frame.h"
+#include "wire/narrow.h"
 
 namespace penstock::worker {
 
@@ -30,6 +31,8 @@ struct BatchContent {
   std::vector<std::string> boundary_keys;
   std::span<const std::byte> nest;
   std::vector<uint32_t> withheld = {};  // leaves that are left out, ascending
+  // By tensor, how it is written with fewer bytes, if it is; empty: all are written as they are.
+  std::vector<std::optional<wire::NarrowForm>> forms = {};
 };
 
 // A batch in its slab, or, when no shared memory could be had, in buffers of its own.
@@ -70,14 +73,16 @@ class SlabWriter {
     wire::Frame frame;
     std::vector<const std::byte*> sources;
     std::vector<bool> is_in_place;
+    std::vector<std::optional<wire::NarrowForm>> forms = {};
   };
 
-  Result<SealedBatch> seal_with_gaps(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
+  Result<SealedBatch> seal_in_part(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<void> take_slab() PENSTOCK_REQUIRES(mutex_);
   std::byte* allocate(uint64_t bytes) PENSTOCK_REQUIRES(mutex_);
   Placement place(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<SealedBatch> seal_elsewhere(Placement placement) PENSTOCK_REQUIRES(mutex_);
   static SealedBatch seal_inline(const Placement& placement);
+  static void write_tensor(const Placement& placement, size_t index, std::byte* payload);
 
   shm::SlabPool& pool_;
   Mutex mutex_;

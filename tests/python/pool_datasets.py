@@ -151,3 +151,26 @@ class ForgetfulPictures(Pictures):
             bytearray(os.urandom(sample["image"].numel())), dtype=torch.uint8
         ).view_as(sample["image"])
         return sample
+
+
+class Tokens(Dataset[dict[str, Any]]):
+    """Tensors that a slow link is given in fewer bytes than they have, and some that it is not."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        length = int(torch.randint(1, 64, ()))
+        weights = torch.zeros(256)
+        weights[:length] = torch.rand(length)
+        return {
+            "ids": torch.randint(-3, 200, (256,)),
+            "attended": torch.rand(512) < 0.5,
+            "weights": weights,
+            "user": torch.full((128,), float(index % 4)).cumsum(0),
+            "hashes": torch.randint(-(1 << 62), 1 << 62, (64,)),
+            "noise": torch.rand(64),
+        }

@@ -137,9 +137,10 @@ TEST_F(Frames, TheMostTensorsThatOneRecordMayHoldComeBack) {
 
 TEST_F(Frames, AnotherMagicVersionOrReservedByteIsMalformed) {
   EXPECT_EQ(parse_with<uint32_t>(0, 0x31464e51).error().code, Errc::kMalformed);
-  EXPECT_EQ(parse_with<uint16_t>(4, 2).error().code, Errc::kMalformed);
+  EXPECT_EQ(parse_with<uint16_t>(4, 1).error().code, Errc::kMalformed);
   EXPECT_EQ(parse_with<uint16_t>(6, 1).error().code, Errc::kMalformed);
-  EXPECT_EQ(parse_with<uint16_t>(34, 1).error().code, Errc::kMalformed);
+  EXPECT_EQ(parse_with<uint8_t>(34, 8).error().code, Errc::kMalformed) << "an encoding that there is none of";
+  EXPECT_EQ(parse_with<uint8_t>(35, 1).error().code, Errc::kMalformed);
   EXPECT_EQ(parse_with<uint32_t>(36, 1).error().code, Errc::kMalformed);
 }
 
