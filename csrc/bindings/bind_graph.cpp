@@ -219,6 +219,7 @@ void bind_graph(py::module_& module) {
       .def_readonly("raw_bytes", &graph::Plan::raw_bytes)
       .def_readonly("maximal_bytes", &graph::Plan::maximal_bytes)
       .def_readonly("boundary_bytes", &graph::Plan::boundary_bytes)
+      .def_readonly("sent_bytes", &graph::Plan::sent_bytes)
       .def_readonly("worker_s", &graph::Plan::worker_s)
       .def_readonly("trainer_s", &graph::Plan::trainer_s)
       .def_readonly("seconds", &graph::Plan::seconds)

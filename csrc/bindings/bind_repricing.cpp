@@ -69,6 +69,7 @@ void bind_plans(py::module_& module) {
       .def_property_readonly("graph", &PricedPlans::graph)
       .def_property_readonly("verdicts", &PricedPlans::verdicts)
       .def_property_readonly("calibration", &PricedPlans::calibration)
+      .def_property_readonly("prices", &PricedPlans::prices)
       .def_property_readonly("chosen", &PricedPlans::chosen)
       .def_property_readonly("none", &PricedPlans::none)
       .def_property_readonly("maximal", &PricedPlans::maximal);

@@ -158,6 +158,14 @@ Cut CutModel::cut(const Choice& choice) const {
     bytes = std::max(bytes, calibration_.values[value].bytes);
   }
   for (const auto& [storage, bytes] : storages) cut.boundary_bytes += bytes;
+  if (prices_.raw_stays) {
+    for (const Input& input : graph_.inputs) {
+      if (input.kind != InputKind::kLeaf) continue;
+      int64_t& bytes = storages[storage_of(input.value)];
+      bytes = std::max(bytes, calibration_.values[input.value].bytes);
+    }
+  }
+  for (const auto& [storage, bytes] : storages) cut.sent_bytes += bytes;
   each_cost(cut, [&](const StageSeconds& seconds) { cut.seconds += seconds; });
   return cut;
 }

@@ -42,6 +42,7 @@ struct Cut {
   std::vector<ValueId> boundary;      // computed in workers, read by the trainer; ascending
   std::vector<ValueId> raw;           // leaves that the trainer reads; ascending
   int64_t boundary_bytes = 0;         // of both, each storage once
+  int64_t sent_bytes = 0;             // that workers send: of the boundary, and of leaves as far as they cross
   StageSeconds seconds;               // beside the loads
 };
 

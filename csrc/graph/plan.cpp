@@ -48,6 +48,7 @@ class Planner {
     std::sort(plan.raw_leaves.begin(), plan.raw_leaves.end());
     plan.raw_bytes = model_.raw_bytes();
     plan.boundary_bytes = cut_.boundary_bytes;
+    plan.sent_bytes = cut_.sent_bytes;
     plan.maximal_bytes = model_.cut(maximal_).boundary_bytes;
     for (uint32_t node = 0; node < graph_.nodes.size(); ++node)
       if (cut_.runs_in_worker[node]) plan.worker_s += model_.worker_node_s(node);

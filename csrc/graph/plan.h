@@ -49,6 +49,7 @@ struct Plan {
   int64_t raw_bytes = 0;                    // per batch: of all leaves, each storage once
   int64_t maximal_bytes = 0;                // bytes that would cross if all moved that can
   int64_t boundary_bytes = 0;               // bytes that cross: boundary values and raw leaves, each storage once
+  int64_t sent_bytes = 0;                   // bytes that workers send: the same, or of all leaves where those cross
   double worker_s = 0;                      // a worker's seconds per batch
   double trainer_s = 0;                     // the trainer's seconds per batch on kept operators that could have moved
   StageSeconds seconds;                     // the same by stage, with the cost of writing and reading the boundary

@@ -531,6 +531,8 @@ class Plan:
     @property
     def boundary_bytes(self) -> int: ...
     @property
+    def sent_bytes(self) -> int: ...
+    @property
     def worker_s(self) -> float: ...
     @property
     def trainer_s(self) -> float: ...
@@ -593,6 +595,7 @@ class PricedPlans:
     graph: Graph
     verdicts: list[Verdict]  # by node
     calibration: Calibration
+    prices: Prices
     chosen: Plan
     none: Plan
     maximal: Plan

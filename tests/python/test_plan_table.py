@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock.graph.plan_record import RunningPrice
-from penstock.graph.plan_table import format_price
+from penstock.graph.plan_record import CutTotals, PlanRecord, RunningPrice
+from penstock.graph.plan_table import format_plan, format_price
 
 PRICE = RunningPrice(
-    times=7, changes=2, trainer_s=0.004, worker_s=0.006, worker_count=3, step_s=0.005, is_held=False
+    times=7,
+    changes=2,
+    trainer_s=0.004,
+    worker_s=0.006,
+    worker_count=3,
+    link_s=0.0,
+    step_s=0.005,
+    is_held=False,
 )
 
 
@@ -18,6 +25,24 @@ def test_a_running_price_says_what_a_step_takes_of_whom() -> None:
         "Priced 7 times from the running loader, changed 2 times: a step takes 5 ms, of the "
         "trainer 4 ms, of one of 3 workers 6 ms."
     )
+
+
+def test_a_price_says_how_long_the_link_takes() -> None:
+    text = format_price(dataclasses.replace(PRICE, link_s=0.0071))
+    assert text.endswith("of one of 3 workers 6 ms, of the link 7.1 ms.")
+
+
+def test_a_plan_for_a_pool_says_what_is_sent() -> None:
+    totals = (
+        CutTotals("none", 0.0, 0.002, 3_000, 3_000),
+        CutTotals("maximal", 0.001, 0.0, 12_000, 12_000),
+        CutTotals("chosen", 0.0, 0.002, 3_000, 3_000),
+    )
+    text = format_plan(PlanRecord(totals=totals, link_bytes_per_s=125e6))
+    assert "bytes sent" in text
+    assert "everything that can move      1.000       0.000      12,000      12,000" in text
+    assert "at 125 MB/s when the plan was made" in text
+    assert "bytes sent" not in format_plan(PlanRecord(totals=totals))
 
 
 def test_a_price_says_that_a_change_was_taken_back() -> None:

@@ -143,7 +143,7 @@ void SimWorker::begin() {
 Content SimWorker::make(const cluster::WorkerSession::Request& request) {
   Content content{.job = job_, .epoch = request.key.epoch};
   if (request.lane == wire::kNoLane) {
-    content.position = request.key.sequence;
+    content.position = wire::number_of(request.key);
     return content;
   }
   content.shard = request.lane - 1;
@@ -227,13 +227,51 @@ void SimTrainer::receive(ProcessId, const Message& message) {
     }
   } else if (const auto* answer = std::get_if<TrainerMessage>(&message)) {
     const uint64_t bytes = answer->content ? kBatchBytes : 0;
-    if (session_.receive(answer->worker_id, answer->head, bytes, world_.now())) take(answer->head, *answer->content);
+    if (session_.receive(answer->worker_id, answer->head, bytes, world_.now())) {
+      answerer_id_ = answer->worker_id;
+      take(answer->head, *answer->content);
+    }
   }
   carry_out();
   consume();
 }
 
+// The rest of a batch: of the one that was delivered last, or of any before it, whose epoch may be over. The worker
+// that is thought to have it is the one that answered last, which may be gone.
+void SimTrainer::maybe_recall(BatchKey delivered) {
+  std::uniform_real_distribution<double> chance(0, 1);
+  if (chance(world_.random()) >= world_.scenario().recall) return;
+  const auto draw = [&](uint64_t most) { return std::uniform_int_distribution<uint64_t>(0, most)(world_.random()); };
+  BatchKey key = delivered;
+  if (chance(world_.random()) < 0.2) {
+    key.epoch = static_cast<uint32_t>(draw(delivered.epoch));
+    key.sequence = draw(key.epoch == delivered.epoch ? delivered.sequence : world_.scenario().batch_count - 1);
+  }
+  recalled_ = wire::recall_of(key);
+  session_.ask(*recalled_, wire::kNoLane, world_.now(), nullptr, answerer_id_);
+  if (chance(world_.random()) >= 0.1) return;
+  // The program gives it up after a while.
+  const uint64_t number = ++recall_number_;
+  world_.at(world_.now() + Duration(draw(2 * world_.scenario().work_time.count())), id(), [this, number] {
+    if (number != recall_number_ || !recalled_) return;
+    session_.forget(*recalled_, world_.now());
+    recalled_.reset();
+    carry_out();
+    consume();
+  });
+}
+
+void SimTrainer::take_recalled(const ToTrainer& head, const Content& content) {
+  if (head.key != recalled_)
+    throw Violation{name() + " was given " + to_text(head.key) + ", which it had not recalled"};
+  const Content due{.job = job_, .epoch = head.key.epoch, .position = wire::number_of(head.key)};
+  if (content != due) throw Violation{name() + " recalled a batch and was given another one"};
+  recalled_.reset();
+  ++recall_number_;
+}
+
 void SimTrainer::take(const ToTrainer& head, const Content& content) {
+  if (wire::is_recall(head.key)) return take_recalled(head, content);
   if (head.key.epoch != progress_.epoch) throw Violation{name() + " was given a batch of another epoch"};
   if (content.is_end) {
     order_->shard_ended(head.key.sequence);
@@ -249,7 +287,7 @@ void SimTrainer::take(const ToTrainer& head, const Content& content) {
 }
 
 void SimTrainer::consume() {
-  if (is_stepping_ || is_done_) return;
+  if (is_stepping_ || is_done_ || recalled_) return;
   switch (order_->next()) {
     case cluster::RequestOrder::Next::kWait: return;
     case cluster::RequestOrder::Next::kEnd:
@@ -262,7 +300,9 @@ void SimTrainer::consume() {
   }
   const uint64_t sequence = order_->ready_sequence();
   order_->delivered(sequence);
+  const BatchKey key{progress_.epoch, sequence};
   deliver(ready_.extract(sequence).mapped());
+  if (world_.scenario().shard_count == 0) maybe_recall(key);
   is_stepping_ = true;
   world_.at(world_.now() + world_.scenario().step_time, id(), [this] {
     is_stepping_ = false;
@@ -319,6 +359,7 @@ void SimTrainer::carry_out() {
       const auto end = order_->send_count();
       for (uint64_t sequence = 0; sequence < end; ++sequence)
         session_.forget({progress_.epoch, sequence}, world_.now());
+      if (recalled_) session_.forget(*recalled_, world_.now());
       continue;
     }
     if (command.kind == Kind::kRenew) renew(command.worker_id);

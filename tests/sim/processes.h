@@ -103,6 +103,8 @@ class SimTrainer : public Process {
   void take(const wire::ToTrainer& head, const Content& content);
   void consume();
   void deliver(const Content& content);
+  void maybe_recall(BatchKey delivered);
+  void take_recalled(const wire::ToTrainer& head, const Content& content);
   std::optional<Content> expected() const;
 
   uint64_t trainer_id_;
@@ -115,6 +117,9 @@ class SimTrainer : public Process {
   std::vector<uint64_t> lane_positions_;  // answered
   Progress progress_;
   bool is_stepping_ = false;
+  std::optional<BatchKey> recalled_;  // that the trainer stands still for
+  uint64_t recall_number_ = 0;
+  uint64_t answerer_id_ = 0;  // the worker that answered last
   bool is_done_ = false;
 };
 

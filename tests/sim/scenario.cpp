@@ -46,6 +46,7 @@ Scenario Scenario::draw(uint64_t seed) {
   s.calm_at = milliseconds(number(500, 8000));
   s.end_at = s.calm_at + seconds(90);
   s.has_declining = chance(3);
+  if (s.shard_count == 0 && chance(2)) s.recall = number(1, 10) / 10.0;
   return s;
 }
 
@@ -58,7 +59,7 @@ std::string Scenario::describe() const {
        << ", reordering " << reordering << ", lateness " << lateness << "; crashes of workers " << worker_crashes
        << ", machines " << machine_crashes << ", the controller " << controller_crashes << ", trainers "
        << trainer_crashes << "; joins " << worker_joins << ", drains " << worker_drains << ", stalls " << stalls
-       << ", partitions " << partitions << (has_declining ? "; workers that decline" : "")
+       << ", partitions " << partitions << "; recalls " << recall << (has_declining ? "; workers that decline" : "")
        << (has_poison ? "; poison" : "");
   return text.str();
 }

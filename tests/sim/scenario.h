@@ -32,6 +32,8 @@ struct Scenario {
   double reordering = 0;
   double lateness = 0;  // arrives seconds later
 
+  double recall = 0;  // of a batch, once it was delivered; of map-style datasets
+
   // How many of these happen before `calm_at`.
   uint32_t worker_crashes = 0;   // the process dies; trainers see the connection end
   uint32_t machine_crashes = 0;  // nobody sees anything

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from penstock import _C
 from penstock.cut.installed_prefixes import InstalledPrefixes, PrefixHost
 from penstock.cut.model_call import ModelCall
 from penstock.cut.shown_plan import PlanHost, ShownPlan
 from penstock.cut.withholding import LeafWithholding
+from penstock.graph.link import Link
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutOptions
 from penstock.program_line import program_line
@@ -41,7 +41,7 @@ class CutHost(PlanHost, PrefixHost, Protocol):
 
     _load_meter: LoadMeter | None
 
-    def _link(self) -> tuple[int, float, bool] | None: ...
+    def _link(self) -> Link | None: ...
 
 
 @dataclass
@@ -83,14 +83,13 @@ class CutContext:
         name = f"{self.options.draws_of}.{self._captured_count}"
         return replace(self.options, draws_of=name)
 
-    def prices(self) -> _C.Prices:
-        """The prices before anything was measured but the link."""
+    def with_link(self, options: CutOptions) -> CutOptions:
+        """The options with the link to the workers as it is now."""
         host = self.host()
         link = None if host is None else host._link()
-        if link is None:
-            return _C.Prices.of_local_workers(self.options.worker_count)
-        workers, bytes_per_s, sends_whole = link
-        return _C.Prices.of_pool(workers, link_bytes_per_s=bytes_per_s, sends_whole=sends_whole)
+        if link is not None and (self.withholding is None or self.withholding.is_refused):
+            link = link._replace(sends_whole=True)
+        return replace(options, link=link)
 
     def begin_call(self) -> None:
         """To be called before the model runs."""

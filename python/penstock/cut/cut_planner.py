@@ -148,9 +148,8 @@ class CutPlanner:
             ),
             inputs,
             call.handle.leaf_count,
-            self._options,
+            self._context.with_link(self._options),
             self._in_use.mistrusted(variant),
-            self._context.prices(),
         )
         if expressions and self._whole.writes_to_inputs(lowering):
             raise Unlowerable("it writes to memory that an earlier part of forward may share")

@@ -110,6 +110,7 @@ def _show(cut: LiveCut) -> None:
         trainer_s=shown.trainer_s,
         worker_s=shown.worker_s,
         worker_count=int(shown.workers),
+        link_s=shown.link_s,
         step_s=shown.step_s,
         is_held=shown.is_held,
     )

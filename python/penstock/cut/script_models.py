@@ -156,7 +156,8 @@ class OffloadedScript(StandIn):
     def _plan(self, call: Any, leaf_indices: list[int | None], handle: BatchHandle) -> ScriptCut:
         _refuse_autocast()
         refuse_by_surroundings()
-        cut = plan_program(self._model, call, leaf_indices, handle.leaf_count, self.context.options)
+        options = self.context.with_link(self.context.options)
+        cut = plan_program(self._model, call, leaf_indices, handle.leaf_count, options)
         if cut.boundary:
             self.context.prefixes.install(cut.planned)
         return cut

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from penstock import _C
 from penstock.cut.model_call import UsedCut
+from penstock.graph.link import Link
 from penstock.tracking.batch_origin import BatchHandle
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class ShipmentHost(Protocol):
 
     def _set_shipment(self, message: bytes | None) -> None: ...
 
-    def _link(self) -> tuple[int, float, bool] | None: ...
+    def _link(self) -> Link | None: ...
 
 
 class LeafWithholding:
@@ -77,6 +78,11 @@ class LeafWithholding:
         self._verify_every.pop(user, None)
         self._cuts.pop(user, None)
         self.send_whole()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether some model needs whole batches."""
+        return bool(self._refusers)
 
     def note_call(self, user: int, batch: BatchHandle | None, cuts: Sequence[UsedCut]) -> None:
         """To be called after each call of a model, whose graphs ran with these cuts."""
@@ -123,7 +129,7 @@ class LeafWithholding:
     def _is_possible(self) -> bool:
         host = self._host()
         link = None if host is None else host._link()
-        return link is not None and not link[2]
+        return link is not None and not link.sends_whole
 
     def _unread(self, batch: BatchHandle) -> frozenset[int]:
         """The leaves that neither the models' suffixes nor the program read, as far as is known."""

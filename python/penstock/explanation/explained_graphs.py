@@ -20,6 +20,7 @@ from penstock.cut.shown_plan import ShownPlan
 from penstock.explanation.explained_call import ExplainedCall
 from penstock.graph.capture import first_sentence
 from penstock.graph.compiled_library import Library
+from penstock.graph.link import Link
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutOptions
 from penstock.graph.sizes import Unlowerable
@@ -33,7 +34,8 @@ from penstock.tuning.load_meter import LoadMeter
 class _Listener:
     """Stands for a loader: hears of the plan, and has no workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link | None) -> None:
+        self._known_link = link
         self._plan: Plan | None = None
         self._load_meter: LoadMeter | None = None
 
@@ -45,8 +47,8 @@ class _Listener:
     def _remove_prefixes(self, prefixes: set[str]) -> None:
         pass
 
-    def _link(self) -> tuple[int, float, bool] | None:
-        return None
+    def _link(self) -> Link | None:
+        return self._known_link
 
 
 class _QuietPlan(ShownPlan):
@@ -90,7 +92,7 @@ def plan_followed(
             f"to see all graphs, the model is run once as a copy, and it cannot be copied "
             f"({first_sentence(error)})"
         ) from error
-    listener = _Listener()
+    listener = _Listener(options.link)
     host: weakref.ref[CutHost] = weakref.ref(listener)
     context = CutContext(twin, host, provenance, options, 1)
     context.plan = _QuietPlan(context.name, id(context), host, provenance.use)

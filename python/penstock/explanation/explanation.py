@@ -21,6 +21,7 @@ from penstock.graph.capture import (
     is_plain,
     tie_sizes,
 )
+from penstock.graph.link import Link
 from penstock.graph.lowering import lower
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions, plan_cut
@@ -41,6 +42,7 @@ def explain(
     cut: CutMode = "auto",
     allow_random: bool = False,
     worker_count: int = 2,
+    link_bytes_per_s: float | None = None,
 ) -> Plan:
     """Says which calls of `model` could run in the workers for batches like `batch`, and their
     costs.
@@ -60,13 +62,25 @@ def explain(
                          `model(batch)` if forward requires one parameter and calls it `batch`
     - anything else:     `model(batch)`
 
+    `worker_count` workers share the batches. With `link_bytes_per_s` they are those of a pool, and
+    so many bytes a second come from all of them together: 125e6 for 1 Gbit/s. The plan then says
+    how many bytes cross the link with each way to cut.
+
     A model that cannot be cut gives a plan with `refused` set.
 
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
         >>> print(explain(model, torch.zeros(3, 2, 2)).kept[-1].operator)  # doctest: +SKIP
         linear at linear.py:134
     """
-    options = CutOptions(cut, allow_random, worker_count)
+    if link_bytes_per_s is not None and not link_bytes_per_s > 0:
+        raise ValueError(
+            f"link_bytes_per_s is {link_bytes_per_s} but a positive number of bytes a second is "
+            f"expected; leave it out for workers of this machine"
+        )
+    link = None
+    if link_bytes_per_s is not None:
+        link = Link(worker_count, link_bytes_per_s, sends_whole=False)
+    options = CutOptions(cut, allow_random, worker_count, link=link)
     leaves = flatten_batch(batch)
     try:
         if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):

@@ -77,6 +77,7 @@ class _Leaf:
     version: int | None
     leaf_count: int
     worker_count: int
+    link: Any  # to a pool's workers, a `penstock.graph.link.Link`; None in one machine
 
 
 class ModelWatch:
@@ -150,9 +151,15 @@ class ModelWatch:
         leaves = [_own(leaf) for leaf in tensors_in(batch)]
         self.seen.batch_count += 1
         worker_count = int(getattr(iterator, "_num_workers", 0) or 0)
+        link = getattr(iterator, "link", None)
         for index, leaf in enumerate(leaves):
             self._leaves[leaf] = _Leaf(
-                self.seen.batch_count, index, version_of(leaf), len(leaves), worker_count
+                self.seen.batch_count,
+                index,
+                version_of(leaf),
+                len(leaves),
+                worker_count,
+                link,
             )
         if self._followed.deferral is None:
             return batch
@@ -262,6 +269,7 @@ class ModelWatch:
             self._cut or (asked.mode if asked is not None else "auto"),
             asked.allow_random if asked is not None else False,
             leaf.worker_count or WORKER_COUNT_GUESS,
+            link=leaf.link,
         )
 
         def leaf_index_of(tensor: torch.Tensor) -> int | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,6 +91,7 @@ def read_plan(
             CutTotals("maximal", *_totals(plans.maximal)),
             CutTotals("chosen", *_totals(plans.chosen)),
         ),
+        link_bytes_per_s=_link_of(plans.prices),
         edges=tuple(
             replace(edge, source=None) if edge.source in hidden else edge
             for edge in flow.edges
@@ -98,8 +100,12 @@ def read_plan(
     )
 
 
-def _totals(native: _C.Plan) -> tuple[float, float, int]:
-    return native.worker_s, native.trainer_s, native.boundary_bytes
+def _totals(native: _C.Plan) -> tuple[float, float, int, int]:
+    return native.worker_s, native.trainer_s, native.boundary_bytes, native.sent_bytes
+
+
+def _link_of(prices: _C.Prices) -> float | None:
+    return None if prices.link_bytes_per_s == math.inf else prices.link_bytes_per_s
 
 
 def _call(group: Any, place: str, flow: CallFlow, reason: str | None = None) -> PlannedCall:

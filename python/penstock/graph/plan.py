@@ -69,10 +69,12 @@ def joined(plans: Sequence[Plan]) -> Plan:
                 sum(total.worker_s for total in same),
                 sum(total.trainer_s for total in same),
                 sum(total.boundary_bytes for total in same),
+                sum(total.sent_bytes for total in same),
             )
             for same in zip(*(plan.totals for plan in plans), strict=True)
         ),
         edges=tuple(edge for plan in plans for edge in plan.edges),
+        link_bytes_per_s=plans[0].link_bytes_per_s,
         priced=_joined_prices([plan.priced for plan in plans if plan.priced is not None]),
     )
 

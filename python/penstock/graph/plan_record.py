@@ -39,6 +39,9 @@ class CutTotals:
     trainer_s: float  # the trainer's seconds on calls that could move and stay
     # Bytes that the trainer reads: of the workers' results, and of the raw batch.
     boundary_bytes: int
+    # Bytes that a pool's workers send: the same, or of the whole raw batch where all of it crosses.
+    # Tensors that the model is not given are not counted.
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class RunningPrice:
     """How long a step takes with a plan, priced by measurements of the running loader.
 
     Seconds are per batch. `step_s` is that of the slowest side: the trainer, the workers, who share
-    the batches, or the CPUs that all of them share.
+    the batches, the link to a pool's workers, or the CPUs that all of them share.
     """
 
     times: int  # how often the plan was priced so
@@ -54,6 +57,7 @@ class RunningPrice:
     trainer_s: float  # the trainer at work, all of a step included
     worker_s: float  # a worker at work, the dataset included
     worker_count: int
+    link_s: float  # the bytes of a batch on their way from a pool's workers; 0 in one machine
     step_s: float
     is_held: bool  # a change made steps longer and was taken back: no other until loads shift
 
@@ -75,4 +79,6 @@ class PlanRecord:
     refused: str | None = None
     totals: tuple[CutTotals, ...] = ()  # of no cut, the maximal cut and this one, in this order
     edges: tuple[PlannedEdge, ...] = ()
+    # The link to a pool's workers, when the plan was made; None in one machine.
+    link_bytes_per_s: float | None = None
     priced: RunningPrice | None = None  # None: by the calibration on one batch alone

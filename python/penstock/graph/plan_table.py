@@ -53,22 +53,29 @@ def format_plan(plan: PlanRecord) -> str:
     lines = [*wrap(verdict(plan)), "", *align(rows, "<<>>><"), ""]
     for kind, reasons in kinds.items():
         lines += wrap(f"[{numbers[kind]}] {_spoken(list(reasons))}", indent="    ")
-    totals = [("per batch", "worker ms", "trainer ms", "bytes read")]
+    totals = [("per batch", "worker ms", "trainer ms", "bytes read", "bytes sent")]
     totals += [
         (
             CUT_NAMES[item.cut],
             f"{item.worker_s * 1e3:.3f}",
             f"{item.trainer_s * 1e3:.3f}",
             f"{item.boundary_bytes:,}",
+            f"{item.sent_bytes:,}",
         )
         for item in plan.totals
     ]
-    lines += ["", *align(totals, "<>>>"), ""]
+    columns = 4 if plan.link_bytes_per_s is None else 5
+    lines += ["", *align([row[:columns] for row in totals], "<>>>>"[:columns]), ""]
     lines += wrap(
         "Worker ms and trainer ms are those of calls that could move, each timed alone, one after "
         "the other; in a step they overlap with other work. Bytes read are the trainer's, out of "
         f"{plan.raw_bytes:,} of the raw batch that the model is given."
     )
+    if plan.link_bytes_per_s is not None:
+        lines += wrap(
+            f"Bytes sent are those that cross the link from the pool's workers, at "
+            f"{plan.link_bytes_per_s / 1e6:,.4g} MB/s when the plan was made."
+        )
     if plan.priced is not None:
         lines += wrap(format_price(plan.priced))
     return "\n".join(lines)
@@ -109,10 +116,11 @@ def format_price(price: RunningPrice) -> str:
         price.changes, f"changed {price.changes} times"
     )
     final = " A change that made steps longer was taken back." if price.is_held else ""
+    link = f", of the link {price.link_s * 1e3:.3g} ms" if price.link_s > 0 else ""
     return (
         f"Priced {price.times} times from the running loader, {changes}: a step takes "
         f"{price.step_s * 1e3:.3g} ms, of the trainer {price.trainer_s * 1e3:.3g} ms, of one of "
-        f"{workers} {price.worker_s * 1e3:.3g} ms.{final}"
+        f"{workers} {price.worker_s * 1e3:.3g} ms{link}.{final}"
     )
 
 

@@ -19,6 +19,7 @@ from penstock.graph.call_flow import read_flow, recorded_extents
 from penstock.graph.constants import is_same_bits
 from penstock.graph.emission import Emission, emit
 from penstock.graph.expression import Result, expressions_of
+from penstock.graph.link import Link
 from penstock.graph.lowering import Lowering
 from penstock.graph.native_plan import (
     RecordedMemory,
@@ -49,12 +50,20 @@ class CutOptions:
     allow_random: bool
     worker_count: int
     draws_of: str = ""  # names the graph whose draws may move; other names, other numbers
+    link: Link | None = None  # to a pool's workers
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "maximal", "none"):
             raise ValueError(
                 f'cut is {self.mode!r} but a mode was expected; pass "auto", "maximal" or "none"'
             )
+
+    def prices(self) -> _C.Prices:
+        """The prices before the loader has run."""
+        if self.link is None:
+            return _C.Prices.of_local_workers(self.worker_count)
+        workers, bytes_per_s, sends_whole = self.link
+        return _C.Prices.of_pool(workers, link_bytes_per_s=bytes_per_s, sends_whole=sends_whole)
 
 
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
@@ -103,17 +112,15 @@ def plan_cut(
     leaf_count: int,
     options: CutOptions,
     mistrusted: Mapping[int, str] = MappingProxyType({}),
-    prices: _C.Prices | None = None,
 ) -> tuple[Lowering, PlannedCut]:
     """Lowers (with symbolic sizes if that works), times and cuts a graph for inputs like `inputs`.
 
     The movable operators are run, on `inputs`; parameters, buffers and random generators stay as
-    they are. Units that are `mistrusted`, for that reason, stay. Without `prices` the workers are
-    taken to be of this machine. Raises Unlowerable with the reason
+    they are. Units that are `mistrusted`, for that reason, stay. Raises Unlowerable with the reason
     when there can be no plan.
     """
 
-    how = Planning(options, set(mistrusted), prices)
+    how = Planning(options, set(mistrusted))
 
     def plan(lowering: Lowering) -> tuple[Lowering, PlannedCut]:
         _pin(lowering, mistrusted)
@@ -187,7 +194,7 @@ def price_plans(
         held,
         mode=how.options.mode,
         allow_random=how.options.allow_random,
-        prices=how.prices or _C.Prices.of_local_workers(how.options.worker_count),
+        prices=how.prices or how.options.prices(),
         calibration=how.calibration,
         memory=memory,
     )

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from penstock import _C
 from penstock.errors import FallbackError
+from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
 from penstock.loader.device import cuda_index
 from penstock.loader.in_process_iterator import SingleProcessIter
@@ -491,12 +492,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         for iterator in list(self._live_iterators):
             iterator.source.set_shipment(message)
 
-    def _link(self) -> tuple[int, float, bool] | None:
-        """The link to a pool's workers: how many there are, bytes per second (0 while nothing is
-        known) and whether batches are sent whole. None with workers of this machine."""
+    def _link(self) -> Link | None:
+        """The link to a pool's workers. None with workers of this machine."""
         iterator = None if self._newest_iterator is None else self._newest_iterator()
-        link: tuple[int, float, bool] | None = getattr(iterator, "link", None)
-        return (1, 0.0, True) if link is None and self.pool else link
+        link: Link | None = getattr(iterator, "link", None)
+        return Link(1, 0.0, sends_whole=True) if link is None and self.pool else link
 
     def __getstate__(self) -> dict[str, Any]:
         # State that belongs to this process stays here: iterators, the provenance of live batches,

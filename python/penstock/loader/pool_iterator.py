@@ -7,6 +7,7 @@ import pickle
 from typing import Any, NoReturn
 
 from penstock.errors import PenstockError
+from penstock.graph.link import Link
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import NoBatch, Taken
@@ -88,10 +89,10 @@ class PoolIter(LocalPoolIter):
             error.args = (f"{error}{self._way_out}",)
 
     @property
-    def link(self) -> tuple[int, float, bool]:
-        """As `DataLoader._link`."""
+    def link(self) -> Link:
+        """The link to the pool's workers."""
         workers, bytes_per_s = self._stream.load_counters()[5:]
-        return max(1, workers), bytes_per_s, self.source.recaller is None
+        return Link(max(1, workers), bytes_per_s, self.source.recaller is None)
 
     def _sure_workers(self) -> tuple[int, str]:
         return 1, "a pool, which may have one worker"

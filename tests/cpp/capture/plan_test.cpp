@@ -100,7 +100,9 @@ Reading read_choice(const graph::Problem& problem, const graph::CutModel& model,
   for (const auto& [storage, bytes] : crossing) reading.bytes += bytes;
   const graph::Prices& prices = problem.prices;
   for (const auto& [storage, bytes] : priced)
-    reading.price += graph::to_ticks(static_cast<double>(bytes) / prices.link_bytes_per_s);
+    reading.price += graph::to_ticks(static_cast<double>(bytes) / prices.link_bytes_per_s) +
+                     graph::to_ticks(static_cast<double>(bytes) * prices.receive_byte_s) +
+                     graph::to_ticks(prices.worker_second * link_seconds(prices, bytes).worker_s / prices.worker_count);
   const auto worker_ticks = [&](double seconds) {
     return graph::to_ticks(prices.worker_second * (seconds * prices.worker_scale) / prices.worker_count);
   };
