@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The answers of workers, on their way from the thread that receives them to the trainer's. Answers to requests of an
-// epoch that is over are dropped on either side of it.
+// The answers of workers, on their way from the thread that receives them, or that of the stages, to the trainer's.
+// Answers to requests of an epoch that is over are dropped on either side of it.
 
 #include <atomic>
 #include <chrono>
@@ -45,8 +45,8 @@ inline constexpr size_t kNewsCountMax = 64;
 // Peers decide how much arrives, and the program when it is read, so all that waits here is bounded: batches and ends
 // by the requests, news by kNewsCountMax, and that there are more workers is said once.
 //
-// arrive(), fail() and is_stale() are for the thread that receives; the rest is for the trainer's, but for the
-// counters.
+// News and growth arrive from the thread that receives alone. The rest may arrive from any, and any may ask is_stale()
+// and use the counters. All else is for the trainer's thread.
 class Inbox {
  public:
   explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}

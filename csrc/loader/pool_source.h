@@ -40,7 +40,7 @@ class PoolSource : public BatchSource {
   // As PoolStanding::controller_silence.
   std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
 
-  Result<void> start(std::unique_ptr<BatchStage> stage) override;
+  Result<void> start(Stages stages) override;
   void stop() override;
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void announce(const wire::Request& request, std::span<const std::byte> body) override;
@@ -49,14 +49,12 @@ class PoolSource : public BatchSource {
   uint32_t worker_count() const override { return io_.worker_count(); }
   bool has_bounded_memory() const override { return false; }
   void note_ready(uint32_t count) override { io_.note_ready(count); }
-  void finish(Batch& batch) override;
   void retire_held() override { io_.retire_held(); }
 
  private:
   const PoolIoOptions options_;
   BlobStore::Ids named_;
   std::map<wire::Lane, LanePlaces::Place> next_lanes_;
-  std::unique_ptr<BatchStage> stage_;
   PoolIo io_;
   EventLoop loop_;
 };
