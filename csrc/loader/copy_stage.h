@@ -4,8 +4,8 @@
 //
 // Ownership: a slab that a copy reads is leased by the stage until the copy is known to be over, by its event or by a
 // wait for all copies. If neither can be had, the device is lost to this process and may go on reading for as long as
-// it likes: such slabs are retired, so that no worker ever writes to them again. Tensors on the device are torch's, and
-// are kept for the stream that the trainer reads them on.
+// it likes: such slabs stay mapped, and are retired, so that no worker ever writes to them again. Tensors on the device
+// are torch's, and are kept for the stream that the trainer reads them on.
 
 #include <deque>
 #include <memory>

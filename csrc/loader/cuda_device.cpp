@@ -172,15 +172,17 @@ Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
                                          " CUDA devices; pass device=None or a device that is there"};
   }
   const auto index = static_cast<c10::DeviceIndex>(device_index);
-  return guarded([&]() -> Result<std::unique_ptr<Device>> {
+  const auto stream = guarded([&]() -> Result<cudaStream_t> {
     const c10::cuda::CUDAGuard guard(index);
-    auto stream = copy_stream(index);
-    if (!stream) {
-      return Error{Errc::kUnsupported, "making a stream on cuda:" + std::to_string(device_index) +
-                                           " failed: " + stream.error().message + "; run where the device can be used"};
-    }
-    return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, stream.value()));
+    return copy_stream(index);
   });
+  if (!stream) {
+    return Error{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
+                                         " is there, but making a stream on it failed: " + stream.error().message +
+                                         "; use CUDA in no process that was forked after CUDA was used, and look "
+                                         "whether other programs can use the device"};
+  }
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, stream.value()));
 }
 
 }  // namespace penstock::loader

@@ -112,6 +112,22 @@ TEST_F(CopyStageTest, ADeviceThatIsLostNeverGivesBackWhatItMayStillRead) {
   gpu_.wait_until_idle();
 }
 
+TEST_F(CopyStageTest, WhatALostDeviceMayStillReadStaysMapped) {
+  gpu_.hold();
+  std::weak_ptr<shm::ArenaView> view;
+  {
+    SlabBatches batches(1);
+    view = batches.view();
+    auto batch = batches.make(5);
+    begin(*batch);
+  }
+  gpu_.lose();
+  stage_.reset();
+  EXPECT_FALSE(view.expired());
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
 TEST_F(CopyStageTest, ACopyThatFailsHalfwayIsWaitedForBeforeItsSlabGoesBack) {
   gpu_.hold();
   gpu_.fail_copy_after(1);

@@ -24,6 +24,9 @@ class FakeDeviceSource final : public ClientIo {
   FakeDeviceSource(const ClientIoOptions& options, FakeGpu& gpu, uint64_t staged_bytes_max)
       : ClientIo(options), gpu_(gpu), staged_bytes_max_(staged_bytes_max) {}
 
+  // The I/O thread ends before this object becomes a ClientIo again.
+  ~FakeDeviceSource() override { stop(); }
+
   Result<void> start(Stages) override {
     Stages stages{.in_order = {}, .staged_bytes_max = staged_bytes_max_};
     stages.in_order.push_back(std::make_unique<CopyStage>(std::make_unique<FakeDevice>(gpu_)));
