@@ -59,7 +59,10 @@ DOORS: tuple[tuple[str, str], ...] = (
         "bindings/",
     ),
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/"),
-    (r"(c10|ATen)/cuda/|cuda|thrust/|cub/", r"loader/(cuda_device|relaxed_capture)\.cpp|loader/.*\.cu"),
+    (
+        r"(c10|ATen)/cuda/|cuda|thrust/|cub/",
+        r"loader/(cuda_device|relaxed_capture)\.cpp|loader/.*\.cu",
+    ),
     (r"torch/|ATen/|c10/|caffe2/", "capture/|runtime/|loader/|worker/|bindings/"),
     (
         r"zmq",
