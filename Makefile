@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test test-all lint bench fuzz chaos test-sim test-asan test-tsan clean
+.PHONY: help demo test test-all lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
 
 help:
 	@echo "penstock"
@@ -26,6 +26,9 @@ help:
 	@echo "  make test-sim   200,000 simulated pools of workers that crash, stall and are cut off; ARGS=\"--replay SEED\" runs one"
 	@echo "  make test-asan  the C++ tests with address and undefined-behaviour sanitizers"
 	@echo "  make test-tsan  the C++ tests with the thread sanitizer"
+	@echo "  make test-gpu   the tests that need a GPU, C++ and Python, and compute-sanitizer where it is; PYTHON=... has torch"
+	@echo "  make bench-gpu  what device= gives on a GPU, against torch's DataLoader and a plain copy"
+	@echo "  make gpu-folder what both need on a machine without a package registry, in build/gpu-folder"
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
 	@echo
 	@echo "On Debian and Ubuntu each installs what is missing first: Debian packages (as root or with sudo),"
@@ -74,6 +77,16 @@ test-asan:
 test-tsan:
 	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python"
 	@sh .make/sanitize.sh thread
+
+gpu-folder:
+	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python"
+	@sh .make/gpu_folder.sh
+
+test-gpu:
+	@sh .make/gpu.sh test $(ARGS)
+
+bench-gpu:
+	@sh .make/gpu.sh bench $(ARGS)
 
 clean:
 	rm -rf build python/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ sources="CMakeLists.txt setup.py pyproject.toml README.md LICENSE csrc python th
 # What is installed is known by the content of its sources and by the torch it was built against.
 state=$({
   find $sources -type f ! -name '*.pyc' ! -path '*.egg-info/*' -exec cksum {} + | sort -k 3
-  ls -d "$VENV"/lib/python*/site-packages/torch-*
+  "$VENV"/bin/python -c 'from importlib.metadata import version; print(version("torch"))'
 } | cksum)
 stamp="$VENV"/.installed
 

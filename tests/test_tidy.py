@@ -59,7 +59,10 @@ DOORS: tuple[tuple[str, str], ...] = (
         "bindings/",
     ),
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/"),
-    (r"(c10|ATen)/cuda/|cuda|thrust/|cub/", r"loader/device_stage|loader/.*\.cu"),
+    (
+        r"(c10|ATen)/cuda/|cuda|thrust/|cub/",
+        r"loader/(cuda_device|relaxed_capture)\.cpp|loader/.*\.cu",
+    ),
     (r"torch/|ATen/|c10/|caffe2/", "capture/|runtime/|loader/|worker/|bindings/"),
     (
         r"zmq",
@@ -369,7 +372,7 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
         "csrc/base/mutex.h": "#include <condition_variable>",
         "csrc/net/socket.cpp": '#include <zmq.hpp>\n#include "base/mutex.h"',
         "csrc/loader/client.cpp": '#include <ATen/core/Tensor.h>\n#include "net/socket.h"',
-        "csrc/loader/device_stage.cpp": "#include <c10/cuda/CUDAStream.h>",
+        "csrc/loader/cuda_device.cpp": "#include <c10/cuda/CUDAStream.h>",
         "csrc/capture/capture.cpp": '#include <torch/script.h>\n#include "graph/ir.h"',
         "csrc/worker/server.cpp": '#include "graph/ir.h"  // through runtime',
         "csrc/bindings/module.cpp": '#include <torch/extension.h>\n#include "worker/server.h"',

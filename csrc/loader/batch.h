@@ -12,11 +12,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "cluster/request_content.h"
+#include "loader/device.h"
 #include "loader/slab_lease.h"
+#include "loader/staged_bytes.h"
 #include "wire/frame.h"
 #include "wire/message.h"
 
@@ -24,7 +27,7 @@ namespace penstock::loader {
 
 class BatchMemory;
 
-// Confined to the thread that holds it; it is handed from the I/O thread to the trainer's.
+// Confined to the thread that holds it: the I/O thread, that of the stages if there are any, and then the trainer's.
 class Batch {
  public:
   // A batch in a slab. `lease` is this process's right to read it.
@@ -93,9 +96,13 @@ class Batch {
   // still under way holds the tensors that it reads.
   void replace_tensors(std::vector<at::Tensor> tensors);
 
-  // The state that finish() of a stage needs to find again; shared with the stage, which waits for it too.
-  void set_ready_event(std::shared_ptr<void> event) { ready_event_ = std::move(event); }
-  const std::shared_ptr<void>& ready_event() const { return ready_event_; }
+  // The end of the work on a device that fills the tensors, if there is any: the last stage's. Shared with the stage,
+  // which waits for it too.
+  void set_ready_event(std::shared_ptr<DeviceEvent> event) { ready_event_ = std::move(event); }
+  std::shared_ptr<DeviceEvent> take_ready_event() { return std::exchange(ready_event_, nullptr); }
+
+  // The batch's share of what the stages hold ready.
+  void set_staged(StagedBytes::Share share) { staged_ = std::move(share); }
 
  private:
   Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
@@ -107,7 +114,8 @@ class Batch {
   std::vector<std::byte> payload_;
   wire::Frame frame_;
   std::vector<at::Tensor> tensors_;
-  std::shared_ptr<void> ready_event_;
+  std::shared_ptr<DeviceEvent> ready_event_;
+  StagedBytes::Share staged_;
   std::optional<RemoteError> remote_error_;
   std::vector<std::byte> state_;
   std::optional<Origin> origin_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The source of a client's batches: workers of its own (client_io.h), or those of a pool (pool_io.h). A thread of the
-// source carries out the calls below and fills the inbox.
+// source carries out the calls below, and what arrives goes through the stages to the inbox.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +13,8 @@
 #include "base/result.h"
 #include "cluster/request_content.h"
 #include "loader/batch.h"
-#include "loader/device_stage.h"
 #include "loader/inbox.h"
+#include "loader/stage_chain.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
@@ -28,12 +28,12 @@ struct LinkStanding {
 // start() and stop() are for the owner's thread; retire_held() for any; the rest for the trainer's.
 class BatchSource {
  public:
-  explicit BatchSource(size_t arrival_count_max) : inbox_(arrival_count_max) {}
+  explicit BatchSource(size_t arrival_count_max) : inbox_(arrival_count_max), stages_(inbox_, arrival_count_max) {}
   BatchSource(const BatchSource&) = delete;
   BatchSource& operator=(const BatchSource&) = delete;
   virtual ~BatchSource() = default;
 
-  virtual Result<void> start(std::unique_ptr<BatchStage> stage) = 0;
+  virtual Result<void> start(Stages stages) = 0;
   virtual void stop() = 0;
 
   // Asks for one batch. The source may add to the content, which nobody changes after that.
@@ -59,15 +59,16 @@ class BatchSource {
   // How many batches have arrived and were not delivered.
   virtual void note_ready(uint32_t count) = 0;
 
-  virtual void finish(Batch& batch) = 0;
   // Slabs that the user holds will not be written again, since this process forks.
   virtual void retire_held() = 0;
 
   Inbox& inbox() { return inbox_; }
   const Inbox& inbox() const { return inbox_; }
+  StageChain& stages() { return stages_; }
 
  protected:
   Inbox inbox_;
+  StageChain stages_;
 };
 
 }  // namespace penstock::loader

@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "loader/client_io.h"
+#include "loader/copy_stage.h"
+#include "loader/cuda_device.h"
+#include "loader/pin_stage.h"
 
 namespace penstock::loader {
 
@@ -58,15 +61,16 @@ class Client::Impl {
   uint32_t depth() const { return options.prefetch_factor * std::max(1u, source->worker_count()); }
 
   Result<void> start() {
-    std::unique_ptr<BatchStage> stage;
+    Stages stages;
     if (options.device_index >= 0) {
-      auto made = make_cuda_stage(options.device_index);
-      if (!made) return made.error();
-      stage = std::move(made).value();
+      auto device = open_cuda_device(options.device_index);
+      if (!device) return device.error();
+      stages.staged_bytes_max = options.prefetch_bytes != 0 ? options.prefetch_bytes : kStagedBytes;
+      stages.in_order.push_back(std::make_unique<CopyStage>(std::move(device).value()));
     } else if (options.pin_memory) {
-      stage = make_pin_stage();
+      stages.in_order.push_back(std::make_unique<PinStage>());
     }
-    return source->start(std::move(stage));
+    return source->start(std::move(stages));
   }
 
   void begin_epoch(std::span<const std::byte> seeds, const EpochStart& first) {
@@ -169,7 +173,10 @@ class Client::Impl {
         case cluster::RequestOrder::Next::kWait: break;
       }
       auto arrival = inbox.try_pop();
-      if (!arrival) return {.kind = Event::Kind::kNothing, .batch = {}, .error = {}};
+      if (!arrival) {
+        say_what_is_awaited();
+        return {.kind = Event::Kind::kNothing, .batch = {}, .error = {}};
+      }
       if (auto event = take(*arrival)) return std::move(*event);
     }
   }
@@ -196,11 +203,12 @@ class Client::Impl {
 
   Result<std::unique_ptr<Batch>> recalled(const Batch::Origin& origin, steady_clock::time_point deadline) {
     const wire::Request& wanted = origin.request->request;
+    source->stages().await(wanted.epoch, wanted.sequence | wire::kRecallBit);
     for (;;) {
       while (auto batch = inbox.try_recalled()) {
         const wire::Descriptor& its = batch->descriptor();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
-        source->finish(*batch);
+        if (const auto finished = source->stages().finish(*batch); !finished) return finished.error();
         batch->mark_held();
         if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
         return batch;
@@ -291,14 +299,22 @@ class Client::Impl {
   Event deliver(std::unique_ptr<Batch> batch) {
     const uint64_t sequence = batch->descriptor().sequence;
     const uint32_t shard_id = now.order.delivered(sequence);
-    source->finish(*batch);
-    keep_or_copy(*batch);
     const uint32_t worker_id = batch->descriptor().worker_id;
+    if (const auto finished = source->stages().finish(*batch); !finished)
+      return {.kind = Event::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = finished.error()};
+    keep_or_copy(*batch);
     return {.kind = Event::Kind::kBatch,
             .worker_id = worker_id,
             .shard_id = shard_id,
             .batch = std::move(batch),
             .error = {}};
+  }
+
+  // The stages may hold a batch back while others are staged, but not the one that the trainer needs next.
+  void say_what_is_awaited() {
+    const auto oldest = now.order.awaited();
+    if (!oldest) return;
+    source->stages().await(now.number, options.in_order ? std::optional(oldest->sequence) : std::nullopt);
   }
 
   // A worker needs prefetch_factor slabs to answer its requests. The user may hold the slabs that an arena has beyond

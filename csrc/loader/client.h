@@ -22,17 +22,22 @@
 #include "loader/batch.h"
 #include "loader/batch_source.h"
 #include "loader/counters.h"
-#include "loader/device_stage.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
 
+// The most bytes of batches that lie on a device before the trainer is given them. They hide the time of a copy, which
+// a second batch does already; slow samples are what the batches on the host are for.
+inline constexpr uint64_t kStagedBytes = 256 << 20;
+
 struct ClientOptions {
   uint32_t worker_count = 1;
   uint32_t prefetch_factor = 2;
-  uint32_t slab_count = 0;      // that a local worker has to answer with; 0: prefetch_factor
-  uint32_t shard_count = 0;     // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
-  uint64_t prefetch_bytes = 0;  // bound on the bytes of batches asked for and not delivered, see has_room(); 0: none
+  uint32_t slab_count = 0;   // that a local worker has to answer with; 0: prefetch_factor
+  uint32_t shard_count = 0;  // of an iterable dataset; shard s is served by worker s % worker_count. 0: one a worker
+  // Bound on the bytes of batches asked for and not delivered, see has_room(), and of those that are copied to a device
+  // ahead. 0: none, and kStagedBytes.
+  uint64_t prefetch_bytes = 0;
   bool in_order = true;
   // Any worker may make any batch: the one that will answer soonest is asked, and the others make the batches that a
   // dead worker owed. Without this, the worker of a shard makes all of its batches, and its death ends the stream.

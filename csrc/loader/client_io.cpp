@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto kHandshakeTimeout = milliseconds(5000);
 constexpr auto kLossGrace = milliseconds(2000);  // for ZeroMQ to see the end of a worker that hung up
+constexpr auto kLossInterval = milliseconds(1);  // how often that is looked for
 
 }  // namespace
 
@@ -40,18 +41,18 @@ ClientIo::ClientIo(const ClientIoOptions& options)
 
 ClientIo::~ClientIo() { stop(); }
 
-Result<void> ClientIo::start(std::unique_ptr<BatchStage> stage) {
+Result<void> ClientIo::start(Stages stages) {
   if (!listener_) return Error{Errc::kNoMemory, listen_error_};
-  stage_ = std::move(stage);
+  if (auto started = stages_.start(std::move(stages)); !started) return started;
   context_ = std::make_unique<net::SocketContext>();
   return loop_.start();
 }
 
 void ClientIo::stop() {
   inbox_.close();
+  stages_.close();
   loop_.stop();
-  inbox_.clear();
-  stage_.reset();
+  stages_.stop();
   context_.reset();
   if (listener_) listener_->shut_down();
   listener_.reset();
@@ -92,10 +93,6 @@ void ClientIo::dismiss(uint32_t worker_id) {
   });
 }
 
-void ClientIo::finish(Batch& batch) {
-  if (stage_) stage_->finish(batch);
-}
-
 void ClientIo::retire_held() {
   MutexLock lock(views_mutex_);
   std::erase_if(views_, [](const auto& view) { return view.expired(); });
@@ -117,7 +114,7 @@ Result<void> ClientIo::begin() {
 
 Result<void> ClientIo::serve() {
   for (uint32_t worker_id = 0; worker_id < options_.worker_count; ++worker_id) receive_from(worker_id);
-  pending_count_ = (stage_ ? stage_->reclaim() : 0) + report_losses();
+  pending_count_ = report_losses();
   if (dispatch_) {
     dispatch_->tick(clock_now());
     send_dispatched();
@@ -135,13 +132,13 @@ Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
     is_readable_ = std::make_unique<bool[]>(readable_count_);
   }
   const std::span<bool> readable(is_readable_.get(), fds_.size());
-  // The end of a lost worker is looked for as often as that of a copy, and that of a silent newcomer less often.
+  // The end of a lost worker is looked for often, and that of a silent newcomer less often.
   auto timeout = newcomers_.empty() ? milliseconds(-1) : milliseconds(kHandshakeTimeout);
   if (const auto next = dispatch_ ? dispatch_->next_tick() : std::nullopt) {
     const auto until = std::max(milliseconds(1), std::chrono::ceil<milliseconds>(*next - clock_now()));
     timeout = timeout < milliseconds(0) ? until : std::min(timeout, until);
   }
-  if (pending_count_ > 0) timeout = kReclaimInterval;
+  if (pending_count_ > 0) timeout = kLossInterval;
   if (const auto waited = Socket::wait(sockets_, fds_, readable, timeout); !waited) return waited.error();
   if (readable[1]) accept_workers();
   if (!newcomers_.empty()) greet_newcomers();
@@ -164,7 +161,7 @@ void ClientIo::accept_workers() {
   for (;;) {
     auto connection = listener_->accept();
     if (!connection) {
-      if (connection.error().code != Errc::kTimeout) inbox_.fail(0, connection.error());
+      if (connection.error().code != Errc::kTimeout) stages_.fail(0, connection.error());
       return;
     }
     newcomers_.push_back(
@@ -188,7 +185,7 @@ void ClientIo::welcome(uint32_t worker_id, shm::FdConnection connection) {
   channel.connection.emplace(std::move(connection));
   FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
   channel.name.copy(start.text, sizeof start.text - 1);
-  if (auto sent = channel.connection->send(start); !sent) inbox_.fail(worker_id, sent.error());
+  if (auto sent = channel.connection->send(start); !sent) stages_.fail(worker_id, sent.error());
 }
 
 void ClientIo::send_dispatched() {
@@ -198,12 +195,12 @@ void ClientIo::send_dispatched() {
                              " workers died one after the other while they made " + wire::to_text(failure.key) +
                              "; look there for the cause (memory, a crash in native code): run it with "
                              "num_workers=0";
-    inbox_.arrive({.kind = Arrival::Kind::kBatch,
-                   .epoch = failure.key.epoch,
-                   .sequence = failure.key.sequence,
-                   .batch = Batch::from_error({.sequence = failure.key.sequence, .epoch = failure.key.epoch},
-                                              {.type_name = "RuntimeError", .text = text, .worker = {}}),
-                   .error = {}});
+    stages_.arrive({.kind = Arrival::Kind::kBatch,
+                    .epoch = failure.key.epoch,
+                    .sequence = failure.key.sequence,
+                    .batch = Batch::from_error({.sequence = failure.key.sequence, .epoch = failure.key.epoch},
+                                               {.type_name = "RuntimeError", .text = text, .worker = {}}),
+                    .error = {}});
   }
 }
 
@@ -222,7 +219,7 @@ void ClientIo::receive_from(uint32_t worker_id) {
   net::MessageParts parts;
   for (;;) {
     auto received = channels_[worker_id].socket->try_receive(parts);
-    if (!received) return inbox_.fail(worker_id, received.error());
+    if (!received) return stages_.fail(worker_id, received.error());
     if (!received.value()) return;
     receive_descriptor(worker_id, parts);
   }
@@ -231,13 +228,13 @@ void ClientIo::receive_from(uint32_t worker_id) {
 void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) {
   Channel& channel = channels_[worker_id];
   auto parsed = wire::parse_descriptor(parts.front());
-  if (!parsed) return inbox_.fail(worker_id, parsed.error());
+  if (!parsed) return stages_.fail(worker_id, parsed.error());
   const Descriptor& descriptor = parsed.value();
   const bool is_of_other_epoch = descriptor.kind != DescriptorKind::kHello && inbox_.is_stale(descriptor.epoch);
   if (descriptor.worker_id != worker_id) {
-    return inbox_.fail(worker_id,
-                       {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
-                                              std::to_string(descriptor.worker_id)});
+    return stages_.fail(worker_id,
+                        {Errc::kMalformed, "worker " + std::to_string(worker_id) + " answered in the name of worker " +
+                                               std::to_string(descriptor.worker_id)});
   }
   switch (descriptor.kind) {
     case DescriptorKind::kHello:
@@ -251,18 +248,18 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
       return;
     case DescriptorKind::kEnd:
       if (is_of_other_epoch) return;
-      return inbox_.arrive({.kind = Arrival::Kind::kEnd,
-                            .worker_id = worker_id,
-                            .epoch = descriptor.epoch,
-                            .sequence = descriptor.sequence,
-                            .state = parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>(),
-                            .batch = {},
-                            .error = {}});
+      return stages_.arrive({.kind = Arrival::Kind::kEnd,
+                             .worker_id = worker_id,
+                             .epoch = descriptor.epoch,
+                             .sequence = descriptor.sequence,
+                             .state = parts.size() == 2 ? std::move(parts[1]) : std::vector<std::byte>(),
+                             .batch = {},
+                             .error = {}});
     case DescriptorKind::kSlab:
     case DescriptorKind::kInline: break;
   }
   auto batch = make_batch(channel, descriptor, parts);
-  if (!batch) return inbox_.fail(worker_id, batch.error());
+  if (!batch) return stages_.fail(worker_id, batch.error());
   bool counts = true;
   if (dispatch_) {
     const bool dataset_stays = (descriptor.flags & wire::kDescriptorDatasetStays) != 0;
@@ -274,15 +271,12 @@ void ClientIo::receive_descriptor(uint32_t worker_id, net::MessageParts& parts) 
     inbox_.counters().stale_batches.add(1);
     return;
   }
-  if (stage_) {
-    if (auto begun = stage_->begin(*batch.value()); !begun) return inbox_.fail(worker_id, begun.error());
-  }
-  inbox_.arrive({.kind = Arrival::Kind::kBatch,
-                 .worker_id = worker_id,
-                 .epoch = descriptor.epoch,
-                 .sequence = descriptor.sequence,
-                 .batch = std::move(batch).value(),
-                 .error = {}});
+  stages_.arrive({.kind = Arrival::Kind::kBatch,
+                  .worker_id = worker_id,
+                  .epoch = descriptor.epoch,
+                  .sequence = descriptor.sequence,
+                  .batch = std::move(batch).value(),
+                  .error = {}});
 }
 
 Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Descriptor& descriptor,
@@ -352,7 +346,7 @@ void ClientIo::check_connection(uint32_t worker_id) {
   if (!is_watched(channel)) return;
   const auto received = receive_arena(channel);
   if (received || received.error().code == Errc::kTimeout) return;
-  if (received.error().code != Errc::kClosed) return inbox_.fail(worker_id, received.error());
+  if (received.error().code != Errc::kClosed) return stages_.fail(worker_id, received.error());
   channel.hung_up_at = steady_clock::now();
 }
 
@@ -385,7 +379,7 @@ void ClientIo::lose(uint32_t worker_id) {
     dispatch_->worker_died(worker_id, clock_now());
     if (dispatch_->has_workers()) kind = Arrival::Kind::kGone;
   }
-  inbox_.arrive({.kind = kind, .worker_id = worker_id, .batch = {}, .error = {}});
+  stages_.arrive({.kind = kind, .worker_id = worker_id, .batch = {}, .error = {}});
   if (dispatch_) send_dispatched();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The I/O thread of a client of local workers: it alone uses the sockets. Requests come to it through a queue, arrivals
-// leave it through another; it maps the arenas that workers pass and runs the batch stage as batches come in.
+// leave it through the stages; it maps the arenas that workers pass.
 
 #include <chrono>
 #include <cstdint>
@@ -33,7 +33,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   ~ClientIo() override;
 
   const std::string& endpoint() const { return endpoint_; }
-  Result<void> start(std::unique_ptr<BatchStage> stage) override;
+  Result<void> start(Stages stages) override;
   void stop() override;
 
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
@@ -46,7 +46,6 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   bool has_bounded_memory() const override { return true; }
   void note_ready(uint32_t) override {}
 
-  void finish(Batch& batch) override;
   void retire_held() override;
 
  private:
@@ -73,7 +72,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { inbox_.fail(0, error); }
+  void failed(Error error) override { stages_.fail(0, error); }
 
   void accept_workers();
   void greet_newcomers();
@@ -96,7 +95,6 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   std::string endpoint_;
   std::optional<shm::FdListener> listener_;
   std::string listen_error_;
-  std::unique_ptr<BatchStage> stage_;
   Mutex views_mutex_;
   std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
   std::unique_ptr<net::SocketContext> context_;
@@ -108,7 +106,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   std::unique_ptr<bool[]> is_readable_;  // readable_count_ of them
   size_t readable_count_ = 0;
   std::vector<Newcomer> newcomers_;
-  size_t pending_count_ = 0;  // copies and losses that have to be looked at again soon
+  size_t pending_count_ = 0;  // losses that have to be looked at again soon
   std::optional<LocalDispatch> dispatch_;
 
   EventLoop loop_;

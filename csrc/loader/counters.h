@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of a loader while it runs. Each counter is written by one thread and may be read by any at any time.
+// The counters of a loader while it runs. Any thread may raise and read them at any time.
 // They report and never decide.
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace penstock::loader {
 
-// A count that only its writer raises. Thread-safe.
+// Thread-safe.
 class Counter {
  public:
   void add(uint64_t amount) { value_.fetch_add(amount, std::memory_order_relaxed); }

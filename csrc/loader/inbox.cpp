@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "wire/batch_key.h"
+
 namespace penstock::loader {
 namespace {
 
@@ -14,11 +16,15 @@ bool is_of_an_epoch(const Arrival& arrival) {
 }  // namespace
 
 void Inbox::fail(uint32_t worker_id, const Error& error) {
-  is_dead_.store(true);
   arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
 void Inbox::arrive(Arrival arrival) {
+  if (arrival.kind == Arrival::Kind::kFailed) is_dead_.store(true);
+  if (arrival.kind == Arrival::Kind::kBatch && (arrival.sequence & wire::kRecallBit) != 0) {
+    static_cast<void>(recalled_.try_push(arrival.batch));  // nobody waits for more than there is room for
+    return;
+  }
   if (arrival.kind == Arrival::Kind::kGrown && is_growth_told_.exchange(true)) return;
   if (arrival.kind == Arrival::Kind::kNews) {
     const size_t waiting_count = news_count_.load();
@@ -30,10 +36,6 @@ void Inbox::arrive(Arrival arrival) {
     news_count_.fetch_add(1);
   }
   static_cast<void>(arrivals_.push(std::move(arrival)));
-}
-
-void Inbox::arrive_recalled(std::unique_ptr<Batch> batch) {
-  static_cast<void>(recalled_.try_push(batch));  // nobody waits for more than there is room for
 }
 
 std::optional<Arrival> Inbox::try_pop() {

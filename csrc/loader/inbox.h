@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The answers of workers, on their way from the thread that receives them to the trainer's. Answers to requests of an
-// epoch that is over are dropped on either side of it.
+// The answers of workers, on their way from the thread that receives them, or that of the stages, to the trainer's.
+// Answers to requests of an epoch that is over are dropped on either side of it.
 
 #include <atomic>
 #include <chrono>
@@ -48,8 +48,8 @@ inline constexpr size_t kRecalledCountMax = 8;
 // Peers decide how much arrives, and the program when it is read, so all that waits here is bounded: batches and ends
 // by the requests, news by kNewsCountMax, and that there are more workers is said once.
 //
-// arrive(), fail() and is_stale() are for the thread that receives; the rest is for the trainer's, but for the
-// counters.
+// News and growth arrive from the thread that receives alone. The rest may arrive from any, and any may ask is_stale()
+// and use the counters. All else is for the trainer's thread.
 class Inbox {
  public:
   explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}
@@ -70,7 +70,6 @@ class Inbox {
   void set_epochs(uint32_t first, uint32_t last);
 
   // Batches that were recalled come beside the others: nothing is to be delivered while the trainer waits for one.
-  void arrive_recalled(std::unique_ptr<Batch> batch);
   std::unique_ptr<Batch> try_recalled() {
     auto batch = recalled_.try_pop();
     return batch ? std::move(*batch) : nullptr;

@@ -28,9 +28,11 @@ constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent wo
 
 }  // namespace
 
-PoolIo::PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, Inbox& inbox)
+PoolIo::PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, StageChain& stages,
+               Inbox& inbox)
     : options_(options),
       trainer_id_(trainer_id),
+      stages_(stages),
       inbox_(inbox),
       memory_(options_.arena_bytes),
       directory_(std::move(directory)),
@@ -81,7 +83,6 @@ Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
   due = earlier(due, links_->due_at());
   for (const auto& [worker_id, at] : connect_again_at_) due = earlier(due, at);
   auto timeout = wait_time(due, clock_now());
-  if (stage_ != nullptr && stage_->reclaim() > 0) timeout = std::min(timeout, kReclaimInterval);
   // The set is asked also where the loop may not sleep: it tells of links that have more than is taken in a turn.
   if (!may_sleep) timeout = milliseconds(0);
   const auto ready = ready_set_->wait(timeout);
@@ -235,7 +236,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
     WorkerLink* link = links_->find(worker_id);
     if (link == nullptr) return;
     auto received = link->socket().try_receive(receipt);
-    if (!received) return inbox_.fail(0, received.error());
+    if (!received) return stages_.fail(0, received.error());
     if (!received.value()) return;
     if (receipt.offence.empty()) {
       take_message(worker_id, *link, receipt.parts, now);
@@ -354,7 +355,7 @@ void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer) {
 
 void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer) {
   const auto nonce = net::draw_seal_nonce();
-  if (!nonce) return inbox_.fail(0, nonce.error());
+  if (!nonce) return stages_.fail(0, nonce.error());
   offer = {.ciphers = options_.ciphers, .nonce = nonce.value()};
   links_->begin_link(worker_id, {.trainer_id = trainer_id_, .worker_id = worker_id, .link = number}, offer);
 }
@@ -413,7 +414,7 @@ void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
   session_.end_lane(key.epoch, lane, now);
   answered_at_ = now;
   if (inbox_.is_stale(key.epoch)) return;
-  inbox_.arrive({.kind = Arrival::Kind::kEnd, .epoch = key.epoch, .sequence = key.sequence, .batch = {}, .error = {}});
+  stages_.arrive({.kind = Arrival::Kind::kEnd, .epoch = key.epoch, .sequence = key.sequence, .batch = {}, .error = {}});
 }
 
 bool PoolIo::is_idle(Instant now) const {
@@ -423,15 +424,11 @@ bool PoolIo::is_idle(Instant now) const {
 void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
   answered_at_ = clock_now();
   if (!wire::is_recall(key) && inbox_.is_stale(key.epoch)) return inbox_.counters().stale_batches.add(1);
-  if (stage_ != nullptr && !batch->remote_error()) {
-    if (auto begun = stage_->begin(*batch); !begun) return inbox_.fail(0, begun.error());
-  }
-  if (wire::is_recall(key)) return inbox_.arrive_recalled(std::move(batch));
-  inbox_.arrive({.kind = Arrival::Kind::kBatch,
-                 .epoch = key.epoch,
-                 .sequence = key.sequence,
-                 .batch = std::move(batch),
-                 .error = {}});
+  stages_.arrive({.kind = Arrival::Kind::kBatch,
+                  .epoch = key.epoch,
+                  .sequence = key.sequence,
+                  .batch = std::move(batch),
+                  .error = {}});
 }
 
 std::string PoolIo::spoken_place(uint64_t worker_id) const {
@@ -463,7 +460,7 @@ void PoolIo::note_declines(const wire::TrainerRoster& roster) {
     const std::string news =
         "no worker of the pool can run this job: " + standing_.describe_declined(options_.controller.text());
     if (was_served_) return tell(news + "; training goes on when one joins that can");
-    inbox_.fail(0, {Errc::kFailed, news});
+    stages_.fail(0, {Errc::kFailed, news});
   }
 }
 
@@ -559,7 +556,7 @@ void PoolIo::send(const PoolSession::Command& command) {
 void PoolIo::note_standing(Instant now) {
   const size_t open_count = session_.open_count();
   const auto before = worker_count_.exchange(static_cast<uint32_t>(open_count));
-  if (open_count > before) inbox_.arrive({.kind = Arrival::Kind::kGrown, .batch = {}, .error = {}});
+  if (open_count > before) stages_.arrive({.kind = Arrival::Kind::kGrown, .batch = {}, .error = {}});
   const auto silence = controller_->silence(now);
   if (controller_->has_answered() && silence >= kSilenceTold) {
     if (!std::exchange(is_silence_told_, true))
@@ -603,7 +600,7 @@ std::string PoolIo::spoken_silence(WorkerLink& link) {
 }
 
 void PoolIo::tell(std::string news) {
-  inbox_.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Error{Errc::kFailed, std::move(news)}});
+  stages_.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Error{Errc::kFailed, std::move(news)}});
 }
 
 }  // namespace penstock::loader

@@ -22,12 +22,12 @@
 #include "loader/batch_source.h"
 #include "loader/blob_store.h"
 #include "loader/controller_link.h"
-#include "loader/device_stage.h"
 #include "loader/inbox.h"
 #include "loader/incoming_batch.h"
 #include "loader/lane_places.h"
 #include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
+#include "loader/stage_chain.h"
 #include "loader/worker_link.h"
 #include "loader/worker_links.h"
 #include "net/endpoint.h"
@@ -57,11 +57,8 @@ struct PoolIoOptions {
 // Confined to the loop's thread, except where a comment says otherwise.
 class PoolIo final : public EventLoop::Handler {
  public:
-  // `options` and `inbox` outlive this.
-  PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, Inbox& inbox);
-
-  // Before the loop starts; the stage outlives the loop. nullptr: batches stay where they arrive.
-  void set_stage(BatchStage* stage) { stage_ = stage; }
+  // What arrives goes through `stages` to `inbox`. They and `options` outlive this.
+  PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory directory, StageChain& stages, Inbox& inbox);
 
   // For any thread.
   BlobStore& blobs() { return blobs_; }
@@ -82,7 +79,7 @@ class PoolIo final : public EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { inbox_.fail(0, error); }
+  void failed(Error error) override { stages_.fail(0, error); }
 
  private:
   using BatchKey = wire::BatchKey;
@@ -131,6 +128,7 @@ class PoolIo final : public EventLoop::Handler {
 
   const PoolIoOptions& options_;
   const uint64_t trainer_id_;
+  StageChain& stages_;
   Inbox& inbox_;
 
   std::atomic<uint32_t> worker_count_{0};
@@ -141,7 +139,6 @@ class PoolIo final : public EventLoop::Handler {
   BatchMemory memory_;
   PoolStanding standing_;
 
-  BatchStage* stage_ = nullptr;
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::ReadySet> ready_set_;
   uint64_t wake_tag_ = 0;  // 0: the loop's descriptor is not in the set yet

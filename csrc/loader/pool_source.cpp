@@ -17,22 +17,22 @@ PoolSource::PoolSource(PoolIoOptions options, uint64_t trainer_id, std::optional
                        std::vector<OwnWorker> own_workers)
     : BatchSource(kArrivalCountMax),
       options_(std::move(options)),
-      io_(options_, trainer_id, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), inbox_),
+      io_(options_, trainer_id, PoolDirectory(options_.keys, std::move(own_keys), std::move(own_workers)), stages_,
+          inbox_),
       loop_("pk_pool_io", "which receives batches of the pool", io_) {}
 
 PoolSource::~PoolSource() { stop(); }
 
-Result<void> PoolSource::start(std::unique_ptr<BatchStage> stage) {
-  stage_ = std::move(stage);
-  io_.set_stage(stage_.get());
+Result<void> PoolSource::start(Stages stages) {
+  if (auto started = stages_.start(std::move(stages)); !started) return started;
   return loop_.start();
 }
 
 void PoolSource::stop() {
   inbox_.close();
+  stages_.close();
   loop_.stop();
-  inbox_.clear();
-  stage_.reset();
+  stages_.stop();
 }
 
 void PoolSource::lose_own_worker(uint64_t worker_id) {
@@ -60,10 +60,6 @@ void PoolSource::announce(const wire::Request& request, std::span<const std::byt
   loop_.post([this, epoch = request.epoch, lanes = std::exchange(next_lanes_, {})]() mutable {
     io_.begin_epoch(epoch, std::move(lanes));
   });
-}
-
-void PoolSource::finish(Batch& batch) {
-  if (stage_) stage_->finish(batch);
 }
 
 std::string PoolSource::describe() const { return io_.standing().describe(options_.controller.text()); }

@@ -40,7 +40,7 @@ class PoolSource : public BatchSource {
   // As PoolStanding::controller_silence.
   std::optional<Duration> controller_silence() const { return io_.standing().controller_silence(); }
 
-  Result<void> start(std::unique_ptr<BatchStage> stage) override;
+  Result<void> start(Stages stages) override;
   void stop() override;
   void fetch(const std::shared_ptr<cluster::RequestContent>& content) override;
   void recall(const Batch::Origin& origin) override;
@@ -52,7 +52,6 @@ class PoolSource : public BatchSource {
   std::optional<LinkStanding> link() const override { return io_.link(); }
   bool has_bounded_memory() const override { return false; }
   void note_ready(uint32_t count) override { io_.note_ready(count); }
-  void finish(Batch& batch) override;
   void retire_held() override { io_.retire_held(); }
 
  private:
@@ -61,7 +60,6 @@ class PoolSource : public BatchSource {
   std::shared_ptr<const std::vector<std::byte>> seeds_ =
       std::make_shared<std::vector<std::byte>>();  // of the epoch; shared with its requests
   std::map<wire::Lane, LanePlaces::Place> next_lanes_;
-  std::unique_ptr<BatchStage> stage_;
   PoolIo io_;
   EventLoop loop_;
 };

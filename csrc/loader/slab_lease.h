@@ -35,6 +35,9 @@ class SlabLease : public c10::intrusive_ptr_target {
   // From now on the user may hold tensors on this slab.
   void mark_held() { view_->set_held(slab_index_, true); }
 
+  // Nobody may write to the slab again, since something may read it after the lease has ended.
+  void retire() { view_->retire(slab_index_); }
+
  private:
   std::shared_ptr<shm::ArenaView> view_;
   uint32_t slab_index_;

@@ -247,10 +247,13 @@ void ArenaView::set_held(uint32_t slab_index, bool is_held) {
   if (!is_held && before == 1) held_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void ArenaView::retire(uint32_t slab_index) {
+  if (mapping_->slab_control(slab_index).retired.exchange(1) == 0) retired_count_.fetch_add(1);
+}
+
 void ArenaView::retire_held() {
   for (uint32_t index = 0; index < slab_count_; ++index) {
-    if (held_[index].load() == 0) continue;
-    if (mapping_->slab_control(index).retired.exchange(1) == 0) retired_count_.fetch_add(1);
+    if (held_[index].load() != 0) retire(index);
   }
 }
 

@@ -157,6 +157,9 @@ class ArenaView {
   uint32_t alive_count() const { return slab_count_ - retired_count_.load(std::memory_order_relaxed); }
   void set_held(uint32_t slab_index, bool is_held);
 
+  // The slab is never written again.
+  void retire(uint32_t slab_index);
+
   // A child that was forked keeps seeing the slabs that its parent's user held, so these are never written again.
   void retire_held();
 

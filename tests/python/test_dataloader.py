@@ -152,6 +152,33 @@ def test_a_device_that_is_not_there_is_refused_by_iter(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_a_driver_that_is_too_old_is_named_in_the_refusal(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    error = error_of(lambda: iter(DataLoader([1], num_workers=workers, device="cuda:0")))
+    assert type(error) is UnsupportedError
+    assert "too old (found version 11040)" in str(error)
+    assert str(error).endswith("pass device=None or run where there is one")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("count", "there"), [(1, "cuda:0 alone"), (4, "cuda:0 to cuda:3")])
+def test_a_device_beyond_the_last_is_refused_with_those_that_are_there(
+    workers: int, count: int, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    error = error_of(lambda: iter(DataLoader([1], num_workers=workers, device=f"cuda:{count}")))
+    assert type(error) is UnsupportedError
+    assert f"device='cuda:{count}' was asked for, but torch finds {there} here" in str(error)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_device_of_another_kind_is_refused_by_iter(workers: int) -> None:
     loader = DataLoader([1], num_workers=workers, device="meta")
     error = error_of(lambda: iter(loader))

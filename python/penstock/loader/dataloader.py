@@ -72,7 +72,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         choosing.
     device: batches arrive on this device, copied on a side stream ahead of use. A
         ``torch.device``, a string or an index; None leaves them where torch would. ``iter()``
-        raises ``UnsupportedError`` when the device is not there.
+        raises ``UnsupportedError`` when the device is not there. At most ``prefetch_bytes`` of
+        batches, or 256 MiB, are on it ahead of use, and one batch beyond; the others wait on the
+        host. Where its memory is full, batches wait as well; ``next()`` raises
+        ``torch.OutOfMemoryError`` if there is none for the very batch that it waits for.
+        CUDA graphs may be captured meanwhile.
     seeding: "worker" (what None means) seeds each worker as torch does. "batch" seeds the global
         generators of torch, random and numpy anew before each batch, from the base seed, the number
         of the epoch and the place of the batch in it. A dataset and a collate_fn that draw from
@@ -87,7 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         copies of the dataset, made by ``copy.deepcopy``. None: one shard for each worker.
     prefetch_bytes: the most bytes that batches asked for ahead may take. A batch that has not come
         yet counts as the largest so far. One batch is always asked for. ``prefetch_factor``, which
-        bounds the number of batches, holds as well.
+        bounds the number of batches, holds as well. It is also the most bytes of batches that are
+        on a CUDA ``device`` before they are given out.
     fetch_threads: up to this many threads of a worker (of the trainer with ``num_workers=0``) call
         ``dataset[i]`` for the samples of one batch, for storage that is slow to answer. Order and
         errors stay torch's, collate_fn runs as before, and no part of a batch overlaps the next

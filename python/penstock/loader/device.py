@@ -17,7 +17,8 @@ from penstock.errors import UnsupportedError
 def cuda_index(device: torch.device | str | int | None) -> int:
     """The index of the CUDA device that batches go to, or -1 for none (None or the CPU).
 
-    Raises UnsupportedError for a device that is neither, and when CUDA is not to be had.
+    Raises UnsupportedError for a device that is neither, and when it is not there or cannot be
+    used. Does not initialise CUDA, since workers may be forked later.
     """
     if device is None:
         return -1
@@ -31,10 +32,28 @@ def cuda_index(device: torch.device | str | int | None) -> int:
         )
     if not torch.cuda.is_available():
         raise UnsupportedError(
-            f"device={device!r} was asked for, but torch finds no CUDA device here; pass "
-            f"device=None or run where there is one"
+            f"device={device!r} was asked for, but torch finds no CUDA device here "
+            f"({_why_there_is_no_cuda()}); pass device=None or run where there is one"
         )
-    return torch.cuda.current_device() if wanted.index is None else wanted.index
+    if wanted.index is None:
+        return torch.cuda.current_device()
+    device_count = torch.cuda.device_count()
+    if wanted.index >= device_count:
+        there = "cuda:0 alone" if device_count == 1 else f"cuda:0 to cuda:{device_count - 1}"
+        raise UnsupportedError(
+            f"device={device!r} was asked for, but torch finds {there} here; pass one that is "
+            f"there, or device=None"
+        )
+    return wanted.index
+
+
+def _why_there_is_no_cuda() -> str:
+    """What torch says of it: a driver that is missing or too old, a build without CUDA."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as err:
+        return str(err).partition("\n")[0]
+    return "it counts 0"
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

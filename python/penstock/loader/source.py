@@ -91,7 +91,7 @@ class StreamOptions:
 
 
 class NativeThread:
-    """The native thread that receives batches, and pins them, with the face of the Python thread
+    """The native threads that receive batches and pin them, with the face of the Python thread
     that torch has there."""
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "loader/device_stage.h"
+#include "loader/cuda_device.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 #ifdef PENSTOCK_WITH_CUDA
 #include <ATen/Functions.h>
-#include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "../wire/record_samples.h"
+#include "loader/copy_stage.h"
 #include "shm/arena.h"
 #include "stream_fixture.h"
 #endif
@@ -28,17 +29,17 @@
 namespace penstock::loader {
 namespace {
 
-TEST(DeviceStage, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
+TEST(CudaDevice, ADeviceThatIsNotThereIsUnsupportedAndTheMessageSaysWhich) {
   for (const int device_index : {-1, 1000, std::numeric_limits<int>::max()}) {
-    const auto stage = make_cuda_stage(device_index);
-    ASSERT_FALSE(stage);
-    EXPECT_EQ(stage.error().code, Errc::kUnsupported);
-    EXPECT_NE(stage.error().message.find("cuda:" + std::to_string(device_index)), std::string::npos);
-    EXPECT_NE(stage.error().message.find("device=None"), std::string::npos) << stage.error().message;
+    const auto device = open_cuda_device(device_index);
+    ASSERT_FALSE(device);
+    EXPECT_EQ(device.error().code, Errc::kUnsupported);
+    EXPECT_NE(device.error().message.find("cuda:" + std::to_string(device_index)), std::string::npos);
+    EXPECT_NE(device.error().message.find("device=None"), std::string::npos) << device.error().message;
   }
 }
 
-TEST(DeviceStage, AClientForADeviceThatIsNotThereDoesNotStart) {
+TEST(CudaDevice, AClientForADeviceThatIsNotThereDoesNotStart) {
   Client client({.worker_count = 1, .device_index = 1000});
   const auto started = client.start();
   ASSERT_FALSE(started);
@@ -93,6 +94,73 @@ TEST_F(CudaStreamTest, AUserWhoKeepsEveryBatchOnTheDeviceHasThemAll) {
   for (size_t sequence = 0; sequence < kept.size(); ++sequence) expect_right_on_device(kept[sequence], sequence);
 }
 
+TEST_F(CudaStreamTest, BatchesArriveWhileAGraphIsCapturedInTheGlobalMode) {
+  PENSTOCK_NEEDS_CUDA();
+  // A query of the thread that received batches failed the capture, and slabs went back while they were read.
+  start({.worker_count = 2, .prefetch_factor = 4, .device_index = 0});
+  begin_epoch(draw_batches(200));
+  at::Tensor input = at::ones({1 << 20}, at::kCUDA);
+  for (uint64_t sequence = 0; sequence < 200 && !HasFatalFailure(); ++sequence) {
+    at::cuda::CUDAGraph graph;
+    at::Tensor output;
+    {
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+      graph.capture_begin({0, 0}, cudaStreamCaptureModeGlobal);
+      output = input.add(1);
+      // Long enough for the stages to begin and end copies meanwhile.
+      client_->wait_until(std::chrono::steady_clock::now() + std::chrono::milliseconds(3));
+      output = output.mul(2);
+      graph.capture_end();
+    }
+    graph.replay();
+    expect_right_on_device(next_batch()->tensors(), sequence);
+    EXPECT_TRUE(output.eq(4).all().item<bool>());
+  }
+}
+
+TEST_F(CudaStreamTest, ABatchIsTakenInsideACapture) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 1, .device_index = 0});
+  begin_epoch(draw_batches(20));
+  for (uint64_t sequence = 0; sequence < 20 && !HasFatalFailure(); ++sequence) {
+    at::cuda::CUDAGraph graph;
+    std::vector<at::Tensor> tensors;
+    {
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+      at::Tensor input = at::ones({16}, at::kCUDA);
+      graph.capture_begin({0, 0}, cudaStreamCaptureModeGlobal);
+      tensors = next_batch()->tensors();
+      input = input.add(1);
+      graph.capture_end();
+    }
+    expect_right_on_device(tensors, sequence);
+  }
+}
+
+TEST_F(CudaStreamTest, ASmallBoundOfStagedBytesChangesNoBatch) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 3, .prefetch_factor = 4, .prefetch_bytes = 1, .device_index = 0});
+  begin_epoch(draw_batches(100));
+  for (uint64_t sequence = 0; sequence < 100 && !HasFatalFailure(); ++sequence) {
+    expect_right_on_device(next_batch()->tensors(), sequence);
+  }
+}
+
+TEST_F(CudaStreamTest, EveryDeviceGetsItsOwnBatches) {
+  PENSTOCK_NEEDS_CUDA();
+  for (int index = 0; index < c10::cuda::device_count(); ++index) {
+    start({.worker_count = 1, .device_index = index});
+    epoch_ = 0;
+    begin_epoch(draw_batches(30));
+    for (uint64_t sequence = 0; sequence < 30 && !HasFatalFailure(); ++sequence) {
+      const auto tensors = next_batch()->tensors();
+      EXPECT_EQ(tensors.front().device().index(), index);
+      expect_right_on_device(tensors, sequence);
+    }
+    TearDown();
+  }
+}
+
 TEST_F(CudaStreamTest, BatchesComeInPinnedMemoryWhenItIsAskedFor) {
   PENSTOCK_NEEDS_CUDA();
   start({.worker_count = 2, .pin_memory = true});
@@ -113,7 +181,7 @@ class CudaStageTest : public testing::Test {
     flags_ = flags;
     arena_ = shm::Arena::create({.slab_bytes = kElementCount * 8 + 4096, .slab_count = slab_count}, 0).value();
     view_ = shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value();
-    if (!stage_) stage_ = make_cuda_stage(0).value();
+    if (!stage_) stage_ = std::make_unique<CopyStage>(open_cuda_device(0).value());
   }
 
   // A batch of one tensor of 128 MB that holds `value` everywhere.
@@ -138,7 +206,7 @@ class CudaStageTest : public testing::Test {
   uint8_t flags_ = 0;
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<shm::ArenaView> view_;
-  std::unique_ptr<BatchStage> stage_;
+  std::unique_ptr<CopyStage> stage_;
 };
 
 TEST_F(CudaStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
@@ -150,7 +218,7 @@ TEST_F(CudaStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
     ASSERT_TRUE(begun) << begun.error().message;
     EXPECT_EQ(batch->lease(), nullptr);
     EXPECT_EQ(arena_->try_acquire(), std::nullopt) << "nobody has reclaimed yet";
-    stage_->finish(*batch);
+    ASSERT_TRUE(stage_->finish(*batch));
     const at::Tensor tensor = batch->tensors().at(0);
     batch.reset();
     c10::cuda::getCurrentCUDAStream(0).synchronize();
@@ -166,7 +234,7 @@ TEST_F(CudaStageTest, TheCurrentStreamOfTheTrainerWaitsForTheCopy) {
   for (int64_t round = 1; round <= 20; ++round) {
     auto batch = make_batch(round);
     ASSERT_TRUE(stage_->begin(*batch));
-    stage_->finish(*batch);
+    ASSERT_TRUE(stage_->finish(*batch));
     const at::Tensor is_right = batch->tensors().at(0).eq(round).all();  // enqueued right behind the copy
     batch.reset();
     EXPECT_TRUE(is_right.item<bool>());
@@ -189,7 +257,7 @@ TEST_F(CudaStageTest, ArenasThatAreUsedOnceAreNotKeptByTheStage) {
   open(1, wire::kDescriptorTransient);
   auto batch = make_batch(1);
   ASSERT_TRUE(stage_->begin(*batch));
-  stage_->finish(*batch);
+  ASSERT_TRUE(stage_->finish(*batch));
   c10::cuda::getCurrentCUDAStream(0).synchronize();
   stage_->reclaim();
   batch.reset();
@@ -205,7 +273,7 @@ TEST_F(CudaStageTest, AnArenaThatWasReplacedIsGivenUpWithTheNextBatch) {
   for (int64_t round = 1; round <= 2; ++round) {
     auto batch = make_batch(round);
     ASSERT_TRUE(stage_->begin(*batch));
-    stage_->finish(*batch);
+    ASSERT_TRUE(stage_->finish(*batch));
     c10::cuda::getCurrentCUDAStream(0).synchronize();
     stage_->reclaim();
     batch.reset();
@@ -216,7 +284,7 @@ TEST_F(CudaStageTest, AnArenaThatWasReplacedIsGivenUpWithTheNextBatch) {
 
 #else
 
-TEST(DeviceStage, CopiesToADevice) { GTEST_SKIP() << "this build has no CUDA"; }
+TEST(CudaDevice, CopiesToADevice) { GTEST_SKIP() << "this build has no CUDA"; }
 
 #endif
 

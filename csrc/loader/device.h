@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A device that batches are copied to: its memory, one stream of copies, and marks in that stream. CUDA's is
+// cuda_device.h. The tests have one whose copies end late, out of order, or with an error.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+
+namespace penstock::loader {
+
+// The end of all work that was started before the event was recorded. May outlive its device.
+class DeviceEvent {
+ public:
+  DeviceEvent() = default;
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+  virtual ~DeviceEvent() = default;
+};
+
+// hand_over() is for the trainer's thread, the rest for one other thread, or for the owner once that has ended.
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  // For people: "cuda:0".
+  virtual std::string name() const = 0;
+
+  // A tensor on the device like `host`, of whatever values. kNoMemory where the device has none left. The memory may be
+  // freed at any time: it is used again only behind the work that was started on it.
+  virtual Result<at::Tensor> allocate(const at::Tensor& host) = 0;
+
+  // Has the device read this memory by itself from now on. False where it cannot, which makes copies slower.
+  virtual bool register_memory(std::span<std::byte> memory) = 0;
+  virtual void unregister_memory(std::byte* base) = 0;
+
+  // Starts copying the bytes of `host` to a tensor that was allocated for it. `host` stays as it is until an event that
+  // is recorded later is over. An error may have started the copy.
+  virtual Result<void> copy(const at::Tensor& host, const at::Tensor& on_device) = 0;
+
+  virtual Result<std::shared_ptr<DeviceEvent>> record() = 0;
+
+  // Whether an event is over. After an error nobody knows.
+  virtual Result<bool> is_over(const DeviceEvent& event) = 0;
+
+  // Waits for all work that was started. Blocks. After an error nobody knows whether it is over, nor will anybody.
+  virtual Result<void> wait_for_all() = 0;
+
+  // Has the caller's current stream wait for `event`, and keeps the memory of `tensors` until that stream has used
+  // them. Does not block the host.
+  virtual Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) = 0;
+};
+
+}  // namespace penstock::loader

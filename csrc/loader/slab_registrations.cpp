@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/slab_registrations.h"
+
+namespace penstock::loader {
+
+SlabRegistrations::~SlabRegistrations() {
+  for (const auto& [view, slabs] : arenas_) unregister(slabs);
+}
+
+void SlabRegistrations::add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes) {
+  std::erase_if(arenas_, [this](const auto& arena) {
+    const bool is_unused = arena.first.use_count() == 1;
+    if (is_unused) unregister(arena.second);
+    return is_unused;
+  });
+  Slab& slab = arenas_[lease->shared_view()][lease->data()];
+  if (bytes <= slab.bytes || slab.has_failed) return;
+  if (slab.bytes > 0) device_.unregister_memory(lease->data());
+  slab.bytes = 0;
+  if (device_.register_memory({lease->data(), bytes})) {
+    slab.bytes = bytes;
+  } else {
+    slab.has_failed = true;
+  }
+}
+
+void SlabRegistrations::unregister(const Slabs& slabs) {
+  for (const auto& [base, slab] : slabs) {
+    if (slab.bytes > 0) device_.unregister_memory(base);
+  }
+}
+
+}  // namespace penstock::loader

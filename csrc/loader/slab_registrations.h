@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Slabs that a device reads by itself. Registering is slow, so it is done once for a slab and again only when the slab
+// has grown; a slab that cannot be registered is copied from as it is. A view is shared so that its memory stays mapped
+// for as long as the device knows it, and forgotten once nobody else refers to it.
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "loader/device.h"
+#include "loader/slab_lease.h"
+
+namespace penstock::loader {
+
+// Confined to the thread that uses the device.
+class SlabRegistrations {
+ public:
+  explicit SlabRegistrations(Device& device) : device_(device) {}
+  SlabRegistrations(const SlabRegistrations&) = delete;
+  SlabRegistrations& operator=(const SlabRegistrations&) = delete;
+  ~SlabRegistrations();
+
+  // Registers the first `bytes` of a leased slab, and forgets arenas that nobody has a lease on.
+  void add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes);
+
+ private:
+  struct Slab {
+    uint64_t bytes = 0;
+    bool has_failed = false;
+  };
+  using Slabs = std::map<std::byte*, Slab>;
+
+  void unregister(const Slabs& slabs);
+
+  Device& device_;
+  std::map<std::shared_ptr<shm::ArenaView>, Slabs> arenas_;
+};
+
+}  // namespace penstock::loader

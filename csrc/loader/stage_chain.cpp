@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/stage_chain.h"
+
+#include <poll.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace penstock::loader {
+namespace {
+
+// How often the stages are asked whether copies are over, while some are under way.
+constexpr std::chrono::milliseconds kReclaimInterval{1};
+
+// Between two looks at copies and at stale batches.
+constexpr size_t kArrivalsInTurn = 64;
+
+bool has_tensors(const Batch& batch) {
+  return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
+}
+
+uint64_t bytes_of(const Batch& batch) { return batch.frame().payload_bytes; }
+
+std::unique_ptr<Batch> make_error(const Batch& batch, const Error& error, uint64_t staged_bytes) {
+  if (error.code != Errc::kNoMemory) {
+    return Batch::from_error(batch.descriptor(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
+  }
+  const std::string text = error.message + "\n" + std::to_string(staged_bytes) +
+                           " bytes there are batches that were copied ahead. Use smaller batches, copy fewer ahead "
+                           "(prefetch_bytes), or leave the device more memory";
+  return Batch::from_error(batch.descriptor(), {.type_name = "torch.OutOfMemoryError", .text = text, .worker = {}});
+}
+
+}  // namespace
+
+StageChain::StageChain(Inbox& inbox, size_t arrival_count_max)
+    : inbox_(inbox), waiting_count_max_(arrival_count_max), arrivals_(arrival_count_max) {}
+
+StageChain::~StageChain() { stop(); }
+
+Result<void> StageChain::start(Stages stages) {
+  stages_ = std::move(stages);
+  if (stages_.in_order.empty()) return {};
+  loop_ = std::make_unique<EventLoop>("pk_stages", "which copies batches to where they are used",
+                                      static_cast<EventLoop::Handler&>(*this));
+  return loop_->start();
+}
+
+void StageChain::stop() {
+  close();
+  if (loop_) loop_->stop();
+  waiting_.clear();
+  while (arrivals_.try_pop()) {
+  }
+  inbox_.clear();
+  stages_.in_order.clear();
+}
+
+void StageChain::arrive(Arrival arrival) {
+  const bool is_news = arrival.kind == Arrival::Kind::kNews || arrival.kind == Arrival::Kind::kGrown;
+  if (!loop_ || is_news) return inbox_.arrive(std::move(arrival));
+  if (arrivals_.push(std::move(arrival))) loop_->wake();
+}
+
+void StageChain::fail(uint32_t worker_id, const Error& error) {
+  arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
+}
+
+void StageChain::await(uint32_t epoch, std::optional<uint64_t> sequence) {
+  if (!loop_ || stages_.staged_bytes_max == 0) return;
+  loop_->post([this, epoch, sequence] { awaited_ = {.epoch = epoch, .sequence = sequence}; });
+}
+
+Result<void> StageChain::finish(Batch& batch) {
+  Result<void> outcome;
+  for (const auto& stage : stages_.in_order) {
+    if (outcome) outcome = stage->finish(batch);
+  }
+  batch.set_staged({});
+  if (waiting_count_.load() > 0) loop_->wake();
+  return outcome;
+}
+
+Result<void> StageChain::serve() {
+  drop_stale();
+  let_through();
+  for (size_t count = 0; count < kArrivalsInTurn && waiting_.size() < waiting_count_max_; ++count) {
+    auto arrival = arrivals_.try_pop();
+    if (!arrival) break;
+    take(*std::move(arrival));
+  }
+  copy_count_ = 0;
+  for (const auto& stage : stages_.in_order) copy_count_ += stage->reclaim();
+  return {};
+}
+
+Result<bool> StageChain::wait(int wake_fd, bool may_sleep) {
+  const bool has_arrivals = arrivals_.size() > 0 && waiting_.size() < waiting_count_max_;
+  auto timeout = copy_count_ > 0 ? kReclaimInterval : std::chrono::milliseconds(-1);
+  if (!may_sleep || has_arrivals || find_next()) timeout = std::chrono::milliseconds(0);
+  pollfd waker{.fd = wake_fd, .events = POLLIN, .revents = 0};
+  return ::poll(&waker, 1, static_cast<int>(timeout.count())) > 0;
+}
+
+void StageChain::failed(Error error) {
+  close();
+  inbox_.fail(0, error);
+}
+
+void StageChain::take(Arrival arrival) {
+  if (arrival.kind != Arrival::Kind::kBatch || !has_tensors(*arrival.batch)) return inbox_.arrive(std::move(arrival));
+  const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
+  waiting_.emplace(key, Waiting{.arrival = std::move(arrival)});
+  // Before the bytes that are staged are looked at: finish() does it the other way round, so one of the two sees the
+  // other.
+  waiting_count_.store(waiting_.size());
+  let_through();
+}
+
+void StageChain::drop_stale() {
+  const auto dropped_count = std::erase_if(
+      waiting_, [&](const auto& entry) { return !wire::is_recall(entry.first) && inbox_.is_stale(entry.first.epoch); });
+  if (dropped_count == 0) return;
+  inbox_.counters().stale_batches.add(dropped_count);
+  waiting_count_.store(waiting_.size());
+}
+
+void StageChain::let_through() {
+  while (const auto next = find_next()) {
+    if (next->is_awaited) awaited_.reset();
+    if (!try_stage(next->place->second, next->is_awaited)) continue;
+    Arrival arrival = std::move(next->place->second.arrival);
+    waiting_.erase(next->place);
+    waiting_count_.store(waiting_.size());
+    inbox_.arrive(std::move(arrival));
+  }
+}
+
+std::optional<StageChain::Next> StageChain::find_next() {
+  if (waiting_.empty()) return std::nullopt;
+  if (awaited_) {
+    const auto place = waiting_.lower_bound({.epoch = awaited_->epoch, .sequence = awaited_->sequence.value_or(0)});
+    const bool is_found = place != waiting_.end() && place->first.epoch == awaited_->epoch &&
+                          (!awaited_->sequence || place->first.sequence == *awaited_->sequence);
+    if (is_found) return Next{.place = place, .is_awaited = true};
+  }
+  if (!has_room_for(*waiting_.begin()->second.arrival.batch)) return std::nullopt;
+  return Next{.place = waiting_.begin(), .is_awaited = false};
+}
+
+bool StageChain::has_room_for(const Batch& batch) const {
+  const uint64_t staged_bytes = staged_.value();
+  if (full_at_ && staged_bytes >= *full_at_) return false;
+  return stages_.staged_bytes_max == 0 || staged_bytes == 0 ||
+         staged_bytes + bytes_of(batch) <= stages_.staged_bytes_max;
+}
+
+bool StageChain::try_stage(Waiting& waiting, bool is_awaited) {
+  std::unique_ptr<Batch>& batch = waiting.arrival.batch;
+  const uint64_t staged_bytes = staged_.value();
+  for (; waiting.stage_index < stages_.in_order.size(); ++waiting.stage_index) {
+    const auto begun = stages_.in_order[waiting.stage_index]->begin(*batch);
+    if (begun) continue;
+    const bool may_wait = !is_awaited && stages_.staged_bytes_max > 0;  // without a bound nobody says what is awaited
+    if (begun.error().code == Errc::kNoMemory && may_wait) {
+      full_at_ = staged_bytes;
+      return false;
+    }
+    batch = make_error(*batch, begun.error(), staged_bytes);
+    return true;
+  }
+  full_at_.reset();
+  batch->set_staged(staged_.take(bytes_of(*batch)));
+  return true;
+}
+
+}  // namespace penstock::loader

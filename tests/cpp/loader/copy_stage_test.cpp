@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who owns a slab while a device reads it, on a device that ends its copies late, in another order, or not at all.
+#include "loader/copy_stage.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fake_device.h"
+#include "slab_batches.h"
+
+namespace penstock::loader {
+namespace {
+
+class CopyStageTest : public testing::Test {
+ protected:
+  void begin(Batch& batch) {
+    const auto begun = stage_->begin(batch);
+    ASSERT_TRUE(begun) << begun.error().message;
+    EXPECT_EQ(batch.lease(), nullptr) << "the stage has the lease from now on";
+  }
+  // What the trainer's current stream sees in the batch's tensors, without the host waiting for the copy.
+  void expect_on_current(Batch& batch, int64_t value) {
+    ASSERT_TRUE(stage_->finish(batch));
+    gpu_.run_on_current([tensors = batch.tensors(), value] {
+      for (const at::Tensor& tensor : tensors) EXPECT_TRUE(is_all(tensor, value));
+    });
+  }
+
+  FakeGpu gpu_;
+  SlabBatches batches_{3};
+  std::unique_ptr<CopyStage> stage_ = std::make_unique<CopyStage>(std::make_unique<FakeDevice>(gpu_));
+};
+
+TEST_F(CopyStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
+  for (int64_t round = 1; round <= 20; ++round) {
+    gpu_.hold();
+    auto batch = batches_.make(round);
+    begin(*batch);
+    EXPECT_EQ(stage_->reclaim(), 1u);
+    EXPECT_EQ(batches_.free_count(), 2u);
+    expect_on_current(*batch, round);
+    batch.reset();
+    EXPECT_EQ(batches_.free_count(), 2u) << "dropping a batch ends no copy";
+    gpu_.let_go();
+    gpu_.wait_until_idle();
+    EXPECT_EQ(stage_->reclaim(), 0u);
+    EXPECT_EQ(batches_.free_count(), 3u);
+  }
+}
+
+TEST_F(CopyStageTest, CopiesThatEndInAnotherOrderGiveBackTheirOwnSlabs) {
+  gpu_.hold();
+  std::vector<std::unique_ptr<Batch>> batches;
+  for (int64_t value = 0; value < 3; ++value) {
+    batches.push_back(batches_.make(value));
+    begin(*batches.back());
+  }
+  gpu_.let_one_go(1);
+  for (int64_t value = 0; value < 3; ++value) expect_on_current(*batches[static_cast<size_t>(value)], value);
+  while (stage_->reclaim() == 3) std::this_thread::yield();
+  EXPECT_EQ(batches_.free_count(), 1u);
+  const auto next = batches_.make(9);
+  EXPECT_EQ(stage_->reclaim(), 2u) << "the slab of the second batch is written while the others are read";
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+  EXPECT_EQ(stage_->reclaim(), 0u);
+}
+
+TEST_F(CopyStageTest, AQueryThatFailsGivesNoSlabBackBeforeItsCopyIsOver) {
+  // While a CUDA graph was captured, cudaEventQuery failed, and the slabs of copies under way went back: wrong batches.
+  gpu_.hold();
+  auto batch = batches_.make(4);
+  begin(*batch);
+  gpu_.fail_queries(1);
+  bool has_waited = false;
+  gpu_.at_wait([&] {
+    has_waited = true;
+    EXPECT_EQ(batches_.free_count(), 2u);
+  });
+  EXPECT_EQ(stage_->reclaim(), 0u);
+  EXPECT_TRUE(has_waited);
+  EXPECT_EQ(batches_.free_count(), 3u);
+  EXPECT_EQ(stage_->retired_count(), 0u);
+  expect_on_current(*batch, 4);
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, ADeviceThatIsLostNeverGivesBackWhatItMayStillRead) {
+  gpu_.hold();
+  auto batch = batches_.make(5);
+  begin(*batch);
+  gpu_.lose();
+  EXPECT_EQ(stage_->reclaim(), 0u);
+  EXPECT_EQ(stage_->retired_count(), 1u);
+  EXPECT_EQ(batches_.free_count(), 2u);
+  EXPECT_EQ(batches_.arena().alive_count(), 2u) << "the worker knows, and makes an arena when too few are left";
+
+  auto next = batches_.make(6);
+  const auto begun = stage_->begin(*next);
+  ASSERT_FALSE(begun);
+  EXPECT_NE(begun.error().message.find("fake:0 is lost to this process (the fake is lost)"), std::string::npos);
+  next.reset();
+  EXPECT_EQ(batches_.free_count(), 2u) << "nothing was read of it";
+  EXPECT_FALSE(stage_->finish(*batch)) << "a batch that may never be filled is not given out";
+  batch.reset();
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, WhatALostDeviceMayStillReadStaysMapped) {
+  gpu_.hold();
+  std::weak_ptr<shm::ArenaView> view;
+  {
+    SlabBatches batches(1);
+    view = batches.view();
+    auto batch = batches.make(5);
+    begin(*batch);
+  }
+  gpu_.lose();
+  stage_.reset();
+  EXPECT_FALSE(view.expired());
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, ACopyThatFailsHalfwayIsWaitedForBeforeItsSlabGoesBack) {
+  gpu_.hold();
+  gpu_.fail_copy_after(1);
+  gpu_.at_wait([&] { EXPECT_EQ(batches_.free_count(), 2u); });
+  auto batch = batches_.make(7, 1000, /*tensor_count=*/3);
+  const auto begun = stage_->begin(*batch);
+  ASSERT_FALSE(begun);
+  EXPECT_EQ(begun.error().code, Errc::kFailed);
+  EXPECT_EQ(begun.error().message, "copying a batch to fake:0 failed: the fake's copy failed");
+  batch.reset();
+  EXPECT_EQ(batches_.free_count(), 3u);
+  EXPECT_EQ(gpu_.used_bytes(), 0u);
+}
+
+TEST_F(CopyStageTest, ACopyWithoutAnEventIsWaitedForToo) {
+  gpu_.hold();
+  gpu_.fail_records(1);
+  auto batch = batches_.make(7);
+  EXPECT_FALSE(stage_->begin(*batch));
+  batch.reset();
+  EXPECT_EQ(batches_.free_count(), 3u);
+  auto next = batches_.make(8);
+  begin(*next);
+  expect_on_current(*next, 8);
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, AFullDeviceLeavesTheBatchForAnotherAttempt) {
+  gpu_.set_memory_bytes(2 * 8000);
+  auto batch = batches_.make(1, 1000, /*tensor_count=*/3);
+  const auto begun = stage_->begin(*batch);
+  ASSERT_FALSE(begun);
+  EXPECT_EQ(begun.error().code, Errc::kNoMemory);
+  EXPECT_NE(begun.error().message.find("allocating memory on fake:0 for a batch of 24000 bytes failed"),
+            std::string::npos)
+      << begun.error().message;
+  EXPECT_NE(batch->lease(), nullptr);
+  EXPECT_EQ(gpu_.used_bytes(), 0u);
+  EXPECT_EQ(stage_->reclaim(), 0u);
+  gpu_.set_memory_bytes(3 * 8000);
+  begin(*batch);
+  expect_on_current(*batch, 1);
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, AStageThatGoesAwayWaitsForItsCopies) {
+  gpu_.hold();
+  auto batch = batches_.make(5);
+  begin(*batch);
+  gpu_.at_wait([&] {
+    EXPECT_EQ(batches_.free_count(), 2u);
+    EXPECT_EQ(gpu_.registered().size(), 1u) << "the memory is forgotten after the last copy from it";
+  });
+  stage_.reset();
+  EXPECT_EQ(batches_.free_count(), 3u);
+  EXPECT_TRUE(gpu_.registered().empty());
+  EXPECT_TRUE(is_all(batch->tensors().at(0), 5));
+}
+
+TEST_F(CopyStageTest, WhatTheTrainerIsGivenIsKeptForItsStream) {
+  auto batch = batches_.make(5, 1000, /*tensor_count=*/3);
+  begin(*batch);
+  EXPECT_EQ(gpu_.handed_over_count(), 0u);
+  ASSERT_TRUE(stage_->finish(*batch));
+  EXPECT_EQ(gpu_.handed_over_count(), 3u);
+  ASSERT_TRUE(stage_->finish(*batch));
+  EXPECT_EQ(gpu_.handed_over_count(), 3u) << "once";
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, ASlabIsRegisteredOnce) {
+  for (int64_t round = 0; round < 20; ++round) {
+    auto batch = batches_.make(round);
+    begin(*batch);
+    gpu_.wait_until_idle();
+    stage_->reclaim();
+  }
+  EXPECT_EQ(gpu_.registration_count(), 1u);
+}
+
+TEST_F(CopyStageTest, AnArenaThatIsUsedOnceIsNotRegistered) {
+  auto batch = batches_.make(1, 1000, 1, {.flags = wire::kDescriptorTransient});
+  begin(*batch);
+  EXPECT_EQ(gpu_.registration_count(), 0u);
+  expect_on_current(*batch, 1);
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, AnArenaThatWasReplacedIsForgottenWithTheNextBatch) {
+  std::weak_ptr<shm::ArenaView> replaced;
+  {
+    SlabBatches old(1);
+    replaced = old.view();
+    auto batch = old.make(1);
+    begin(*batch);
+    gpu_.wait_until_idle();
+    stage_->reclaim();
+  }
+  EXPECT_FALSE(replaced.expired());
+  auto batch = batches_.make(2);
+  begin(*batch);
+  EXPECT_TRUE(replaced.expired());
+  EXPECT_EQ(gpu_.registered().size(), 1u);
+}
+
+TEST_F(CopyStageTest, MemoryThatCannotBeRegisteredIsCopiedAsItIs) {
+  gpu_.refuse_registrations();
+  auto batch = batches_.make(3);
+  begin(*batch);
+  expect_on_current(*batch, 3);
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, ABatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOver) {
+  gpu_.hold();
+  const auto record = wire::make_record({wire::make_entry(4, {1000})}, wire::nest_of_tensors(1));
+  std::vector<std::byte> payload(8000 + 64);
+  for (int64_t place = 0; place < 1000; ++place) std::memset(&payload[static_cast<size_t>(place) * 8], 1, 8);
+  auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
+  begin(*batch);
+  expect_on_current(*batch, 0x0101010101010101);
+  batch.reset();
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, EveryLayoutArrivesToTheBit) {
+  for (const auto& record : wire::sample_records()) {
+    std::vector<std::byte> payload(1 << 14);
+    for (size_t place = 0; place < payload.size(); ++place) payload[place] = static_cast<std::byte>(place * 7 + 3);
+    auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/true).value();
+    const std::vector<at::Tensor> hosts = batch->tensors();
+    if (hosts.empty()) continue;
+    begin(*batch);
+    ASSERT_TRUE(stage_->finish(*batch));
+    gpu_.wait_until_idle();
+    for (size_t index = 0; index < hosts.size(); ++index) {
+      const at::Tensor& copied = batch->tensors()[index];
+      EXPECT_EQ(copied.scalar_type(), hosts[index].scalar_type());
+      EXPECT_EQ(copied.sizes(), hosts[index].sizes());
+      EXPECT_EQ(copied.strides(), hosts[index].strides());
+      ASSERT_EQ(copied.storage().nbytes(), hosts[index].storage().nbytes());
+      EXPECT_EQ(0, std::memcmp(copied.storage().data(), hosts[index].storage().data(), copied.storage().nbytes()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock::loader

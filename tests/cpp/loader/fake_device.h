@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A device without hardware: its memory is the host's, and a thread of its own carries out copies when the test lets
+// it, in the order in which they were started or in another. It reads sources by their address alone, so a slab that
+// goes back too early shows as a wrong batch and to the thread sanitizer.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "loader/device.h"
+
+namespace penstock::loader {
+
+// What the test holds on to while a stage owns the FakeDevice in front of it. Thread-safe.
+class FakeGpu {
+ public:
+  FakeGpu() : thread_([this](const std::stop_token& stop) { run(stop); }) {}
+  ~FakeGpu() {
+    change([&] {
+      is_held_ = false;
+      thread_.request_stop();
+    });
+  }
+
+  // Copies begin only after let_go(), or when somebody waits for all of them.
+  void hold() {
+    change([&] { is_held_ = true; });
+  }
+  void let_go() {
+    change([&] { is_held_ = false; });
+  }
+  // Work of different batches ends in any order from now on.
+  void shuffle(uint64_t seed) {
+    change([&] { order_.emplace(seed); });
+  }
+  // Carries out one batch's copies, although they are held: that of the batch `index` of those under way.
+  void let_one_go(size_t index) {
+    change([&] { let_go_.insert(under_way_.at(index).number); });
+  }
+  void wait_until_idle() {
+    const MutexLock lock(mutex_);
+    while (!is_idle()) changed_.wait(mutex_);
+  }
+
+  // The next queries fail, although nothing is wrong with the copies.
+  void fail_queries(int count) {
+    change([&] { failing_query_count_ = count; });
+  }
+  // The copy after `count` others fails after it was started.
+  void fail_copy_after(int count) {
+    change([&] { copies_to_failure_ = count; });
+  }
+  void fail_records(int count) {
+    change([&] { failing_record_count_ = count; });
+  }
+  void refuse_registrations() {
+    change([&] { can_register_ = false; });
+  }
+  // Every call fails from now on. Copies that were started go on.
+  void lose() {
+    change([&] { is_lost_ = true; });
+  }
+  void set_memory_bytes(uint64_t bytes) { memory_->capacity_bytes = bytes; }
+  uint64_t used_bytes() const { return memory_->used_bytes; }
+
+  // Called by who waits for all copies, before they are let go.
+  void at_wait(std::function<void()> look) {
+    change([&] { at_wait_ = std::move(look); });
+  }
+
+  std::set<std::byte*> registered() {
+    const MutexLock lock(mutex_);
+    return registered_;
+  }
+  size_t registration_count() {
+    const MutexLock lock(mutex_);
+    return registration_count_;
+  }
+  size_t handed_over_count() {
+    const MutexLock lock(mutex_);
+    return handed_over_count_;
+  }
+
+  // Carries something out on the trainer's current stream, behind all that the stream waits for. Does not block.
+  void run_on_current(std::function<void()> action) {
+    change([&] { current_.push_back({.awaited = nullptr, .action = std::move(action)}); });
+  }
+
+ private:
+  friend class FakeDevice;
+
+  struct Event final : public DeviceEvent {
+    std::atomic<bool> is_over = false;
+  };
+  struct CopyWork {
+    const void* source;
+    at::Tensor target;  // keeps its memory, as a device does for work on its stream
+  };
+  struct BatchWork {
+    uint64_t number = 0;
+    std::vector<CopyWork> copies;
+    std::shared_ptr<Event> event;  // shared with the stage and the batch
+  };
+  struct CurrentWork {
+    std::shared_ptr<const Event> awaited;
+    std::function<void()> action;
+  };
+  // Shared with the tensors on the device.
+  struct Memory {
+    std::atomic<uint64_t> capacity_bytes = UINT64_MAX;
+    std::atomic<uint64_t> used_bytes = 0;
+  };
+
+  template <typename Change>
+  void change(Change make_change) {
+    {
+      const MutexLock lock(mutex_);
+      make_change();
+    }
+    changed_.notify_all();
+  }
+
+  bool is_idle() const { return under_way_.empty() && open_.empty() && current_.empty() && !is_busy_; }
+
+  std::optional<size_t> find_runnable() {
+    std::vector<size_t> candidates;
+    for (size_t index = 0; index < under_way_.size(); ++index) {
+      if (!is_held_ || let_go_.contains(under_way_[index].number)) candidates.push_back(index);
+    }
+    if (candidates.empty()) return std::nullopt;
+    if (!order_) return candidates.front();
+    return candidates[(*order_)() % candidates.size()];
+  }
+
+  void run(const std::stop_token& stop) {
+    for (;;) {
+      std::optional<BatchWork> batch;
+      std::optional<CurrentWork> action;
+      {
+        const MutexLock lock(mutex_);
+        for (;;) {
+          if (!current_.empty() && (!current_.front().awaited || current_.front().awaited->is_over)) {
+            action = std::move(current_.front());
+            current_.pop_front();
+            break;
+          }
+          if (const auto index = find_runnable()) {
+            batch = std::move(under_way_[*index]);
+            under_way_.erase(under_way_.begin() + static_cast<ptrdiff_t>(*index));
+            break;
+          }
+          if (stop.stop_requested()) return;
+          changed_.wait(mutex_);
+        }
+        is_busy_ = true;
+      }
+      if (batch) {
+        for (const CopyWork& copy : batch->copies)
+          std::memcpy(copy.target.mutable_data_ptr(), copy.source, copy.target.storage().nbytes());
+        if (batch->event) batch->event->is_over = true;
+        batch.reset();
+      }
+      if (action && action->action) action->action();
+      action.reset();
+      change([&] { is_busy_ = false; });
+    }
+  }
+
+  // Guards all below but the memory. Not annotated: the changes are lambdas, which the analysis does not follow.
+  Mutex mutex_;
+  Condition changed_;
+  bool is_held_ = false;
+  bool is_lost_ = false;
+  bool is_busy_ = false;
+  bool can_register_ = true;
+  int failing_query_count_ = 0;
+  int failing_record_count_ = 0;
+  std::optional<int> copies_to_failure_;
+  std::optional<std::mt19937_64> order_;
+  std::set<uint64_t> let_go_;
+  uint64_t next_number_ = 0;
+  std::function<void()> at_wait_;
+  std::vector<CopyWork> open_;  // started, with no event behind them yet
+  std::deque<BatchWork> under_way_;
+  std::deque<CurrentWork> current_;
+  std::set<std::byte*> registered_;
+  size_t registration_count_ = 0;
+  size_t handed_over_count_ = 0;
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  std::jthread thread_;
+};
+
+class FakeDevice final : public Device {
+ public:
+  explicit FakeDevice(FakeGpu& gpu) : gpu_(gpu) {}
+
+  std::string name() const override { return "fake:0"; }
+
+  Result<at::Tensor> allocate(const at::Tensor& host) override {
+    const uint64_t bytes = host.storage().nbytes();
+    const auto memory = gpu_.memory_;
+    if (memory->used_bytes + bytes > memory->capacity_bytes) return Error{Errc::kNoMemory, "the fake is full"};
+    memory->used_bytes += bytes;
+    const auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xee});
+    return at::from_blob(
+        owner->data(), host.sizes(), host.strides(), [owner, memory, bytes](void*) { memory->used_bytes -= bytes; },
+        host.options());
+  }
+
+  bool register_memory(std::span<std::byte> memory) override {
+    const MutexLock lock(gpu_.mutex_);
+    if (!gpu_.can_register_) return false;
+    EXPECT_TRUE(gpu_.registered_.insert(memory.data()).second) << "registered twice";
+    ++gpu_.registration_count_;
+    return true;
+  }
+  void unregister_memory(std::byte* base) override {
+    const MutexLock lock(gpu_.mutex_);
+    EXPECT_EQ(gpu_.registered_.erase(base), 1u) << "was not registered";
+  }
+
+  Result<void> copy(const at::Tensor& host, const at::Tensor& on_device) override {
+    const MutexLock lock(gpu_.mutex_);
+    if (gpu_.is_lost_) return lost();
+    gpu_.open_.push_back({.source = host.const_data_ptr(), .target = on_device});
+    if (gpu_.copies_to_failure_ && (*gpu_.copies_to_failure_)-- == 0) {
+      gpu_.copies_to_failure_.reset();
+      return Error{Errc::kFailed, "the fake's copy failed"};
+    }
+    return {};
+  }
+
+  Result<std::shared_ptr<DeviceEvent>> record() override {
+    auto event = std::make_shared<FakeGpu::Event>();
+    bool is_refused = false;
+    gpu_.change([&] {
+      is_refused = gpu_.is_lost_ || gpu_.failing_record_count_-- > 0;
+      if (!is_refused) close_open(event);
+    });
+    if (is_refused) return Error{Errc::kFailed, "the fake records nothing"};
+    return std::shared_ptr<DeviceEvent>(std::move(event));
+  }
+
+  Result<bool> is_over(const DeviceEvent& event) override {
+    const MutexLock lock(gpu_.mutex_);
+    if (gpu_.is_lost_) return lost();
+    if (gpu_.failing_query_count_-- > 0) return Error{Errc::kFailed, "the fake answers no query"};
+    return static_cast<const FakeGpu::Event&>(event).is_over.load();
+  }
+
+  Result<void> wait_for_all() override {
+    std::function<void()> at_wait;
+    bool is_lost = false;
+    gpu_.change([&] {
+      at_wait = gpu_.at_wait_;
+      is_lost = gpu_.is_lost_;
+    });
+    if (at_wait) at_wait();
+    if (is_lost) return lost();
+    gpu_.change([&] {
+      close_open(nullptr);
+      for (const auto& batch : gpu_.under_way_) gpu_.let_go_.insert(batch.number);
+    });
+    const MutexLock lock(gpu_.mutex_);
+    while (!gpu_.under_way_.empty() || gpu_.is_busy_) gpu_.changed_.wait(gpu_.mutex_);
+    return {};
+  }
+
+  Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) override {
+    bool is_lost = false;
+    gpu_.change([&] {
+      is_lost = gpu_.is_lost_;
+      if (is_lost) return;
+      // The batch's own event would do, but a caller may drop it now.
+      const auto* awaited = static_cast<const FakeGpu::Event*>(&event);
+      gpu_.current_.push_back({.awaited = find_event(awaited), .action = {}});
+      gpu_.handed_over_count_ += tensors.size();
+    });
+    if (is_lost) return lost();
+    return {};
+  }
+
+ private:
+  static Error lost() { return {Errc::kFailed, "the fake is lost"}; }
+
+  void close_open(std::shared_ptr<FakeGpu::Event> event) {
+    gpu_.under_way_.push_back({.number = gpu_.next_number_++, .copies = std::exchange(gpu_.open_, {}), .event = event});
+    std::erase_if(events_, [](const auto& known) { return known.expired(); });
+    if (event) events_.push_back(event);
+  }
+
+  std::shared_ptr<const FakeGpu::Event> find_event(const FakeGpu::Event* wanted) const {
+    for (const auto& known : events_) {
+      if (auto event = known.lock(); event.get() == wanted) return event;
+    }
+    return nullptr;
+  }
+
+  FakeGpu& gpu_;
+  std::vector<std::weak_ptr<FakeGpu::Event>> events_;
+};
+
+}  // namespace penstock::loader

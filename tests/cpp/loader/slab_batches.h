@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// An arena of small slabs in this process, and batches in them, without a worker.
+
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "../wire/record_samples.h"
+#include "loader/batch.h"
+#include "shm/arena.h"
+
+namespace penstock::loader {
+
+class SlabBatches {
+ public:
+  static constexpr uint64_t kRecordOffset = 1 << 16;
+
+  explicit SlabBatches(uint32_t slab_count)
+      : arena_(shm::Arena::create({.slab_bytes = 2 * kRecordOffset, .slab_count = slab_count}, 0).value()),
+        view_(shm::ArenaView::map(FileDescriptor(::dup(arena_->fd()))).value()) {}
+
+  // A batch of int64 `tensor_count` x `element_count` that holds `value` everywhere, or nullptr if no slab is free.
+  std::unique_ptr<Batch> make(int64_t value, int64_t element_count = 1000, int64_t tensor_count = 1,
+                              wire::Descriptor descriptor = {}) {
+    const auto slab_index = arena_->try_acquire();
+    if (!slab_index) return nullptr;
+    EXPECT_TRUE(arena_->reserve(*slab_index, arena_->slab_bytes()));
+    std::byte* slab = arena_->slab(*slab_index);
+    std::fill_n(reinterpret_cast<int64_t*>(slab), kRecordOffset / 8, value);
+    std::vector<wire::TensorEntry> entries;
+    for (int64_t index = 0; index < tensor_count; ++index) entries.push_back(wire::make_entry(4, {element_count}));
+    const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(tensor_count)));
+    std::memcpy(slab + kRecordOffset, record.data(), record.size());
+    descriptor.kind = wire::DescriptorKind::kSlab;
+    descriptor.record_bytes = static_cast<uint32_t>(record.size());
+    descriptor.record_offset = kRecordOffset;
+    descriptor.slab_bytes = arena_->backed_bytes(*slab_index);
+    auto lease = c10::make_intrusive<SlabLease>(view_, *slab_index, arena_->generation(*slab_index));
+    return Batch::from_slab(descriptor, std::move(lease), /*allow_pickle=*/true).value();
+  }
+
+  // How many slabs a worker could write to now.
+  uint32_t free_count() {
+    std::vector<uint32_t> taken;
+    while (const auto index = arena_->try_acquire()) taken.push_back(*index);
+    for (const uint32_t index : taken) arena_->cancel(index);
+    return static_cast<uint32_t>(taken.size());
+  }
+
+  shm::Arena& arena() { return *arena_; }
+  const std::shared_ptr<shm::ArenaView>& view() const { return view_; }
+
+ private:
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::ArenaView> view_;  // shared with the leases
+};
+
+inline bool is_all(const at::Tensor& tensor, int64_t value) {
+  const auto* numbers = tensor.const_data_ptr<int64_t>();
+  return std::all_of(numbers, numbers + tensor.numel(), [&](int64_t number) { return number == value; });
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""device=: batches on a device are those that ``batch.to(device)`` would be, whatever happens.
+
+Each test runs on a GPU where there is one, and has a twin on the CPU, where batches stay. Who owns
+which memory while copies are under way is tested without a GPU in tests/cpp/loader.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from penstock import DataLoader, offload
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+
+
+class Nested(Dataset[Any]):
+    """Samples of every kind that a loop with images and labels has."""
+
+    def __init__(self, length: int = 60, failing: int = -1) -> None:
+        self.length, self.failing = length, failing
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.failing:
+            raise KeyError(index)
+        generator = torch.Generator().manual_seed(index)
+        return {
+            "image": torch.randint(0, 256, (3, 24, 32), dtype=torch.uint8, generator=generator),
+            "half": torch.randn(5, generator=generator).half(),
+            "wide": torch.randn(7, 2, generator=generator, dtype=torch.float64).t(),
+            "label": index,
+            "none": torch.empty(0, 4),
+            "name": f"sample {index}",
+        }
+
+
+def expect_same(batch: Any, expected: Any, device: str) -> None:
+    assert batch.keys() == expected.keys()
+    assert batch["name"] == expected["name"]
+    for key in batch.keys() - {"name"}:
+        assert batch[key].device.type == device
+        moved = expected[key].to(device)
+        assert batch[key].dtype == moved.dtype and batch[key].stride() == moved.stride()
+        assert torch.equal(batch[key], moved)
+
+
+def expected_batches(**options: Any) -> list[Any]:
+    return list(torch.utils.data.DataLoader(Nested(), batch_size=4, **options))
+
+
+@on_each_device
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("bound", [None, 1, 20_000])
+def test_batches_are_those_moved_to_the_device(
+    device: str, workers: int, bound: int | None
+) -> None:
+    options = {} if workers == 0 else {"prefetch_bytes": bound}
+    loader = DataLoader(Nested(), batch_size=4, num_workers=workers, device=device, **options)
+    expected = expected_batches()
+    for _ in range(2):
+        batches = list(loader)  # all of them kept
+        assert len(batches) == len(expected)
+        for batch, other in zip(batches, expected, strict=True):
+            expect_same(batch, other, device)
+
+
+@on_each_device
+def test_pinned_memory_and_a_device_go_together(device: str) -> None:
+    loader = DataLoader(Nested(), batch_size=4, num_workers=1, device=device, pin_memory=False)
+    expect_same(next(iter(loader)), expected_batches()[0], device)
+
+
+@on_each_device
+def test_iterators_that_are_dropped_in_mid_epoch_leave_nothing(device: str) -> None:
+    loader = DataLoader(Nested(), batch_size=4, num_workers=2, prefetch_factor=4, device=device)
+    for taken_count in range(5):
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(taken_count)]
+        del iterator
+        gc.collect()
+        for batch, other in zip(batches, expected_batches(), strict=False):
+            expect_same(batch, other, device)
+
+
+@on_each_device
+def test_an_exception_comes_in_the_place_of_its_batch(device: str) -> None:
+    loader = DataLoader(Nested(failing=9), batch_size=4, num_workers=2, device=device)
+    iterator = iter(loader)
+    expected = expected_batches()
+    for index in range(15):
+        if index == 2:
+            with pytest.raises(KeyError):
+                next(iterator)
+            continue
+        expect_same(next(iterator), expected[index], device)
+
+
+@on_each_device
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_that_drops_the_iterator_disturbs_nobody(device: str) -> None:
+    loader = DataLoader(Nested(), batch_size=4, num_workers=2, device=device)
+    iterator = iter(loader)
+    expected = expected_batches()
+    for index in range(15):
+        if index in (3, 4):
+            child = os.fork()
+            if child == 0:
+                del iterator
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        expect_same(next(iterator), expected[index], device)
+
+
+@on_each_device
+def test_batches_looked_at_ahead_are_right(device: str) -> None:
+    loader = DataLoader(Nested(), batch_size=4, num_workers=2, prefetch_factor=4, device=device)
+    expected = expected_batches()
+    for index, batch in enumerate(loader):
+        coming = loader.lookahead(2, lambda ahead: ahead["image"].clone())
+        for place, image in enumerate(coming, index + 1):
+            assert torch.equal(image.cpu(), expected[place]["image"])
+        expect_same(batch, expected[index], device)
+
+
+class Normalized(nn.Module):
+    """Pre-processing inside the model, on images as they are stored."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.5, 0.25, 0.125]).view(3, 1, 1))
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = (image.float() / 256 - self.mean) * 4
+        return self.head(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def losses_of(model: nn.Module, loader: Any, device: str, has_autocast: bool) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for batch in loader:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=has_autocast):
+            logits = model(batch["image"].to(device))
+        loss = nn.functional.cross_entropy(logits.float(), batch["label"].to(device) % 4)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@on_each_device
+@pytest.mark.parametrize("has_autocast", [False, True])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_training_with_the_cut_is_that_without_penstock(
+    device: str, has_autocast: bool, backend: str | None
+) -> None:
+    """Scales are powers of two, so that CPU and GPU kernels of the pre-processing agree to the bit.
+
+    Others may differ in the last bit: workers compute on the CPU what the GPU did.
+    """
+    losses = []
+    for is_ours in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        model: Any = Normalized().to(device)
+        if backend is not None:
+            model = torch.compile(model, backend=backend)
+        loader: Any = torch.utils.data.DataLoader(Nested(), batch_size=4, num_workers=1)
+        if is_ours:
+            loader = DataLoader(Nested(), batch_size=4, num_workers=1, device=device)
+            model = offload(model, loader, cut="maximal")
+        losses.append(losses_of(model, loader, device, has_autocast))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.cuda
+def test_cuda_graphs_are_captured_while_batches_come() -> None:
+    """In torch's default mode a capture forbids other threads' queries; batches were wrong.
+
+    Its twins on the CPU are those of tests/cpp/loader/copy_stage_test.cpp.
+    """
+    loader = DataLoader(Nested(400), batch_size=4, num_workers=2, prefetch_factor=4, device="cuda")
+    expected = torch.utils.data.DataLoader(Nested(400), batch_size=4)
+    source = torch.ones(1 << 16, device="cuda")
+    for batch, other in zip(loader, expected, strict=True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            doubled = source
+            for _ in range(100):
+                doubled = doubled * 1.0
+        graph.replay()
+        expect_same(batch, other, "cuda")
+        assert torch.equal(doubled, source)
+
+
+@pytest.mark.cuda
+def test_memory_that_is_full_in_mid_epoch_is_named_and_the_epoch_goes_on() -> None:
+    """Its twin on the CPU is MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone."""
+    rows = torch.zeros(40, 1 << 22)
+    loader = DataLoader(rows, batch_size=4, num_workers=1, device="cuda")  # 64 MiB each
+    iterator = iter(loader)
+    next(iterator)
+    torch.cuda.synchronize()
+    free_bytes, _ = torch.cuda.mem_get_info()
+    filling = torch.empty(free_bytes - (40 << 20), dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="bytes there are batches that were copied"):
+        for _ in range(9):
+            next(iterator)
+    del filling
+    torch.cuda.empty_cache()
+    assert next(iterator).shape == (4, 1 << 22)
