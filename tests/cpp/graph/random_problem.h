@@ -90,8 +90,10 @@ inline Problem random_problem(std::mt19937& random) {
   if (chance(2)) problem.prices.write_bytes_per_s = 2e9;
   if (chance(2)) problem.prices.read_bytes_per_s = 5e9;
   if (chance(2)) problem.prices.worker_scale = 0.5;
-  if (chance(2)) problem.prices.receive_byte_s = 3e-10;
-  if (chance(2)) problem.prices.send_byte_s = 2e-10;
+  if (problem.prices.worker_scale != 1) {
+    problem.prices.receive_byte_s = 3e-10;
+    problem.prices.send_byte_s = 2e-10;
+  }
   return problem;
 }
 
