@@ -73,6 +73,13 @@ py::tuple describe_leaves(Batch& batch) {
                         origin ? py::cast(*origin) : py::none());
 }
 
+// The exception that stands in the place of a pool's batch.
+py::object to_python(const Batch::RemoteError& remote) {
+  const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
+  const std::string where = remote.worker.empty() ? "" : "in penstock worker " + remote.worker;
+  return make_error(remote.type_name, remote.text, where);
+}
+
 // An event as Python gets it: its kind, its value, the value's details, its shard and that one's state. A batch that
 // cannot be rebuilt here is noted, and its error raised in its place. The leaves are described where there is a
 // `stand_in`.
@@ -89,13 +96,12 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   if (!batch.state().empty())
     state = py::bytes(reinterpret_cast<const char*>(batch.state().data()), batch.state().size());
   if (const auto& remote = batch.remote_error()) {
-    const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
-    const std::string where = remote->worker.empty() ? "" : "in penstock worker " + remote->worker;
-    const auto error = make_error(remote->type_name, remote->text, where);
-    return py::make_tuple(kind, error, py::bool_(false), event.shard_id, std::move(state));
+    return py::make_tuple(kind, to_python(*remote), py::bool_(false), event.shard_id, std::move(state));
   }
   py::object value;
   try {
+    if (batch.withheld_bytes() > 0 && (stand_in.is_none() || !batch.origin()))
+      raise_failure({Errc::kMalformed, "a worker left out leaves of a batch though nothing allowed it to"});
     if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
@@ -252,9 +258,7 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
     if (taken) {
       Batch& batch = *taken.value();
       if (const auto& remote = batch.remote_error()) {
-        const auto make_error = py::module_::import("penstock.pool.worker_errors").attr("make_error");
-        const std::string where = remote->worker.empty() ? "" : "in penstock worker " + remote->worker;
-        const py::object error = make_error(remote->type_name, remote->text, where);
+        const py::object error = to_python(*remote);
         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
         throw py::error_already_set();
       }

@@ -101,7 +101,24 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
                                        " payload bytes where " + std::to_string(payload_bytes_max) +
                                        " came; trainer and workers must run the same version of penstock"};
   }
-  return wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle);
+  if (auto checked = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle); !checked)
+    return checked;
+  return check_withheld();
+}
+
+// What stands for a leaf that was left out is a tensor, so the leaf may stand for nothing else.
+Result<void> Batch::check_withheld() const {
+  if (withheld_bytes() == 0) return {};
+  wire::NestReader reader(frame_.nest);
+  while (!reader.at_end()) {
+    const wire::NestToken token = reader.next().value();  // which was checked
+    const bool is_array = token.tag == wire::NestTag::kArray && is_withheld(token.count);
+    if (!is_array && token.tag != wire::NestTag::kPickle) continue;
+    return Error{Errc::kMalformed,
+                 "a batch came without a leaf that is not a tensor; trainer and workers must run the same version of "
+                 "penstock"};
+  }
+  return {};
 }
 
 std::span<const std::byte> Batch::bytes_of(const TensorEntry& entry) const {

@@ -105,6 +105,7 @@ class Batch {
   void set_staged(StagedBytes::Share share) { staged_ = std::move(share); }
 
  private:
+  Result<void> check_withheld() const;
   Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
   std::span<const std::byte> bytes_of(const wire::TensorEntry& entry) const;
 

@@ -208,6 +208,8 @@ class Client::Impl {
       while (auto batch = inbox.try_recalled()) {
         const wire::Descriptor& its = batch->descriptor();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
+        if (batch->withheld_bytes() > 0)
+          return Error{Errc::kMalformed, "a worker was asked for the whole of a batch and left some of it out"};
         if (const auto finished = source->stages().finish(*batch); !finished) return finished.error();
         batch->mark_held();
         if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);

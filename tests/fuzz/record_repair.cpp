@@ -31,7 +31,9 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   auto dtype = source.number<wire::DTypeCode>();
   if (wire::dtype_bytes(dtype) == 0 && choices.mostly()) dtype = choices.one_of<wire::DTypeCode>({0, 4, 6, 10, 15});
   const auto dim_count = mostly_at_most<uint8_t>(source.number<uint8_t>(), wire::kDimCountMax, choices);
-  const auto reserved0 = source.number<uint16_t>();
+  auto encoding = source.number<uint8_t>();
+  if (choices.mostly()) encoding = choices.one_of<uint8_t>({0, 0, 0, 1, static_cast<uint8_t>(encoding % 9)});
+  const auto reserved0 = source.number<uint8_t>();
   const auto reserved1 = source.number<uint32_t>();
   auto offset = source.number<uint64_t>();
   auto entry_bytes = source.number<uint64_t>();
@@ -41,6 +43,8 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   for (int64_t& stride : strides) stride = repair_number(source.number<int64_t>(), choices);
   if (const auto right = wire::span_bytes(dtype, shape, strides); right && choices.mostly())
     entry_bytes = right.value();
+  const bool is_withheld = encoding == static_cast<uint8_t>(wire::Encoding::kWithheld);
+  if (is_withheld && choices.mostly()) entry_bytes = offset = 0;
   if (entry_bytes > table.payload_bytes && choices.mostly()) {
     table.payload_bytes = std::min(align_up(entry_bytes, wire::kPayloadAlignment), wire::kPayloadBytesMax);
   }
@@ -51,7 +55,8 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   ByteWriter writer;
   writer.write(dtype);
   writer.write(dim_count);
-  writer.write<uint16_t>(choices.mostly() ? 0 : reserved0);
+  writer.write(encoding);
+  writer.write<uint8_t>(choices.mostly() ? 0 : reserved0);
   writer.write<uint32_t>(choices.mostly() ? 0 : reserved1);
   writer.write(offset);
   writer.write(entry_bytes);

@@ -30,6 +30,10 @@
 #define HEDGES 1    /* a batch is asked of a second worker although the first may answer yet */
 #endif
 
+#ifndef RECALLS
+#define RECALLS 0   /* a batch that was delivered is asked for once more; with the batches at most 4 */
+#endif
+
 #ifndef LINKS
 #define LINKS (1 + CRASHES + SILENCES + FORGETS + LOSSES)  /* a fault ends one link at most */
 #endif
@@ -37,7 +41,7 @@
 #define BIT(batch) (1 << (batch))
 #define HAS(set, batch) (((set) & BIT(batch)) != 0)
 #define COUNT(set) (HAS(set, 0) + HAS(set, 1) + HAS(set, 2) + HAS(set, 3))
-#define ALL (BIT(BATCHES) - 1)
+#define ALL ((BIT(BATCHES) - 1) | recalled)
 #define OTHER(w) (1 - (w))
 
 mtype = { hello, welcome, request, answer, ack, cancel };
@@ -70,6 +74,8 @@ TrainersEnd near[2];
 WorkersEnd far[2];
 byte entered;           /* batches that lie in the trainer's memory, or were delivered */
 byte delivered;         /* how many the program was given */
+byte recalled;          /* recalls, which are numbered behind the batches */
+byte awaited;           /* 1 + the recall that the program stands still for, or 0 */
 byte hedges = HEDGES;
 byte silences = SILENCES;
 
@@ -175,6 +181,10 @@ inline trainer_takes(w, kind, link, stamp, batch) {
 #define NOT_ASKED (ALL & ~(entered | near[0].asked | near[1].asked))
 #define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked)
 
+/* A recall may go beyond the credit, by one: the program asks for nothing else before it has come. */
+#define MAY_ASK(w) (near[w].spent < CREDIT || (awaited > 0 && near[w].spent == CREDIT))
+#define NEXT(w) (near[w].spent < CREDIT -> NOT_ASKED : NOT_ASKED & recalled)
+
 /* Asks worker w for the first batch of a set that is not empty. */
 inline ask(w, set, batch) {
   batch = 0;
@@ -193,7 +203,7 @@ proctype trainer(byte w) {
   mtype kind; byte link, stamp, batch;
 end:
   do
-  :: atomic { near[w].phase == down && !far[w].gone && delivered < BATCHES ->
+  :: atomic { near[w].phase == down && !far[w].gone && (delivered < BATCHES || awaited > 0) ->
        assert(near[w].link < LINKS);
        near[w].link++;
        near[w].sent = 0;
@@ -214,7 +224,7 @@ end:
        take_in(w, batch);
        batch = 0 }
   /* Asks for the first batch that nobody was asked for, or for one that the other was asked for. */
-  :: atomic { near[w].phase == up && near[w].spent < CREDIT && NOT_ASKED != 0 -> ask(w, NOT_ASKED, batch) }
+  :: atomic { near[w].phase == up && MAY_ASK(w) && NEXT(w) != 0 -> ask(w, NEXT(w), batch) }
   :: atomic { hedges > 0 && near[w].phase == up && near[w].spent < CREDIT && ONLY_ASKED_OF(OTHER(w)) != 0 ->
        hedges--;
        ask(w, ONLY_ASKED_OF(OTHER(w)), batch) }
@@ -252,7 +262,7 @@ inline worker_takes(w, kind, link, stamp, batch) {
         :: kind == request ->
            far[w].queued = far[w].queued | BIT(batch);
            /* Credit is never exceeded. */
-           assert(COUNT(far[w].queued | far[w].held) <= CREDIT)
+           assert(COUNT(far[w].queued | far[w].held) <= CREDIT + (RECALLS > 0 -> 1 : 0))
         :: kind == cancel ->
            far[w].queued = far[w].queued & ~BIT(batch);
            far[w].held = far[w].held & ~BIT(batch)
@@ -295,13 +305,19 @@ end:
 
 /* The program. It has no end but the last batch: a run in which it waits for ever is an invalid end. */
 proctype program() {
+  byte recalls;
   do
-  :: delivered == BATCHES -> break
+  :: awaited == 0 && delivered == BATCHES -> break
+  :: atomic { awaited == 0 && delivered > 0 && recalls < RECALLS ->
+       awaited = BATCHES + recalls + 1;
+       recalled = recalled | BIT(awaited - 1);
+       recalls++ }
+  :: atomic { awaited > 0 && HAS(entered, awaited - 1) -> awaited = 0 }
 #ifdef ORDER_OF_ARRIVAL
-  :: atomic { delivered < BATCHES && COUNT(entered) > delivered ->
+  :: atomic { awaited == 0 && delivered < BATCHES && COUNT(entered) > delivered ->
        assert(HAS(entered, delivered));  /* in order */
 #else
-  :: atomic { HAS(entered, delivered) && delivered < BATCHES ->
+  :: atomic { awaited == 0 && HAS(entered, delivered) && delivered < BATCHES ->
 #endif
        delivered++ }
   od

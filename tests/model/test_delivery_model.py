@@ -63,12 +63,15 @@ BOUNDS = {
     "one crash and one silence": [],
     "a worker is fenced": ["CRASHES=0", "FORGETS=1"],
     "a worker is cut off and a message lost": ["CRASHES=0", "FORGETS=1", "LOSSES=1"],
+    "a batch is recalled and its worker crashes": ["RECALLS=1", "SILENCES=0"],
+    "a batch is recalled from a worker that is fenced": ["RECALLS=1", "CRASHES=0", "FORGETS=1"],
     "three batches, credit of two": ["BATCHES=3", "CREDIT=2", "CRASHES=1", "SILENCES=0"],
 }
 
 
 @pytest.mark.long(
     "a worker is cut off and a message lost",
+    "a batch is recalled and its worker crashes",
     "one crash and one silence",
     "three batches, credit of two",
 )

@@ -154,12 +154,12 @@ def farewell_of_worker(worker_id: int) -> bytes:
     return control(5, struct.pack("<QB", worker_id, 1))
 
 
-def hello(trainer_id: int, version: int = 2) -> bytes:
+def hello(trainer_id: int, version: int = 3) -> bytes:
     offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
     return _head(0x31574E50, version, kind=1, own_id=trainer_id) + offer
 
 
-def welcome(worker_id: int, version: int = 2) -> bytes:
+def welcome(worker_id: int, version: int = 3) -> bytes:
     return _head(0x31544E50, version, kind=1, own_id=worker_id)
 
 

@@ -17,7 +17,9 @@ import torch
 import penstock
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-WORKLOADS = ("audio", "tabular", "resize", "one_hot", "one_hot_ready")
+WORKLOADS = (
+    "audio", "tabular", "resize", "one_hot", "one_hot_ready", "frames", "frames_resized",
+)  # fmt: skip
 
 
 def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -87,10 +87,10 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
     with serving(pool.start_worker()) as worker, RawSocket(DEALER) as trainer:
         trainer.use_key(shared_keys(), "trainer", "worker")
         trainer.connect(worker.served()[0][1])
-        trainer.send(hello(trainer_id=7, version=1))
+        trainer.send(hello(trainer_id=7, version=2))
         head = trainer.receive()[0]
         assert (head[:4], head[6]) == (b"PNT1", 9)  # declined
-        assert b"version 1, and this process speaks version 2" in head
+        assert b"version 2, and this process speaks version 3" in head
         assert b"run the same version of penstock on both sides" in head
 
 
@@ -108,7 +108,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
                 registration.send(worker_report(worker_id, endpoint))
                 with contextlib.suppress(BlockingIOError):
                     routing_id, *_ = worker.receive()
-                    worker.send(routing_id, welcome(worker_id, version=1))
+                    worker.send(routing_id, welcome(worker_id, version=2))
 
         for one in (worker, registration):
             one.set_timeout(0.25)
@@ -116,7 +116,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         thread.start()
         try:
             with pytest.warns(
-                PoolWarning, match="cannot be used.*version 1, and this process speaks version 2"
+                PoolWarning, match="cannot be used.*version 2, and this process speaks version 3"
             ):
                 with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
                     next(iter(pooled(pool, Augmented(4), timeout=4)))

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock import _C
+from penstock.errors import PenstockError
 from penstock.loader.recall import Recaller
 from penstock.seams.iterators import ExceptionWrapper, pin_memory
 from penstock.tracking.batch_origin import BatchHandle, ProvenanceTable
-from penstock.tracking.deferral import Deferral
-from penstock.tracking.lazy_tensor import LazyTensor
-from penstock.tracking.withheld_leaves import WithheldLeaves
 
 
 class PinDevice(NamedTuple):
@@ -39,7 +37,11 @@ class Delivery(NamedTuple):
     def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Makes objects for leaves that stayed with a worker, of meta tensors; None where nobody
         asks for the leaves of batches."""
-        return None if self.provenance is None else LazyTensor.withheld
+        if self.provenance is None:
+            return None
+        from penstock.tracking.lazy_tensor import LazyTensor  # which loads Dynamo
+
+        return LazyTensor.withheld
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
         """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are
@@ -52,6 +54,8 @@ class Delivery(NamedTuple):
             assert self.provenance is not None
             deferral, withholding = self.provenance.deferral, self.provenance.withholding
             if deferral is None and withholding is not None and withholding.lazy_leaves:
+                from penstock.tracking.deferral import Deferral
+
                 deferral = self.provenance.deferral = Deferral(self.provenance)
             if deferral is not None:  # somebody may have a use for lazy tensors
                 batch = deferral.delivered(batch, handle, leaves[0])
@@ -87,8 +91,17 @@ class Delivery(NamedTuple):
     def _record_withheld(
         self, handle: BatchHandle, leaves: list[torch.Tensor], origin: _C.BatchOrigin
     ) -> None:
+        from penstock.tracking.deferral import Deferral
+        from penstock.tracking.lazy_tensor import LazyTensor
+        from penstock.tracking.withheld_leaves import WithheldLeaves
+
         table, recaller = self.provenance, self.recaller
-        assert table is not None and table.withholding is not None and recaller is not None
+        assert table is not None
+        if table.withholding is None or recaller is None:
+            raise PenstockError(
+                "a worker left out leaves of a batch though nothing allowed it to; trainer and "
+                "workers must run the same version of penstock"
+            )
         withheld = {
             place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, LazyTensor)
         }

@@ -15,7 +15,6 @@ import torch
 from penstock import _C
 from penstock.errors import ClosedError, PenstockError
 from penstock.tracking.batch_origin import BatchHandle
-from penstock.tracking.lazy_value import values_of
 
 _LAST_RECALLS_S = 5.0  # for all batches together
 _CHECK_INTERVAL_S = 1.0  # how often a waiting trainer looks after its workers
@@ -40,6 +39,10 @@ class Recaller:
     def recall_all(self) -> None:
         """Has the leaves come that the program still has tensors for, since the workers go. Those
         that do not come within some seconds raise an error when they are read."""
+        if not self._handles:
+            return
+        from penstock.tracking.lazy_value import values_of  # which loads Dynamo
+
         self._deadline = time.monotonic() + _LAST_RECALLS_S
         for handle in list(self._handles):
             for value in values_of(handle):

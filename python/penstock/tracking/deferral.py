@@ -117,11 +117,13 @@ class Deferral:
             return replace_leaves(batch, self.follow(handle, leaves))
         if withholding is not None and withholding.lazy_leaves:
             handle.is_watched = True
+            handle.may_wait = False
             return replace_leaves(batch, self.follow(handle, leaves, withholding.lazy_leaves))
         return batch
 
     def withheld(self, handle: BatchHandle, place: int, leaf: LazyTensor) -> None:
         """Has `leaf` stand for the leaf at this place, which stayed with its worker."""
+        handle.may_wait = bool(self.wanted_by)
         leaf.settle(LazyValue(self, handle, leaf._meta, place))
 
     def stand_in(self, leaf: LazyValue) -> torch.Tensor:
@@ -162,7 +164,7 @@ class Deferral:
         """A lazy tensor for the result of a pure operator until it is computed; None where it has
         to be at once.
         """
-        if not self.wanted_by or torch.is_inference_mode_enabled() or func.namespace != "aten":
+        if torch.is_inference_mode_enabled() or func.namespace != "aten":
             return None
         leaves, spec = tree_flatten((args, kwargs))
         handle: BatchHandle | None = None

@@ -11,6 +11,7 @@
 
 #include "../base/seeded_test.h"
 #include "../wire/record_samples.h"
+#include "loader/batch_memory.h"
 #include "shm/arena.h"
 #include "wire/nest.h"
 
@@ -166,14 +167,86 @@ TEST_F(BatchTest, EveryBitFlipOfARecordIsRefusedOrGivesTensorsInsideTheSlab) {
     record[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     const auto batch = read_from_slab(record);
     if (!batch) continue;
+    if (batch.value()->is_narrow()) {  // of no batch in shared memory: see BytesThatDoNotBelongToTheirTensorAreAnError
+      BatchMemory memory(1 << 20);
+      static_cast<void>(batch.value()->widen(memory));
+      continue;
+    }
     for (const at::Tensor& tensor : batch.value()->tensors()) {
-      if (tensor.storage().nbytes() == 0) continue;
+      if (tensor.is_meta() || tensor.storage().nbytes() == 0) continue;
       const auto* data = static_cast<const std::byte*>(tensor.storage().data());
       const auto* end = data + tensor.storage().nbytes();
       const bool is_inside = data >= view_->slab(0) && end <= view_->slab(0) + view_->slab_bytes();
       EXPECT_TRUE(is_inside) << "bit " << bit;
     }
   }
+}
+
+TensorEntry withheld_entry() {
+  TensorEntry entry = make_entry(6, {1000, 1000});
+  entry.encoding = wire::Encoding::kWithheld;
+  entry.bytes = 0;
+  return entry;
+}
+
+TEST_F(BatchTest, LeafThatWasLeftOutIsAMetaTensor) {
+  wire::NestWriter nest;
+  nest.tuple(2);
+  nest.tensor(0);
+  nest.tensor(1);
+  auto batch = read_from_parts(wire::make_record({withheld_entry(), make_entry(0, {3})}, nest.view()));
+  ASSERT_TRUE(batch) << batch.error().message;
+  EXPECT_EQ(batch.value()->withheld_bytes(), 4'000'000u);
+  EXPECT_TRUE(batch.value()->tensors()[0].is_meta());
+  EXPECT_EQ(batch.value()->tensors()[0].sizes(), at::IntArrayRef({1000, 1000}));
+  EXPECT_FALSE(batch.value()->tensors()[1].is_meta());
+}
+
+TEST_F(BatchTest, LeafThatIsNoTensorIsNotWithheld) {
+  wire::NestWriter array;
+  array.array(0, "");
+  EXPECT_FALSE(read_from_parts(wire::make_record({withheld_entry()}, array.view())));
+  wire::NestWriter pickle;
+  pickle.pickle("anything");
+  EXPECT_FALSE(read_from_parts(wire::make_record({withheld_entry()}, pickle.view())));
+  wire::NestWriter tensor;
+  tensor.tensor(0);
+  EXPECT_TRUE(read_from_parts(wire::make_record({withheld_entry()}, tensor.view())));
+}
+
+TEST_F(BatchTest, TensorThatCameInFewerBytesIsWidenedIntoASlabOfItsOwn) {
+  TensorEntry entry = make_entry(4, {500});
+  entry.encoding = wire::Encoding::kOffset8;
+  entry.bytes = 8 + 500;
+  wire::NestWriter nest;
+  nest.tensor(0);
+  auto batch = read_from_parts(wire::make_record({entry}, nest.view()));
+  ASSERT_TRUE(batch) << batch.error().message;
+  EXPECT_TRUE(batch.value()->is_narrow());
+  BatchMemory memory(1 << 24);
+  ASSERT_TRUE(batch.value()->widen(memory));
+  const at::Tensor& tensor = batch.value()->tensors()[0];
+  EXPECT_EQ(tensor.storage().nbytes(), 4000u);
+  EXPECT_FALSE(tensor.storage().resizable());
+  int64_t base = 0;
+  for (uint64_t place = 0; place < 8; ++place) base |= static_cast<int64_t>(byte_at(place)) << (8 * place);
+  const auto* values = static_cast<const int64_t*>(tensor.const_data_ptr());
+  for (uint64_t place = 0; place < 500; ++place)
+    ASSERT_EQ(values[place], base + static_cast<int64_t>(byte_at(8 + place))) << place;
+}
+
+TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
+  TensorEntry entry = make_entry(4, {100, 100});
+  entry.encoding = wire::Encoding::kRows;
+  entry.bytes = 4096;
+  wire::NestWriter nest;
+  nest.tensor(0);
+  auto batch = read_from_parts(wire::make_record({entry}, nest.view()));
+  ASSERT_TRUE(batch) << batch.error().message;
+  BatchMemory memory(1 << 24);
+  const auto widened = batch.value()->widen(memory);
+  ASSERT_FALSE(widened);
+  EXPECT_EQ(widened.error().code, Errc::kMalformed);
 }
 
 }  // namespace
