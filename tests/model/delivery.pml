@@ -182,8 +182,7 @@ inline trainer_takes(w, kind, link, stamp, batch) {
 #define ONLY_ASKED_OF(w) (near[w].asked & ~near[OTHER(w)].asked)
 
 /* A recall may go beyond the credit, by one: the program asks for nothing else before it has come. */
-#define MAY_ASK(w) (near[w].spent < CREDIT || (awaited > 0 && near[w].spent == CREDIT))
-#define NEXT(w) (near[w].spent < CREDIT -> NOT_ASKED : NOT_ASKED & recalled)
+#define RECALL_TO_ASK (NOT_ASKED & recalled)
 
 /* Asks worker w for the first batch of a set that is not empty. */
 inline ask(w, set, batch) {
@@ -224,7 +223,9 @@ end:
        take_in(w, batch);
        batch = 0 }
   /* Asks for the first batch that nobody was asked for, or for one that the other was asked for. */
-  :: atomic { near[w].phase == up && MAY_ASK(w) && NEXT(w) != 0 -> ask(w, NEXT(w), batch) }
+  :: atomic { near[w].phase == up && near[w].spent < CREDIT && NOT_ASKED != 0 -> ask(w, NOT_ASKED, batch) }
+  :: atomic { near[w].phase == up && near[w].spent == CREDIT && awaited > 0 && RECALL_TO_ASK != 0 ->
+       ask(w, RECALL_TO_ASK, batch) }
   :: atomic { hedges > 0 && near[w].phase == up && near[w].spent < CREDIT && ONLY_ASKED_OF(OTHER(w)) != 0 ->
        hedges--;
        ask(w, ONLY_ASKED_OF(OTHER(w)), batch) }
@@ -261,8 +262,8 @@ inline worker_takes(w, kind, link, stamp, batch) {
         if
         :: kind == request ->
            far[w].queued = far[w].queued | BIT(batch);
-           /* Credit is never exceeded. */
-           assert(COUNT(far[w].queued | far[w].held) <= CREDIT + (RECALLS > 0 -> 1 : 0))
+           /* Credit is never exceeded, but by one recall at a time. */
+           assert(COUNT(far[w].queued | far[w].held) <= CREDIT + RECALLS)
         :: kind == cancel ->
            far[w].queued = far[w].queued & ~BIT(batch);
            far[w].held = far[w].held & ~BIT(batch)
