@@ -386,6 +386,7 @@ void write_narrow(const NarrowForm& form, const TensorEntry& entry, std::span<co
 Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
   if (!is_contiguous(entry)) return malformed("its elements do not lie side by side");
   PENSTOCK_ASSERT(target.size() == plain_bytes(entry) && is_narrow(entry.encoding));
+  if (target.empty()) return malformed("it has no elements");
   switch (entry.encoding) {
     case Encoding::kBits: return widen_bits(entry, narrow, target);
     case Encoding::kRows: return widen_rows(entry, narrow, target);

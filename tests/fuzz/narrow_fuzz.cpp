@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that are written with fewer bytes, as a trainer widens them. In front stand the encoding, the dtype and the
 // sizes of the tensor.
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -62,12 +63,24 @@ std::vector<Bytes> make_seeds() {
           make(entry_of(kBool, 16, 200), bools)};
 }
 
+// Gives repeated rows the length that their number asks for, and has one of them name any row.
+void mend_rows(Bytes& bytes, Choices& choices) {
+  const auto rows = static_cast<size_t>(bytes[2]), length = static_cast<size_t>(bytes[3]);
+  const uint32_t distinct_count = static_cast<uint32_t>(choices.below(rows + 1)), place = choices.below(2 * rows + 1);
+  const size_t indices_at = kHeadBytes + sizeof distinct_count;
+  const size_t row_bytes = length * dtype_bytes(static_cast<DTypeCode>(bytes[1]));
+  bytes.resize(indices_at + rows * sizeof place + distinct_count * row_bytes);
+  std::memcpy(bytes.data() + kHeadBytes, &distinct_count, sizeof distinct_count);
+  if (rows > 0) std::memcpy(bytes.data() + indices_at + choices.below(rows) * sizeof place, &place, sizeof place);
+}
+
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
   if (bytes.size() < kHeadBytes) bytes.resize(kHeadBytes);
   if (choices.mostly()) bytes[0] = static_cast<std::byte>(2 + static_cast<unsigned>(bytes[0]) % 6);
   if (choices.mostly()) bytes[1] = choices.one_of({std::byte{kInt64}, std::byte{kBool}, std::byte{3}, std::byte{2}});
   if (choices.mostly()) bytes[2] &= std::byte{0x1f};
+  if (static_cast<Encoding>(bytes[0]) == Encoding::kRows && choices.mostly()) mend_rows(bytes, choices);
 }
 
 void check(std::span<const std::byte> bytes) {
@@ -75,7 +88,9 @@ void check(std::span<const std::byte> bytes) {
   const auto encoding = static_cast<Encoding>(bytes[0]);
   const auto dtype = static_cast<DTypeCode>(bytes[1]);
   if (!is_narrow(encoding) || encoding > Encoding::kPadded || dtype_bytes(dtype) == 0) return;
-  TensorEntry entry = entry_of(dtype, static_cast<int64_t>(bytes[2]), static_cast<int64_t>(bytes[3]));
+  const auto rows = static_cast<int64_t>(bytes[2]), length = static_cast<int64_t>(bytes[3]);
+  if (!span_bytes(dtype, std::array{rows, length}, std::array{length, int64_t{1}})) return;  // above the cap
+  TensorEntry entry = entry_of(dtype, rows, length);
   const uint64_t plain = entry.bytes;
   entry.encoding = encoding;
   entry.bytes = bytes.size() - kHeadBytes;

@@ -188,6 +188,19 @@ TEST(NarrowTest, SmallTensorsFloatsAndTensorsWithHolesStayAsTheyAre) {
 
 class NarrowFindsTest : public test::SeededTest {};
 
+// Of 1 x 0 elements: found by the fuzzer.
+TEST(NarrowTest, TensorWithoutElementsIsNeverWrittenNarrow) {
+  TensorEntry entry = entry_of(kInt64, {1, 0});
+  const Bytes rows(sizeof(uint32_t) * 2);  // none, and the number of one
+  for (int encoding = 2; encoding <= 7; ++encoding) {
+    entry.encoding = static_cast<Encoding>(encoding);
+    entry.bytes = rows.size();
+    const auto widened = widen(entry, rows, {});
+    ASSERT_FALSE(widened) << encoding;
+    EXPECT_EQ(widened.error().code, Errc::kMalformed);
+  }
+}
+
 TEST_F(NarrowFindsTest, EveryTensorComesBackAsItWas) {
   const std::vector<DTypeCode> dtypes{0, 1, kInt16, kInt32, kInt64, kFloat32, 7, kBool, 15, kUInt16, kUInt32, 29};
   for (int round = 0; round < 400; ++round) {
