@@ -106,7 +106,19 @@ void check(std::span<const std::byte> bytes) {
   for (const wire::TensorEntry& entry : frame.tensors) {
     expect(entry.shape.size() <= wire::kDimCountMax && entry.strides.size() == entry.shape.size(),
            "dimensions are capped");
-    expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
+    const __int128 extent = extent_bytes(entry);
+    if (entry.encoding == wire::Encoding::kWithheld) {
+      expect(entry.bytes == 0, "a tensor that is withheld has no bytes");
+    } else if (wire::is_narrow(entry.encoding)) {
+      expect(extent / wire::kWidenFactorMax <= entry.bytes, "few bytes do not fill a trainer's memory");
+    } else {
+      expect(extent == entry.bytes, "a tensor's bytes are what its shape and strides span");
+    }
+    if (entry.encoding == wire::Encoding::kShared) {
+      expect(entry.file_index < frame.shared_file_count(), "a shared tensor's file is counted");
+      expect(entry.offset + entry.bytes <= wire::kPayloadBytesMax, "a shared tensor ends within the cap");
+      continue;
+    }
     touch({payload.data() + entry.offset, entry.bytes});
   }
   for (const std::string_view key : frame.boundary_keys) touch(std::as_bytes(std::span(key)));
