@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -80,10 +81,19 @@ py::object to_python(const Batch::RemoteError& remote) {
   return make_error(remote.type_name, remote.text, where);
 }
 
+// Has Python find or make the storages of files in shared memory, as torch does for those that come through a queue: a
+// file that is mapped in this process already is one storage with it.
+void open_shared_files(Batch& batch, const py::object& open_storage) {
+  for (Batch::SharedFile& file : batch.shared_files()) {
+    if (!file.storage) file.storage = THPStorage_Unpack(open_storage(file.fd.release(), file.bytes).ptr());
+  }
+}
+
 // An event as Python gets it: its kind, its value, the value's details, its shard and that one's state. A batch that
 // cannot be rebuilt here is noted, and its error raised in its place. The leaves are described where there is a
 // `stand_in`.
-py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, const py::object& stand_in) {
+py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loads, const py::object& open_storage,
+                    const py::object& stand_in) {
   const int kind = static_cast<int>(event.kind);
   if (event.kind == Client::Event::Kind::kFailed) raise_failure(*event.error);
   if (event.kind == Client::Event::Kind::kNews)
@@ -102,6 +112,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   try {
     if (batch.withheld_bytes() > 0 && (stand_in.is_none() || !batch.origin()))
       raise_failure({Errc::kMalformed, "a worker left out leaves of a batch though nothing allowed it to"});
+    open_shared_files(batch, open_storage);
     if (!stand_in.is_none()) put_stand_ins(batch, stand_in);
     value = decode_nest(batch.frame().nest, batch.tensors(), loads);
   } catch (py::error_already_set& error) {
@@ -186,19 +197,20 @@ Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
   return event;
 }
 
-py::tuple next(Stream& stream, double timeout_s, const py::object& loads, const py::object& stand_in) {
+py::tuple next(Stream& stream, double timeout_s, const py::object& loads, const py::object& open_storage,
+               const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_next(); });
-  auto given = to_python(event, event.batch.get(), loads, stand_in);
+  auto given = to_python(event, event.batch.get(), loads, open_storage, stand_in);
   if (event.is_unreadable) stream.progress()->note_error();
   return given;
 }
 
 py::tuple look_ahead(Stream& stream, uint32_t batch_count, double timeout_s, const py::object& loads,
-                     const py::object& stand_in) {
+                     const py::object& open_storage, const py::object& stand_in) {
   auto event = take_or_wait(stream, timeout_s, [&] { return stream.try_look_ahead(batch_count); });
-  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, stand_in);
+  if (event.kind != Client::Event::Kind::kBatch) return to_python(event, nullptr, loads, open_storage, stand_in);
   Client::Event& waiting = stream.last_ahead();
-  return to_python(waiting, waiting.batch.get(), loads, stand_in);
+  return to_python(waiting, waiting.batch.get(), loads, open_storage, stand_in);
 }
 
 py::object bytes_or_none(const EpochProgress::State& state) {
@@ -403,9 +415,9 @@ void bind_loader(py::module_& module) {
                              std::make_unique<PulledIndices>(std::move(pull), std::move(dumps)));
           },
           py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("pull"), py::arg("dumps"))
-      .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("stand_in"))
+      .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("open_storage"), py::arg("stand_in"))
       .def("look_ahead", &look_ahead, py::arg("batch_count"), py::arg("timeout_s"), py::arg("loads"),
-           py::arg("stand_in"))
+           py::arg("open_storage"), py::arg("stand_in"))
       .def("give_ahead",
            [](Stream& self) {
              PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");

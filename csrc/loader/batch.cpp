@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/batch.h"
 
+#include <ATen/MapAllocator.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -43,6 +45,26 @@ at::Tensor make_tensor(const TensorEntry& entry, at::DataPtr data) {
   return tensor;
 }
 
+at::Tensor make_shared(const TensorEntry& entry, const c10::Storage& storage) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      caffe2::TypeMeta::fromScalarType(static_cast<c10::ScalarType>(entry.dtype)));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(entry.shape, entry.strides,
+                                                      static_cast<int64_t>(entry.offset / dtype_bytes(entry.dtype)));
+  return tensor;
+}
+
+// As torch maps what comes through its queues, so that its own sharing knows the storage for one that is shared.
+c10::Storage map_file(FileDescriptor fd, uint64_t bytes) {
+  constexpr int kFlags = at::ALLOCATOR_MAPPED_SHAREDMEM | at::ALLOCATOR_MAPPED_NOCREATE | at::ALLOCATOR_MAPPED_KEEPFD |
+                         at::ALLOCATOR_MAPPED_FROMFD;
+  auto data = at::MapAllocator::makeDataPtr(at::WITH_FD, "", fd.release(), kFlags, bytes, nullptr);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                               /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+void drop_storage(void* context) { const std::unique_ptr<c10::Storage> storage(static_cast<c10::Storage*>(context)); }
+
 at::Tensor make_meta(const TensorEntry& entry) {
   const auto options = at::TensorOptions().dtype(static_cast<c10::ScalarType>(entry.dtype)).device(at::kMeta);
   return at::empty_strided(entry.shape, entry.strides, options);
@@ -72,6 +94,7 @@ Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::Descriptor& descript
   if (auto read = batch->read_record(batch->record_, descriptor.record_offset, allow_pickle); !read) {
     return read.error();
   }
+  if (batch->frame_.payload_bytes == 0) batch->lease_.reset();  // all that was there is copied
   return batch;
 }
 
@@ -101,6 +124,10 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
                                        " payload bytes where " + std::to_string(payload_bytes_max) +
                                        " came; trainer and workers must run the same version of penstock"};
   }
+  if (!allow_pickle && frame_.shared_file_count() > 0) {
+    return Error{Errc::kMalformed,
+                 "a batch record refers to shared memory, which only a worker of this process's own can pass"};
+  }
   if (auto checked = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle); !checked)
     return checked;
   return check_withheld();
@@ -127,37 +154,79 @@ std::span<const std::byte> Batch::bytes_of(const TensorEntry& entry) const {
 }
 
 const std::vector<at::Tensor>& Batch::tensors() {
-  if (!tensors_.empty() || frame_.tensors.empty()) return tensors_;
-  tensors_.reserve(frame_.tensors.size());
-  for (const TensorEntry& entry : frame_.tensors) {
-    if (entry.encoding == wire::Encoding::kWithheld) {
-      tensors_.push_back(make_meta(entry));
-      continue;
-    }
-    if (wire::is_narrow(entry.encoding)) {
-      PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
-      tensors_.push_back(wide_[tensors_.size()]);
-      continue;
-    }
-    const auto bytes = bytes_of(entry);
-    if (!lease_ || bytes.empty()) {
-      tensors_.push_back(copy_to_own_memory(entry, bytes));
-      continue;
-    }
-    auto* data = const_cast<std::byte*>(bytes.data());
-    auto share = lease_;
-    tensors_.push_back(make_tensor(entry, at::DataPtr(data, share.release(), &drop_lease, at::kCPU)));
+  tensors_.resize(frame_.tensors.size());
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    if (!tensors_[index].defined()) tensors_[index] = make(index);
   }
   return tensors_;
+}
+
+at::Tensor Batch::make(size_t index) {
+  const TensorEntry& entry = frame_.tensors[index];
+  if (entry.encoding == wire::Encoding::kWithheld) return make_meta(entry);
+  if (entry.encoding == wire::Encoding::kShared) return make_shared(entry, storage_of(entry));
+  if (wire::is_narrow(entry.encoding)) {
+    PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
+    return wide_[index];
+  }
+  const auto bytes = bytes_of(entry);
+  if (!lease_ || bytes.empty()) return copy_to_own_memory(entry, bytes);
+  auto* data = const_cast<std::byte*>(bytes.data());
+  auto share = lease_;
+  return make_tensor(entry, at::DataPtr(data, share.release(), &drop_lease, at::kCPU));
+}
+
+const c10::Storage& Batch::storage_of(const TensorEntry& entry) {
+  PENSTOCK_ASSERT(entry.file_index < shared_files_.size(), "a batch was not given its shared files");
+  SharedFile& file = shared_files_[entry.file_index];
+  if (!file.storage) file.storage = map_file(std::move(file.fd), file.bytes);
+  return file.storage;
+}
+
+Result<void> Batch::set_shared_files(std::vector<FileDescriptor> fds) {
+  PENSTOCK_ASSERT(fds.size() == frame_.shared_file_count());
+  shared_files_.resize(fds.size());
+  for (size_t index = 0; index < fds.size(); ++index) {
+    struct stat status {};
+    if (::fstat(fds[index].get(), &status) == 0) shared_files_[index].bytes = static_cast<uint64_t>(status.st_size);
+    shared_files_[index].fd = std::move(fds[index]);
+  }
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (entry.encoding != wire::Encoding::kShared) continue;
+    const uint64_t bytes = shared_files_[entry.file_index].bytes;
+    if (entry.offset > bytes || entry.bytes > bytes - entry.offset)
+      return Error{Errc::kMalformed,
+                   "a tensor lies beyond the end of its file in shared memory of " + std::to_string(bytes) + " bytes"};
+  }
+  return {};
+}
+
+Result<void> Batch::map_for_copy() {
+  if (shared_files_.empty()) return {};
+  tensors_.resize(frame_.tensors.size());
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
+    if (entry.encoding != wire::Encoding::kShared || tensors_[index].defined()) continue;
+    try {
+      auto whole = std::make_unique<c10::Storage>(storage_of(entry));
+      auto* data = static_cast<std::byte*>(whole->mutable_data()) + entry.offset;
+      tensors_[index] = make_tensor(entry, at::DataPtr(data, whole.release(), &drop_storage, at::kCPU));
+    } catch (const c10::Error& error) {
+      return Error{Errc::kNoMemory,
+                   std::string("mapping a tensor in shared memory failed: ") + error.what_without_backtrace()};
+    }
+  }
+  return {};
 }
 
 void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
-  for (const TensorEntry& entry : frame_.tensors) {
+  tensors_.resize(frame_.tensors.size());
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
     PENSTOCK_ASSERT(!wire::is_narrow(entry.encoding), "batches of this machine are sent as they are");
-    const bool is_withheld = entry.encoding == wire::Encoding::kWithheld;
-    tensors_.push_back(is_withheld ? make_meta(entry) : copy_to_own_memory(entry, bytes_of(entry)));
+    if (entry.encoding == wire::Encoding::kPlain) tensors_[index] = copy_to_own_memory(entry, bytes_of(entry));
   }
   lease_.reset();
 }
@@ -218,6 +287,14 @@ uint64_t Batch::withheld_bytes() const {
   return bytes;
 }
 
+uint64_t Batch::bytes() const {
+  uint64_t bytes = frame_.payload_bytes;
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (entry.encoding == wire::Encoding::kShared) bytes += entry.bytes;
+  }
+  return bytes;
+}
+
 void Batch::set_stand_in(size_t index, at::Tensor tensor) {
   PENSTOCK_ASSERT(is_withheld(index) && index < tensors().size());
   tensors_[index] = std::move(tensor);
@@ -227,6 +304,7 @@ void Batch::replace_tensors(std::vector<at::Tensor> tensors) {
   PENSTOCK_ASSERT(tensors.size() == frame_.tensors.size());
   tensors_ = std::move(tensors);
   lease_.reset();
+  shared_files_.clear();
   wide_lease_.reset();
   wide_.clear();
 }

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/result.h"
 #include "cluster/request_content.h"
 #include "loader/device.h"
@@ -70,12 +71,28 @@ class Batch {
   bool is_withheld(size_t index) const { return frame_.tensors[index].encoding == wire::Encoding::kWithheld; }
   // Bytes that the leaves which were left out have.
   uint64_t withheld_bytes() const;
+  // Bytes that the batch came with, those in files in shared memory included.
+  uint64_t bytes() const;
+
+  // A file in shared memory in which tensors of the batch lie, as their worker has passed it. The program that the
+  // batch is delivered to may set its storage, so that a file which it has mapped already is one storage; without one,
+  // tensors() maps the file.
+  struct SharedFile {
+    FileDescriptor fd;
+    uint64_t bytes = 0;
+    c10::Storage storage;
+  };
+  std::vector<SharedFile>& shared_files() { return shared_files_; }
+  // To be called before tensors() for a record that refers to files. kMalformed when tensors lie beyond their end.
+  Result<void> set_shared_files(std::vector<FileDescriptor> fds);
+  // Gives the tensors in such files storages of just their own bytes, for a stage that copies them. kNoMemory.
+  Result<void> map_for_copy();
 
   // Null for a batch that came through the socket or was copied out.
   const c10::intrusive_ptr<SlabLease>& lease() const { return lease_; }
 
-  // The batch's tensors, boundary tensors last. They view the slab, or memory of their own after copy_out(). Those of
-  // leaves that were left out are meta tensors.
+  // The batch's tensors, boundary tensors last. They view the slab, or memory of their own after copy_out(); those in
+  // shared files view these. Those of leaves that were left out are meta tensors.
   const std::vector<at::Tensor>& tensors();
 
   // Whether some tensors came with fewer bytes than they have.
@@ -89,7 +106,7 @@ class Batch {
   // Puts an object in the place of a leaf that was left out.
   void set_stand_in(size_t index, at::Tensor tensor);
 
-  // Copies every tensor to memory of its own and gives the slab back.
+  // Copies every tensor on the slab to memory of its own and gives the slab back.
   void copy_out();
 
   // Replaces the tensors by copies that a stage has made or begun, and drops this batch's lease: a stage whose copy is
@@ -108,13 +125,16 @@ class Batch {
   Result<void> check_withheld() const;
   Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
   std::span<const std::byte> bytes_of(const wire::TensorEntry& entry) const;
+  at::Tensor make(size_t index);
+  const c10::Storage& storage_of(const wire::TensorEntry& entry);
 
   wire::Descriptor descriptor_;
   c10::intrusive_ptr<SlabLease> lease_;
   std::vector<std::byte> record_;  // the frame's views point here
   std::vector<std::byte> payload_;
   wire::Frame frame_;
-  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> tensors_;  // undefined where tensors() has not made them yet
+  std::vector<SharedFile> shared_files_;
   std::shared_ptr<DeviceEvent> ready_event_;
   StagedBytes::Share staged_;
   std::optional<RemoteError> remote_error_;

@@ -225,7 +225,7 @@ class Client::Impl {
     const wire::Descriptor& descriptor = batch.descriptor();
     auto& counters = inbox.counters();
     counters.batches.add(1);
-    counters.batch_bytes.add(batch.frame().payload_bytes);
+    counters.batch_bytes.add(batch.bytes());
     const auto unit_ns = static_cast<uint64_t>(wire::kTimeUnit.count());
     counters.fetch_ns.add(descriptor.fetch_time * unit_ns);
     counters.prefix_ns.add(descriptor.prefix_time * unit_ns);

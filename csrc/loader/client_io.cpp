@@ -289,7 +289,7 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
     auto batch = Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
     if (batch && batch.value()->is_narrow())
       return Error{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
-    return batch;
+    return with_files(channel, std::move(batch));
   }
   auto view = find_arena(channel, descriptor);
   if (!view) return view.error();
@@ -303,6 +303,22 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
   auto batch = Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
   if (batch && batch.value()->is_narrow())
     return Error{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
+  return with_files(channel, std::move(batch));
+}
+
+Result<std::unique_ptr<Batch>> ClientIo::with_files(Channel& channel, Result<std::unique_ptr<Batch>> batch) {
+  const uint32_t file_count = batch ? batch.value()->frame().shared_file_count() : 0;
+  if (file_count == 0) return batch;
+  // As with arenas: they were passed before the descriptor was sent.
+  while (channel.files.size() < file_count) {
+    if (auto received = receive_passed(channel); !received) return received.error();
+  }
+  std::vector<FileDescriptor> files;
+  for (uint32_t index = 0; index < file_count; ++index) {
+    files.push_back(std::move(channel.files.front()));
+    channel.files.pop_front();
+  }
+  if (auto set = batch.value()->set_shared_files(std::move(files)); !set) return set.error();
   return batch;
 }
 
@@ -313,7 +329,7 @@ Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, c
   // Its worker passed it, on another socket, before it sent the descriptor that names it. A descriptor that was passed
   // to a socket of this machine can be received at once, so nothing is waited for.
   while (!channel.arenas.contains(descriptor.arena_id)) {
-    if (auto received = receive_arena(channel); !received) return received.error();
+    if (auto received = receive_passed(channel); !received) return received.error();
   }
   auto view = channel.arenas.at(descriptor.arena_id);
   // Lasting arenas are numbered upwards and used one at a time, so an older one is not named again.
@@ -323,18 +339,29 @@ Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, c
   return view;
 }
 
-Result<void> ClientIo::receive_arena(Channel& channel) {
-  if (!channel.connection) return Error{Errc::kMalformed, "a worker named an arena before it connected"};
+Result<void> ClientIo::receive_passed(Channel& channel) {
+  if (!channel.connection) return Error{Errc::kMalformed, "a worker named memory before it connected"};
   auto received = channel.connection->receive(steady_clock::now());
   if (!received) return received.error();
   const FdMessage& message = received.value().message;
-  if (message.kind != shm::kFdArena || !received.value().fd) {
-    return Error{Errc::kMalformed, "a worker sent something other than an arena on its descriptor socket"};
+  const bool is_file = message.kind == shm::kFdFile;
+  if (!is_file && message.kind != shm::kFdArena) {
+    return Error{Errc::kMalformed, "a worker sent something other than memory on its descriptor socket"};
   }
-  auto view = shm::ArenaView::map(received.value().fd);
+  if (!received.value().fd) return Error{Errc::kMalformed, "a worker passed memory without its descriptor"};
+  if (!is_file) return add_arena(channel, message.arena_id, received.value().fd);
+  if (channel.files.size() >= wire::kSharedFileCountMax * options_.arrival_count_max)
+    return Error{Errc::kTooLarge, "a worker passed " + std::to_string(channel.files.size()) +
+                                      " files in shared memory that no batch of its lies in"};
+  channel.files.push_back(std::move(received.value().fd));
+  return {};
+}
+
+Result<void> ClientIo::add_arena(Channel& channel, uint32_t arena_id, const FileDescriptor& fd) {
+  auto view = shm::ArenaView::map(fd);
   if (!view) return view.error();
   inbox_.counters().arenas.add(1);
-  channel.arenas.emplace(message.arena_id, view.value());
+  channel.arenas.emplace(arena_id, view.value());
   MutexLock lock(views_mutex_);
   std::erase_if(views_, [](const auto& old) { return old.expired(); });
   views_.emplace_back(view.value());
@@ -344,7 +371,7 @@ Result<void> ClientIo::receive_arena(Channel& channel) {
 void ClientIo::check_connection(uint32_t worker_id) {
   Channel& channel = channels_[worker_id];
   if (!is_watched(channel)) return;
-  const auto received = receive_arena(channel);
+  const auto received = receive_passed(channel);
   if (received || received.error().code == Errc::kTimeout) return;
   if (received.error().code != Errc::kClosed) return stages_.fail(worker_id, received.error());
   channel.hung_up_at = steady_clock::now();
@@ -368,6 +395,7 @@ size_t ClientIo::report_losses() {
     }
     receive_from(worker_id);
     channel.is_lost = true;
+    channel.files.clear();
     lose(worker_id);
   }
   return pending_count;

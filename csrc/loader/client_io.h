@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The I/O thread of a client of local workers: it alone uses the sockets. Requests come to it through a queue, arrivals
-// leave it through the stages; it maps the arenas that workers pass.
+// leave it through the stages; it maps the arenas that workers pass, and takes the files of shared tensors.
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,7 +60,8 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
     bool is_lost = false;
     // Lost once all that it had sent has been received.
     std::optional<std::chrono::steady_clock::time_point> hung_up_at;
-    std::vector<std::vector<std::byte>> waiting;                 // requests made before it was ready
+    std::vector<std::vector<std::byte>> waiting;  // requests made before it was ready
+    std::deque<FileDescriptor> files;             // that came before the batches whose tensors lie in them
     std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;  // shared with the leases on their slabs
   };
   // A connection of which nobody knows yet whose it is. One that stays silent keeps nobody else waiting.
@@ -85,7 +87,9 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
                                             net::MessageParts& parts);
   Result<std::shared_ptr<shm::ArenaView>> find_arena(Channel& channel, const wire::Descriptor& descriptor);
-  Result<void> receive_arena(Channel& channel);
+  Result<void> receive_passed(Channel& channel);
+  Result<void> add_arena(Channel& channel, uint32_t arena_id, const FileDescriptor& fd);
+  Result<std::unique_ptr<Batch>> with_files(Channel& channel, Result<std::unique_ptr<Batch>> batch);
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
   size_t report_losses();

@@ -27,8 +27,9 @@ CopyStage::~CopyStage() {
 
 Result<void> CopyStage::begin(Batch& batch) {
   if (!loss_.empty()) return loss();
+  if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
   const std::vector<at::Tensor>& hosts = batch.tensors();
-  auto devices = allocate(hosts, batch.frame().payload_bytes);
+  auto devices = allocate(hosts, batch.bytes());
   if (!devices) return devices.error();
   // An arena that is used once is not worth registering, which takes longer than its copy.
   const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;

@@ -43,6 +43,8 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor
   descriptor.record_offset = payload_bytes_ - record_bytes;
   auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);
   if (!batch) return batch;
+  if (batch.value()->frame().shared_file_count() > 0)
+    return Error{Errc::kMalformed, "a batch of a pool refers to shared memory"};
   // Tensors may share bytes, as views do. A record that names the same bytes without end would make this process
   // allocate without end wherever each tensor is copied.
   uint64_t tensor_bytes = 0;

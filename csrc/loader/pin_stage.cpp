@@ -11,6 +11,7 @@ namespace penstock::loader {
 Result<void> PinStage::begin(Batch& batch) {
   const RelaxedCapture relaxed;  // torch asks the driver for pinned memory, and whether memory that was used is free
   try {
+    if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
     std::vector<at::Tensor> pinned;
     pinned.reserve(batch.tensors().size());
     for (const at::Tensor& tensor : batch.tensors()) {

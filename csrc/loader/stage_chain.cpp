@@ -20,7 +20,7 @@ bool has_tensors(const Batch& batch) {
   return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
 }
 
-uint64_t bytes_of(const Batch& batch) { return batch.frame().payload_bytes; }
+uint64_t bytes_of(const Batch& batch) { return batch.bytes(); }
 
 std::unique_ptr<Batch> make_error(const Batch& batch, const Error& error, uint64_t staged_bytes) {
   if (error.code != Errc::kNoMemory) {

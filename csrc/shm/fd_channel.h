@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A Unix socket between a worker and its trainer for two things that ZeroMQ cannot carry: the descriptors of arenas,
-// and the news that the other side has died. Names live in the abstract namespace, so nothing is left in the file
-// system whoever is killed; a peer of another user is refused by its kernel credentials.
+// A Unix socket between a worker and its trainer for two things that ZeroMQ cannot carry: descriptors, of arenas and
+// of shared tensors, and the news that the other side has died. Names live in the abstract namespace, so nothing is
+// left in the file system whoever is killed; a peer of another user is refused by its kernel credentials.
 
 #include <chrono>
 #include <cstdint>
@@ -27,6 +27,7 @@ enum FdMessageKind : uint32_t {
   kFdHello = 1,  // worker to trainer, first on the connection
   kFdStart = 2,  // trainer to worker: the ZeroMQ endpoint named in `text` is bound
   kFdArena = 3,  // worker to trainer, with the arena's descriptor
+  kFdFile = 4,   // worker to trainer, with that of a file in shared memory in which tensors of its next batch lie
 };
 
 // Confined to one thread.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/frame.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/bytes.h"
@@ -25,7 +26,7 @@ struct EntryHeader {
   uint8_t dim_count;
   uint8_t encoding;
   uint8_t reserved0;
-  uint32_t reserved1;
+  uint32_t file_index;
   uint64_t offset;
   uint64_t bytes;
 };
@@ -51,18 +52,21 @@ void write_struct(ByteWriter& writer, const T& value) {
 Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   const auto head = read_struct<EntryHeader>(reader);
   if (!reader.ok()) return malformed("the tensor table ends early");
-  if (head.reserved0 != 0 || head.reserved1 != 0) return malformed("reserved bytes of a tensor entry are not zero");
+  if (head.reserved0 != 0) return malformed("reserved bytes of a tensor entry are not zero");
   if (head.dim_count > kDimCountMax) {
     return Error{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
                                       std::to_string(kDimCountMax) + " are expected"};
   }
-  if (head.encoding > static_cast<uint8_t>(Encoding::kPadded)) return malformed("unknown encoding of a tensor");
+  if (head.encoding > static_cast<uint8_t>(Encoding::kShared)) return malformed("unknown encoding of a tensor");
   TensorEntry entry{.dtype = head.dtype,
                     .encoding = static_cast<Encoding>(head.encoding),
                     .offset = head.offset,
                     .bytes = head.bytes,
                     .shape = {},
-                    .strides = {}};
+                    .strides = {},
+                    .file_index = head.file_index};
+  if (entry.file_index != 0 && entry.encoding != Encoding::kShared)
+    return malformed("a tensor that is not shared names a file");
   if (reader.remaining() < size_t{head.dim_count} * 16) return malformed("the tensor table ends early");
   entry.shape.resize(head.dim_count);
   entry.strides.resize(head.dim_count);
@@ -82,6 +86,12 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   } else if (bytes.value() != entry.bytes) {
     return malformed("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
                      std::to_string(bytes.value()));
+  }
+  if (entry.encoding == Encoding::kShared) {
+    if (entry.offset % dtype_bytes(entry.dtype) != 0) return malformed("a shared tensor's offset is no whole element");
+    if (entry.offset > kPayloadBytesMax || entry.bytes > kPayloadBytesMax - entry.offset)
+      return Error{Errc::kTooLarge, "a shared tensor ends beyond " + std::to_string(kPayloadBytesMax) + " bytes"};
+    return entry;
   }
   if (entry.offset % kPayloadAlignment != 0) return malformed("a tensor's offset is not a multiple of 64");
   if (entry.offset > payload_bytes || entry.bytes > payload_bytes - entry.offset) {
@@ -128,6 +138,14 @@ uint64_t plain_bytes(const TensorEntry& entry) {
   return bytes.value();
 }
 
+uint32_t Frame::shared_file_count() const {
+  uint32_t count = 0;
+  for (const TensorEntry& entry : tensors) {
+    if (entry.encoding == Encoding::kShared) count = std::max(count, entry.file_index + 1);
+  }
+  return count;
+}
+
 std::vector<std::byte> write_frame(const Frame& frame) {
   PENSTOCK_ASSERT(frame.tensors.size() <= kTensorCountMax, "tensors in one batch: ", frame.tensors.size());
   PENSTOCK_ASSERT(frame.nest.size() <= kNestBytesMax, "nest bytes: ", frame.nest.size());
@@ -148,7 +166,7 @@ std::vector<std::byte> write_frame(const Frame& frame) {
                                      .dim_count = static_cast<uint8_t>(entry.shape.size()),
                                      .encoding = static_cast<uint8_t>(entry.encoding),
                                      .reserved0 = 0,
-                                     .reserved1 = 0,
+                                     .file_index = entry.file_index,
                                      .offset = entry.offset,
                                      .bytes = entry.bytes});
     for (int64_t size : entry.shape) writer.write(size);
@@ -184,12 +202,22 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   Frame frame;
   frame.payload_bytes = head.payload_bytes;
   frame.tensors.reserve(head.tensor_count);
+  uint32_t file_count = 0;
   const size_t table_end = reader.position() + head.table_bytes;
   for (uint32_t index = 0; index < head.tensor_count; ++index) {
     auto entry = read_entry(reader, head.payload_bytes);
     if (!entry) return entry.error();
-    if (entry.value().encoding == Encoding::kWithheld && index >= head.tensor_count - head.boundary_count)
-      return malformed("a boundary tensor is withheld");
+    const bool is_boundary = index >= head.tensor_count - head.boundary_count;
+    if (entry.value().encoding == Encoding::kWithheld && is_boundary) return malformed("a boundary tensor is withheld");
+    if (entry.value().encoding == Encoding::kShared) {
+      if (is_boundary) return malformed("a boundary tensor is shared");
+      // Files are numbered as the table comes to them, so that none is passed that no tensor lies in.
+      if (entry.value().file_index > file_count) return malformed("a file in shared memory is left out");
+      file_count = std::max(file_count, entry.value().file_index + 1);
+      if (file_count > kSharedFileCountMax)
+        return Error{Errc::kTooLarge, "a batch record refers to more than " + std::to_string(kSharedFileCountMax) +
+                                          " files in shared memory"};
+    }
     frame.tensors.push_back(std::move(entry).value());
   }
   if (reader.position() != table_end) return malformed("its tensor table does not have the length it claims");

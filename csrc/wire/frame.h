@@ -23,6 +23,8 @@ constexpr uint32_t kTensorCountMax = 65'536;
 constexpr uint32_t kDimCountMax = 64;
 constexpr uint64_t kPayloadBytesMax = uint64_t{1} << 40;
 constexpr uint32_t kNestBytesMax = 1u << 30;
+// Files in shared memory that one record refers to. They wait as open descriptors until the batch is delivered.
+constexpr uint32_t kSharedFileCountMax = 32;
 constexpr uint32_t kBoundaryKeyBytes = 32;  // a boundary key is 128 bits in hexadecimal
 
 enum class Encoding : uint8_t {
@@ -34,13 +36,16 @@ enum class Encoding : uint8_t {
   kBits = 5,
   kRows = 6,
   kPadded = 7,
+  kShared =
+      8,  // the tensor lies in a file in shared memory that its worker has passed, and the payload has nothing of it
 };
-constexpr bool is_narrow(Encoding encoding) { return encoding >= Encoding::kOffset8; }
+constexpr bool is_narrow(Encoding encoding) { return encoding >= Encoding::kOffset8 && encoding <= Encoding::kPadded; }
 // A tensor has at most so many times the bytes that it is written in, so that few bytes cannot fill a trainer's memory.
 constexpr uint64_t kWidenFactorMax = 64;
 
 // One tensor: its shape and strides in elements, and where its bytes lie in the payload. `bytes` spans from the first
-// to the last element, holes of the strides included; where it is withheld or written narrow, it is the bytes there.
+// to the last element, holes of the strides included; where it is withheld or written narrow, it is the bytes there. Of
+// a shared tensor, `offset` is the place in its file.
 struct TensorEntry {
   DTypeCode dtype = 0;
   Encoding encoding = Encoding::kPlain;
@@ -48,6 +53,7 @@ struct TensorEntry {
   uint64_t bytes = 0;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
+  uint32_t file_index = 0;  // of a shared tensor: which of the record's files
 
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
@@ -60,6 +66,8 @@ struct Frame {
   uint64_t payload_bytes = 0;
 
   size_t leaf_count() const { return tensors.size() - boundary_keys.size(); }
+  // Files in shared memory that the tensors lie in.
+  uint32_t shared_file_count() const;
 };
 
 // Bytes from the first to the last element of a strided tensor; nothing when a stride is negative, a size is negative,

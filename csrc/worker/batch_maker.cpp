@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "worker/sharing.h"
 #include "worker/withholding.h"
 
 namespace penstock::worker {
@@ -12,6 +13,7 @@ Result<MadeBatch> BatchMaker::make(BatchContent& content, const BatchPlace& plac
   const bool is_compiled = prefixes_.run(content, place.epoch_seed, place.sequence);
   if (place.shipment != nullptr) content.withheld = leaves_to_withhold(*place.shipment, content, place.sequence);
   if (place.link_bytes_per_s > 0) content.forms = narrowing_.forms_of(content, place.link_bytes_per_s);
+  if (shares_leaves_) content.shared = leaves_to_share(content);
   auto made = make_plain(content);
   if (!made) return made;
   made.value().is_compiled = is_compiled;

@@ -45,6 +45,8 @@ class BatchMaker {
   // Runs the prefixes and seals. On return `content` has the boundary tensors, too, and says which leaves were left
   // out and which tensors were written with fewer bytes. kClosed when nobody is there to take the batch.
   Result<MadeBatch> make(BatchContent& content, const BatchPlace& place);
+  // Has make() hand leaves over that lie in shared memory already: for a trainer that descriptors can be passed to.
+  void share_leaves() { shares_leaves_ = true; }
   // Seals an answer that is no batch of the dataset's.
   Result<MadeBatch> make_plain(const BatchContent& content);
 
@@ -53,6 +55,7 @@ class BatchMaker {
   SlabWriter writer_;
   PrefixStage prefixes_;
   Narrowing narrowing_;
+  bool shares_leaves_ = false;
 };
 
 }  // namespace penstock::worker

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/server.h"
 
+#include <ATen/MapAllocator.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,7 +43,9 @@ Server::Server(const ServerOptions& options, shm::FdConnection connection)
               .prefetch_factor = options.prefetch_factor,
               .waits = options.waits_for_slabs},
              watchdog_->is_closing()),
-      context_(std::make_unique<net::SocketContext>()) {}
+      context_(std::make_unique<net::SocketContext>()) {
+  maker_.share_leaves();
+}
 
 Result<void> Server::open_socket(const std::string& name, steady_clock::time_point deadline) {
   auto socket = net::Socket::connect(*context_, name);
@@ -94,6 +97,7 @@ Result<void> Server::answer(const Received& request, BatchContent content, uint8
   if (!made) return made.error();
   if (made.value().is_compiled) flags |= wire::kDescriptorCompiled;
   const SealedBatch& batch = made.value().sealed;
+  if (auto passed = pass_files(batch.shared); !passed) return passed;
   Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
   descriptor.record_bytes = batch.record_bytes;
   descriptor.prefix_time = wire::time_units(made.value().on_prefix);
@@ -115,6 +119,14 @@ Result<void> Server::answer(const Received& request, BatchContent content, uint8
     if (!passed) return passed.error();
   }
   return send_descriptor(descriptor);
+}
+
+Result<void> Server::pass_files(std::span<const c10::Storage> storages) {
+  for (const c10::Storage& storage : storages) {
+    const int fd = at::MapAllocator::fromDataPtr(storage.data_ptr())->fd();
+    if (auto sent = connection_.send({.kind = shm::kFdFile, .worker_id = options_.worker_id}, fd); !sent) return sent;
+  }
+  return {};
 }
 
 Result<void> Server::answer_end(const Received& request, std::span<const std::byte> state) {

@@ -67,6 +67,7 @@ class Server {
 
  private:
   Result<void> open_socket(const std::string& name, std::chrono::steady_clock::time_point deadline);
+  Result<void> pass_files(std::span<const c10::Storage> storages);
   Result<void> send_descriptor(const wire::Descriptor& descriptor);
   wire::Descriptor describe(const Received& request, wire::DescriptorKind kind, uint8_t flags) const;
 

@@ -30,7 +30,9 @@ void drop_pin(void* context) {
 
 uint64_t end_of(const wire::Frame& frame) {
   uint64_t end = 0;
-  for (const TensorEntry& entry : frame.tensors) end = std::max(end, entry.offset + entry.bytes);
+  for (const TensorEntry& entry : frame.tensors) {
+    if (entry.encoding != wire::Encoding::kShared) end = std::max(end, entry.offset + entry.bytes);
+  }
   return align_up(end, kPayloadAlignment);
 }
 
@@ -126,13 +128,19 @@ SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
   Placement placement;
   placement.frame.nest = content.nest;
   placement.frame.boundary_keys.assign(content.boundary_keys.begin(), content.boundary_keys.end());
-  for (const at::Tensor& tensor : content.tensors) {
+  for (size_t index = 0; index < content.tensors.size(); ++index) {
+    const at::Tensor& tensor = content.tensors[index];
     TensorEntry entry = describe_tensor(tensor);
     const auto* source = static_cast<const std::byte*>(entry.bytes > 0 ? tensor.const_data_ptr() : nullptr);
     const std::byte* base = region_ ? region_->data() : nullptr;
     const bool is_in_place = base != nullptr && source >= base && source + entry.bytes <= base + used_bytes_ &&
                              static_cast<uint64_t>(source - base) % kPayloadAlignment == 0;
     if (is_in_place) entry.offset = static_cast<uint64_t>(source - base);
+    if (index < content.shared.storage_of_leaf.size() && content.shared.storage_of_leaf[index]) {
+      entry.encoding = wire::Encoding::kShared;
+      entry.file_index = *content.shared.storage_of_leaf[index];
+      entry.offset = static_cast<uint64_t>(source - static_cast<const std::byte*>(tensor.storage().data()));
+    }
     placement.frame.tensors.push_back(std::move(entry));
     placement.sources.push_back(source);
     placement.is_in_place.push_back(is_in_place);
@@ -142,6 +150,12 @@ SlabWriter::Placement SlabWriter::place(const BatchContent& content) {
 
 Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   MutexLock lock(mutex_);
+  auto sealed = seal_content(content);
+  if (sealed) sealed.value().shared = content.shared.storages;
+  return sealed;
+}
+
+Result<SealedBatch> SlabWriter::seal_content(const BatchContent& content) {
   if (!content.withheld.empty() || !content.forms.empty()) return seal_in_part(content);
   if (!has_no_memory_) {
     if (auto taken = take_slab(); !taken) {
@@ -152,7 +166,7 @@ Result<SealedBatch> SlabWriter::seal(const BatchContent& content) {
   Placement placement = place(content);
   for (size_t index = 0; index < placement.sources.size(); ++index) {
     TensorEntry& entry = placement.frame.tensors[index];
-    if (placement.is_in_place[index] || entry.bytes == 0) continue;
+    if (placement.is_in_place[index] || entry.bytes == 0 || entry.encoding == wire::Encoding::kShared) continue;
     std::byte* target = has_no_memory_ ? nullptr : allocate(entry.bytes);
     if (target == nullptr) return seal_elsewhere(std::move(placement));
     std::memcpy(target, placement.sources[index], entry.bytes);
@@ -191,7 +205,7 @@ Result<SealedBatch> SlabWriter::seal_in_part(const BatchContent& content) {
 
 void SlabWriter::write_tensor(const Placement& placement, size_t index, std::byte* payload) {
   const TensorEntry& entry = placement.frame.tensors[index];
-  if (entry.bytes == 0) return;
+  if (entry.bytes == 0 || entry.encoding == wire::Encoding::kShared) return;
   std::byte* const target = payload + entry.offset;
   if (!wire::is_narrow(entry.encoding)) {
     std::memcpy(target, placement.sources[index], entry.bytes);
@@ -211,6 +225,7 @@ Result<SealedBatch> SlabWriter::seal_elsewhere(Placement placement) {
       entry.offset = 0;
       continue;
     }
+    if (entry.encoding == wire::Encoding::kShared) continue;
     entry.offset = offset;
     offset = align_up(offset + entry.bytes, kPayloadAlignment);
   }

@@ -2,8 +2,9 @@
 #pragma once
 // Builds one batch in shared memory. While the batch is being made, empty() hands out tensors that lie in the slab, so
 // that a collate function writes its result where the trainer will read it. seal() then copies in the tensors that lie
-// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer. A batch that
-// leaves tensors out, or writes some with fewer bytes, is copied to another slab, so that its bytes lie together.
+// elsewhere, adds boundary tensors and the record, and the batch is ready to be named to the trainer. A tensor
+// that is shared stays where it is. A batch that leaves tensors out, or writes some with fewer bytes, is copied to
+// another slab, so that its bytes lie together.
 //
 // A tensor from empty() pins its slab: if the user's code keeps it after the batch was sent, the slab is not used
 // again until it is dropped, and trainer and worker see each other's writes to it, as with torch's shared tensors.
@@ -26,6 +27,12 @@
 
 namespace penstock::worker {
 
+// The leaves that are handed over as the shared memory that they lie in (sharing.h).
+struct SharedLeaves {
+  std::vector<c10::Storage> storages = {};                    // each is a file of its own
+  std::vector<std::optional<uint32_t>> storage_of_leaf = {};  // the storage's place, by leaf; empty: no leaf is shared
+};
+
 struct BatchContent {
   std::vector<at::Tensor> tensors;  // boundary tensors last
   std::vector<std::string> boundary_keys;
@@ -33,6 +40,7 @@ struct BatchContent {
   std::vector<uint32_t> withheld = {};  // leaves that are left out, ascending
   // By tensor, how it is written with fewer bytes, if it is; empty: all are written as they are.
   std::vector<std::optional<wire::NarrowForm>> forms = {};
+  SharedLeaves shared = {};
 };
 
 // A batch in its slab, or, when no shared memory could be had, in buffers of its own.
@@ -42,6 +50,7 @@ struct SealedBatch {
   uint32_t record_bytes = 0;
   std::vector<std::byte> record;  // these two only without a region
   std::vector<std::byte> payload;
+  std::vector<c10::Storage> shared = {};  // files that the trainer needs beside it, in the order of the record
 };
 
 // Whether a tensor can stand in the tensor table: dense or strided CPU memory of a plain dtype, no gradient, no lazy
@@ -76,6 +85,7 @@ class SlabWriter {
     std::vector<std::optional<wire::NarrowForm>> forms = {};
   };
 
+  Result<SealedBatch> seal_content(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<SealedBatch> seal_in_part(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<void> take_slab() PENSTOCK_REQUIRES(mutex_);
   std::byte* allocate(uint64_t bytes) PENSTOCK_REQUIRES(mutex_);

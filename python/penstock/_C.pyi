@@ -361,6 +361,7 @@ class Stream:
         self,
         timeout_s: float,
         loads: Callable[[bytes, list[torch.Tensor]], Any],
+        open_storage: Callable[[int, int], torch.UntypedStorage],
         stand_in: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> tuple[int, Any, Any, int, bytes | None]: ...
     def look_ahead(
@@ -368,6 +369,7 @@ class Stream:
         batch_count: int,
         timeout_s: float,
         loads: Callable[[bytes, list[torch.Tensor]], Any],
+        open_storage: Callable[[int, int], torch.UntypedStorage],
         stand_in: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> tuple[int, Any, Any, int, bytes | None]: ...
     def give_ahead(self) -> None: ...

@@ -113,6 +113,11 @@ void check(std::span<const std::byte> bytes) {
       case wire::Encoding::kWithheld:
         expect(entry.bytes == 0 && entry.offset == 0, "what is withheld has no bytes");
         break;
+      case wire::Encoding::kShared:
+        expect(extent_bytes(entry) == entry.bytes, "a tensor's bytes are what its shape and strides span");
+        expect(entry.file_index < frame.shared_file_count(), "a shared tensor's file is counted");
+        expect(entry.offset + entry.bytes <= wire::kPayloadBytesMax, "a shared tensor ends within the cap");
+        continue;
       default:
         expect(extent_bytes(entry) / wire::kWidenFactorMax <= entry.bytes, "few bytes do not become many");
         break;

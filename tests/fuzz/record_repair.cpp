@@ -20,6 +20,7 @@ constexpr size_t kNumberWanted = 12;      // sizes and strides stay small enough
 struct RepairedTable {
   Bytes bytes;
   uint64_t payload_bytes = 0;
+  uint32_t file_count = 0;  // in shared memory
 };
 
 int64_t repair_number(int64_t number, Choices& choices) {
@@ -32,9 +33,9 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   if (wire::dtype_bytes(dtype) == 0 && choices.mostly()) dtype = choices.one_of<wire::DTypeCode>({0, 4, 6, 10, 15});
   const auto dim_count = mostly_at_most<uint8_t>(source.number<uint8_t>(), wire::kDimCountMax, choices);
   auto encoding = source.number<uint8_t>();
-  if (choices.mostly()) encoding = choices.one_of<uint8_t>({0, 0, 0, 1, static_cast<uint8_t>(encoding % 9)});
-  const auto reserved0 = source.number<uint8_t>();
-  const auto reserved1 = source.number<uint32_t>();
+  if (choices.mostly()) encoding = choices.one_of<uint8_t>({0, 0, 0, 1, static_cast<uint8_t>(encoding % 10)});
+  const auto reserved = source.number<uint8_t>();
+  auto file_index = source.number<uint32_t>();
   auto offset = source.number<uint64_t>();
   auto entry_bytes = source.number<uint64_t>();
   std::vector<int64_t> shape(dim_count);
@@ -49,6 +50,10 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
     table.payload_bytes = std::min(align_up(entry_bytes, wire::kPayloadAlignment), wire::kPayloadBytesMax);
   }
   if (choices.mostly()) offset &= ~(wire::kPayloadAlignment - 1);
+  const bool is_shared = encoding == static_cast<uint8_t>(wire::Encoding::kShared);
+  if (!is_shared && choices.mostly()) encoding = 0;
+  if (choices.mostly()) file_index = is_shared ? std::min(file_index, table.file_count) : 0;
+  if (is_shared) table.file_count = std::max(table.file_count, file_index + 1);
   if (offset + entry_bytes > table.payload_bytes && entry_bytes <= table.payload_bytes && choices.mostly()) {
     offset = (table.payload_bytes - entry_bytes) & ~(wire::kPayloadAlignment - 1);
   }
@@ -56,8 +61,8 @@ void repair_entry(Source& source, RepairedTable& table, Choices& choices) {
   writer.write(dtype);
   writer.write(dim_count);
   writer.write(encoding);
-  writer.write<uint8_t>(choices.mostly() ? 0 : reserved0);
-  writer.write<uint32_t>(choices.mostly() ? 0 : reserved1);
+  writer.write<uint8_t>(choices.mostly() ? 0 : reserved);
+  writer.write(file_index);
   writer.write(offset);
   writer.write(entry_bytes);
   for (const int64_t size : shape) writer.write(size);

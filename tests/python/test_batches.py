@@ -15,7 +15,7 @@ import torch
 from case_streams import in_batches, one_by_one
 from sample_datasets import Computed, as_is, number
 from stream_oracle import describe, error_text, next_error, without_frames
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data.dataloader import DataLoader as TorchDataLoader
 
 from penstock import DataLoader
@@ -48,6 +48,20 @@ def test_a_collated_batch_is_delivered_where_the_worker_wrote_it(dataset: Any) -
     for batch in DataLoader(dataset, batch_size=1024, num_workers=2):
         (tensor,) = batch if isinstance(batch, list) else (batch,)
         assert lies_in_an_arena(tensor)
+
+
+def two_large(samples: Any) -> Any:
+    return default_collate(samples), default_collate(samples)
+
+
+def test_a_collate_that_does_not_fit_its_slab_makes_it_grow() -> None:
+    """Its tensors were fresh shared memory in every batch, and the kernel cleared their pages."""
+    dataset = Computed(16, lambda index: torch.full((300_000,), float(index)))
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=two_large)
+    for step, batch in enumerate(loader):
+        assert not any(part.is_shared() for part in batch)
+        assert all(part[1, -1] == 2 * step + 1 for part in batch)
+        assert step == 0 or all(lies_in_an_arena(part) for part in batch)
 
 
 def test_tensors_of_a_batch_are_aligned_to_cache_lines() -> None:

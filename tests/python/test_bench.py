@@ -112,6 +112,16 @@ def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
 
 
 @pytest.mark.slow
+def test_shared_tensors_are_timed(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    command = [sys.executable, str(BENCH / "shared_tensors.py"), "--quick", "--out", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 6
+    assert "| 1,024 |" in done.stdout
+
+
+@pytest.mark.slow
 def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "dataset_look.py"), "--quick", "--data", str(tmp_path)]

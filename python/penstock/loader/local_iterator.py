@@ -29,6 +29,7 @@ from penstock.loader.options import drawing_threads, is_seeded_by_batch, own_opt
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
+from penstock.seams.storages import open_shared
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
 from penstock.stream.indices import AskedIndices, IndexOrder, recognise_sampler
 from penstock.stream.progress import CountedPulls
@@ -241,9 +242,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         while True:
             stand_in = self._delivery.stand_in
             if ahead_count > 0:
-                event = self._stream.look_ahead(ahead_count, wait_s, loads, stand_in)
+                event = self._stream.look_ahead(ahead_count, wait_s, loads, open_shared, stand_in)
             else:
-                event = self._stream.next(wait_s, loads, stand_in)
+                event = self._stream.next(wait_s, loads, open_shared, stand_in)
             kind, value, extra, shard_id, state = event
             if kind == _BATCH:
                 if type(extra) is not bool:

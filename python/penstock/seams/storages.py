@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import rebuild_storage_fd
 
 from penstock.seams.require import require
 
@@ -15,6 +16,7 @@ require(
         "torch.Tensor._version",
         "torch.UntypedStorage._cdata",
         "torch.UntypedStorage._new_shared",
+        "torch.multiprocessing.reductions.rebuild_storage_fd",
         "torch.storage.TypedStorage.untyped",
     ),
     needed_by="penstock.DataLoader",
@@ -44,6 +46,25 @@ def untyped_part(storage: torch.TypedStorage) -> torch.UntypedStorage:
 def new_shared() -> Any:
     """The class method, bound, by which `torch.UntypedStorage` makes shared storages."""
     return torch.UntypedStorage._new_shared
+
+
+class _Taken:
+    """A descriptor that torch closes, in the place of one that it would fetch from its sender."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def detach(self) -> int:
+        return self._fd
+
+
+def open_shared(fd: int, size: int) -> torch.UntypedStorage:
+    """The storage of a file in shared memory, whose descriptor is closed.
+
+    It is the one that this process has of the file already, if torch knows of one that is alive.
+    """
+    storage: torch.UntypedStorage = rebuild_storage_fd(torch.UntypedStorage, _Taken(fd), size)
+    return storage
 
 
 def replace_new_shared(make: Any) -> None:

@@ -60,8 +60,10 @@ def lend_slabs_to_torch(server: SlabServer) -> None:
     def _in_the_slab(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type == "cpu" and os.getpid() == owner_pid:
             block = server.new_bytes(size)
-            if block is not None:
-                return block.untyped_storage()
+            # Without room in the slab, private memory: it is copied into a larger slab with what
+            # else the batch has. Shared memory would be handed over as it is, and the kernel would
+            # clear its pages for every batch anew.
+            return torch.UntypedStorage(size) if block is None else block.untyped_storage()
         return shared_by_torch(size, device=device)
 
     replace_new_shared(_in_the_slab)

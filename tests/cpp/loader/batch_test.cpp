@@ -11,6 +11,7 @@
 
 #include "../base/seeded_test.h"
 #include "../wire/record_samples.h"
+#include "../worker/shared_tensor.h"
 #include "loader/batch_memory.h"
 #include "shm/arena.h"
 #include "wire/nest.h"
@@ -69,6 +70,11 @@ class BatchTest : public test::SeededTest {
       const auto* bytes = static_cast<const std::byte*>(tensors[index].storage().data());
       for (uint64_t place = 0; place < entry.bytes; ++place) ASSERT_EQ(bytes[place], byte_at(entry.offset + place));
     }
+  }
+  static std::vector<FileDescriptor> files_of(const std::vector<at::Tensor>& tensors) {
+    std::vector<FileDescriptor> files;
+    for (const at::Tensor& tensor : tensors) files.emplace_back(::dup(worker::file_of(tensor)));
+    return files;
   }
   bool is_slab_free() {
     const bool is_free = arena_->try_acquire().has_value();
@@ -160,13 +166,64 @@ TEST_F(BatchTest, APayloadShorterThanTheRecordClaimsIsMalformed) {
   EXPECT_TRUE(is_slab_free());
 }
 
+TEST_F(BatchTest, SharedTensorsAreOnOneMappingOfTheirFileAndTheSlabGoesBackAtOnce) {
+  const at::Tensor worker_s = worker::in_shared_memory(1024);
+  const auto record =
+      wire::make_record({wire::shared_entry(0, 4), wire::shared_entry(0, 400)}, wire::nest_of_tensors(2));
+  const auto batch = read_from_slab(record, 0).value();
+  EXPECT_TRUE(is_slab_free());
+  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
+  const auto tensors = batch->tensors();
+  EXPECT_TRUE(tensors[0].storage().is_alias_of(tensors[1].storage()));
+  EXPECT_EQ(tensors[1].storage_offset(), 100);
+  EXPECT_TRUE(tensors[0].equal(worker_s.slice(0, 1, 4)));
+  tensors[1].fill_(-1);
+  EXPECT_EQ(worker_s[101].item<float>(), -1) << "the worker sees what the trainer writes";
+  EXPECT_EQ(batch->bytes(), 24u);
+}
+
+TEST_F(BatchTest, SharedTensorsStayWhereTheyAreWhenTheOthersAreCopiedOut) {
+  const at::Tensor worker_s = worker::in_shared_memory(1024);
+  const auto record = wire::make_record({wire::make_entry(6, {4}), wire::shared_entry(0, 0)}, wire::nest_of_tensors(2));
+  const auto batch = read_from_slab(record, 64).value();
+  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
+  batch->copy_out();
+  EXPECT_TRUE(is_slab_free());
+  batch->tensors()[1].fill_(7);
+  EXPECT_EQ(worker_s[2].item<float>(), 7);
+}
+
+TEST_F(BatchTest, ForACopySharedTensorsHaveStoragesOfJustTheirBytes) {
+  const at::Tensor worker_s = worker::in_shared_memory(1024);
+  const auto batch =
+      read_from_slab(wire::make_record({wire::shared_entry(0, 40)}, wire::nest_of_tensors(1)), 0).value();
+  ASSERT_TRUE(batch->set_shared_files(files_of({worker_s})));
+  ASSERT_TRUE(batch->map_for_copy());
+  EXPECT_EQ(batch->tensors()[0].storage().nbytes(), 12u);
+  EXPECT_TRUE(batch->tensors()[0].equal(worker_s.slice(0, 10, 13)));
+}
+
+TEST_F(BatchTest, ASharedTensorBeyondTheEndOfItsFileIsMalformed) {
+  const at::Tensor worker_s = worker::in_shared_memory(1024);
+  const auto batch =
+      read_from_slab(wire::make_record({wire::shared_entry(0, 4088)}, wire::nest_of_tensors(1)), 0).value();
+  EXPECT_EQ(batch->set_shared_files(files_of({worker_s})).error().code, Errc::kMalformed);
+}
+
+TEST_F(BatchTest, WhoMaySendNoPickleMayReferToNoSharedMemory) {
+  const auto record = wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1));
+  EXPECT_TRUE(read_from_parts(record, 0, /*allow_pickle=*/true));
+  EXPECT_EQ(read_from_parts(record, 0, /*allow_pickle=*/false).error().code, Errc::kMalformed);
+}
+
 TEST_F(BatchTest, EveryBitFlipOfARecordIsRefusedOrGivesTensorsInsideTheSlab) {
   const auto whole = some_record();
   for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
     auto record = whole;
     record[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     const auto batch = read_from_slab(record);
-    if (!batch) continue;
+    // The client refuses what is written for a link, and has no file that nobody passed.
+    if (!batch || batch.value()->frame().shared_file_count() > 0) continue;
     if (batch.value()->is_narrow()) {  // of no batch in shared memory: see BytesThatDoNotBelongToTheirTensorAreAnError
       BatchMemory memory(1 << 20);
       static_cast<void>(batch.value()->widen(memory));

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../worker/shared_tensor.h"
 #include "fake_device.h"
 #include "slab_batches.h"
 
@@ -256,10 +257,16 @@ TEST_F(CopyStageTest, ABatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOver) {
 }
 
 TEST_F(CopyStageTest, EveryLayoutArrivesToTheBit) {
+  const at::Tensor shared = worker::in_shared_memory(100);
   for (const auto& record : wire::sample_records()) {
     std::vector<std::byte> payload(1 << 14);
     for (size_t place = 0; place < payload.size(); ++place) payload[place] = static_cast<std::byte>(place * 7 + 3);
     auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/true).value();
+    std::vector<FileDescriptor> files;
+    for (uint32_t count = 0; count < batch->frame().shared_file_count(); ++count)
+      files.emplace_back(::dup(worker::file_of(shared)));
+    ASSERT_TRUE(batch->set_shared_files(std::move(files)));
+    ASSERT_TRUE(batch->map_for_copy());
     const std::vector<at::Tensor> hosts = batch->tensors();
     if (hosts.empty()) continue;
     begin(*batch);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../wire/record_samples.h"
+#include "../worker/shared_tensor.h"
 #include "loader/client.h"
 #include "net/socket.h"
 #include "shm/arena.h"
@@ -57,9 +58,11 @@ class OddWorker {
 
   // Writes a batch of one tensor of eight bytes into a free slab and returns the descriptor that names it.
   Descriptor write_batch(uint64_t sequence, uint32_t epoch = 1) {
+    return write_record(sequence, wire::make_record({wire::make_entry(4, {1})}, wire::nest_of_tensors(1)), epoch);
+  }
+  Descriptor write_record(uint64_t sequence, const std::vector<std::byte>& record, uint32_t epoch = 1) {
     const uint32_t slab_index = arena_->try_acquire().value();
     EXPECT_TRUE(arena_->reserve(slab_index, arena_->slab_bytes()));
-    const auto record = wire::make_record({wire::make_entry(4, {1})}, wire::nest_of_tensors(1));
     std::memcpy(arena_->slab(slab_index), &sequence, sizeof sequence);
     std::memcpy(arena_->slab(slab_index) + 64, record.data(), record.size());
     return {.kind = DescriptorKind::kSlab,
@@ -216,7 +219,32 @@ TEST_F(OddWorkerTest, AnArenaThatIsNotSealedIsAFailure) {
 
 TEST_F(OddWorkerTest, SomethingElseThanAnArenaOnItsSocketIsAFailure) {
   EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdHello}));
-  expect_failure("other than an arena");
+  expect_failure("other than memory");
+}
+
+TEST_F(OddWorkerTest, FilesThatWerePassedGoToTheBatchesThatReferToThem) {
+  const at::Tensor first = worker::in_shared_memory(100);
+  const at::Tensor second = worker::in_shared_memory(200);
+  worker_->pass_arena();
+  for (const at::Tensor& tensor : {first, second})
+    EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}, worker::file_of(tensor)));
+  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))));
+  worker_->send(worker_->write_record(1, wire::make_record({wire::shared_entry(0, 600)}, wire::nest_of_tensors(1))));
+  EXPECT_TRUE(next().batch->tensors().at(0).equal(first.slice(0, 0, 3)));
+  EXPECT_TRUE(next().batch->tensors().at(0).equal(second.slice(0, 150, 153)));
+}
+
+TEST_F(OddWorkerTest, ABatchInAFileThatIsTooShortIsAFailure) {
+  worker_->pass_arena();
+  const at::Tensor tensor = worker::in_shared_memory(2);
+  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}, worker::file_of(tensor)));
+  worker_->send(worker_->write_record(0, wire::make_record({wire::shared_entry(0, 0)}, wire::nest_of_tensors(1))));
+  expect_failure("beyond the end of its file");
+}
+
+TEST_F(OddWorkerTest, AFileWithoutADescriptorIsAFailure) {
+  EXPECT_TRUE(worker_->connection().send({.kind = shm::kFdFile}));
+  expect_failure("without its descriptor");
 }
 
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {

@@ -81,11 +81,15 @@ class DamagedRecord : public test::SeededTest {
     EXPECT_LE(frame.payload_bytes, kPayloadBytesMax);
     EXPECT_LE(frame.boundary_keys.size(), frame.tensors.size());
     for (const TensorEntry& entry : frame.tensors) {
-      EXPECT_EQ(entry.offset % kPayloadAlignment, 0u);
-      EXPECT_LE(entry.offset, frame.payload_bytes);
-      EXPECT_LE(entry.bytes, frame.payload_bytes - entry.offset);
+      const bool is_shared = entry.encoding == Encoding::kShared;
+      const uint64_t end = is_shared ? kPayloadBytesMax : frame.payload_bytes;
+      EXPECT_EQ(entry.offset % (is_shared ? dtype_bytes(entry.dtype) : kPayloadAlignment), 0u);
+      EXPECT_LE(entry.offset, end);
+      EXPECT_LE(entry.bytes, end - entry.offset);
+      EXPECT_LT(entry.file_index, is_shared ? kSharedFileCountMax : 1);
       const uint64_t plain = span_bytes(entry.dtype, entry.shape, entry.strides).value();
       switch (entry.encoding) {
+        case Encoding::kShared:
         case Encoding::kPlain: EXPECT_EQ(plain, entry.bytes); break;
         case Encoding::kWithheld: EXPECT_EQ(entry.bytes, 0u); break;
         default: EXPECT_LE(plain / kWidenFactorMax, entry.bytes);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -139,7 +140,7 @@ TEST_F(Frames, AnotherMagicVersionOrReservedByteIsMalformed) {
   EXPECT_EQ(parse_with<uint32_t>(0, 0x31464e51).error().code, Errc::kMalformed);
   EXPECT_EQ(parse_with<uint16_t>(4, 1).error().code, Errc::kMalformed);
   EXPECT_EQ(parse_with<uint16_t>(6, 1).error().code, Errc::kMalformed);
-  EXPECT_EQ(parse_with<uint8_t>(34, 8).error().code, Errc::kMalformed) << "an encoding that there is none of";
+  EXPECT_EQ(parse_with<uint8_t>(34, 9).error().code, Errc::kMalformed) << "an encoding that there is none of";
   EXPECT_EQ(parse_with<uint8_t>(35, 1).error().code, Errc::kMalformed);
   EXPECT_EQ(parse_with<uint32_t>(36, 1).error().code, Errc::kMalformed);
 }
@@ -177,6 +178,37 @@ TEST_F(Frames, TensorThatIsWithheldHasNoBytes) {
   const std::string key(kBoundaryKeyBytes, 'a');
   frame.boundary_keys = {key};
   EXPECT_FALSE(parse_frame(write_frame(frame)));  // a boundary tensor
+}
+
+TEST_F(Frames, SharedTensorsNameTheirFilesAndHaveNothingInThePayload) {
+  const Frame frame{.tensors = {shared_entry(0, 12), make_entry(6, {2}), shared_entry(1, 0), shared_entry(0, 1 << 20)},
+                    .boundary_keys = {},
+                    .nest = {},
+                    .payload_bytes = 64};
+  expect_round_trip(frame);
+  EXPECT_EQ(frame.shared_file_count(), 2u);
+}
+
+TEST_F(Frames, ASharedTensorThatIsNoWholeElementOrOfAnUnknownFileIsRefused) {
+  const auto code_of = [](std::vector<TensorEntry> entries, std::vector<std::string_view> keys = {}) {
+    const auto record = write_frame({.tensors = std::move(entries), .boundary_keys = std::move(keys), .nest = {}});
+    const auto frame = parse_frame(record);
+    return frame ? std::nullopt : std::optional(frame.error().code);
+  };
+  EXPECT_EQ(code_of({shared_entry(0, 4)}), std::nullopt);
+  EXPECT_EQ(code_of({shared_entry(0, 6)}), Errc::kMalformed) << "half an element";
+  EXPECT_EQ(code_of({shared_entry(1, 4)}), Errc::kMalformed) << "file 0 is left out";
+  EXPECT_EQ(code_of({shared_entry(0, 4)}, {kSomeKey}), Errc::kMalformed) << "a boundary tensor";
+  EXPECT_EQ(code_of({shared_entry(0, kPayloadBytesMax - 4)}), Errc::kTooLarge);
+  EXPECT_EQ(code_of({shared_entry(0, ~uint64_t{3})}), Errc::kTooLarge) << "an offset that wraps";
+  TensorEntry plain = make_entry(6, {});
+  plain.file_index = 1;
+  EXPECT_EQ(code_of({plain}), Errc::kMalformed) << "a file of a tensor that is not shared";
+  std::vector<TensorEntry> entries;
+  for (uint32_t index = 0; index < kSharedFileCountMax; ++index) entries.push_back(shared_entry(index, 0));
+  EXPECT_EQ(code_of(entries), std::nullopt);
+  entries.push_back(shared_entry(kSharedFileCountMax, 0));
+  EXPECT_EQ(code_of(entries), Errc::kTooLarge);
 }
 
 TEST_F(Frames, UnknownEncodingIsRefused) {

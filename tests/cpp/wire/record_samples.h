@@ -39,11 +39,21 @@ inline std::vector<std::byte> bytes_of(std::string_view text) {
   return {bytes.begin(), bytes.end()};
 }
 
+// Three float32 in a file in shared memory.
+inline TensorEntry shared_entry(uint32_t file_index, uint64_t offset) {
+  TensorEntry entry = make_entry(6, {3});
+  entry.encoding = Encoding::kShared;
+  entry.file_index = file_index;
+  entry.offset = offset;
+  return entry;
+}
+
 // The record of `entries`, which are laid out one after the other, the last of them under `keys`.
 inline std::vector<std::byte> make_record(std::vector<TensorEntry> entries, std::span<const std::byte> nest,
                                           std::vector<std::string_view> keys = {}) {
   Frame frame{.tensors = std::move(entries), .boundary_keys = std::move(keys), .nest = nest};
   for (TensorEntry& entry : frame.tensors) {
+    if (entry.encoding == Encoding::kShared) continue;
     entry.offset = frame.payload_bytes;
     frame.payload_bytes = align_up(entry.offset + entry.bytes, kPayloadAlignment);
   }
@@ -79,6 +89,7 @@ inline std::vector<std::vector<std::byte>> sample_records() {
       make_record({make_entry(0, {2, 3, 4}, {1, 8, 2}), make_entry(4, {}), make_entry(10, {0, 7})}, some, {kSomeKey}),
       make_record({make_entry(15, {3, 1, 5}, {0, 9, 1}), make_entry(11, {70})}, rich.view(), {kSomeKey}),
       make_record({make_entry(7, {2}), make_entry(0, {3, 20})}, plain.view()),
+      make_record({shared_entry(0, 4), make_entry(6, {1}), shared_entry(1, 8)}, nest_of_tensors(3)),
   };
 }
 

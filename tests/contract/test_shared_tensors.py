@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor that the dataset keeps in shared memory is not copied: both sides are on one memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from sample_datasets import as_is
+from stream_oracle import error_of
+from torch.utils.data import Dataset, IterableDataset
+
+SIZE = 100_000
+
+
+class Kept(Dataset[Any]):
+    """Gives tensors that lie in shared memory, or parts of them, as they are."""
+
+    def __init__(self, count: int = 3, length: int = 12) -> None:
+        self.tensors = [torch.full((SIZE,), float(index)).share_memory_() for index in range(count)]
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[index % len(self.tensors)]
+
+
+class Parts(Kept):
+    def __getitem__(self, index: int) -> Any:
+        tensor = self.tensors[0]
+        return {
+            "whole": tensor,
+            "part": tensor[10:20],
+            "own": torch.ones(SIZE),
+            "t": tensor.view(100, -1).t(),
+        }
+
+
+class Echo(Kept):
+    """Says what it sees in its memory after it has given it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0], self.tensors[0][0].item()
+
+
+class Mortal(Kept):
+    """Kills its worker."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Fresh(IterableDataset[Any]):
+    """Shares each tensor anew and keeps none."""
+
+    def __iter__(self) -> Any:
+        return (torch.full((SIZE,), float(index)).share_memory_() for index in range(200))
+
+
+def loader_of(loader_class: type, dataset: Any, **options: Any) -> Any:
+    return loader_class(dataset, batch_size=None, num_workers=1, **options)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_shared_tensor_is_the_dataset_s_memory(loader_class: type, method: str) -> None:
+    dataset = Kept(length=6)
+    for index, tensor in enumerate(
+        loader_of(loader_class, dataset, multiprocessing_context=method)
+    ):
+        assert tensor.is_shared()
+        assert bool((tensor == index % 3).all()) or bool((tensor == 50 + index % 3).all())
+        tensor.fill_(50 + index % 3)
+        assert dataset.tensors[index % 3][-1].item() == 50 + index % 3
+
+
+def test_batches_of_one_tensor_that_are_alive_are_one_storage(loader_class: type) -> None:
+    batches = list(loader_of(loader_class, Kept(count=1, length=5)))
+    assert len({batch.untyped_storage().data_ptr() for batch in batches}) == 1
+    assert len({batch.untyped_storage()._cdata for batch in batches}) == 1
+
+
+def test_after_spawn_a_batch_is_the_storage_that_the_trainer_shared(loader_class: type) -> None:
+    dataset = Kept(count=1, length=2)
+    for batch in loader_of(loader_class, dataset, multiprocessing_context="spawn"):
+        assert batch.data_ptr() == dataset.tensors[0].data_ptr()
+
+
+def test_parts_of_one_tensor_share_it_and_others_do_not(loader_class: type) -> None:
+    dataset = Parts(count=1, length=3)
+    for batch in loader_of(loader_class, dataset):
+        whole, part = batch["whole"], batch["part"]
+        assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        assert part.storage_offset() == 10 and part.untyped_storage().nbytes() == 4 * SIZE
+        assert batch["t"].stride() == (1, SIZE // 100)
+        part.add_(1)
+        assert bool((whole[10:20] == dataset.tensors[0][10]).all())
+        assert bool((batch["own"] == 1).all())
+
+
+def test_the_worker_sees_what_the_trainer_wrote(loader_class: type) -> None:
+    dataset = Echo(count=1, length=20)
+    seen = []
+    for step, (tensor, first) in enumerate(loader_of(loader_class, dataset)):
+        seen.append(first)
+        tensor[0] = float(step + 1)
+    assert seen[0] == 0.0 and seen[-1] > 0.0
+
+
+def test_shared_tensors_outlive_the_loader_and_the_dataset(loader_class: type) -> None:
+    loader = loader_of(loader_class, Kept())
+    batches = list(loader)
+    del loader
+    gc.collect()
+    assert [batch[-1].item() for batch in batches] == [float(index % 3) for index in range(12)]
+    again = batches[0].clone()
+    assert torch.equal(again, batches[3])
+
+
+@pytest.mark.torch_may_leave(
+    "torch's error comes out of a signal handler, in the middle of whatever its queues are doing"
+)
+def test_a_worker_s_death_leaves_its_shared_tensors(loader_class: type) -> None:
+    iterator = iter(loader_of(loader_class, Mortal(length=20)))
+    kept = [next(iterator) for _ in range(5)]
+    assert isinstance(error_of(lambda: list(iterator)), RuntimeError)
+    assert [tensor[0].item() for tensor in kept] == [0.0, 1.0, 2.0, 0.0, 1.0]
+
+
+def test_tensors_that_are_shared_anew_and_dropped_leave_no_descriptors(loader_class: type) -> None:
+    counts = []
+    for index, batch in enumerate(loader_of(loader_class, Fresh(), prefetch_factor=2)):
+        assert batch[0].item() == index
+        del batch
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert max(counts[10:]) <= min(counts[10:]) + 10
+
+
+def test_a_batch_of_shared_samples_is_collated_into_memory_of_its_own(loader_class: type) -> None:
+    dataset = Kept(count=2, length=4)
+    for batch in loader_class(dataset, batch_size=2, num_workers=1):
+        batch.fill_(-1)
+    assert [tensor[0].item() for tensor in dataset.tensors] == [0.0, 1.0]
+
+
+def test_shared_tensors_in_a_pickled_batch_are_shared(loader_class: type) -> None:
+    dataset = Kept(count=1, length=2)
+    for batch in loader_class(dataset, batch_size=1, num_workers=1, collate_fn=as_is):
+        assert batch[0].is_shared()
+        batch[0][5] = 9.0
+        assert dataset.tensors[0][5].item() == 9.0
