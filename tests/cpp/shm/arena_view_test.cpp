@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arenas that the trainer accepts, and its view of one that another process made.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -36,6 +37,12 @@ class ArenaViewTest : public ArenaTest {
     const auto page_index = reinterpret_cast<uintptr_t>(address) / page_bytes();
     EXPECT_EQ(::pread(pagemap.get(), &entry, sizeof entry, static_cast<off_t>(page_index * sizeof entry)), 8);
     return entry >> 63 != 0;
+  }
+  // Minor faults of this process so far.
+  static int64_t fault_count() {
+    rusage usage{};
+    EXPECT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_minflt;
   }
 };
 
@@ -152,6 +159,18 @@ TEST_F(ArenaViewTest, PopulateFaultsPagesInAsFarAsAsked) {
   view_->populate(1, 6 * page_bytes());
   EXPECT_TRUE(is_present(view_->slab(1) + 5 * page_bytes()));
   EXPECT_FALSE(is_present(view_->slab(0))) << "the other slab was touched";
+}
+
+TEST_F(ArenaViewTest, PopulatedPagesTakeOneFaultForManyAndNoneWhenTheTrainerWrites) {
+  constexpr uint64_t kPageCount = 1024;
+  open({.slab_bytes = kPageCount * page_bytes(), .slab_count = 1});
+  ASSERT_TRUE(arena_->reserve(0, kPageCount * page_bytes()));
+  const int64_t before = fault_count();
+  view_->populate(0, kPageCount * page_bytes());
+  const int64_t populated = fault_count();
+  EXPECT_LT(populated - before, static_cast<int64_t>(kPageCount / 2));
+  for (uint64_t page = 0; page < kPageCount; ++page) view_->slab(0)[page * page_bytes()] = std::byte{1};
+  EXPECT_LT(fault_count() - populated, 10);
 }
 
 TEST_F(ArenaViewTest, PopulatingBeyondTheSlabDoesNothing) {
