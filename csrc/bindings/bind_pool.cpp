@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,7 @@ struct PoolSettings {
   uint64_t arena_bytes;
   bool is_iterable;
   bool trust_workers;
-  std::vector<std::pair<uint64_t, std::string>> own_workers;
+  std::vector<std::tuple<uint64_t, std::string, std::string>> own_workers;
 };
 
 Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, const ClientOptions& options) {
@@ -50,10 +51,10 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   if (!keys) return keys.error();
   std::optional<net::KeyRing> own_keys;
   std::vector<loader::OwnWorker> own_workers;
-  for (const auto& [worker_id, text] : settings.own_workers) {
+  for (const auto& [worker_id, text, handover] : settings.own_workers) {
     auto own_endpoint = net::Endpoint::parse(text);
     if (!own_endpoint) return own_endpoint.error();
-    own_workers.push_back({.worker_id = worker_id, .endpoint = std::move(own_endpoint).value()});
+    own_workers.push_back({.worker_id = worker_id, .endpoint = std::move(own_endpoint).value(), .handover = handover});
   }
   if (!own_workers.empty()) {
     auto shared = net::load_shared_keys(Role::kTrainer);
@@ -96,8 +97,8 @@ void bind_pool(py::module_& module) {
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
-                       const std::vector<std::pair<uint64_t, std::string>>& own_workers, uint32_t prefetch_factor,
-                       uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
+                       const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
+                       uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
                        int device_index) {
              return make_client({.controller = controller,
                                  .key_folder = key_folder,

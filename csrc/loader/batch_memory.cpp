@@ -54,17 +54,8 @@ Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegi
     view_ = view.value();
     arena_id_ = region.arena->id();
   }
-  MutexLock lock(views_mutex_);
-  std::erase_if(views_, [](const auto& old) { return old.expired(); });
-  views_.emplace_back(view.value());
+  views_.add(view.value());
   return view;
-}
-
-void BatchMemory::retire_held() {
-  MutexLock lock(views_mutex_);
-  for (const auto& weak : views_) {
-    if (const auto view = weak.lock()) view->retire_held();
-  }
 }
 
 }  // namespace penstock::loader

@@ -9,10 +9,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "base/mutex.h"
 #include "base/result.h"
+#include "loader/arena_views.h"
 #include "loader/slab_lease.h"
 #include "shm/slab_pool.h"
 
@@ -39,7 +38,7 @@ class BatchMemory {
   // The bytes of the largest batch that came.
   uint64_t largest_bytes() const { return largest_bytes_; }
 
-  void retire_held();
+  void retire_held() { views_.retire_held(); }
 
  private:
   Result<std::shared_ptr<shm::ArenaView>> view_of(const shm::SlabRegion& region);
@@ -49,8 +48,7 @@ class BatchMemory {
   shm::SlabPool pool_;
   uint32_t arena_id_ = 0;  // that view_ is of
   std::shared_ptr<shm::ArenaView> view_;
-  Mutex views_mutex_;
-  std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+  ArenaViews views_;
 };
 
 }  // namespace penstock::loader

@@ -89,16 +89,8 @@ void ClientIo::dismiss(uint32_t worker_id) {
   loop_.post([this, worker_id] {
     Channel& channel = channels_[worker_id];
     channel.is_dismissed = true;
-    if (channel.connection) channel.connection->shut_down();
+    if (channel.passed) channel.passed->connection().shut_down();
   });
-}
-
-void ClientIo::retire_held() {
-  MutexLock lock(views_mutex_);
-  std::erase_if(views_, [](const auto& view) { return view.expired(); });
-  for (const auto& weak : views_) {
-    if (const auto view = weak.lock()) view->retire_held();
-  }
 }
 
 Result<void> ClientIo::begin() {
@@ -125,7 +117,7 @@ Result<void> ClientIo::serve() {
 Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
   if (!may_sleep) return false;
   fds_.assign({wake_fd, listener_->fd()});
-  for (const Channel& channel : channels_) fds_.push_back(is_watched(channel) ? channel.connection->fd() : -1);
+  for (const Channel& channel : channels_) fds_.push_back(is_watched(channel) ? channel.passed->fd() : -1);
   for (const Newcomer& newcomer : newcomers_) fds_.push_back(newcomer.connection.fd());
   if (fds_.size() > readable_count_) {
     readable_count_ = fds_.size();
@@ -150,7 +142,7 @@ Result<bool> ClientIo::wait(int wake_fd, bool may_sleep) {
 
 void ClientIo::end() {
   for (Channel& channel : channels_) {
-    if (channel.connection) channel.connection->shut_down();
+    if (channel.passed) channel.passed->connection().shut_down();
   }
   sockets_.clear();
   newcomers_.clear();
@@ -180,12 +172,13 @@ void ClientIo::greet_newcomers() {
 }
 
 void ClientIo::welcome(uint32_t worker_id, shm::FdConnection connection) {
-  if (worker_id >= options_.worker_count || channels_[worker_id].connection) return;
+  if (worker_id >= options_.worker_count || channels_[worker_id].passed) return;
   Channel& channel = channels_[worker_id];
-  channel.connection.emplace(std::move(connection));
+  channel.passed.emplace(std::move(connection), views_, inbox_.counters().arenas,
+                         wire::kSharedFileCountMax * options_.arrival_count_max);
   FdMessage start{.kind = shm::kFdStart, .worker_id = worker_id};
   channel.name.copy(start.text, sizeof start.text - 1);
-  if (auto sent = channel.connection->send(start); !sent) stages_.fail(worker_id, sent.error());
+  if (auto sent = channel.passed->connection().send(start); !sent) stages_.fail(worker_id, sent.error());
 }
 
 void ClientIo::send_dispatched() {
@@ -289,96 +282,42 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
     auto batch = Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
     if (batch && batch.value()->is_narrow())
       return Error{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
-    return with_files(channel, std::move(batch));
+    if (!channel.passed) return Error{Errc::kMalformed, "a worker named memory before it connected"};
+    return with_files(*channel.passed, std::move(batch));
   }
-  auto view = find_arena(channel, descriptor);
-  if (!view) return view.error();
-  if (descriptor.slab_index >= view.value()->slab_count()) {
-    return Error{Errc::kMalformed, "a descriptor names slab " + std::to_string(descriptor.slab_index) + " of " +
-                                       std::to_string(view.value()->slab_count())};
-  }
-  view.value()->populate(descriptor.slab_index, descriptor.slab_bytes);
-  auto lease = c10::make_intrusive<SlabLease>(view.value(), descriptor.slab_index, descriptor.slab_generation);
-  if ((descriptor.flags & wire::kDescriptorTransient) != 0) channel.arenas.erase(descriptor.arena_id);
-  auto batch = Batch::from_slab(descriptor, std::move(lease), kAllowPickle);
+  if (!channel.passed) return Error{Errc::kMalformed, "a worker named memory before it connected"};
+  auto lease = channel.passed->lease({.arena_id = descriptor.arena_id,
+                                      .slab_index = descriptor.slab_index,
+                                      .generation = descriptor.slab_generation,
+                                      .is_transient = (descriptor.flags & wire::kDescriptorTransient) != 0,
+                                      .slab_bytes = descriptor.slab_bytes});
+  if (!lease) return lease.error();
+  auto batch = Batch::from_slab(descriptor, std::move(lease).value(), kAllowPickle);
   if (batch && batch.value()->is_narrow())
     return Error{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
-  return with_files(channel, std::move(batch));
+  return with_files(*channel.passed, std::move(batch));
 }
 
-Result<std::unique_ptr<Batch>> ClientIo::with_files(Channel& channel, Result<std::unique_ptr<Batch>> batch) {
+Result<std::unique_ptr<Batch>> ClientIo::with_files(PassedMemory& passed, Result<std::unique_ptr<Batch>> batch) {
   const uint32_t file_count = batch ? batch.value()->frame().shared_file_count() : 0;
   if (file_count == 0) return batch;
-  // As with arenas: they were passed before the descriptor was sent.
-  while (channel.files.size() < file_count) {
-    if (auto received = receive_passed(channel); !received) return received.error();
-  }
-  std::vector<FileDescriptor> files;
-  for (uint32_t index = 0; index < file_count; ++index) {
-    files.push_back(std::move(channel.files.front()));
-    channel.files.pop_front();
-  }
-  if (auto set = batch.value()->set_shared_files(std::move(files)); !set) return set.error();
+  auto files = passed.take_files(file_count);
+  if (!files) return files.error();
+  if (auto set = batch.value()->set_shared_files(std::move(files).value()); !set) return set.error();
   return batch;
-}
-
-Result<std::shared_ptr<shm::ArenaView>> ClientIo::find_arena(Channel& channel, const Descriptor& descriptor) {
-  if (const auto found = channel.arenas.find(descriptor.arena_id); found != channel.arenas.end()) {
-    return found->second;
-  }
-  // Its worker passed it, on another socket, before it sent the descriptor that names it. A descriptor that was passed
-  // to a socket of this machine can be received at once, so nothing is waited for.
-  while (!channel.arenas.contains(descriptor.arena_id)) {
-    if (auto received = receive_passed(channel); !received) return received.error();
-  }
-  auto view = channel.arenas.at(descriptor.arena_id);
-  // Lasting arenas are numbered upwards and used one at a time, so an older one is not named again.
-  if ((descriptor.flags & wire::kDescriptorTransient) == 0) {
-    channel.arenas.erase(channel.arenas.begin(), channel.arenas.find(descriptor.arena_id));
-  }
-  return view;
-}
-
-Result<void> ClientIo::receive_passed(Channel& channel) {
-  if (!channel.connection) return Error{Errc::kMalformed, "a worker named memory before it connected"};
-  auto received = channel.connection->receive(steady_clock::now());
-  if (!received) return received.error();
-  const FdMessage& message = received.value().message;
-  const bool is_file = message.kind == shm::kFdFile;
-  if (!is_file && message.kind != shm::kFdArena) {
-    return Error{Errc::kMalformed, "a worker sent something other than memory on its descriptor socket"};
-  }
-  if (!received.value().fd) return Error{Errc::kMalformed, "a worker passed memory without its descriptor"};
-  if (!is_file) return add_arena(channel, message.arena_id, received.value().fd);
-  if (channel.files.size() >= wire::kSharedFileCountMax * options_.arrival_count_max)
-    return Error{Errc::kTooLarge, "a worker passed " + std::to_string(channel.files.size()) +
-                                      " files in shared memory that no batch of its lies in"};
-  channel.files.push_back(std::move(received.value().fd));
-  return {};
-}
-
-Result<void> ClientIo::add_arena(Channel& channel, uint32_t arena_id, const FileDescriptor& fd) {
-  auto view = shm::ArenaView::map(fd);
-  if (!view) return view.error();
-  inbox_.counters().arenas.add(1);
-  channel.arenas.emplace(arena_id, view.value());
-  MutexLock lock(views_mutex_);
-  std::erase_if(views_, [](const auto& old) { return old.expired(); });
-  views_.emplace_back(view.value());
-  return {};
 }
 
 void ClientIo::check_connection(uint32_t worker_id) {
   Channel& channel = channels_[worker_id];
   if (!is_watched(channel)) return;
-  const auto received = receive_passed(channel);
+  const auto received = channel.passed->receive();
   if (received || received.error().code == Errc::kTimeout) return;
   if (received.error().code != Errc::kClosed) return stages_.fail(worker_id, received.error());
   channel.hung_up_at = steady_clock::now();
 }
 
 bool ClientIo::is_watched(const Channel& channel) {
-  return channel.connection && !channel.hung_up_at && !channel.is_dismissed;
+  return channel.passed && !channel.hung_up_at && !channel.is_dismissed;
 }
 
 // The batches of a worker that died travel on another socket than the news of its death, and are worth having: it
@@ -395,7 +334,7 @@ size_t ClientIo::report_losses() {
     }
     receive_from(worker_id);
     channel.is_lost = true;
-    channel.files.clear();
+    if (channel.passed) channel.passed->drop_files();
     lose(worker_id);
   }
   return pending_count;

@@ -16,6 +16,7 @@
 #include "base/result.h"
 #include "loader/batch_source.h"
 #include "loader/local_dispatch.h"
+#include "loader/passed_memory.h"
 #include "net/socket.h"
 #include "shm/fd_channel.h"
 
@@ -47,22 +48,20 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   bool has_bounded_memory() const override { return true; }
   void note_ready(uint32_t) override {}
 
-  void retire_held() override;
+  void retire_held() override { views_.retire_held(); }
 
  private:
   // A worker as the I/O thread sees it.
   struct Channel {
     std::string name;
     std::unique_ptr<net::Socket> socket;
-    std::optional<shm::FdConnection> connection;
+    std::optional<PassedMemory> passed;
     bool is_ready = false;      // its ZeroMQ hello has come
     bool is_dismissed = false;  // we hung up
     bool is_lost = false;
     // Lost once all that it had sent has been received.
     std::optional<std::chrono::steady_clock::time_point> hung_up_at;
     std::vector<std::vector<std::byte>> waiting;  // requests made before it was ready
-    std::deque<FileDescriptor> files;             // that came before the batches whose tensors lie in them
-    std::map<uint32_t, std::shared_ptr<shm::ArenaView>> arenas;  // shared with the leases on their slabs
   };
   // A connection of which nobody knows yet whose it is. One that stays silent keeps nobody else waiting.
   struct Newcomer {
@@ -86,10 +85,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   void receive_descriptor(uint32_t worker_id, net::MessageParts& parts);
   Result<std::unique_ptr<Batch>> make_batch(Channel& channel, const wire::Descriptor& descriptor,
                                             net::MessageParts& parts);
-  Result<std::shared_ptr<shm::ArenaView>> find_arena(Channel& channel, const wire::Descriptor& descriptor);
-  Result<void> receive_passed(Channel& channel);
-  Result<void> add_arena(Channel& channel, uint32_t arena_id, const FileDescriptor& fd);
-  Result<std::unique_ptr<Batch>> with_files(Channel& channel, Result<std::unique_ptr<Batch>> batch);
+  static Result<std::unique_ptr<Batch>> with_files(PassedMemory& passed, Result<std::unique_ptr<Batch>> batch);
   void check_connection(uint32_t worker_id);
   static bool is_watched(const Channel& channel);
   size_t report_losses();
@@ -99,8 +95,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   std::string endpoint_;
   std::optional<shm::FdListener> listener_;
   std::string listen_error_;
-  Mutex views_mutex_;
-  std::vector<std::weak_ptr<shm::ArenaView>> views_ PENSTOCK_GUARDED_BY(views_mutex_);
+  ArenaViews views_;
   std::unique_ptr<net::SocketContext> context_;
 
   // Used by the I/O thread alone, once it runs.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A batch of a pool's worker while its pieces arrive.
+// A batch of a pool's worker while its pieces arrive, or in the slab that a worker of this machine has handed over.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -22,6 +23,10 @@ class IncomingBatch {
  public:
   // With room for the whole batch in `memory`, or else on the heap, where the room grows with the bytes that arrive.
   IncomingBatch(BatchMemory& memory, uint64_t payload_bytes);
+
+  // Whole, in the slab.
+  IncomingBatch(LeasedSlab slab, uint64_t payload_bytes)
+      : slab_(std::move(slab)), payload_bytes_(payload_bytes), have_bytes_(payload_bytes) {}
 
   // Where the next piece, of so many bytes, belongs. Nothing if the piece at this offset is not the one that follows.
   // What is written there counts once it was added. Without memory for the batch the room is used again and again.

@@ -21,6 +21,7 @@ namespace penstock::loader {
 struct OwnWorker {
   uint64_t worker_id = 0;
   net::Endpoint endpoint;
+  std::string handover = {};  // where it listens to hand batches over as slabs; empty: it sends them in pieces
 };
 
 // Confined to the I/O thread, once it runs.
@@ -46,10 +47,12 @@ class PoolDirectory {
   struct Place {
     Result<net::Endpoint> endpoint;  // an error if the controller named an address that is no endpoint
     const net::KeyRing& keys;
+    std::string handover = {};  // as OwnWorker's
   };
   std::optional<Place> find(uint64_t worker_id) const {
     for (const OwnWorker& worker : own_workers_)
-      if (worker.worker_id == worker_id) return Place{.endpoint = worker.endpoint, .keys = *own_keys_};
+      if (worker.worker_id == worker_id)
+        return Place{.endpoint = worker.endpoint, .keys = *own_keys_, .handover = worker.handover};
     for (const auto& entry : pool_workers_)
       if (entry.worker.worker_id == worker_id)
         return Place{.endpoint = net::Endpoint::parse(entry.endpoint), .keys = keys_};

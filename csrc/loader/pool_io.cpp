@@ -281,8 +281,9 @@ void PoolIo::take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart
 }
 
 bool PoolIo::waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const {
-  return answer.kind == AnswerKind::kBatch && link.data() && answer.message.link == link.data()->number() &&
-         session_.dispatch().is_unanswered(answer.message.key) && !link.data()->has_whole(answer.message.key);
+  return answer.kind == AnswerKind::kBatch && !answer.place && link.data() &&
+         answer.message.link == link.data()->number() && session_.dispatch().is_unanswered(answer.message.key) &&
+         !link.data()->has_whole(answer.message.key);
 }
 
 void PoolIo::take_waiting(uint64_t worker_id, Instant now) {
@@ -308,7 +309,16 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const bool is_awaited = session_.dispatch().is_unanswered(message.key);
   const wire::Lane lane = is_awaited ? session_.dispatch().lane_of(message.key) : wire::kNoLane;
   std::optional<IncomingBatch> whole;
-  if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
+  if (answer.place && is_in_force) {  // a batch that nobody awaits gives its slab back
+    auto taken = take_slab(link, answer);
+    if (!taken) {
+      link.is_handover_given_up = true;
+      tell("worker " + spoken_place(worker_id) +
+           " sends its batches over a socket from now on, since its memory cannot be used: " + taken.error().message);
+      return session_.lose_track(worker_id, message.link, now);
+    }
+    whole.emplace(std::move(taken).value());
+  } else if (answer.kind == AnswerKind::kBatch && is_awaited && is_in_force) {
     if (link.data()) whole = link.data()->take_whole(message.key);
     if (!whole || whole->payload_bytes() != answer.payload_bytes)
       return session_.lose_track(worker_id, message.link, now);
@@ -320,7 +330,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   was_served_ = true;
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
-  if (whole) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
+  if (whole && !answer.place) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
   auto batch =
       batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle);
   if (!batch->remote_error()) {
@@ -358,6 +368,31 @@ void PoolIo::begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& of
   if (!nonce) return stages_.fail(0, nonce.error());
   offer = {.ciphers = options_.ciphers, .nonce = nonce.value()};
   links_->begin_link(worker_id, {.trainer_id = trainer_id_, .worker_id = worker_id, .link = number}, offer);
+  connect_handover(worker_id, *links_->find(worker_id), number);
+}
+
+// The worker looks for the connection when it is greeted, so it is there first.
+void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t number) {
+  const auto place = directory_.find(worker_id);
+  if (!place || place->handover.empty() || link.is_handover_given_up) return;
+  auto connection = shm::FdConnection::connect(place->handover);
+  const auto sent = connection ? connection.value().send(shm::link_message(trainer_id_, number)) : connection.error();
+  if (!sent && sent.error().code == Errc::kClosed) return;  // the worker has died, which its other socket tells
+  if (!sent) {
+    link.is_handover_given_up = true;
+    return tell("worker " + spoken_place(worker_id) + " sends its batches over a socket: " + sent.error().message);
+  }
+  link.passed().emplace(std::move(connection).value(), passed_views_, inbox_.counters().arenas, size_t{0});
+}
+
+Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer& answer) {
+  if (!link.passed()) return Error{Errc::kMalformed, "it names a slab on a link without shared memory"};
+  auto lease = link.passed()->lease(*answer.place);
+  if (!lease) return lease.error();
+  if (answer.payload_bytes > lease.value()->view().slab_bytes())
+    return Error{Errc::kMalformed, "it names a batch that is larger than its slab"};
+  return IncomingBatch({.lease = std::move(lease).value(), .is_transient = answer.place->is_transient},
+                       answer.payload_bytes);
 }
 
 void PoolIo::connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now) {

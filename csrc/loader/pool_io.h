@@ -66,7 +66,10 @@ class PoolIo final : public EventLoop::Handler {
   uint32_t worker_count() const { return worker_count_.load(); }
   LinkStanding link() const { return {.bytes_per_s = link_bytes_per_s_.load(), .round_trip_s = round_trip_s_.load()}; }
   void note_ready(uint32_t count) { ready_count_.store(count); }
-  void retire_held() { memory_.retire_held(); }
+  void retire_held() {
+    memory_.retire_held();
+    passed_views_.retire_held();
+  }
 
   // Requests of earlier epochs are forgotten.
   void begin_epoch(uint32_t epoch, std::map<wire::Lane, LanePlaces::Place> lanes);
@@ -102,6 +105,9 @@ class PoolIo final : public EventLoop::Handler {
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
   void begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer);
+  void connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t number);
+  // The batch in the slab that an own worker names.
+  Result<IncomingBatch> take_slab(WorkerLink& link, const wire::PoolAnswer& answer);
   void connect_data(uint64_t worker_id, WorkerLink& link, const wire::SealGrant& grant, Instant now);
   void serve_data(uint64_t worker_id, Instant now);
   void receive_pieces(uint64_t worker_id, size_t piece_count_max, Instant now);
@@ -137,6 +143,7 @@ class PoolIo final : public EventLoop::Handler {
   std::atomic<double> round_trip_s_{0};
   BlobStore blobs_;
   BatchMemory memory_;
+  ArenaViews passed_views_;  // of own workers
   PoolStanding standing_;
 
   std::unique_ptr<net::SocketContext> context_;

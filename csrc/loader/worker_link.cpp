@@ -30,6 +30,7 @@ void WorkerLink::begin_link(const net::LinkName& name, const wire::SealOffer& of
 void WorkerLink::end_link() {
   waiting_.clear();
   data_.reset();
+  passed_.reset();
 }
 
 bool WorkerLink::add_waiting(net::ReceivedPart part) {

@@ -13,6 +13,7 @@
 #include "base/live_clock.h"
 #include "base/result.h"
 #include "loader/data_link.h"
+#include "loader/passed_memory.h"
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/message_part.h"
@@ -43,6 +44,8 @@ class WorkerLink {
   void end_link();
   // Of the link in force; nothing while there is none.
   std::optional<DataLink>& data() { return data_; }
+  // The memory that the worker passes on the link in force, if it hands batches over as slabs.
+  std::optional<PassedMemory>& passed() { return passed_; }
 
   // Messages of the link wait behind an answer whose pieces are not there yet, so that everything is taken in the order
   // in which the worker sent it.
@@ -59,6 +62,7 @@ class WorkerLink {
   std::optional<Instant> reconnect_at;
   bool is_trouble_told = false;        // the user has been told the reason
   bool is_fault_told = false;          // that a piece did not come as it was sent
+  bool is_handover_given_up = false;   // memory that was passed could not be used: batches cross in pieces
   bool has_spoken = false;             // the worker has, over this connection or one before it
   std::optional<Instant> pinged_at{};  // while a ping is unanswered
   // While the worker has granted pieces, and their connection does not come about.
@@ -71,6 +75,7 @@ class WorkerLink {
   const uint64_t tag_;
   const Instant opened_at_;
   std::optional<DataLink> data_;
+  std::optional<PassedMemory> passed_;
   std::deque<net::ReceivedPart> waiting_;
 };
 

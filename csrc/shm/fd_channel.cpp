@@ -47,9 +47,16 @@ bool is_same_user(int fd) {
 
 }  // namespace
 
+FdMessage link_message(uint64_t trainer_id, uint32_t link) {
+  FdMessage message{.kind = kFdLink};
+  const std::string text = std::to_string(trainer_id) + " " + std::to_string(link);
+  text.copy(message.text, sizeof message.text - 1);
+  return message;
+}
+
 Result<FdConnection> FdConnection::connect(const std::string& name) {
   FileDescriptor fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!fd) return system_error("opening a socket to the trainer", errno);
+  if (!fd) return system_error("opening a socket for descriptors", errno);
   const Address address = abstract_address(name);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
     return system_error("connecting to the trainer", errno);

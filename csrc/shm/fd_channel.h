@@ -19,7 +19,8 @@ struct FdMessage {
   uint32_t kind = 0;            // FdMessageKind
   uint32_t worker_id = 0;
   uint32_t arena_id = 0;
-  char text[48] = {};  // kFdStart: the name of the worker's ZeroMQ endpoint, zero-terminated
+  // Zero-terminated. kFdStart: the name of the worker's ZeroMQ endpoint. kFdLink: the trainer and the link.
+  char text[48] = {};
 };
 static_assert(sizeof(FdMessage) == 64);
 
@@ -28,7 +29,11 @@ enum FdMessageKind : uint32_t {
   kFdStart = 2,  // trainer to worker: the ZeroMQ endpoint named in `text` is bound
   kFdArena = 3,  // worker to trainer, with the arena's descriptor
   kFdFile = 4,   // worker to trainer, with that of a file in shared memory in which tensors of its next batch lie
+  kFdLink = 5,   // trainer to a worker of its own beside a pool, first on the connection: it is about to greet it
 };
+
+// The message that names the link of a pool on which the trainer will greet its own worker.
+FdMessage link_message(uint64_t trainer_id, uint32_t link);
 
 // Confined to one thread.
 class FdConnection {

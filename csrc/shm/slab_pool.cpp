@@ -32,6 +32,7 @@ Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes) {
 
 Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
   if (!options_.waits) return acquire_now(bytes);
+  if (is_to_renew_.exchange(false)) arena_.reset();
   if (!arena_ || bytes > arena_->slab_bytes()) {
     if (bytes > options_.arena_bytes / 2) return make_transient(bytes);
     if (auto made = make_arena(bytes); !made) return made.error();
@@ -59,6 +60,7 @@ bool SlabPool::is_worn_out() const {
 }
 
 Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
+  if (is_to_renew_.exchange(false)) arena_.reset();
   if (bytes <= options_.arena_bytes / 2) {
     if (!arena_ || bytes > arena_->slab_bytes()) {
       if (auto made = make_arena(bytes); !made) return made.error();

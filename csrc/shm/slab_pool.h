@@ -32,7 +32,7 @@ struct SlabPoolOptions {
   bool waits = true;
 };
 
-// Confined to the thread that serves requests.
+// Confined to the thread that serves requests, but for renew().
 class SlabPool {
  public:
   // `is_closing` ends a wait for the trainer.
@@ -47,6 +47,9 @@ class SlabPool {
   // that has a slab in hand already needs this, as it must not wait for a second one that the trainer's user may hold.
   Result<SlabRegion> acquire_now(uint64_t bytes);
 
+  // The next batch begins a new arena: slabs of this one may never come back. For any thread.
+  void renew() { is_to_renew_.store(true); }
+
   // Whether the arena of `region` is new to the trainer; true once for each arena.
   bool take_unannounced(const SlabRegion& region);
 
@@ -59,6 +62,7 @@ class SlabPool {
 
   SlabPoolOptions options_;
   const std::atomic<bool>& is_closing_;
+  std::atomic<bool> is_to_renew_{false};
   std::shared_ptr<Arena> arena_;
   uint32_t next_arena_id_ = 0;
   std::optional<uint32_t> announced_arena_id_;  // the lasting arena that the trainer knows

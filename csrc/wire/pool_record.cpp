@@ -12,6 +12,7 @@ namespace {
 constexpr uint8_t kFlagLaneStart = 1;
 constexpr uint8_t kFlagContinued = 2;
 constexpr uint8_t kFlagFresh = 1;
+constexpr uint8_t kFlagInSlab = 2;
 
 struct ToWorkerHead {
   uint32_t magic = kToWorkerMagic;
@@ -126,6 +127,27 @@ Result<SealGrant> parse_grant(std::span<const std::byte> body) {
   return grant;
 }
 
+struct SlabPlaceRecord {
+  uint32_t arena_id = 0;
+  uint32_t slab_index = 0;
+  uint32_t generation = 0;
+  uint32_t is_transient = 0;
+  uint64_t slab_bytes = 0;
+};
+static_assert(sizeof(SlabPlaceRecord) == 24);
+
+Result<SlabPlace> parse_place(std::span<const std::byte> body) {
+  SlabPlaceRecord record;
+  if (body.size() != sizeof record) return malformed("worker", "a batch does not say in which slab it lies");
+  std::memcpy(&record, body.data(), sizeof record);
+  if (record.is_transient > 1) return malformed("worker", "an arena is neither lasting nor transient");
+  return SlabPlace{.arena_id = record.arena_id,
+                   .slab_index = record.slab_index,
+                   .generation = record.generation,
+                   .is_transient = record.is_transient == 1,
+                   .slab_bytes = record.slab_bytes};
+}
+
 // Whether the body of such a message is the reason of a refusal.
 bool is_reason(ToTrainer::Kind kind) { return kind == ToTrainer::Kind::kRefused || kind == ToTrainer::Kind::kDeclined; }
 
@@ -208,26 +230,36 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
 
 std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
   const ToTrainer& m = answer.message;
-  const ToTrainerHead head{.kind = static_cast<uint8_t>(m.kind),
-                           .flags = m.is_fresh ? kFlagFresh : uint8_t{0},
-                           .worker_id = answer.worker_id,
-                           .link = m.link,
-                           .incarnation = answer.incarnation,
-                           .stamp = m.stamp,
-                           .sequence = m.key.sequence,
-                           .epoch = m.key.epoch,
-                           .record_bytes = answer.record_bytes,
-                           .payload_bytes = answer.payload_bytes,
-                           .fetch_time = answer.fetch_time,
-                           .prefix_time = answer.prefix_time,
-                           .state_bytes = static_cast<uint32_t>(answer.state.size()),
-                           .answer_kind = static_cast<uint8_t>(answer.kind),
-                           .answer_flags = answer.flags,
-                           .sent_at = answer.sent_at};
+  const ToTrainerHead head{
+      .kind = static_cast<uint8_t>(m.kind),
+      .flags = static_cast<uint8_t>((m.is_fresh ? kFlagFresh : 0) | (answer.place ? kFlagInSlab : 0)),
+      .worker_id = answer.worker_id,
+      .link = m.link,
+      .incarnation = answer.incarnation,
+      .stamp = m.stamp,
+      .sequence = m.key.sequence,
+      .epoch = m.key.epoch,
+      .record_bytes = answer.record_bytes,
+      .payload_bytes = answer.payload_bytes,
+      .fetch_time = answer.fetch_time,
+      .prefix_time = answer.prefix_time,
+      .state_bytes = static_cast<uint32_t>(answer.state.size()),
+      .answer_kind = static_cast<uint8_t>(answer.kind),
+      .answer_flags = answer.flags,
+      .sent_at = answer.sent_at};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
     return joined(&head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce), endpoint});
+  }
+  PENSTOCK_ASSERT(!answer.place || answer.kind == AnswerKind::kBatch, "only a batch lies in a slab");
+  if (const auto& place = answer.place; place) {
+    const SlabPlaceRecord record{.arena_id = place->arena_id,
+                                 .slab_index = place->slab_index,
+                                 .generation = place->generation,
+                                 .is_transient = place->is_transient ? 1u : 0u,
+                                 .slab_bytes = place->slab_bytes};
+    return joined(&head, {std::as_bytes(std::span(&record, 1)), answer.state});
   }
   const auto body = is_reason(m.kind) ? answer.body.first(std::min(answer.body.size(), kReasonBytesMax)) : answer.body;
   return joined(&head, {body, answer.state});
@@ -235,7 +267,7 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   constexpr auto kKindMax = static_cast<uint8_t>(ToTrainer::Kind::kDeclined);
-  const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh, "worker");
+  const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
   if (head.reserved[0] != 0 || head.reserved[1] != 0) return malformed("worker", "reserved bytes are not zero");
@@ -244,7 +276,8 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
   const bool is_welcome = kind == ToTrainer::Kind::kWelcome;
-  const bool has_text = is_error || is_reason(kind) || is_welcome;
+  const bool is_in_slab = (head.flags & kFlagInSlab) != 0;
+  const bool has_text = is_error || is_reason(kind) || is_welcome || is_in_slab;
   if (is_reason(kind) && body.size() > kReasonBytesMax) {
     return Error{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
@@ -264,29 +297,38 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   if (!is_batch && head.payload_bytes != 0) return malformed("worker", "it has a payload and is no batch");
   if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
   if (is_batch && head.record_bytes == 0) return malformed("worker", "a batch has no record");
+  if (is_in_slab && !is_batch) return malformed("worker", "it lies in a slab and is no batch");
   std::optional<SealGrant> grant;
   if (is_welcome) {
     auto parsed = parse_grant(body);
     if (!parsed) return parsed.error();
     grant = std::move(parsed).value();
   }
-  return PoolAnswer{.message = {.kind = kind,
-                                .link = head.link,
-                                .stamp = head.stamp,
-                                .key = {.epoch = head.epoch, .sequence = head.sequence},
-                                .is_fresh = (head.flags & kFlagFresh) != 0},
-                    .worker_id = head.worker_id,
-                    .incarnation = head.incarnation,
-                    .kind = static_cast<AnswerKind>(head.answer_kind),
-                    .flags = head.answer_flags,
-                    .record_bytes = head.record_bytes,
-                    .payload_bytes = head.payload_bytes,
-                    .fetch_time = head.fetch_time,
-                    .prefix_time = head.prefix_time,
-                    .sent_at = head.sent_at,
-                    .body = is_welcome ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
-                    .state = body.last(head.state_bytes),
-                    .grant = std::move(grant)};
+  std::optional<SlabPlace> place;
+  if (is_in_slab) {
+    auto parsed = parse_place(body.first(body.size() - head.state_bytes));
+    if (!parsed) return parsed.error();
+    place = parsed.value();
+  }
+  return PoolAnswer{
+      .message = {.kind = kind,
+                  .link = head.link,
+                  .stamp = head.stamp,
+                  .key = {.epoch = head.epoch, .sequence = head.sequence},
+                  .is_fresh = (head.flags & kFlagFresh) != 0},
+      .worker_id = head.worker_id,
+      .incarnation = head.incarnation,
+      .kind = static_cast<AnswerKind>(head.answer_kind),
+      .flags = head.answer_flags,
+      .record_bytes = head.record_bytes,
+      .payload_bytes = head.payload_bytes,
+      .fetch_time = head.fetch_time,
+      .prefix_time = head.prefix_time,
+      .sent_at = head.sent_at,
+      .body = is_welcome || is_in_slab ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
+      .state = body.last(head.state_bytes),
+      .grant = std::move(grant),
+      .place = place};
 }
 
 }  // namespace penstock::wire

@@ -18,6 +18,7 @@
 #include "wire/message.h"
 #include "wire/message_limits.h"
 #include "wire/piece_record.h"
+#include "wire/slab_place.h"
 
 namespace penstock::wire {
 
@@ -92,6 +93,7 @@ struct PoolAnswer {
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome
+  std::optional<SlabPlace> place = {};    // of a batch that does not cross in pieces
 };
 
 // Writers must keep the caps; a reason above its cap is cut off.

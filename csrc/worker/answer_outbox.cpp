@@ -11,7 +11,7 @@
 namespace penstock::worker {
 namespace {
 
-std::vector<std::byte> write(const OutgoingMessage& outgoing) {
+std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optional<wire::SlabPlace>& place) {
   const PoolResult* const result = outgoing.result.get();
   const std::string& text = result != nullptr ? result->text : outgoing.text;
   wire::PoolAnswer answer{.message = outgoing.message,
@@ -19,7 +19,8 @@ std::vector<std::byte> write(const OutgoingMessage& outgoing) {
                           .incarnation = outgoing.incarnation,
                           .sent_at = static_cast<uint64_t>(clock_now().time_since_epoch().count()),
                           .body = std::as_bytes(std::span(text)),
-                          .grant = outgoing.grant};
+                          .grant = outgoing.grant,
+                          .place = place};
   if (result != nullptr) {
     answer.kind = result->answer;
     answer.flags = result->flags;
@@ -51,9 +52,15 @@ void AnswerOutbox::clear() {
   batches_.clear();
 }
 
-void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data) {
-  for (; !messages_.empty(); messages_.pop_front())
-    static_cast<void>(socket.send(messages_.front().routing_id, write(messages_.front())));
+void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover) {
+  for (; !messages_.empty(); messages_.pop_front()) {
+    const OutgoingMessage& outgoing = messages_.front();
+    std::optional<wire::SlabPlace> place;
+    if (handover != nullptr && outgoing.result && outgoing.result->batch)
+      place = handover->hand_over(*outgoing.result->batch);
+    if (place) drop(outgoing.message.key);  // no pieces of it are needed
+    static_cast<void>(socket.send(outgoing.routing_id, write(outgoing, place)));
+  }
   while (!batches_.empty() && data.has_room()) {
     Batch& batch = batches_.front();
     const auto payload = batch.result->batch->payload();

@@ -14,6 +14,7 @@
 #include "net/server_socket.h"
 #include "wire/data_message.h"
 #include "worker/pool_work.h"
+#include "worker/slab_handover.h"
 
 namespace penstock::worker {
 
@@ -39,7 +40,8 @@ class AnswerOutbox {
   bool is_empty() const { return messages_.empty() && batches_.empty(); }
 
   // Sends as much as may be on its way. What is for a peer that is gone is dropped: it asks again on its next link.
-  void pump(net::ServerSocket& socket, net::DataServer& data);
+  // Batches are handed over by `handover` where there is one, and as far as it can.
+  void pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover);
 
  private:
   struct Batch {

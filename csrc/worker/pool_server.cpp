@@ -37,9 +37,12 @@ Result<std::unique_ptr<PoolServer>> PoolServer::start(PoolServerOptions options)
 PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
     : options_(std::move(options)),
       worker_id_(worker_id),
-      maker_({.arena_bytes = options_.arena_bytes, .prefetch_factor = kBatchesAhead + kKeptBatchesMax},
+      // Slabs that were handed over may all be with batches that come after the one that the trainer waits for.
+      maker_({.arena_bytes = options_.arena_bytes,
+              .prefetch_factor = kBatchesAhead + kKeptBatchesMax,
+              .waits = options_.handover.empty()},
              exchange_.is_closed()),
-      io_(options_, worker_id, exchange_),
+      io_(options_, worker_id, exchange_, maker_.pool()),
       loop_("pk_pool_server", "which speaks with trainers", io_) {
   exchange_.set_waker(loop_.waker());
 }
@@ -53,10 +56,12 @@ uint32_t PoolServer::time_since(const PoolWork& work) {
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
   if (auto checked = check_state(marks.state); !checked) return checked;
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
+  const bool is_whole =
+      work.is_recall() || work.is_handed_over;  // to leave tensors out would cost a copy of the others
   auto made = maker_.make(content, {.epoch_seed = work.epoch_seed,
                                     .sequence = work.number(),
-                                    .shipment = work.is_recall() ? nullptr : prefix_cache_.shipment(),
-                                    .link_bytes_per_s = work.link_bytes_per_s});
+                                    .shipment = is_whole ? nullptr : prefix_cache_.shipment(),
+                                    .link_bytes_per_s = work.is_handed_over ? 0 : work.link_bytes_per_s});
   if (!made) return made.error();
   if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
   if (!content.withheld.empty())

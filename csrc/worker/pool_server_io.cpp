@@ -31,11 +31,13 @@ constexpr int kReceiveCountMax = 256;              // before other things are lo
 
 }  // namespace
 
-PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange)
+PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange,
+                           shm::SlabPool& slabs)
     : options_(options),
       worker_id_(worker_id),
       parent_pid_(options.parent_pid != 0 ? options.parent_pid : ::getppid()),
-      exchange_(exchange) {}
+      exchange_(exchange),
+      slabs_(slabs) {}
 
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
@@ -59,6 +61,11 @@ Result<void> PoolServerIo::begin() {
   advertised_ = advertised.text();
   advertised_host_ = advertised.host;
   if (auto opened = open_data_port(); !opened) return opened;
+  if (!options_.handover.empty()) {
+    auto handover = SlabHandover::listen(options_.handover, slabs_);
+    if (!handover) return handover.error();
+    handover_ = std::move(handover).value();
+  }
   if (!options_.controller) return {};
   auto registration =
       Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
@@ -89,6 +96,7 @@ void PoolServerIo::end_because(Error reason) {
   held_.clear();
   if (registration_) registration_->say_farewell();
   registration_.reset();
+  handover_.reset();
   data_.reset();
   server_.reset();
   authenticator_.reset();
@@ -112,7 +120,7 @@ Result<void> PoolServerIo::serve() {
   serve_maker(now);
   carry_out();
   note_standing();
-  outbox_.pump(*server_, *data_);
+  outbox_.pump(*server_, *data_, handover_.get());
   if (registration_) {
     registration_->report(session_, now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));
@@ -246,6 +254,7 @@ void PoolServerIo::begin_work() {
   queued_.erase(found);
   work.tenancy = tenancy_;
   work.begun_at = std::chrono::steady_clock::now();
+  work.is_handed_over = handover_ && handover_->is_on();
   running_ = std::make_shared<const PoolWork>(std::move(work));
   exchange_.offer(running_);
 }
@@ -275,6 +284,7 @@ void PoolServerIo::carry_out() {
     if (message.kind == ToTrainer::Kind::kWelcome) {
       outbox_.clear();  // the messages that wait to be sent are of the link before
       if (message.is_fresh) ++tenancy_;
+      if (handover_) handover_->begin(command.trainer_id, message.link);
       auto begun = data_->begin(command.trainer_id, message.link, route->second.offer);
       if (!begun) {
         failure_ = begun.error();
@@ -291,7 +301,10 @@ void PoolServerIo::carry_out() {
                   .text = reason_of(command),
                   .grant = std::move(grant)});
   }
-  if (session_.trainer_id() == 0) data_->end();
+  if (session_.trainer_id() == 0) {
+    data_->end();
+    if (handover_) handover_->end();
+  }
   // It forgets its queue without a command for each request.
   if (session_.queued_count() == 0) queued_.clear();
 }

@@ -29,6 +29,7 @@
 #include "worker/orphan_grace.h"
 #include "worker/pool_work.h"
 #include "worker/registration.h"
+#include "worker/slab_handover.h"
 #include "worker/work_exchange.h"
 
 namespace penstock::worker {
@@ -51,14 +52,16 @@ struct PoolServerOptions {
   Duration patience = std::chrono::seconds(60);
   // The process whose child this one must be to live on; 0: its parent when it starts.
   pid_t parent_pid = 0;
+  // The name at which it listens for a trainer of this machine, to hand batches over as slabs; empty: it does not.
+  std::string handover = {};
 };
 
 // Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
 // parent.
 class PoolServerIo final : public EventLoop::Handler {
  public:
-  // The exchange outlives this.
-  PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange);
+  // The exchange, and the slabs that batches lie in, outlive this.
+  PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange, shm::SlabPool& slabs);
 
   // Where it listens, and where trainers are told to connect. For any thread, once it is open.
   const net::Endpoint& endpoint() const { return server_->endpoint(); }
@@ -107,6 +110,7 @@ class PoolServerIo final : public EventLoop::Handler {
   const uint64_t worker_id_;
   const pid_t parent_pid_;
   WorkExchange& exchange_;
+  shm::SlabPool& slabs_;
   std::string advertised_;
   std::string advertised_host_;
   std::string data_advertised_;
@@ -136,6 +140,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
   std::unique_ptr<net::DataServer> data_;
+  std::unique_ptr<SlabHandover> handover_;  // null where batches are not handed over
   std::unique_ptr<Registration> registration_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/pool_work.h"
 
+#include "base/assert.h"
 #include "base/bytes.h"
 
 namespace penstock::worker {
@@ -16,8 +17,19 @@ HeldBatch::HeldBatch(SealedBatch batch) : batch_(std::move(batch)) {
   payload_ = batch_.payload;
 }
 
+void HeldBatch::note_handed_over() {
+  PENSTOCK_ASSERT(batch_.region && !is_handed_over_, "a slab is handed over once");
+  batch_.region->arena->pin(batch_.region->slab_index);
+  is_handed_over_ = true;
+}
+
 HeldBatch::~HeldBatch() {
-  if (batch_.region) batch_.region->arena->cancel(batch_.region->slab_index);
+  if (!batch_.region) return;
+  if (is_handed_over_) {
+    batch_.region->arena->unpin(batch_.region->slab_index);
+  } else {
+    batch_.region->arena->cancel(batch_.region->slab_index);
+  }
 }
 
 }  // namespace penstock::worker

@@ -36,6 +36,7 @@ struct PoolWork {
   std::vector<std::byte> seeds{};
   std::vector<std::byte> state{};
   std::vector<wire::BlobId> blobs{};  // the job, then its prefixes
+  bool is_handed_over = false;        // the batch is, as a slab of shared memory
   std::chrono::steady_clock::time_point begun_at{};
 
   // The number of the batch in its epoch.
@@ -45,8 +46,8 @@ struct PoolWork {
   std::span<const wire::BlobId> prefixes() const { return std::span(blobs).subspan(blobs.empty() ? 0 : 1); }
 };
 
-// A batch that is kept until the trainer has it. Its slab is given back when the last holder lets go of it: the server
-// holds it, and ZeroMQ each piece that is on its way.
+// A batch that is kept until the trainer has it. Its slab is given back when the server lets go of it, or, where it was
+// handed over, when the trainer has released it as well.
 class HeldBatch {
  public:
   explicit HeldBatch(SealedBatch batch);
@@ -58,8 +59,15 @@ class HeldBatch {
   std::span<const std::byte> payload() const { return payload_; }
   uint32_t record_bytes() const { return batch_.record_bytes; }
 
+  // Null where the batch lies in no shared memory.
+  const shm::SlabRegion* region() const { return batch_.region ? &*batch_.region : nullptr; }
+  // The trainer was told of the slab, and will release it.
+  void note_handed_over();
+  bool is_handed_over() const { return is_handed_over_; }
+
  private:
   SealedBatch batch_;
+  bool is_handed_over_ = false;
   std::span<const std::byte> payload_;
 };
 

@@ -125,6 +125,7 @@ class PoolServer:
         blob_bytes_max: int,
         patience_s: float,
         parent_pid: int,
+        handover: str,
     ) -> PoolServer: ...
     @property
     def worker_id(self) -> int: ...
@@ -389,7 +390,7 @@ class PoolClient(Client):
         arena_bytes: int,
         is_iterable: bool,
         trust_workers: bool,
-        own_workers: list[tuple[int, str]],
+        own_workers: list[tuple[int, str, str]],
         prefetch_factor: int,
         prefetch_bytes: int,
         shard_count: int,

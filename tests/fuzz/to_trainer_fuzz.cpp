@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kKindAt = 6, kRecordBytesAt = 44, kPayloadBytesAt = 48, kStateBytesAt = 64, kAnswerKindAt = 68,
                  kReservedAt = 70;
+// Behind the head of a batch in a slab: its place there.
+constexpr size_t kPlaceBytes = 24, kTransientAt = wire::kPoolHeadBytes + 12;
 // Behind the head of a welcome: the cipher and the nonce, and then the endpoint.
 constexpr size_t kGrantBytesLeast = 1 + wire::kSealNonceBytes;
 
@@ -40,6 +42,8 @@ std::vector<Bytes> make_seeds() {
       .message = {.kind = Kind::kAnswer}, .kind = wire::AnswerKind::kBatch, .record_bytes = 30, .payload_bytes = 100};
   wire::PoolAnswer with_state = batch;
   with_state.state = text;
+  wire::PoolAnswer in_slab = with_state;
+  in_slab.place = {.arena_id = 1, .slab_index = 2, .generation = 3, .slab_bytes = 4096};
   const wire::SealGrant grant{.nonce = {std::byte{1}}, .data_endpoint = "tcp://a:1"};
   return {make({.message = {.kind = Kind::kWelcome}, .grant = grant}),
           make({.message = {.kind = Kind::kRefused}, .body = text}),
@@ -47,6 +51,7 @@ std::vector<Bytes> make_seeds() {
           make({.message = {.kind = Kind::kPong}}),
           make(batch),
           make(with_state),
+          make(in_slab),
           make({.message = {.kind = Kind::kAnswer}, .kind = wire::AnswerKind::kEnd}),
           make({.message = {.kind = Kind::kAnswer}, .kind = wire::AnswerKind::kError, .body = text}),
           make({.message = {.kind = Kind::kAnswer}, .kind = wire::AnswerKind::kError, .body = text, .state = text})};
@@ -63,7 +68,13 @@ void mutate(Bytes& bytes, Choices& choices) {
       kind == Kind::kAnswer ? static_cast<wire::AnswerKind>(1 + choices.below(3)) : wire::AnswerKind::kNone;
   const bool is_batch = answer == wire::AnswerKind::kBatch;
   if (choices.mostly()) bytes[kKindAt] = static_cast<std::byte>(kind);
+  const bool is_in_slab = is_batch && choices.below(3) == 0;
   if (choices.mostly()) bytes[kKindAt + 1] &= std::byte{1};
+  if (is_in_slab) bytes[kKindAt + 1] |= std::byte{2};
+  if (is_in_slab && choices.mostly() && bytes.size() < wire::kPoolHeadBytes + kPlaceBytes)
+    bytes.resize(wire::kPoolHeadBytes + kPlaceBytes);
+  if (is_in_slab && choices.mostly() && bytes.size() >= wire::kPoolHeadBytes + kPlaceBytes)
+    std::fill_n(bytes.begin() + kTransientAt + 1, 3, std::byte{0});
   if (choices.mostly()) bytes[kAnswerKindAt] = static_cast<std::byte>(answer);
   if (choices.mostly()) bytes[kAnswerKindAt + 1] &= std::byte{wire::kDescriptorFlags};
   if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 10, std::byte{0});
@@ -76,6 +87,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   }
   const auto body_bytes = static_cast<uint32_t>(bytes.size() - wire::kPoolHeadBytes);
   auto state_bytes = is_batch ? body_bytes : 0;
+  if (is_in_slab) state_bytes -= std::min<uint32_t>(state_bytes, kPlaceBytes);
   if (has_text(kind, answer) && choices.below(2) == 0)
     state_bytes = static_cast<uint32_t>(choices.below(body_bytes + 50));
   if (choices.mostly()) std::memcpy(bytes.data() + kStateBytesAt, &state_bytes, sizeof state_bytes);
@@ -98,6 +110,7 @@ void check(std::span<const std::byte> bytes) {
   const bool is_batch = answer.kind == wire::AnswerKind::kBatch;
   expect(is_batch || answer.kind == wire::AnswerKind::kError || answer.state.empty(),
          "only batches and errors have a state");
+  expect(!answer.place || is_batch, "only batches lie in a slab");
   expect(answer.body.empty() || has_text(answer.message.kind, answer.kind), "only errors and refusals have a text");
   expect(answer.payload_bytes <= wire::kPoolPayloadBytesMax, "batches are capped");
   expect(is_batch || answer.payload_bytes == 0, "only batches have a payload");

@@ -2,12 +2,14 @@
 """Workers that a trainer starts itself beside a pool: ``num_workers`` of them.
 
 They serve as the pool's workers do, one process each, and are reached on loopback with the keys
-that this user's processes share; the job comes to them in the same way. No controller knows them.
+that this user's processes share; the job comes to them in the same way. Their batches lie in shared
+memory, as those of local workers do. No controller knows them.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from typing import Any
@@ -29,7 +31,8 @@ class OwnWorkers:
     def __init__(self, context: Any) -> None:
         """``context`` is a context of multiprocessing."""
         self.processes: list[Any] = []
-        self.addresses: list[tuple[int, str]] = []  # id and endpoint of each
+        # The id of each, its endpoint, and the name at which it hands batches over.
+        self.addresses: list[tuple[int, str, str]] = []
         self._context = context
         self._code_folders: list[CodeFolder] = []
         self._dead: set[int] = set()
@@ -38,6 +41,7 @@ class OwnWorkers:
         """Raises PenstockError when one of them did not come to listen."""
         is_child = self._context.get_start_method() != "forkserver"
         pipes = []
+        names = []
         if count > 0:
             # Made before the workers are there, of which one that is killed could leave half of it.
             _pool.shared_key_folder()
@@ -45,9 +49,11 @@ class OwnWorkers:
             receiver, sender = self._context.Pipe(duplex=False)
             code = CodeFolder()
             self._code_folders.append(code)
+            handover = f"penstock-{secrets.token_hex(16)}"
+            names.append(handover)
             process = self._context.Process(
                 target=_run_own_worker,
-                args=(sender, code.path, os.getpid() if is_child else 0),
+                args=(sender, code.path, os.getpid() if is_child else 0, handover),
                 daemon=True,
             )
             with HeldInterrupt():
@@ -56,9 +62,9 @@ class OwnWorkers:
             sender.close()
             pipes.append(receiver)
         deadline = time.monotonic() + _START_S_MAX
-        for receiver, process in zip(pipes, self.processes, strict=True):
+        for receiver, process, handover in zip(pipes, self.processes, names, strict=True):
             with receiver:
-                self.addresses.append(self._address(receiver, process, deadline))
+                self.addresses.append((*self._address(receiver, process, deadline), handover))
 
     def _address(self, receiver: Any, process: Any, deadline: float) -> tuple[int, str]:
         try:
@@ -78,7 +84,7 @@ class OwnWorkers:
         """The processes that have died since the last call, by their workers' ids."""
         dead = {
             worker_id: process
-            for process, (worker_id, _) in zip(self.processes, self.addresses, strict=False)
+            for process, (worker_id, _, _) in zip(self.processes, self.addresses, strict=False)
             if worker_id not in self._dead and not process.is_alive()
         }
         self._dead.update(dead)
@@ -98,7 +104,7 @@ class OwnWorkers:
             code.remove()
 
 
-def _run_own_worker(sender: Any, code_root: str, parent_pid: int) -> None:
+def _run_own_worker(sender: Any, code_root: str, parent_pid: int, handover: str) -> None:
     try:
         release_in_child()
     except KeyboardInterrupt:
@@ -118,5 +124,6 @@ def _run_own_worker(sender: Any, code_root: str, parent_pid: int) -> None:
         patience_s=PATIENCE_S,
         code_root=code_root,
         parent_pid=parent_pid,
+        handover=handover,
     )
     run_worker(spec, started, lambda text: print(text, file=sys.stderr))

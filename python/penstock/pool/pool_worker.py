@@ -56,6 +56,7 @@ def run_worker(
         blob_bytes_max=job_bytes(),
         patience_s=spec.patience_s,
         parent_pid=spec.parent_pid,
+        handover=spec.handover,
     )
     try:
         _set_up_process()

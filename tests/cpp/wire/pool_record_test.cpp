@@ -162,6 +162,35 @@ TEST_F(PoolRecord, BatchComesBack) {
   EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
 }
 
+TEST_F(PoolRecord, PlaceOfABatchInSharedMemoryComesBackWithItsState) {
+  for (const bool is_transient : {false, true}) {
+    auto sent = answer();
+    sent.place = {
+        .arena_id = 3, .slab_index = 4, .generation = 5, .is_transient = is_transient, .slab_bytes = uint64_t{1} << 33};
+    const auto part = write_to_trainer(sent);
+    const auto parsed = parse_to_trainer(part);
+    ASSERT_TRUE(parsed) << parsed.error().message;
+    EXPECT_EQ(parsed.value().place, sent.place);
+    EXPECT_TRUE(parsed.value().body.empty());
+    EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
+  }
+}
+
+TEST_F(PoolRecord, PlaceOfOtherThanABatchOrOfAnotherLengthIsRefused) {
+  constexpr size_t kFlagsAt = 7, kTransientAt = kPoolHeadBytes + 12;
+  auto error = write_to_trainer(raised());
+  error[kFlagsAt] |= std::byte{2};
+  EXPECT_FALSE(parse_to_trainer(error));
+  auto without = write_to_trainer(answer());
+  without[kFlagsAt] |= std::byte{2};
+  EXPECT_FALSE(parse_to_trainer(without)) << "a batch whose place is not there";
+  auto sent = answer();
+  sent.place = SlabPlace{};
+  auto part = write_to_trainer(sent);
+  part[kTransientAt] = std::byte{2};
+  EXPECT_FALSE(parse_to_trainer(part));
+}
+
 TEST_F(PoolRecord, ReasonsAndErrorsComeBack) {
   for (const auto& sent : {refusal(ToTrainer::Kind::kRefused), refusal(ToTrainer::Kind::kDeclined), raised()}) {
     const auto part = write_to_trainer(sent);

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a trainer's own beside a pool: their batches lie in memory that both processes map."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import process_traces
+import pytest
+import torch
+from pool_datasets import CODE, Augmented, digests
+from pool_processes import PoolProcesses, pool_of
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import DataLoader as TorchDataLoader
+
+import penstock
+from penstock import DataLoader
+from penstock.errors import PoolWarning
+
+pytestmark = pytest.mark.slow
+
+SILENCE_S = 2.5  # longer than a trainer waits for a worker
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    """A controller without workers."""
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+class Numbered(Dataset[torch.Tensor]):
+    """Samples of 64 KiB, each full of its number."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((16_384,), float(index))
+
+
+def beside(pool: PoolProcesses, dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        dataset, pool=pool.endpoint, num_workers=1, code_paths=[CODE], timeout=60, **options
+    )
+
+
+def own_pids() -> list[int]:
+    pids = [process.pid for process in multiprocessing.active_children()]
+    assert pids
+    return [pid for pid in pids if pid is not None]
+
+
+def mapped_files(pid: int | str) -> dict[range, str]:
+    """By range of addresses, the inode of a file in memory that the process maps."""
+    found = {}
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        place, _, _, _, inode, *name = line.split(maxsplit=5)
+        if name and name[0].startswith("/memfd:"):
+            start, end = place.split("-")
+            found[range(int(start, 16), int(end, 16))] = inode
+    return found
+
+
+def is_shared_with(tensor: torch.Tensor, pid: int) -> bool:
+    inodes = [inode for place, inode in mapped_files("self").items() if tensor.data_ptr() in place]
+    return bool(inodes) and inodes[0] in mapped_files(pid).values()
+
+
+def numbers_of(batch: torch.Tensor) -> list[float]:
+    assert bool((batch == batch[:, :1]).all())
+    return [float(number) for number in batch[:, 0]]
+
+
+def test_batches_are_delivered_where_the_worker_wrote_them(pool: PoolProcesses) -> None:
+    found = []
+    for batch in beside(pool, Numbered(64), batch_size=4):
+        (pid,) = own_pids()
+        assert is_shared_with(batch, pid)
+        found += numbers_of(batch)
+    assert found == list(range(64))
+
+
+def test_they_are_torchs_batches(pool: PoolProcesses) -> None:
+    dataset = Augmented(60)
+    alone = DataLoader(dataset, batch_size=4, shuffle=True, seeding="batch")
+    torch.manual_seed(3)
+    expected = [digests(alone) for _ in range(2)]
+    loader = beside(pool, dataset, batch_size=4, shuffle=True, persistent_workers=True)
+    torch.manual_seed(3)
+    assert [digests(loader) for _ in range(2)] == expected
+
+
+def test_batches_that_the_user_keeps_stay_as_they_are(pool: PoolProcesses) -> None:
+    kept = list(beside(pool, Numbered(200), batch_size=2))
+    assert [numbers_of(batch) for batch in kept] == [[i, i + 1.0] for i in range(0, 200, 2)]
+    kept[0].fill_(-1.0)
+    assert numbers_of(kept[1]) == [2.0, 3.0]
+
+
+def test_batches_of_all_sizes_come_as_they_are(pool: PoolProcesses) -> None:
+    """From none at all to more than two slabs hold."""
+    sizes = [1, 5_000_000, 0, 300, 40_000_000, 7, 1_000_000, 1]
+    dataset = [torch.full((size,), size % 251, dtype=torch.uint8) for size in sizes]
+    found = list(beside(pool, dataset, batch_size=None))
+    for tensor, size in zip(found, sizes, strict=True):
+        assert torch.equal(tensor, torch.full((size,), size % 251, dtype=torch.uint8))
+
+
+def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -> None:
+    """The trainer begins a new link with it. Answers of the old one are sent again."""
+    loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
+    found = []
+    for count, batch in enumerate(loader):
+        if count in (5, 20):
+            (pid,) = own_pids()
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(SILENCE_S)
+            os.kill(pid, signal.SIGCONT)
+        found += numbers_of(batch)
+    assert found == list(range(120))
+
+
+def test_a_trainer_that_stood_still_gets_the_same_batches(pool: PoolProcesses) -> None:
+    """Its worker has given it up, and batches that were handed over are asked for anew."""
+    loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
+    batches = iter(loader)
+    found = numbers_of(next(batches))
+    sleeper = os.fork()
+    if sleeper == 0:
+        trainer = os.getppid()
+        os.kill(trainer, signal.SIGSTOP)
+        time.sleep(SILENCE_S)
+        os.kill(trainer, signal.SIGCONT)
+        os._exit(0)
+    os.waitpid(sleeper, 0)
+    for batch in batches:
+        found += numbers_of(batch)
+    assert found == list(range(120))
+
+
+def test_a_killed_worker_loses_nothing_of_what_was_delivered(pool: PoolProcesses) -> None:
+    batches = iter(beside(pool, Numbered(64), batch_size=2))
+    first = next(batches)
+    for pid in own_pids():
+        os.kill(pid, signal.SIGKILL)
+    pool.start_worker()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PoolWarning)  # that it ended, if that is seen in time
+        rest = [number for batch in batches for number in numbers_of(batch)]
+    assert numbers_of(first) == [0.0, 1.0]
+    assert rest == list(range(2, 64))
+
+
+def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses) -> None:
+    loader = beside(pool, Numbered(200), batch_size=2)
+    batches = iter(loader)
+    held = next(batches)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)  # until the parent has been given all others
+        os._exit(0 if numbers_of(held) == [0.0, 1.0] else 1)
+    os.close(reader)
+    del held
+    rest = [number for batch in batches for number in numbers_of(batch)]
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+    assert rest == list(range(2, 200))
+
+
+def test_nothing_stays_mapped(pool: PoolProcesses) -> None:
+    before = len(process_traces.arena_mappings())
+    loader = beside(pool, Numbered(40), batch_size=2)
+    for batch in loader:
+        del batch
+    del loader
+    gc.collect()
+    assert len(process_traces.arena_mappings()) == before
+
+
+def test_the_pools_workers_and_the_own_ones_serve_one_stream(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    loader = beside(pool, Numbered(400), batch_size=2)
+    ways = set()
+    found = []
+    for batch in loader:
+        ways.add(is_shared_with(batch, own_pids()[0]))
+        found += numbers_of(batch)
+        time.sleep(0.002)
+    assert found == list(range(400))
+    assert ways == {True, False}, "one of both made no batch"
+
+
+def test_a_cut_runs_in_own_workers(pool: PoolProcesses) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16_384, 4)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.linear((batch * 0.5).relu().cos())  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Model()
+    expected = [model(batch) for batch in TorchDataLoader(Numbered(24), batch_size=2)]
+    loader = beside(pool, Numbered(24), batch_size=2)
+    offloaded = penstock.offload(model, loader, cut="maximal")
+    found = [offloaded(batch) for batch in loader]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert loader.stats().boundary_batches > 0
