@@ -222,9 +222,12 @@ std::optional<WorkerSlot> Dispatch::choose(wire::BatchKey key, const Request& re
 
 bool Dispatch::has_room(const Worker& worker, bool is_recall) const {
   if (worker.outstanding.empty()) return true;
+  const auto mean = worker.mean.value();
+  const bool is_quick = mean && *mean < kQuickBatch;
+  const uint32_t depth_max = is_quick ? std::max(options_.depth_max, options_.quick_depth_max) : options_.depth_max;
   // One more than its depth: the trainer asks for no other batch before it has this one.
-  if (is_recall) return worker.outstanding.size() <= options_.depth_max;
-  if (worker.outstanding.size() >= options_.depth_max || largest_bytes_ == 0) return false;
+  if (is_recall) return worker.outstanding.size() <= depth_max;
+  if (worker.outstanding.size() >= depth_max || largest_bytes_ == 0) return false;
   if (options_.asked_ahead_below < Duration::max() && usual_time(worker) >= options_.asked_ahead_below) return false;
   return worker.outstanding.size() + 1 <= worker.credit_bytes / largest_bytes_;
 }

@@ -32,8 +32,15 @@
 
 namespace penstock::cluster {
 
+// A small batch is made sooner than the request for it has crossed two processes, so that few requests at once leave a
+// worker idle. One whose batches take less than kQuickBatch may have kQuickDepth, together of kQuickBytes at most.
+constexpr Duration kQuickBatch = std::chrono::milliseconds(5);
+constexpr uint32_t kQuickDepth = 8;
+constexpr uint64_t kQuickBytes = 16 << 20;
+
 struct DispatchOptions {
-  uint32_t depth_max = 2;  // requests that a worker may have at once
+  uint32_t depth_max = 2;        // requests that a worker may have at once
+  uint32_t quick_depth_max = 0;  // the same, of one whose batches take less than kQuickBatch, if it is more
   uint32_t deaths_max = 3;
   // A worker whose batches take longer by its mean is asked for one at a time: the next request waits for the first
   // worker that is free.

@@ -2,10 +2,12 @@
 #include "loader/client.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "cluster/dispatch.h"
 #include "loader/client_io.h"
 #include "loader/copy_stage.h"
 #include "loader/cuda_device.h"
@@ -16,6 +18,12 @@ namespace penstock::loader {
 using std::chrono::steady_clock;
 using wire::Request;
 using wire::RequestKind;
+
+namespace {
+
+constexpr uint64_t kBatchesToKnow = 8;  // before the time that they take is believed
+
+}  // namespace
 
 // The trainer thread's half: order, epochs and the decision who owns a delivered batch's memory.
 class Client::Impl {
@@ -58,7 +66,18 @@ class Client::Impl {
   uint32_t slab_count() const { return options.slab_count != 0 ? options.slab_count : options.prefetch_factor; }
 
   // How many batches are asked for ahead.
-  uint32_t depth() const { return options.prefetch_factor * std::max(1u, source->worker_count()); }
+  uint32_t depth() const { return depth_of_worker() * std::max(1u, source->worker_count()); }
+
+  // Of the workers of a pool, whose number may change at any time, more where batches are small and soon made.
+  uint32_t depth_of_worker() const {
+    const uint64_t batch_count = inbox.counters().batches.value();
+    if (source->has_bounded_memory() || batch_count < kBatchesToKnow || largest_batch_bytes == 0)
+      return options.prefetch_factor;
+    const auto usual = std::chrono::nanoseconds(inbox.counters().fetch_ns.value() / batch_count);
+    if (usual >= cluster::kQuickBatch) return options.prefetch_factor;
+    const auto fitting = std::min<uint64_t>(cluster::kQuickDepth, cluster::kQuickBytes / largest_batch_bytes);
+    return std::max(options.prefetch_factor, static_cast<uint32_t>(fitting));
+  }
 
   Result<void> start() {
     Stages stages;

@@ -91,7 +91,8 @@ class Client {
   // that is not here yet counts as the largest seen so far. One request is always within prefetch_bytes, and before the
   // first batch of all has come, only one.
   bool has_room() const;
-  // How many batches may be asked for and not delivered: prefetch_factor for each worker that there is now.
+  // How many batches may be asked for and not delivered: prefetch_factor for each worker that there is now, and of a
+  // pool's workers more where batches are small and soon made (cluster::kQuickDepth).
   uint32_t depth() const;
   // Batches that were asked for and not delivered, those that have come included.
   uint32_t undelivered_count() const;

@@ -38,7 +38,7 @@ PoolIo::PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory 
       directory_(std::move(directory)),
       session_({.trainer_id = trainer_id,
                 .credit_bytes = options_.credit_bytes,
-                .dispatch = {.depth_max = options_.depth}}) {}
+                .dispatch = {.depth_max = options_.depth, .quick_depth_max = cluster::kQuickDepth}}) {}
 
 // ---- The loop
 

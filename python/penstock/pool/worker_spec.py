@@ -27,5 +27,5 @@ class PoolWorkerSpec:
     # A folder for the modules of jobs, which the process that starts the worker removes.
     code_root: str
     parent_pid: int  # with which it ends; 0 is its parent when it starts
-    # A name at which it listens for a trainer of this machine, to hand batches over in shared memory.
+    # A name at which it listens for a trainer of this machine, to hand batches over as slabs.
     handover: str = ""

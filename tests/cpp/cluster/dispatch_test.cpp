@@ -100,6 +100,16 @@ TEST_F(DispatchTest, TheWorkerThatWillAnswerSoonestIsAsked) {
   EXPECT_EQ(asked(), (Asked{{2, 4}}));
 }
 
+TEST_F(DispatchTest, WorkerWhoseBatchesAreSoonMadeHasMoreRequestsAtOnce) {
+  for (const auto time : {milliseconds(1), milliseconds(6)}) {
+    dispatch_ = Dispatch({.depth_max = 2, .quick_depth_max = 4});
+    join(1);
+    for (uint64_t sequence = 0; sequence < 8; ++sequence) ask(sequence);
+    ASSERT_TRUE(answer_after(time, 1, 0));
+    EXPECT_EQ(dispatch_.outstanding(1).size(), time < kQuickBatch ? 4u : 2u);
+  }
+}
+
 TEST_F(DispatchTest, WhatALostWorkerOwedIsAskedOfOthers) {
   join(1);
   ask(0);
