@@ -14,6 +14,7 @@ say "How a worker sees whether its dataset has changed"
 "$VENV"/bin/python bench/dataset_look.py --out bench/out/dataset-look.jsonl --markdown
 say "A tensor in shared memory, given again and again"
 "$VENV"/bin/python bench/shared_tensors.py --out bench/out/shared-tensors.jsonl --markdown
+"$VENV"/bin/python bench/own_workers.py --out bench/out/own-workers.jsonl --markdown
 say "The executor of prefixes against eager torch and TorchScript"
 "$VENV"/bin/python bench/executor.py --out bench/out/executor.jsonl --markdown
 say "The cut against no cut and against the maximal one"

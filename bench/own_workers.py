@@ -67,7 +67,9 @@ def measured(way: str, kib: int, pool: PoolHost, args: argparse.Namespace) -> di
     command = [sys.executable, __file__, "--way", way, "--kib", str(kib)]
     command += ["--pool", pool.endpoint, "--keys", pool.keys]
     command += ["--seconds", str(args.seconds), "--warmup", str(args.warmup)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    # The keys of the trainer's own processes lie in the folder of those of the pool.
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(Path(pool.keys).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     if done.returncode != 0:
         raise MeasurementError(f"{way} at {kib} KiB ended with {done.returncode}:\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
