@@ -113,7 +113,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         beside them. ``seeding`` is "batch" then, so that the stream is that of ``num_workers=0,
         seeding="batch"`` to the bit. The dataset, ``collate_fn`` and ``worker_init_fn`` (called
         once in a process, with 0) are sent by cloudpickle. ``prefetch_factor``,
-        ``persistent_workers`` and ``timeout`` are allowed whatever ``num_workers`` is. None: the
+        ``persistent_workers`` and ``timeout`` are allowed whatever ``num_workers`` is. Where
+        batches are made within 5 ms, each worker is asked for up to 8 ahead even if
+        ``prefetch_factor`` is less, together of at most 16 MiB and ``prefetch_bytes``. None: the
         pool that the environment's ``PENSTOCK_POOL`` names, if it can serve this loader and
         ``num_workers`` is not 0; a warning says if it cannot. "": no pool.
     keys: the folder with this trainer's keys for the pool. None: ``PENSTOCK_KEYS``, else keys that
