@@ -79,7 +79,7 @@ def rate(
         "cpu_s_per_gb": used.cpu_s / (moved_bytes / 1e9),
         "faults_per_batch": used.minor_faults / batch_count,
         "faults_per_mb": used.minor_faults / (moved_bytes / 1e6),
-        "peak_pss_bytes": float(_peak_pss(batches, args.seconds)),
+        **_peak_memory(batches, args.seconds),
         "foreign_cores": max(0.0, busy_s - used.cpu_s) / seconds,
     }
 
@@ -274,23 +274,29 @@ def _size(batch: Any) -> tuple[int, int]:
     return sizes[0][0], sum(byte_count for _, byte_count in sizes)
 
 
-def _peak_pss(batches: Iterator[Any], seconds: float) -> int:
+def _peak_memory(batches: Iterator[Any], seconds: float) -> dict[str, float]:
     """The most memory seen, at full speed and while prefetched batches wait for a loop that stands.
 
     Done after the timing: asking the kernel for this takes milliseconds and holds up the processes.
     """
-    peak = 0
+    pss = memory = 0
+
+    def look() -> None:
+        nonlocal pss, memory
+        pss = max(pss, process_tree.pss_bytes(os.getpid()))
+        memory = max(memory, process_tree.memory_bytes(os.getpid()))
+
     for _ in range(3):
         end = time.perf_counter() + seconds / 6
         asked = 0.0
         while time.perf_counter() < end:
             next(batches)
             if time.perf_counter() > asked + 0.1:
-                peak = max(peak, process_tree.pss_bytes(os.getpid()))
+                look()
                 asked = time.perf_counter()
         time.sleep(seconds / 10)
-        peak = max(peak, process_tree.pss_bytes(os.getpid()))
-    return peak
+        look()
+    return {"peak_pss_bytes": float(pss), "peak_memory_bytes": float(memory)}
 
 
 def _median(values: list[float]) -> float:

@@ -5,6 +5,7 @@ files."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,46 @@ def pss_bytes(root_pid: int) -> int:
             if line.startswith("Pss:"):
                 total_kb += int(line.split()[1])
     return total_kb * 1024
+
+
+def memory_bytes(root_pid: int) -> int:
+    """Memory that the tree keeps from other processes: its PSS, and the pages of shared memory that
+    it holds open without mapping them, as torch's loader does with batches on their way.
+    """
+    mapped: Counter[tuple[int, int]] = Counter()  # bytes by file
+    files: dict[tuple[int, int], int] = {}
+    total_bytes = 0
+    for fields in _stats_of_tree(root_pid):
+        try:
+            maps = Path(f"/proc/{fields[-1]}/smaps").read_text()
+            files |= _open_shared_memory(fields[-1])
+        except OSError:
+            continue  # it ended meanwhile
+        file = (0, 0)
+        for line in maps.splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):  # range, permissions, offset, device, inode, path
+                major, minor = words[3].split(":")
+                file = (os.makedev(int(major, 16), int(minor, 16)), int(words[4]))
+            elif words[0] == "Pss:":
+                mapped[file] += int(words[1]) * 1024
+                total_bytes += int(words[1]) * 1024
+    return total_bytes + sum(max(0, size - mapped[file]) for file, size in files.items())
+
+
+def _open_shared_memory(pid: str) -> dict[tuple[int, int], int]:
+    """The bytes in use of each memfd and file of /dev/shm that a process has open."""
+    files = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            is_memory = os.readlink(path).startswith(("/memfd:", "/dev/shm/"))
+            state = os.stat(path)
+        except OSError:
+            continue  # it was closed meanwhile
+        if is_memory:
+            files[state.st_dev, state.st_ino] = state.st_blocks * 512
+    return files
 
 
 def open_fds(root_pid: int) -> int:

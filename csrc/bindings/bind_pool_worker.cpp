@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "bindings/python_collate.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
+#include "bindings/python_sample_rows.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
 #include "net/key_folder.h"
@@ -228,6 +230,9 @@ void bind_pool_worker(py::module_& module) {
             return collate(self.writer(), samples, default_collate);
           },
           py::arg("samples"), py::arg("default_collate"))
+      .def(
+          "sample_rows", [](PoolServer& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
+          py::keep_alive<0, 1>())
       .def("new_bytes", [](PoolServer& self, int64_t bytes) {
         at::Tensor tensor = self.writer().new_bytes(bytes);
         return tensor.defined() ? wrap_tensor(tensor) : py::none();

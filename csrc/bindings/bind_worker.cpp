@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 
 #include "bindings/python_collate.h"
 #include "bindings/python_content.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
+#include "bindings/python_sample_rows.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
 #include "worker/malloc_tuning.h"
@@ -126,6 +128,10 @@ void bind_worker(py::module_& module) {
       },
       py::arg("text"), py::arg("constants"), py::arg("seed"), py::arg("library") = py::bytes(),
       py::arg("library_leaves") = py::list());
+  py::class_<PythonSampleRows>(module, "SampleRows")
+      .def("begin", &PythonSampleRows::begin, py::arg("sample_count"))
+      .def("fetch", &PythonSampleRows::fetch, py::arg("dataset"), py::arg("index"))
+      .def("end", &PythonSampleRows::end);
   py::class_<Server::Received>(module, "WorkerRequest")
       .def_property_readonly(
           "is_epoch", [](const Server::Received& self) { return self.request.kind == wire::RequestKind::kEpoch; })
@@ -180,6 +186,9 @@ void bind_worker(py::module_& module) {
             return collate(self.writer(), samples, default_collate);
           },
           py::arg("samples"), py::arg("default_collate"))
+      .def(
+          "sample_rows", [](Server& self) { return std::make_unique<PythonSampleRows>(self.writer()); },
+          py::keep_alive<0, 1>())
       .def("new_bytes", [](Server& self, int64_t bytes) {
         at::Tensor tensor = self.writer().new_bytes(bytes);
         return tensor.defined() ? wrap_tensor(tensor) : py::none();

@@ -76,6 +76,14 @@ Result<SlabRegion> SlabPool::acquire_now(uint64_t bytes) {
   return make_transient(bytes);
 }
 
+std::optional<SlabRegion> SlabPool::acquire_if_free(uint64_t bytes) {
+  if (bytes > options_.arena_bytes / 2 || is_to_renew_.load()) return std::nullopt;
+  if (!arena_ && !make_arena(bytes)) return std::nullopt;
+  if (bytes > arena_->slab_bytes()) return std::nullopt;
+  auto region = try_acquire(bytes);
+  return region ? std::move(region).value() : std::nullopt;
+}
+
 bool SlabPool::take_unannounced(const SlabRegion& region) {
   if (region.is_transient) return true;
   return std::exchange(announced_arena_id_, region.arena->id()) != region.arena->id();

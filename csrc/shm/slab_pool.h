@@ -47,6 +47,9 @@ class SlabPool {
   // that has a slab in hand already needs this, as it must not wait for a second one that the trainer's user may hold.
   Result<SlabRegion> acquire_now(uint64_t bytes);
 
+  // A slab for at least `bytes` where acquire() would have it at once and need not make the arena again; else nothing.
+  std::optional<SlabRegion> acquire_if_free(uint64_t bytes);
+
   // The next batch begins a new arena: slabs of this one may never come back. For any thread.
   void renew() { is_to_renew_.store(true); }
 

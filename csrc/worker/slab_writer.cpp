@@ -110,6 +110,27 @@ at::Tensor SlabWriter::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
     region_ = std::move(region).value();
     used_bytes_ = 0;
   }
+  return empty_in_slab(sizes, dtype);
+}
+
+at::Tensor SlabWriter::empty_if_free(at::IntArrayRef sizes, at::ScalarType dtype) {
+  MutexLock lock(mutex_);
+  if (has_no_memory_) return {};
+  if (!region_) {
+    region_ = pool_.acquire_if_free(c10::multiply_integers(sizes) * c10::elementSize(dtype));
+    used_bytes_ = 0;
+  }
+  return region_ ? empty_in_slab(sizes, dtype) : at::Tensor();
+}
+
+bool SlabWriter::holds(const at::Storage& storage) {
+  MutexLock lock(mutex_);
+  const auto* data = static_cast<const std::byte*>(storage.data());
+  return region_ && data >= region_->data() && data + storage.nbytes() <= region_->data() + used_bytes_;
+}
+
+at::Tensor SlabWriter::empty_in_slab(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const uint64_t bytes = c10::multiply_integers(sizes) * c10::elementSize(dtype);
   std::byte* data = allocate(bytes);
   if (data == nullptr) return {};
   region_->arena->pin(region_->slab_index);

@@ -60,7 +60,7 @@ bool is_plain_tensor(const at::Tensor& tensor);
 // The table entry of a plain tensor, its offset still zero.
 wire::TensorEntry describe_tensor(const at::Tensor& tensor);
 
-// empty() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
+// empty(), empty_if_free() and new_bytes() are thread-safe; the rest is confined to the thread that serves requests.
 class SlabWriter {
  public:
   explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
@@ -70,6 +70,12 @@ class SlabWriter {
 
   // A contiguous tensor in the slab of the current batch; undefined when it does not fit there or there is no memory.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
+
+  // As empty(), and undefined too where that would wait for a slab or begin another arena.
+  at::Tensor empty_if_free(at::IntArrayRef sizes, at::ScalarType dtype);
+
+  // Whether a storage lies in the slab of the current batch.
+  bool holds(const at::Storage& storage);
 
   // A storage of `bytes` in the slab, in a uint8 tensor; undefined as above.
   at::Tensor new_bytes(int64_t bytes) { return empty({bytes}, at::kByte); }
@@ -88,6 +94,7 @@ class SlabWriter {
   Result<SealedBatch> seal_content(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<SealedBatch> seal_in_part(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<void> take_slab() PENSTOCK_REQUIRES(mutex_);
+  at::Tensor empty_in_slab(at::IntArrayRef sizes, at::ScalarType dtype) PENSTOCK_REQUIRES(mutex_);
   std::byte* allocate(uint64_t bytes) PENSTOCK_REQUIRES(mutex_);
   Placement place(const BatchContent& content) PENSTOCK_REQUIRES(mutex_);
   Result<SealedBatch> seal_elsewhere(Placement placement) PENSTOCK_REQUIRES(mutex_);

@@ -6,15 +6,11 @@
 #include <cstring>
 #include <vector>
 
-#include "worker/copy_past_caches.h"
+#include "worker/row_copy.h"
+#include "worker/sample_rows.h"
 
 namespace penstock::worker {
 namespace {
-
-// A batch of this size has left a core's own caches before the trainer reads its first byte. Smaller ones are best
-// found there, and rows below a few pages cost more in fences than their stores save.
-constexpr size_t kUncachedBatchBytes = 8 << 20;
-constexpr size_t kUncachedRowBytes = 16 << 10;
 
 // A tensor of [count, *sizes] in the slab, or on the heap when the slab has no room for it.
 at::Tensor empty_batch(SlabWriter& writer, size_t count, at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -22,15 +18,6 @@ at::Tensor empty_batch(SlabWriter& writer, size_t count, at::IntArrayRef sizes, 
   shape.insert(shape.end(), sizes.begin(), sizes.end());
   at::Tensor batch = writer.empty(shape, dtype);
   return batch.defined() ? batch : at::empty(shape, at::TensorOptions().dtype(dtype));
-}
-
-using CopyBytes = void (*)(void* target, const void* source, size_t bytes);
-
-void copy_plainly(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
-
-CopyBytes copy_of_rows(size_t count, size_t row_bytes) {
-  const bool is_uncached = row_bytes >= kUncachedRowBytes && count * row_bytes >= kUncachedBatchBytes;
-  return is_uncached ? copy_past_caches : copy_plainly;
 }
 
 template <typename T>
@@ -50,18 +37,10 @@ at::Tensor stack_samples(SlabWriter& writer, std::span<const at::Tensor> samples
       return {};
     }
   }
+  if (auto batch = batch_of_rows(writer, samples); batch.defined()) return batch;
   at::Tensor batch = empty_batch(writer, samples.size(), first.sizes(), first.scalar_type());
-  const auto sample_bytes = static_cast<size_t>(first.numel()) * first.element_size();
-  if (sample_bytes == 0) return batch;
-  const auto copy = copy_of_rows(samples.size(), sample_bytes);
-  auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
-  for (size_t index = 0; index < samples.size(); ++index, target += sample_bytes) {
-    if (samples[index].is_contiguous()) {
-      copy(target, samples[index].const_data_ptr(), sample_bytes);
-    } else {
-      batch.select(0, static_cast<int64_t>(index)).copy_(samples[index]);
-    }
-  }
+  if (batch.numel() == 0) return batch;
+  for (size_t index = 0; index < samples.size(); ++index) copy_row(batch, index, samples[index]);
   return batch;
 }
 

@@ -28,7 +28,13 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
-from penstock.worker.threaded_fetch import FetchPool, ThreadedMapFetcher, make_pool
+from penstock.worker.row_fetcher import RowFetcher, SampleRows
+from penstock.worker.threaded_fetch import (
+    FetchPool,
+    ThreadedMapFetcher,
+    fetches_whole_batches,
+    make_pool,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class FetchSpec:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
     fetch_threads: int
+    rows: SampleRows | None = None  # of the worker's batches, where default_collate makes them
 
     @staticmethod
     def of(iterator: BaseIterator, fetch_threads: int) -> FetchSpec:
@@ -61,6 +68,9 @@ class FetchSpec:
             return ThreadedMapFetcher(
                 dataset, self.auto_collation, self.collate_fn, self.drop_last, pool
             )
+        is_map = self.dataset_kind == DatasetKind.Map
+        if self.rows is not None and is_map and not fetches_whole_batches(dataset):
+            return RowFetcher(dataset, self.collate_fn, self.drop_last, self.rows)
         return DatasetKind.create_fetcher(
             self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
         )

@@ -13,6 +13,7 @@ from penstock.seams.iterators import torch_collate
 from penstock.seams.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
+from penstock.worker.row_fetcher import SampleRows
 
 
 class SlabServer(Protocol):
@@ -20,13 +21,17 @@ class SlabServer(Protocol):
 
     def collate(self, samples: list[Any], default_collate: Any) -> Any: ...
 
+    def sample_rows(self) -> SampleRows: ...
+
     def new_bytes(self, bytes: int) -> torch.Tensor | None: ...
 
 
 def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
-    """``fetch`` with the native default_collate in the place of torch's."""
+    """``fetch`` with the native default_collate in the place of torch's, and with samples that are
+    copied into the batch one by one.
+    """
     if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
-        return replace(fetch, collate_fn=_SlabCollate(server))
+        return replace(fetch, collate_fn=_SlabCollate(server), rows=server.sample_rows())
     return fetch
 
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches the samples of a batch and copies each into its row of the batch at once.
+
+Torch's default_collate needs all samples of a batch together, so a worker holds them twice: as they
+were fetched, and stacked. Here a sample's large tensors are dropped before the next sample is made,
+which then finds their memory in the processor's caches. A tensor that the dataset or anybody else
+still holds stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.utils.data import Subset
+
+from penstock.seams.iterators import MapDatasetFetcher
+from penstock.stream.table_rows import is_collate_map_untouched
+
+
+class SampleRows(Protocol):
+    """The part of the slab that the samples of the batch being made are moved into."""
+
+    def begin(self, sample_count: int) -> None: ...
+
+    def fetch(self, dataset: Any, index: Any) -> Any: ...
+
+    def end(self) -> bool:
+        """Whether any sample had a tensor that can be moved."""
+        ...
+
+
+# Of batches whose samples have nothing to move, the next is looked at after so many.
+_UNMOVED_BATCHES = 31
+
+
+class RowFetcher(MapDatasetFetcher):
+    """Torch's fetcher of map-style datasets without ``__getitems__`` of their own, whose
+    ``collate_fn`` is default_collate. Confined to one thread.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], drop_last: bool, rows: SampleRows
+    ) -> None:
+        super().__init__(dataset, True, collate_fn, drop_last)
+        self._rows = rows
+        self._in_rows = MapDatasetFetcher(_InRows(dataset, rows), True, collate_fn, drop_last)
+        self._unmoved_count = 0  # of batches to fetch as torch does
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        indices = possibly_batched_index
+        if self._unmoved_count > 0 or type(indices) is not list or not is_collate_map_untouched():
+            self._unmoved_count = max(0, self._unmoved_count - 1)
+            return super().fetch(indices)  # type: ignore[no-untyped-call]
+        self._rows.begin(len(indices))
+        try:
+            return self._in_rows.fetch(indices)
+        finally:
+            self._unmoved_count = 0 if self._rows.end() else _UNMOVED_BATCHES
+
+
+class _InRows:
+    def __init__(self, dataset: Any, rows: SampleRows) -> None:
+        self._dataset = dataset
+        self._fetch = rows.fetch
+
+    def __getitem__(self, index: Any) -> Any:
+        dataset = self._dataset
+        while type(dataset) is Subset:
+            index = dataset.indices[index]
+            dataset = dataset.dataset
+        return self._fetch(dataset, index)
