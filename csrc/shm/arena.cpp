@@ -100,8 +100,8 @@ Arena::Arena(FileDescriptor fd, std::unique_ptr<ArenaMapping> mapping, const Are
       slabs_(spec.slab_count),
       pins_(std::make_unique<std::atomic<uint32_t>[]>(spec.slab_count)) {}
 
-std::optional<uint32_t> Arena::try_acquire() {
-  for (uint32_t index = 0; index < spec_.slab_count; ++index) {
+std::optional<uint32_t> Arena::try_acquire(uint32_t end) {
+  for (uint32_t index = 0; index < std::min(end, spec_.slab_count); ++index) {
     const SlabControl& control = mapping_->slab_control(index);
     // acquire: pairs with the release in ArenaView::release(), so that the trainer's last reads are over.
     if (control.released_generation.load(std::memory_order_acquire) != slabs_[index].generation) continue;
@@ -114,12 +114,12 @@ std::optional<uint32_t> Arena::try_acquire() {
   return std::nullopt;
 }
 
-void Arena::wait_for_release(std::chrono::milliseconds timeout) {
+void Arena::wait_for_release(std::chrono::milliseconds timeout, uint32_t end) {
   ArenaControl& control = mapping_->control();
   const uint32_t seen = control.release_count.load();
   control.is_worker_waiting.store(1);
   // A release between the caller's try_acquire() and the load above would be missed: look once more before sleeping.
-  for (uint32_t index = 0; index < spec_.slab_count; ++index) {
+  for (uint32_t index = 0; index < std::min(end, spec_.slab_count); ++index) {
     const SlabControl& slab = mapping_->slab_control(index);
     if (slab.retired.load() == 0 && pins_[index].load() == 0 &&
         slab.released_generation.load() == slabs_[index].generation) {

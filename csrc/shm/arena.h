@@ -92,10 +92,11 @@ class Arena {
   uint32_t slab_count() const { return spec_.slab_count; }
 
   // A free slab with the lowest index (the memory used last, so still in cache), now in use under a new generation.
-  std::optional<uint32_t> try_acquire();
+  // Only slabs before `end` count.
+  std::optional<uint32_t> try_acquire(uint32_t end = kSlabCountMax);
 
-  // Waits until the trainer releases any slab or `timeout` passes. Blocks.
-  void wait_for_release(std::chrono::milliseconds timeout);
+  // Waits until a slab before `end` is free, the trainer releases any slab, or `timeout` passes. Blocks.
+  void wait_for_release(std::chrono::milliseconds timeout, uint32_t end = kSlabCountMax);
 
   // Backs the first `bytes` of a slab with memory. Fails with kNoMemory when the system has none to give.
   Result<void> reserve(uint32_t slab_index, uint64_t bytes);

@@ -20,8 +20,8 @@ uint32_t SlabPool::wanted_slab_count() const {
   return std::min(options_.prefetch_factor + kSpareSlabCount, kSlabCountMax);
 }
 
-Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes) {
-  const auto slab_index = arena_->try_acquire();
+Result<std::optional<SlabRegion>> SlabPool::try_acquire(uint64_t bytes, uint32_t end) {
+  const auto slab_index = arena_->try_acquire(end);
   if (!slab_index) return std::optional<SlabRegion>();
   if (auto reserved = arena_->reserve(*slab_index, bytes); !reserved) {
     arena_->cancel(*slab_index);
@@ -37,10 +37,19 @@ Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
     if (bytes > options_.arena_bytes / 2) return make_transient(bytes);
     if (auto made = make_arena(bytes); !made) return made.error();
   }
+  uint32_t end = end_of_begun();
   for (;;) {
-    auto region = try_acquire(bytes);
+    auto region = try_acquire(bytes, end);
     if (!region) return region.error();
     if (region.value()) return *std::move(region).value();
+    if (end < arena_->slab_count()) {
+      arena_->wait_for_release(options_.last_slab_wait, end);
+      region = try_acquire(bytes, end);
+      if (!region) return region.error();
+      if (region.value()) return *std::move(region).value();
+      end = arena_->slab_count();
+      continue;
+    }
     if (is_closing_.load()) return Error{Errc::kClosed, "the trainer is gone"};
     if (is_worn_out()) {
       if (auto made = make_arena(bytes); !made) return made.error();
@@ -48,6 +57,12 @@ Result<SlabRegion> SlabPool::acquire(uint64_t bytes) {
     }
     arena_->wait_for_release(kReleaseWait);
   }
+}
+
+// Behind the slabs that are taken without a wait: all but the last while that one has no memory.
+uint32_t SlabPool::end_of_begun() const {
+  const uint32_t count = arena_->slab_count();
+  return count > 2 && arena_->backed_bytes(count - 1) == 0 ? count - 1 : count;
 }
 
 // Slabs that the trainer's user holds across a fork are lost for good; with half of them gone a fresh arena is due. The
@@ -80,7 +95,7 @@ std::optional<SlabRegion> SlabPool::acquire_if_free(uint64_t bytes) {
   if (bytes > options_.arena_bytes / 2 || is_to_renew_.load()) return std::nullopt;
   if (!arena_ && !make_arena(bytes)) return std::nullopt;
   if (bytes > arena_->slab_bytes()) return std::nullopt;
-  auto region = try_acquire(bytes);
+  auto region = try_acquire(bytes, end_of_begun());
   return region ? std::move(region).value() : std::nullopt;
 }
 

@@ -5,6 +5,7 @@
 // two slabs fit under the cap gets an arena of its own that is used once.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +31,9 @@ struct SlabPoolOptions {
   // Whether a batch for which no slab is free waits for one. Without it, it gets an arena of its own: where any worker
   // may be asked for the batch that the trainer waits for, all slabs may be with batches that come after it.
   bool waits = true;
+  // How long a slab that was in use before is waited for, until the arena's last one is begun. Most loops need no more
+  // than the others: only a loop that keeps a batch longer does, and then once.
+  std::chrono::milliseconds last_slab_wait{20};
 };
 
 // Confined to the thread that serves requests, but for renew().
@@ -57,7 +61,8 @@ class SlabPool {
   bool take_unannounced(const SlabRegion& region);
 
  private:
-  Result<std::optional<SlabRegion>> try_acquire(uint64_t bytes);
+  Result<std::optional<SlabRegion>> try_acquire(uint64_t bytes, uint32_t end = kSlabCountMax);
+  uint32_t end_of_begun() const;
   Result<void> make_arena(uint64_t bytes);
   Result<SlabRegion> make_transient(uint64_t bytes);
   uint32_t wanted_slab_count() const;

@@ -109,6 +109,37 @@ TEST_F(SlabPoolTest, AFullArenaWaitsForTheTrainer) {
   EXPECT_EQ(region.slab_index, regions[1].slab_index);
 }
 
+TEST_F(SlabPoolTest, TheLastSlabIsNotBegunWhereAnotherComesBackSoon) {
+  open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 2, .last_slab_wait = std::chrono::minutes(5)});
+  std::vector<SlabRegion> held;
+  for (int count = 0; count < 3; ++count) held.push_back(acquire(kMegabyte));
+  std::thread trainer([&] { release(held[1]); });
+  EXPECT_EQ(acquire(kMegabyte).slab_index, 1u);
+  trainer.join();
+  EXPECT_EQ(held[0].arena->total_backed_bytes(), 3 * kMegabyte);
+}
+
+TEST_F(SlabPoolTest, TheLastSlabIsBegunForALoopThatKeepsABatchAndNotWaitedForAgain) {
+  open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 2, .last_slab_wait = std::chrono::milliseconds(1)});
+  for (int count = 0; count < 3; ++count) acquire(kMegabyte);
+  EXPECT_EQ(pool_->acquire_if_free(kMegabyte), std::nullopt);
+  const auto last = acquire(kMegabyte);
+  EXPECT_EQ(last.slab_index, 3u);
+  release(last);
+  EXPECT_EQ(pool_->acquire_if_free(kMegabyte).value().slab_index, 3u);
+}
+
+TEST_F(SlabPoolTest, ASlabIsHadIfFreeOnlyWhereItFitsTheArena) {
+  open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 2});
+  EXPECT_EQ(pool_->acquire_if_free(5 * kMegabyte), std::nullopt) << "it would be an arena of its own";
+  const auto first = pool_->acquire_if_free(kMegabyte);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(pool_->acquire_if_free(3 * kMegabyte), std::nullopt) << "the arena would be made again";
+  pool_->renew();
+  EXPECT_EQ(pool_->acquire_if_free(kMegabyte), std::nullopt);
+  EXPECT_NE(acquire(kMegabyte).arena->id(), first->arena->id());
+}
+
 TEST_F(SlabPoolTest, ASlabThatAnotherThreadCancelsEndsTheWait) {
   open({.arena_bytes = 4 * kMegabyte, .prefetch_factor = 1});
   std::vector<SlabRegion> regions;
