@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/heap_thresholds.h"
 #include "loader/pool_answers.h"
 
 namespace penstock::loader {
@@ -43,6 +44,7 @@ PoolIo::PoolIo(const PoolIoOptions& options, uint64_t trainer_id, PoolDirectory 
 // ---- The loop
 
 Result<void> PoolIo::begin() {
+  raise_heap_thresholds();  // for the pieces of batches, which ZeroMQ allocates
   auto ready_set = net::ReadySet::open();
   if (!ready_set) return ready_set.error();
   context_ = std::make_unique<net::SocketContext>();
