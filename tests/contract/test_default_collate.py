@@ -434,6 +434,22 @@ def test_the_default_dtype_counts_as_with_torch(loader_class: type, workers: int
         torch.set_default_dtype(torch.float32)
 
 
+def make_tensors_on_meta(worker_id: int) -> None:
+    torch.set_default_device("meta")
+
+
+def test_the_default_device_of_a_worker_counts_as_with_torch(loader_class: type) -> None:
+    """Numbers came as tensors of the CPU all the same."""
+    names = ("ints", "floats", "arrays", "float32 scalars", "dicts of numbers of all kinds")
+    assert_same_outcomes(
+        loader_class,
+        {name: ALL[name] for name in names},
+        in_batches,
+        num_workers=1,
+        worker_init_fn=make_tensors_on_meta,
+    )
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_default_collate_called_by_a_collate_fn_gives_the_same(
     loader_class: type, workers: int
