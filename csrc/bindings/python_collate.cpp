@@ -4,9 +4,13 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
+#include "bindings/python_array_rows.h"
 #include "bindings/python_nest.h"
+#include "bindings/python_numbers.h"
+#include "bindings/python_rows.h"
 #include "worker/stack.h"
 
 namespace py = pybind11;
@@ -14,130 +18,143 @@ namespace py = pybind11;
 namespace penstock::bindings {
 namespace {
 
-// One column at a time, as torch does. `samples` is a list or a tuple, as torch would have it at this place, because a
-// column of text is returned as it is.
+// `samples` is a list or a tuple, as torch would have it at this place, because a column of text is returned as it is.
 class Collator {
  public:
   Collator(worker::SlabWriter& writer, const py::object& default_collate)
       : writer_(writer), default_collate_(default_collate) {}
 
   py::object collate(const py::object& samples) {
-    PyObject* first = item(samples, 0);
+    PyObject* first = items(samples).front();
     at::Tensor batch;
     if (PyUnicode_CheckExact(first) || PyBytes_CheckExact(first)) return samples;
     if (is_exact_tensor(first)) {
       batch = stack_tensors(samples);
-    } else if (PyFloat_CheckExact(first)) {
-      batch = stack_floats(samples);
-    } else if (PyLong_CheckExact(first)) {
-      batch = stack_integers(samples);
-    } else if (PyBool_Check(first)) {
-      batch = stack_booleans(samples);
     } else if (PyDict_CheckExact(first)) {
       if (auto dict = collate_dicts(samples)) return dict;
     } else if (PyTuple_CheckExact(first)) {
       if (auto list = collate_sequences<is_tuple>(samples)) return list;
     } else if (PyList_CheckExact(first)) {
       if (auto list = collate_sequences<is_list>(samples)) return list;
+    } else if (const auto kind = kinds_.find(first)) {
+      batch = stack_numbers(samples, *kind);
+    } else if (is_array_row(first)) {
+      batch = stack_arrays(writer_, items(samples));
     }
     return batch.defined() ? wrap_tensor(batch) : default_collate_(samples);
   }
 
  private:
+  // What became of an attempt to take all samples apart.
+  enum class Taken { kAll, kOtherNumber, kOtherShape };
+
   static bool is_tuple(PyObject* object) { return PyTuple_CheckExact(object); }
   static bool is_list(PyObject* object) { return PyList_CheckExact(object); }
 
-  static Py_ssize_t size(const py::object& samples) { return PySequence_Fast_GET_SIZE(samples.ptr()); }
-  static PyObject* item(const py::object& samples, Py_ssize_t index) {
-    return PySequence_Fast_GET_ITEM(samples.ptr(), index);
+  static std::span<PyObject* const> items(const py::object& samples) {
+    return {PySequence_Fast_ITEMS(samples.ptr()), static_cast<size_t>(PySequence_Fast_GET_SIZE(samples.ptr()))};
   }
 
   at::Tensor stack_tensors(const py::object& samples) {
     std::vector<at::Tensor> tensors;
-    tensors.reserve(static_cast<size_t>(size(samples)));
-    for (Py_ssize_t index = 0; index < size(samples); ++index) {
-      if (!is_exact_tensor(item(samples, index))) return {};
-      tensors.push_back(THPVariable_Unpack(item(samples, index)));
+    tensors.reserve(items(samples).size());
+    for (PyObject* sample : items(samples)) {
+      if (!is_exact_tensor(sample)) return {};
+      tensors.push_back(THPVariable_Unpack(sample));
     }
     return worker::stack_samples(writer_, tensors);
   }
 
-  at::Tensor stack_floats(const py::object& samples) {
-    std::vector<double> numbers(static_cast<size_t>(size(samples)));
-    for (size_t index = 0; index < numbers.size(); ++index) {
-      PyObject* number = item(samples, static_cast<Py_ssize_t>(index));
-      if (!PyFloat_CheckExact(number)) return {};
-      numbers[index] = PyFloat_AS_DOUBLE(number);
+  at::Tensor stack_numbers(const py::object& samples, const NumberKind& kind) {
+    std::vector<worker::Number> numbers;
+    numbers.reserve(items(samples).size());
+    for (PyObject* sample : items(samples)) {
+      worker::Number number{};
+      if (!read_number(kind, sample, number)) return {};
+      numbers.push_back(number);
     }
-    return worker::stack_numbers(writer_, numbers);
-  }
-
-  at::Tensor stack_integers(const py::object& samples) {
-    std::vector<int64_t> numbers(static_cast<size_t>(size(samples)));
-    for (size_t index = 0; index < numbers.size(); ++index) {
-      PyObject* number = item(samples, static_cast<Py_ssize_t>(index));
-      int overflow = 0;
-      if (!PyLong_CheckExact(number)) return {};
-      numbers[index] = PyLong_AsLongLongAndOverflow(number, &overflow);
-      if (overflow != 0) return {};
-    }
-    return worker::stack_numbers(writer_, numbers);
-  }
-
-  at::Tensor stack_booleans(const py::object& samples) {
-    std::vector<uint8_t> booleans(static_cast<size_t>(size(samples)));
-    for (size_t index = 0; index < booleans.size(); ++index) {
-      PyObject* boolean = item(samples, static_cast<Py_ssize_t>(index));
-      if (!PyBool_Check(boolean)) return {};
-      booleans[index] = boolean == Py_True ? 1 : 0;
-    }
-    return worker::stack_booleans(writer_, booleans);
+    return worker::stack_numbers(writer_, numbers, kind.dtype);
   }
 
   // A dict with the first sample's keys in its order; a null object when torch's code has to decide.
   py::object collate_dicts(const py::object& samples) {
-    const Py_ssize_t count = size(samples);
-    for (Py_ssize_t index = 0; index < count; ++index) {
-      if (!PyDict_CheckExact(item(samples, index))) return {};
+    if (!std::ranges::all_of(items(samples), [](PyObject* sample) { return PyDict_CheckExact(sample); })) return {};
+    const auto keys = py::reinterpret_steal<py::list>(PyDict_Keys(items(samples).front()));
+    const auto values = py::reinterpret_steal<py::list>(PyDict_Values(items(samples).front()));
+    for (const bool takes_numbers : {true, false}) {
+      PythonRows rows(kinds_, items(values), items(samples).size(), PythonRows::Columns::kLists, takes_numbers);
+      switch (take_dicts(samples, items(keys), rows)) {
+        case Taken::kOtherShape: return {};
+        case Taken::kOtherNumber: continue;
+        case Taken::kAll: break;
+      }
+      py::dict result;
+      for (size_t place = 0; place < rows.column_count(); ++place) result[keys[place]] = collate_column(rows, place);
+      return result;
     }
-    const auto keys = py::reinterpret_steal<py::list>(PyDict_Keys(item(samples, 0)));
-    py::dict result;
-    for (py::handle key : keys) {
-      py::list column(static_cast<size_t>(count));
-      for (Py_ssize_t index = 0; index < count; ++index) {
-        PyObject* value = PyDict_GetItemWithError(item(samples, index), key.ptr());
+    return {};
+  }
+
+  static Taken take_dicts(const py::object& samples, std::span<PyObject* const> keys, PythonRows& rows) {
+    for (PyObject* sample : items(samples)) {
+      // Nearly always every sample has the same keys in the same order.
+      Py_ssize_t position = 0;
+      PyObject* key = nullptr;
+      PyObject* value = nullptr;
+      bool is_in_order = true;
+      for (size_t place = 0; place < keys.size(); ++place) {
+        is_in_order = is_in_order && PyDict_Next(sample, &position, &key, &value) != 0 && key == keys[place];
+        if (!is_in_order) value = PyDict_GetItemWithError(sample, keys[place]);
         if (value == nullptr) {
           PyErr_Clear();
-          return {};
+          return Taken::kOtherShape;
         }
-        PyList_SET_ITEM(column.ptr(), index, Py_NewRef(value));
+        if (!rows.put(place, value)) return Taken::kOtherNumber;
       }
-      result[key] = collate(column);
+      rows.end_row();
     }
-    return result;
+    return Taken::kAll;
   }
 
   // A list with one entry for each place of the samples; a null object when torch's code has to decide.
   template <bool (*is_kind)(PyObject*)>
   py::object collate_sequences(const py::object& samples) {
-    const Py_ssize_t count = size(samples);
-    const Py_ssize_t width = PySequence_Fast_GET_SIZE(item(samples, 0));
-    for (Py_ssize_t index = 0; index < count; ++index) {
-      if (!is_kind(item(samples, index)) || PySequence_Fast_GET_SIZE(item(samples, index)) != width) return {};
+    const auto fields_of = [](PyObject* sample) {
+      return std::span<PyObject* const>(PySequence_Fast_ITEMS(sample),
+                                        static_cast<size_t>(PySequence_Fast_GET_SIZE(sample)));
+    };
+    const auto first = fields_of(items(samples).front());
+    for (PyObject* sample : items(samples)) {
+      if (!is_kind(sample) || fields_of(sample).size() != first.size()) return {};
     }
-    py::list result(static_cast<size_t>(width));
-    for (Py_ssize_t place = 0; place < width; ++place) {
-      py::tuple column(static_cast<size_t>(count));
-      for (Py_ssize_t index = 0; index < count; ++index) {
-        PyTuple_SET_ITEM(column.ptr(), index, Py_NewRef(PySequence_Fast_GET_ITEM(item(samples, index), place)));
+    for (const bool takes_numbers : {true, false}) {
+      PythonRows rows(kinds_, first, items(samples).size(), PythonRows::Columns::kTuples, takes_numbers);
+      const bool are_taken = std::ranges::all_of(items(samples), [&](PyObject* sample) {
+        for (size_t place = 0; place < rows.column_count(); ++place) {
+          if (!rows.put(place, fields_of(sample)[place])) return false;
+        }
+        rows.end_row();
+        return true;
+      });
+      if (!are_taken) continue;
+      py::list result(rows.column_count());
+      for (size_t place = 0; place < rows.column_count(); ++place) {
+        PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(place), collate_column(rows, place).release().ptr());
       }
-      PyList_SET_ITEM(result.ptr(), place, collate(column).release().ptr());
+      return result;
     }
-    return result;
+    return {};
+  }
+
+  py::object collate_column(const PythonRows& rows, size_t place) {
+    const auto dtype = rows.dtype(place);
+    if (!dtype) return collate(rows.objects(place));
+    return wrap_tensor(worker::stack_numbers(writer_, rows.numbers(place), *dtype));
   }
 
   worker::SlabWriter& writer_;
   const py::object& default_collate_;
+  NumberKinds kinds_;
 };
 
 }  // namespace

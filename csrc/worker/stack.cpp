@@ -4,8 +4,10 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
+#include "base/assert.h"
 #include "worker/row_copy.h"
 #include "worker/sample_rows.h"
 
@@ -21,10 +23,15 @@ at::Tensor empty_batch(SlabWriter& writer, size_t count, at::IntArrayRef sizes, 
 }
 
 template <typename T>
-at::Tensor copy_numbers(SlabWriter& writer, std::span<const T> numbers, at::ScalarType dtype) {
-  at::Tensor batch = empty_batch(writer, numbers.size(), {}, dtype);
-  if (!numbers.empty()) std::memcpy(batch.mutable_data_ptr(), numbers.data(), numbers.size_bytes());
-  return batch;
+void write_numbers(std::span<const Number> numbers, at::Tensor& column) {
+  T* target = column.mutable_data_ptr<T>();
+  for (const Number& number : numbers) {
+    if constexpr (std::is_floating_point_v<T>) {
+      *target++ = static_cast<T>(number.floating);
+    } else {
+      *target++ = static_cast<T>(number.integer);
+    }
+  }
 }
 
 }  // namespace
@@ -44,16 +51,34 @@ at::Tensor stack_samples(SlabWriter& writer, std::span<const at::Tensor> samples
   return batch;
 }
 
-at::Tensor stack_numbers(SlabWriter& writer, std::span<const double> numbers) {
-  return copy_numbers(writer, numbers, at::kDouble);
+at::Tensor stack_numbers(SlabWriter& writer, std::span<const Number> numbers, at::ScalarType dtype) {
+  at::Tensor column = empty_batch(writer, numbers.size(), {}, dtype);
+  switch (dtype) {
+    case at::kDouble: write_numbers<double>(numbers, column); break;
+    case at::kFloat: write_numbers<float>(numbers, column); break;
+    case at::kLong: write_numbers<int64_t>(numbers, column); break;
+    case at::kInt: write_numbers<int32_t>(numbers, column); break;
+    case at::kShort: write_numbers<int16_t>(numbers, column); break;
+    case at::kChar: write_numbers<int8_t>(numbers, column); break;
+    case at::kByte: write_numbers<uint8_t>(numbers, column); break;
+    case at::kBool: write_numbers<bool>(numbers, column); break;
+    default: PENSTOCK_ASSERT(false, "no column of numbers has the dtype ", c10::toString(dtype));
+  }
+  return column;
 }
 
-at::Tensor stack_numbers(SlabWriter& writer, std::span<const int64_t> numbers) {
-  return copy_numbers(writer, numbers, at::kLong);
-}
-
-at::Tensor stack_booleans(SlabWriter& writer, std::span<const uint8_t> booleans) {
-  return copy_numbers(writer, booleans, at::kBool);
+at::Tensor stack_rows(SlabWriter& writer, std::span<const void* const> rows, at::IntArrayRef sizes,
+                      at::ScalarType dtype) {
+  at::Tensor batch = empty_batch(writer, rows.size(), sizes, dtype);
+  if (batch.numel() == 0) return batch;
+  const auto row_bytes = static_cast<size_t>(batch.numel()) / rows.size() * batch.element_size();
+  const auto copy = copy_of_rows(rows.size(), row_bytes);
+  auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
+  for (const void* row : rows) {
+    copy(target, row, row_bytes);
+    target += row_bytes;
+  }
+  return batch;
 }
 
 at::Tensor gather_rows(SlabWriter& writer, const at::Tensor& source, std::span<const int64_t> indices) {

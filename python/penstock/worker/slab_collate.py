@@ -36,8 +36,8 @@ def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
 
 
 class _SlabCollate:
-    """default_collate into the slab;
-    torch's own as soon as the user has changed torch's registry.
+    """default_collate into the slab; torch's own where the user has changed torch's registry, or
+    has torch make tensors on another device.
     """
 
     draws_nothing = True
@@ -46,7 +46,11 @@ class _SlabCollate:
         self._server = server
 
     def __call__(self, samples: Any) -> Any:
-        if type(samples) is not list or not is_collate_map_untouched():
+        if (
+            type(samples) is not list
+            or not is_collate_map_untouched()
+            or torch.get_default_device().type != "cpu"
+        ):
             return torch_collate.default_collate(samples)
         return self._server.collate(samples, torch_collate.default_collate)
 

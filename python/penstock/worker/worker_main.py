@@ -35,6 +35,7 @@ from penstock.seams.iterators import (
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_dataset_state
 from penstock.stream.table_rows import plain_rows
+from penstock.worker.arrow_memory import tune_arrow_memory
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.failed_sample import name_sample, spoken_sample
@@ -144,6 +145,7 @@ def _set_up_process(base_seed: int, worker_id: int) -> None:
     set_thread_name("pt_data_worker")
     offer_stack()
     _C.tune_malloc()
+    tune_arrow_memory()
     torch.set_num_threads(1)
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)

@@ -48,6 +48,18 @@ class StackTest : public BatchTest {
     return at::stack_out(out, samples);
   }
 
+  static std::vector<Number> numbers_of(const std::vector<double>& floats) {
+    std::vector<Number> numbers;
+    for (const double value : floats) numbers.push_back({.floating = value});
+    return numbers;
+  }
+
+  static std::vector<Number> numbers_of(const std::vector<int64_t>& integers) {
+    std::vector<Number> numbers;
+    for (const int64_t value : integers) numbers.push_back({.integer = value});
+    return numbers;
+  }
+
   void expect_in_slab(const at::Tensor& batch) {
     const auto sealed = seal({batch});
     if (batch.numel() > 0) {
@@ -138,11 +150,35 @@ TEST_F(StackTest, RowsThatAreNotThereAreLeftToTorch) {
 
 TEST_F(StackTest, NumbersAreTorchsTensorsOfThem) {
   const std::vector<double> floats = {0.5, -0.0, std::nan(""), std::numeric_limits<double>::infinity(), 5e-324};
-  const std::vector<int64_t> integers = {0, -1, std::numeric_limits<int64_t>::min()};
-  const std::vector<uint8_t> booleans = {1, 0, 1};
-  EXPECT_TRUE(is_same(stack_numbers(*writer_, floats), at::tensor(floats, at::kDouble)));
-  EXPECT_TRUE(is_same(stack_numbers(*writer_, integers), at::tensor(integers)));
-  EXPECT_TRUE(is_same(stack_booleans(*writer_, booleans), at::tensor({1, 0, 1}).to(at::kBool)));
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    EXPECT_TRUE(is_same(stack_numbers(*writer_, numbers_of(floats), dtype), at::tensor(floats, dtype)));
+  }
+  const std::vector<int64_t> integers = {0, -1, 127};
+  for (const auto dtype : {at::kLong, at::kInt, at::kShort, at::kChar}) {
+    EXPECT_TRUE(is_same(stack_numbers(*writer_, numbers_of(integers), dtype), at::tensor(integers, dtype)));
+  }
+  const std::vector<int64_t> edges = {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
+  EXPECT_TRUE(is_same(stack_numbers(*writer_, numbers_of(edges), at::kLong), at::tensor(edges)));
+  const std::vector<int64_t> bytes = {0, 255};
+  EXPECT_TRUE(is_same(stack_numbers(*writer_, numbers_of(bytes), at::kByte), at::tensor(bytes, at::kByte)));
+  const std::vector<int64_t> truths = {1, 0, 1};
+  EXPECT_TRUE(is_same(stack_numbers(*writer_, numbers_of(truths), at::kBool), at::tensor(truths).to(at::kBool)));
+}
+
+TEST_F(StackTest, StackedRowsAreTorchsStackOfThemAndLieInTheSlab) {
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{}, {3}, {2, 5}, {0, 4}}) {
+    writer_->begin();
+    std::vector<at::Tensor> samples(5);
+    std::vector<const void*> rows;
+    for (at::Tensor& sample : samples) {
+      sample = at::empty(sizes, at::kFloat);
+      fill(sample);
+      rows.push_back(sample.const_data_ptr());
+    }
+    const auto batch = stack_rows(*writer_, rows, sizes, at::kFloat);
+    EXPECT_TRUE(is_same(batch, at::stack(samples)));
+    expect_in_slab(batch);
+  }
 }
 
 TEST_F(StackTest, WhatDoesNotFitTheSlabComesFromTheHeapWithTheSameContent) {
@@ -163,7 +199,8 @@ TEST_F(StackTest, WithoutSharedMemoryEverythingComesFromTheHeap) {
               const std::vector<int64_t> indices = {3, 1};
               if (!is_same(stack_samples(*writer_, samples), at::stack(samples))) return "stack_samples";
               if (!is_same(gather_rows(*writer_, at::arange(5), indices), at::tensor(indices))) return "gather_rows";
-              if (!is_same(stack_numbers(*writer_, indices), at::tensor(indices))) return "stack_numbers";
+              const auto column = stack_numbers(*writer_, numbers_of(indices), at::kLong);
+              if (!is_same(column, at::tensor(indices))) return "stack_numbers";
               return "";
             }),
             "");
