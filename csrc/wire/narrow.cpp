@@ -245,6 +245,11 @@ void write_rows(const TensorEntry& entry, std::span<const std::byte> bytes, std:
   std::memcpy(target.data(), &distinct_count, sizeof distinct_count);
 }
 
+// Whether the bytes are those of so many rows. The product of the two may overflow.
+bool are_rows_there(uint64_t bytes, uint32_t distinct_count, uint64_t row_bytes) {
+  return bytes % row_bytes == 0 && bytes / row_bytes == distinct_count;
+}
+
 Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
   const size_t row_count = row_count_of(entry);
   ByteReader reader(narrow);
@@ -252,7 +257,8 @@ Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> nar
   const auto indices = reader.take(row_count * sizeof(uint32_t));
   if (!reader.ok() || row_count == 0) return malformed("it does not have the length of its rows");
   const uint64_t row_bytes = target.size() / row_count;
-  if (reader.remaining() != distinct_count * row_bytes) return malformed("it does not have the length of its rows");
+  if (!are_rows_there(reader.remaining(), distinct_count, row_bytes))
+    return malformed("it does not have the length of its rows");
   const auto rows = reader.take(reader.remaining());
   for (size_t row = 0; row < row_count; ++row) {
     uint32_t place = 0;
