@@ -72,7 +72,7 @@ sys.exit(not torch.cuda.is_available())'; then
     say "all tests passed, or skipped for the reasons above"
     ;;
   bench)
-    sh .make/install.sh
+    sh .make/install.sh --with-bench
     "$VENV"/bin/python bench/gpu.py --out bench/out/gpu.jsonl --markdown "$@"
     ;;
   *) stop "gpu.sh: there is no '$what'" ;;
