@@ -401,7 +401,10 @@ Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer
   if (!lease) return lease.error();
   if (answer.payload_bytes > lease.value()->view().slab_bytes())
     return Error{Errc::kMalformed, "it names a batch that is larger than its slab"};
-  return IncomingBatch({.lease = std::move(lease).value(), .is_transient = answer.place->is_transient},
+  const uint64_t slab_bytes = lease.value()->view().slab_bytes();
+  return IncomingBatch({.lease = std::move(lease).value(),
+                        .is_transient = answer.place->is_transient,
+                        .backed_bytes = std::min(answer.place->slab_bytes, slab_bytes)},
                        answer.payload_bytes);
 }
 

@@ -142,6 +142,13 @@ TEST_F(StagedPoolTest, NarrowBatchesAreWidenedOnTheDevice) {
   EXPECT_EQ(gpu_.widened_count(), 30u * 6);
 }
 
+// They were copied as memory that the device cannot read by itself, which holds up the thread that copies.
+TEST_F(StagedPoolTest, TheSlabsThatBatchesCameIntoAreRegistered) {
+  start([](uint64_t sequence) { return make(samples_of(sequence)); });
+  expect_stream(5);
+  EXPECT_FALSE(gpu_.registered().empty());
+}
+
 TEST_F(StagedPoolTest, WithoutKernelsTheyAreWidenedBeforeTheirCopyAndAreTheSame) {
   gpu_.take_kernels_away();
   start([](uint64_t sequence) { return make(samples_of(sequence)); });
