@@ -53,13 +53,13 @@ case $what in
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
     failed=
     say "C++ tests of the device"
-    "$tests" --gtest_filter='Cuda*:CopyStage*:StageChain*:StagedClient*' || failed="$failed C++"
+    "$tests" --gtest_filter='Cuda*:CopyStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
     if command -v compute-sanitizer >/dev/null && "$VENV"/bin/python -c '
 import sys, torch
 sys.exit(not torch.cuda.is_available())'; then
       say "The same under compute-sanitizer"
       compute-sanitizer --error-exitcode 9 --target-processes application-only \
-        "$tests" --gtest_filter='CudaStage*:CudaStream*-*Capture*' || failed="$failed compute-sanitizer"
+        "$tests" --gtest_filter='CudaStage*:CudaStream*:CudaWidening*-*Capture*' || failed="$failed compute-sanitizer"
     else
       say "compute-sanitizer is left out: there is none, or no GPU"
     fi
@@ -72,7 +72,7 @@ sys.exit(not torch.cuda.is_available())'; then
     say "all tests passed, or skipped for the reasons above"
     ;;
   bench)
-    sh .make/install.sh
+    sh .make/install.sh --with-bench
     "$VENV"/bin/python bench/gpu.py --out bench/out/gpu.jsonl --markdown "$@"
     ;;
   *) stop "gpu.sh: there is no '$what'" ;;

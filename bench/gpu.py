@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``device=`` gives on a GPU: copies against a plain pinned one, a loop that the GPU bounds
-against batches that lie on it, and images through augmenting workers against torch's loader.
+"""What ``device=`` gives on a GPU: copies against a plain pinned one, the widening of tensors that
+a pool sent in fewer bytes against a copy on the device, a loop that the GPU bounds against batches
+that lie on it, and images through augmenting workers against torch's loader.
 
 With ``--device cpu`` everything runs on the CPU, where the figures mean nothing: does it run?
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +24,8 @@ from table import aligned, number, spread
 from torch import nn
 from torch.utils.data import Dataset
 
-CASES = ("copy", "bound", "images")
+CASES = ("copy", "widen", "bound", "images")
+HERE = Path(__file__).resolve().parent
 WORKER_COUNTS = (1, 2, 4, 8, 16)
 IMAGE_SIZE = 224
 IMAGES = 64  # of a batch
@@ -154,6 +158,40 @@ def measure_copy(args: argparse.Namespace) -> Iterator[Record]:
             yield summary("gpu/copy/gb_per_s", {"kind": kind, "memory": memory}, rates)
 
 
+# ---- Tensors that came with fewer bytes
+
+
+def widen_program() -> Path:
+    show = [sys.executable, "setup.py", "-q", "native", "--show-folder"]
+    done = subprocess.run(show, cwd=HERE.parent, check=True, capture_output=True, text=True)
+    return HERE.parent / done.stdout.strip() / "bench" / "gpu_widen"
+
+
+def measure_widen(args: argparse.Namespace) -> Iterator[Record]:
+    """Widening, and its bytes read and written over those of a plain copy in the same time."""
+    rounds = min(args.steps, 50)
+    command = [str(widen_program()), args.device, str(rounds), str(args.wide_bytes)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except OSError as error:
+        raise MeasurementError(
+            f"{command[0]} cannot be run: {error}; `make bench-gpu` makes it"
+        ) from None
+    if done.returncode == 3:  # a build without kernels, or a device that they are not for
+        print(f"gpu: widen is left out: {done.stderr.strip()}", file=sys.stderr, flush=True)
+        return
+    if done.returncode != 0:
+        raise MeasurementError(f"{command[0]} ended with {done.returncode}: {done.stderr[-1000:]}")
+    for line in done.stdout.splitlines():
+        found = json.loads(line)
+        copy_rates = [found["copy_bytes"] / 1e9 / seconds for seconds in found["copy_s"]]
+        rates = [found["widen_bytes"] / 1e9 / seconds for seconds in found["widen_s"]]
+        shares = [ours / copy for ours, copy in zip(rates, copy_rates, strict=True)]
+        parameters = {"encoding": found["encoding"]}
+        yield summary("gpu/widen/gb_per_s", parameters, rates)
+        yield summary("gpu/widen/of_bandwidth", parameters, shares)
+
+
 # ---- A loop that the GPU bounds
 
 
@@ -234,7 +272,12 @@ def measure_images(args: argparse.Namespace) -> Iterator[Record]:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Record]:
-    cases = {"copy": measure_copy, "bound": measure_bound, "images": measure_images}
+    cases = {
+        "copy": measure_copy,
+        "widen": measure_widen,
+        "bound": measure_bound,
+        "images": measure_images,
+    }
     where = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     for name in args.only or CASES:
         print(f"gpu: {name}", file=sys.stderr, flush=True)
@@ -267,9 +310,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
     args = parser.parse_args()
     args.size, args.width, args.depth, args.warmup = IMAGE_SIZE, 4096, 8, 20
+    args.wide_bytes = 256 << 20  # more than caches hold
     if args.quick:
         args.size, args.width, args.depth, args.warmup = 16, 32, 1, 2
         args.rounds, args.steps, args.workers = 1, 4, [1]
+        args.wide_bytes = 1 << 20
     if args.read is None and args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; run where there is one, or --device cpu")
     return args

@@ -61,9 +61,13 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/"),
     (
         r"(c10|ATen)/cuda/|cuda|thrust/|cub/",
-        r"loader/(cuda_device|relaxed_capture)\.cpp|loader/.*\.cu",
+        r"loader/((cuda_device|relaxed_capture)\.cpp|widen_kernels\.cu)",
     ),
-    (r"torch/|ATen/|c10/|caffe2/", "capture/|runtime/|loader/|worker/|bindings/"),
+    # The kernels compile without torch.
+    (
+        r"torch/|ATen/|c10/|caffe2/",
+        r"capture/|runtime/|loader/(?!widen_kernels\.)|worker/|bindings/",
+    ),
     (
         r"zmq",
         r"net/((tcp_)?socket|authenticator|connection_monitor|message_part|readiness"

@@ -234,6 +234,7 @@ py::dict counters_of(Stream& stream) {
   result["unrepeatable_batches"] = counters.unrepeatable_batches.value();
   result["withheld_bytes"] = counters.withheld_bytes.value();
   result["recalled_batches"] = counters.recalled_batches.value();
+  result["device_widened_batches"] = counters.device_widened_batches.value();
   result["arenas"] = counters.arenas.value();
   result["waits"] = counters.waits.value();
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;

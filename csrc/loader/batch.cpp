@@ -76,6 +76,24 @@ at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byt
   return make_tensor(entry, std::move(data));
 }
 
+// Of narrow bytes that were checked.
+at::Tensor widen_to_own_memory(const TensorEntry& entry, std::span<const std::byte> narrow) {
+  const uint64_t own_bytes = wire::plain_bytes(entry);
+  at::DataPtr data = c10::GetCPUAllocator()->allocate(own_bytes);
+  const auto widened = wire::widen(entry, narrow, {static_cast<std::byte*>(data.get()), own_bytes});
+  PENSTOCK_ASSERT(widened, widened.error().message);
+  return make_tensor(entry, std::move(data));
+}
+
+// Narrow bytes as a tensor of their own.
+TensorEntry entry_of_bytes(const TensorEntry& entry) {
+  return {.dtype = wire::kDTypeUInt8,
+          .offset = entry.offset,
+          .bytes = entry.bytes,
+          .shape = {static_cast<int64_t>(entry.bytes)},
+          .strides = {1}};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::Descriptor& descriptor, c10::intrusive_ptr<SlabLease> lease,
@@ -165,10 +183,15 @@ at::Tensor Batch::make(size_t index) {
   const TensorEntry& entry = frame_.tensors[index];
   if (entry.encoding == wire::Encoding::kWithheld) return make_meta(entry);
   if (entry.encoding == wire::Encoding::kShared) return make_shared(entry, storage_of(entry));
+  if (widening(index) != nullptr) return widen_to_own_memory(entry, bytes_of(entry));
   if (wire::is_narrow(entry.encoding)) {
     PENSTOCK_ASSERT(wide_.size() == frame_.tensors.size(), "a batch was not widened");
     return wide_[index];
   }
+  return make_plain(entry);
+}
+
+at::Tensor Batch::make_plain(const TensorEntry& entry) {
   const auto bytes = bytes_of(entry);
   if (!lease_ || bytes.empty()) return copy_to_own_memory(entry, bytes);
   auto* data = const_cast<std::byte*>(bytes.data());
@@ -273,6 +296,51 @@ Result<void> Batch::widen(BatchMemory& memory) {
   return {};
 }
 
+uint64_t Batch::wide_bytes() const {
+  uint64_t bytes = 0;
+  for (const TensorEntry& entry : frame_.tensors) {
+    if (wire::is_narrow(entry.encoding)) bytes += wire::plain_bytes(entry);
+  }
+  return bytes;
+}
+
+Result<bool> Batch::try_keep_narrow() {
+  std::vector<wire::Widening> widenings(frame_.tensors.size());
+  for (size_t index = 0; index < widenings.size(); ++index) {
+    const TensorEntry& entry = frame_.tensors[index];
+    if (!wire::is_narrow(entry.encoding)) continue;
+    const auto checked = wire::check_narrow(entry, bytes_of(entry));
+    if (!checked) return checked.error();
+    if (checked.value().row_count > Device::kWidenedRowsMax) return false;
+    widenings[index] = checked.value();
+  }
+  if (is_narrow()) kept_narrow_ = std::move(widenings);
+  return true;
+}
+
+const wire::Widening* Batch::widening(size_t index) const {
+  if (kept_narrow_.empty() || !wire::is_narrow(kept_narrow_[index].encoding)) return nullptr;
+  return &kept_narrow_[index];
+}
+
+std::vector<at::Tensor> Batch::copy_sources() {
+  if (kept_narrow_.empty()) return tensors();
+  tensors_.resize(frame_.tensors.size());
+  std::vector<at::Tensor> sources;
+  sources.reserve(tensors_.size());
+  for (size_t index = 0; index < tensors_.size(); ++index) {
+    if (widening(index) != nullptr) {
+      sources.push_back(make_plain(entry_of_bytes(frame_.tensors[index])));
+      continue;
+    }
+    if (!tensors_[index].defined()) tensors_[index] = make(index);
+    sources.push_back(tensors_[index]);
+  }
+  return sources;
+}
+
+at::Tensor Batch::meta(size_t index) const { return make_meta(frame_.tensors[index]); }
+
 void Batch::mark_held() {
   if (lease_) lease_->mark_held();
   if (wide_lease_) wide_lease_->mark_held();
@@ -307,6 +375,8 @@ void Batch::replace_tensors(std::vector<at::Tensor> tensors) {
   shared_files_.clear();
   wide_lease_.reset();
   wide_.clear();
+  was_widened_on_device_ = !kept_narrow_.empty();
+  kept_narrow_.clear();
 }
 
 }  // namespace penstock::loader

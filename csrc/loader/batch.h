@@ -23,6 +23,7 @@
 #include "loader/staged_bytes.h"
 #include "wire/frame.h"
 #include "wire/message.h"
+#include "wire/widening.h"
 
 namespace penstock::loader {
 
@@ -95,11 +96,26 @@ class Batch {
   // shared files view these. Those of leaves that were left out are meta tensors.
   const std::vector<at::Tensor>& tensors();
 
-  // Whether some tensors came with fewer bytes than they have.
+  // Whether some tensors came with fewer bytes than they have. Before tensors(), such a batch is widened, or it is
+  // checked where a stage has a device widen it.
   bool is_narrow() const;
-  // Gives tensors that came with fewer bytes their own ones, in `memory` or else on the heap. To be called before
-  // tensors(). kMalformed for bytes that do not belong to such a tensor, kNoMemory.
+  // Bytes of those tensors once they are widened.
+  uint64_t wide_bytes() const;
+  // Gives tensors that came with fewer bytes their own ones, in `memory` or else on the heap. kMalformed for bytes that
+  // do not belong to such a tensor, kNoMemory.
   Result<void> widen(BatchMemory& memory);
+  // Leaves the tensors as they came, in memory that no other process may write to. False where a device cannot widen
+  // one of them. kMalformed as widen(). On the host tensors() widens them onto the heap.
+  Result<bool> try_keep_narrow();
+  // Of a tensor that was left as it came: how it is widened. Null for the others.
+  const wire::Widening* widening(size_t index) const;
+  // What a stage copies: the tensors, and in the place of those that were left as they came their narrow bytes. As
+  // tensors(), they share the slab or have memory of their own.
+  std::vector<at::Tensor> copy_sources();
+  // A tensor on no device with the dtype, sizes and strides of a tensor of the batch.
+  at::Tensor meta(size_t index) const;
+  // Whether a stage had a device widen tensors.
+  bool was_widened_on_device() const { return was_widened_on_device_; }
   // Whether a program that keeps the tensors keeps the slab from being written again, also across a fork.
   void mark_held();
 
@@ -126,6 +142,7 @@ class Batch {
   Result<void> read_record(std::span<const std::byte> record, uint64_t payload_bytes_max, bool allow_pickle);
   std::span<const std::byte> bytes_of(const wire::TensorEntry& entry) const;
   at::Tensor make(size_t index);
+  at::Tensor make_plain(const wire::TensorEntry& entry);
   const c10::Storage& storage_of(const wire::TensorEntry& entry);
 
   wire::Descriptor descriptor_;
@@ -142,6 +159,8 @@ class Batch {
   std::optional<Origin> origin_;
   c10::intrusive_ptr<SlabLease> wide_lease_;  // of tensors that were widened
   std::vector<at::Tensor> wide_;              // by place; undefined for the others
+  std::vector<wire::Widening> kept_narrow_;   // by place, of tensors that were left as they came; empty without any
+  bool was_widened_on_device_ = false;
 };
 
 }  // namespace penstock::loader

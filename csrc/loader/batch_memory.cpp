@@ -38,7 +38,8 @@ Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
   view.value()->populate(slab.slab_index, slab.arena->backed_bytes(slab.slab_index));
   const uint32_t generation = slab.arena->generation(slab.slab_index);
   return LeasedSlab{.lease = c10::make_intrusive<SlabLease>(view.value(), slab.slab_index, generation),
-                    .is_transient = slab.is_transient};
+                    .is_transient = slab.is_transient,
+                    .backed_bytes = slab.arena->backed_bytes(slab.slab_index)};
 }
 
 Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegion& region) {

@@ -20,6 +20,7 @@ namespace penstock::loader {
 struct LeasedSlab {
   c10::intrusive_ptr<SlabLease> lease;
   bool is_transient = false;  // of an arena that is used once
+  uint64_t backed_bytes = 0;  // of the slab that have memory
 };
 
 // Confined to the thread that receives, but for retire_held(), which any may call.

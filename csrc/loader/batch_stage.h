@@ -10,7 +10,7 @@
 
 namespace penstock::loader {
 
-// finish() is for the trainer's thread, the rest for the chain's.
+// finish() is for the trainer's thread, takes_narrow() for any, the rest for the chain's.
 class BatchStage {
  public:
   BatchStage() = default;
@@ -25,6 +25,9 @@ class BatchStage {
 
   // The trainer is about to be given the batch: what it does with the tensors from now on comes after their copy.
   virtual Result<void> finish(Batch& batch) = 0;
+
+  // Whether begin() takes batches with tensors that were left as they came (Batch::try_keep_narrow).
+  virtual bool takes_narrow() const = 0;
 
   // Gives back the memory that copies have read. Returns how many are still under way.
   virtual size_t reclaim() = 0;

@@ -251,6 +251,7 @@ class Client::Impl {
     counters.withheld_bytes.add(batch.withheld_bytes());
     if (descriptor.sequence < now.early_count) counters.early_batches.add(1);
     if (!batch.frame().boundary_keys.empty()) counters.boundary_batches.add(1);
+    if (batch.was_widened_on_device()) counters.device_widened_batches.add(1);
     if ((descriptor.flags & wire::kDescriptorCompiled) != 0) counters.compiled_batches.add(1);
     if ((descriptor.flags & wire::kDescriptorThreadsDrew) != 0) counters.unrepeatable_batches.add(1);
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/copy_stage.h"
 
+#include <ATen/ops/empty.h>
+
 #include <utility>
 
 #include "base/mutex.h"
@@ -19,7 +21,8 @@ void keep_for_good(std::vector<at::Tensor> sources) {
 
 }  // namespace
 
-CopyStage::CopyStage(std::unique_ptr<Device> device) : device_(std::move(device)), registrations_(*device_) {}
+CopyStage::CopyStage(std::unique_ptr<Device> device)
+    : device_(std::move(device)), takes_narrow_(device_->can_widen()), registrations_(*device_) {}
 
 CopyStage::~CopyStage() {
   if (!copies_.empty()) settle();
@@ -28,45 +31,75 @@ CopyStage::~CopyStage() {
 Result<void> CopyStage::begin(Batch& batch) {
   if (!loss_.empty()) return loss();
   if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
-  const std::vector<at::Tensor>& hosts = batch.tensors();
-  auto devices = allocate(hosts, batch.bytes());
-  if (!devices) return devices.error();
+  const std::vector<at::Tensor> sources = batch.copy_sources();
+  auto rooms = allocate(batch, sources);
+  if (!rooms) return rooms.error();
   // An arena that is used once is not worth registering, which takes longer than its copy.
   const bool is_transient = (batch.descriptor().flags & wire::kDescriptorTransient) != 0;
   if (batch.lease() && !is_transient) registrations_.add(batch.lease(), batch.descriptor().slab_bytes);
-  Copy copy{.event = nullptr, .lease = batch.lease(), .sources = hosts};
-  if (auto started = start_copies(hosts, devices.value()); !started) return give_up(std::move(copy), started.error());
-  // A stage that widens numbers on the device comes next in the chain. It works on the same stream and records an event
-  // of its own.
+  Copy copy{.event = nullptr, .lease = batch.lease(), .sources = sources};
+  if (auto started = start(batch, sources, rooms.value()); !started) return give_up(std::move(copy), started.error());
   auto event = device_->record();
   if (!event) return give_up(std::move(copy), event.error());
   copy.event = std::move(event).value();
   batch.set_ready_event(copy.event);
   copies_.push_back(std::move(copy));
-  batch.replace_tensors(std::move(devices).value());
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(rooms.value().size());
+  for (Room& room : rooms.value()) tensors.push_back(std::move(room.tensor));
+  batch.replace_tensors(std::move(tensors));
   return {};
 }
 
-Result<std::vector<at::Tensor>> CopyStage::allocate(const std::vector<at::Tensor>& hosts, uint64_t batch_bytes) {
-  std::vector<at::Tensor> devices;
-  devices.reserve(hosts.size());
-  for (const at::Tensor& host : hosts) {
-    auto made = device_->allocate(host);
+Result<std::vector<CopyStage::Room>> CopyStage::allocate(const Batch& batch, const std::vector<at::Tensor>& sources) {
+  std::vector<Room> rooms;
+  rooms.reserve(sources.size());
+  for (size_t index = 0; index < sources.size(); ++index) {
+    auto made = allocate_one(batch, index, sources[index]);
     if (!made) {
       return Error{made.error().code, "allocating memory on " + device_->name() + " for a batch of " +
-                                          std::to_string(batch_bytes) + " bytes failed: " + made.error().message};
+                                          std::to_string(batch.bytes() + batch.wide_bytes()) +
+                                          " bytes failed: " + made.error().message};
     }
-    devices.push_back(std::move(made).value());
+    rooms.push_back(std::move(made).value());
   }
-  return devices;
+  return rooms;
 }
 
-Result<void> CopyStage::start_copies(const std::vector<at::Tensor>& hosts, const std::vector<at::Tensor>& devices) {
-  for (size_t index = 0; index < hosts.size(); ++index) {
-    PENSTOCK_ASSERT(hosts[index].storage().nbytes() == devices[index].storage().nbytes(),
+Result<CopyStage::Room> CopyStage::allocate_one(const Batch& batch, size_t index, const at::Tensor& source) {
+  Room room;
+  const wire::Widening* const widening = batch.widening(index);
+  auto tensor = device_->allocate(widening != nullptr ? batch.meta(index) : source);
+  if (!tensor) return tensor.error();
+  room.tensor = std::move(tensor).value();
+  if (widening == nullptr) return room;
+  auto narrow = device_->allocate(source);
+  if (!narrow) return narrow.error();
+  room.narrow = std::move(narrow).value();
+  const auto scratch_bytes = device_->scratch_bytes(*widening);
+  if (!scratch_bytes) return scratch_bytes.error();
+  if (scratch_bytes.value() == 0) return room;
+  const auto scratch_size = static_cast<int64_t>(scratch_bytes.value());
+  auto scratch = device_->allocate(at::empty({scratch_size}, source.options().device(at::kMeta)));
+  if (!scratch) return scratch.error();
+  room.scratch = std::move(scratch).value();
+  return room;
+}
+
+Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>& sources,
+                              const std::vector<Room>& rooms) {
+  for (size_t index = 0; index < sources.size(); ++index) {
+    const Room& room = rooms[index];
+    const at::Tensor& target = room.narrow.defined() ? room.narrow : room.tensor;
+    PENSTOCK_ASSERT(sources[index].storage().nbytes() == target.storage().nbytes(),
                     "a tensor on the device has another size than its source");
-    if (hosts[index].storage().nbytes() == 0) continue;
-    if (auto started = device_->copy(hosts[index], devices[index]); !started) return started.error();
+    if (sources[index].storage().nbytes() == 0) continue;
+    if (auto started = device_->copy(sources[index], target); !started) return started.error();
+    if (!room.narrow.defined()) continue;
+    const wire::Widening& widening = *batch.widening(index);
+    PENSTOCK_ASSERT(room.tensor.storage().nbytes() == widening.plain_bytes(), "a tensor is widened to another size");
+    if (auto started = device_->widen(widening, room.narrow, room.scratch, room.tensor); !started)
+      return started.error();
   }
   return {};
 }

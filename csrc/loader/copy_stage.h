@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The stage behind device=: starts the copy of a batch to a device, from slabs that the device reads by itself.
+// The stage behind device=: starts the copy of a batch to a device, from slabs that the device reads by itself, and
+// behind it the widening of what came with fewer bytes. Memory for all of that is taken first: a batch that has only
+// some of it never waits on the device for the rest.
 //
 // Ownership: a slab that a copy reads is leased by the stage until the copy is known to be over, by its event or by a
 // wait for all copies. If neither can be had, the device is lost to this process and may go on reading for as long as
@@ -26,6 +28,7 @@ class CopyStage final : public BatchStage {
 
   Result<void> begin(Batch& batch) override;
   Result<void> finish(Batch& batch) override;
+  bool takes_narrow() const override { return takes_narrow_; }
   size_t reclaim() override;
 
   // Slabs that are never given back, since the device was lost while it might have read them.
@@ -39,14 +42,23 @@ class CopyStage final : public BatchStage {
     std::vector<at::Tensor> sources;
   };
 
-  Result<std::vector<at::Tensor>> allocate(const std::vector<at::Tensor>& hosts, uint64_t batch_bytes);
-  Result<void> start_copies(const std::vector<at::Tensor>& hosts, const std::vector<at::Tensor>& devices);
+  // On the device, for one tensor. What is not the tensor's own is freed once the work on it was started.
+  struct Room {
+    at::Tensor tensor;
+    at::Tensor narrow;   // undefined unless the device widens it
+    at::Tensor scratch;  // undefined where none is needed
+  };
+
+  Result<std::vector<Room>> allocate(const Batch& batch, const std::vector<at::Tensor>& sources);
+  Result<Room> allocate_one(const Batch& batch, size_t index, const at::Tensor& source);
+  Result<void> start(const Batch& batch, const std::vector<at::Tensor>& sources, const std::vector<Room>& rooms);
   Error give_up(Copy copy, const Error& cause);
   void settle();
   void lose(const std::string& cause);
   Error loss() const;
 
   std::unique_ptr<Device> device_;
+  const bool takes_narrow_;
   SlabRegistrations registrations_;
   std::deque<Copy> copies_;
   std::string loss_;  // its cause; empty while the device is there

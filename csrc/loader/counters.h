@@ -20,22 +20,23 @@ class Counter {
 
 // Thread-safe.
 struct LoaderCounters {
-  Counter batches;               // delivered to the trainer
-  Counter batch_bytes;           // their payloads
-  Counter copied_batches;        // copied to memory of their own because the user holds many slabs
-  Counter inline_batches;        // came through the socket because no shared memory could be had
-  Counter stale_batches;         // answers to requests of an earlier epoch, dropped
-  Counter early_batches;         // delivered, and asked for before their epoch began
-  Counter wait_ns;               // the trainer waited for a batch this long
-  Counter waits;                 // and this often
-  Counter fetch_ns;              // workers spent this long on the batches delivered
-  Counter prefix_ns;             // of that, on boundary tensors
-  Counter arenas;                // arenas mapped
-  Counter boundary_batches;      // batches that carried boundary tensors
-  Counter compiled_batches;      // batches of which compiled code made boundary tensors
-  Counter withheld_bytes;        // of leaves that stayed with their workers
-  Counter recalled_batches;      // batches of which such a leaf was read after all
-  Counter unrepeatable_batches;  // batches whose random numbers several threads drew from one generator
+  Counter batches;                 // delivered to the trainer
+  Counter batch_bytes;             // their payloads
+  Counter copied_batches;          // copied to memory of their own because the user holds many slabs
+  Counter inline_batches;          // came through the socket because no shared memory could be had
+  Counter stale_batches;           // answers to requests of an earlier epoch, dropped
+  Counter early_batches;           // delivered, and asked for before their epoch began
+  Counter wait_ns;                 // the trainer waited for a batch this long
+  Counter waits;                   // and this often
+  Counter fetch_ns;                // workers spent this long on the batches delivered
+  Counter prefix_ns;               // of that, on boundary tensors
+  Counter arenas;                  // arenas mapped
+  Counter boundary_batches;        // batches that carried boundary tensors
+  Counter compiled_batches;        // batches of which compiled code made boundary tensors
+  Counter withheld_bytes;          // of leaves that stayed with their workers
+  Counter recalled_batches;        // batches of which such a leaf was read after all
+  Counter device_widened_batches;  // batches of which the device widened tensors
+  Counter unrepeatable_batches;    // batches whose random numbers several threads drew from one generator
 };
 
 }  // namespace penstock::loader

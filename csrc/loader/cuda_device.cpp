@@ -16,11 +16,15 @@
 
 #include "base/mutex.h"
 #include "loader/relaxed_capture.h"
+#ifdef PENSTOCK_WITH_KERNELS
+#include "loader/widen_kernels.h"
+#endif
 
 namespace penstock::loader {
 namespace {
 
-Result<void> result_of(cudaError_t status) {
+Result<void> result_of(int code_of_cuda) {
+  const auto status = static_cast<cudaError_t>(code_of_cuda);
   if (status == cudaSuccess) return {};
   cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
   const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
@@ -80,13 +84,13 @@ Result<cudaStream_t> copy_stream(c10::DeviceIndex index) {
 class CudaDevice final : public Device {
  public:
   CudaDevice(c10::DeviceIndex index, cudaStream_t stream)
-      : index_(index), stream_(c10::cuda::getStreamFromExternal(stream, index)) {}
+      : index_(index), stream_(c10::cuda::getStreamFromExternal(stream, index)), can_widen_(try_kernels()) {}
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
 
-  Result<at::Tensor> allocate(const at::Tensor& host) override {
+  Result<at::Tensor> allocate(const at::Tensor& like) override {
     return on_device([&]() -> Result<at::Tensor> {
-      return at::empty_strided(host.sizes(), host.strides(), host.options().device(at::Device(at::kCUDA, index_)));
+      return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::Device(at::kCUDA, index_)));
     });
   }
 
@@ -105,6 +109,40 @@ class CudaDevice final : public Device {
                                        host.storage().nbytes(), cudaMemcpyHostToDevice, stream_.stream()));
     });
   }
+
+  bool can_widen() const override { return can_widen_; }
+
+#ifdef PENSTOCK_WITH_KERNELS
+
+  Result<uint64_t> scratch_bytes(const wire::Widening& widening) override {
+    return on_device([&]() -> Result<uint64_t> {
+      uint64_t bytes = 0;
+      if (auto asked = result_of(widen_scratch_bytes(widening, bytes)); !asked) return asked.error();
+      return bytes;
+    });
+  }
+
+  Result<void> widen(const wire::Widening& widening, const at::Tensor& narrow, const at::Tensor& scratch,
+                     const at::Tensor& target) override {
+    return on_device([&] {
+      WidenMemory memory{.narrow = static_cast<const std::byte*>(narrow.const_data_ptr()),
+                         .target = static_cast<std::byte*>(target.mutable_data_ptr())};
+      if (scratch.defined()) {
+        memory.scratch = static_cast<std::byte*>(scratch.mutable_data_ptr());
+        memory.scratch_bytes = scratch.storage().nbytes();
+      }
+      return result_of(start_widening(widening, memory, stream_.stream()));
+    });
+  }
+
+#else
+
+  Result<uint64_t> scratch_bytes(const wire::Widening&) override { return no_kernels(); }
+  Result<void> widen(const wire::Widening&, const at::Tensor&, const at::Tensor&, const at::Tensor&) override {
+    return no_kernels();
+  }
+
+#endif
 
   Result<std::shared_ptr<DeviceEvent>> record() override {
     return on_device([&]() -> Result<std::shared_ptr<DeviceEvent>> {
@@ -158,8 +196,18 @@ class CudaDevice final : public Device {
     });
   }
 
+#ifdef PENSTOCK_WITH_KERNELS
+  bool try_kernels() {
+    return static_cast<bool>(on_device([] { return result_of(try_widen_kernels()); }));
+  }
+#else
+  static bool try_kernels() { return false; }
+  static Error no_kernels() { return {Errc::kUnsupported, "this build of penstock has no kernels"}; }
+#endif
+
   c10::DeviceIndex index_;
   c10::cuda::CUDAStream stream_;
+  const bool can_widen_;
 };
 
 }  // namespace

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A device that batches are copied to: its memory, one stream of copies, and marks in that stream. CUDA's is
-// cuda_device.h. The tests have one whose copies end late, out of order, or with an error.
+// A device that batches are copied to: its memory, one stream of copies, and marks in that stream. What came with fewer
+// bytes is widened there, behind its copy. CUDA's is cuda_device.h. The tests have one whose copies end late, out of
+// order, or with an error.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "base/result.h"
+#include "wire/widening.h"
 
 namespace penstock::loader {
 
@@ -34,9 +37,9 @@ class Device {
   // For people: "cuda:0".
   virtual std::string name() const = 0;
 
-  // A tensor on the device like `host`, of whatever values. kNoMemory where the device has none left. The memory may be
-  // freed at any time: it is used again only behind the work that was started on it.
-  virtual Result<at::Tensor> allocate(const at::Tensor& host) = 0;
+  // A tensor on the device with the dtype, sizes and strides of `like`, of whatever values. kNoMemory where the device
+  // has none left. The memory may be freed at any time: it is used again only behind the work that was started on it.
+  virtual Result<at::Tensor> allocate(const at::Tensor& like) = 0;
 
   // Has the device read this memory by itself from now on. False where it cannot, which makes copies slower.
   virtual bool register_memory(std::span<std::byte> memory) = 0;
@@ -45,6 +48,20 @@ class Device {
   // Starts copying the bytes of `host` to a tensor that was allocated for it. `host` stays as it is until an event that
   // is recorded later is over. An error may have started the copy.
   virtual Result<void> copy(const at::Tensor& host, const at::Tensor& on_device) = 0;
+
+  // Whether widen() works. Without it, tensors are widened on the host before they are copied.
+  virtual bool can_widen() const = 0;
+
+  // Of one tensor. The sums over rows of some versions of CUB count in 32 bits.
+  static constexpr uint64_t kWidenedRowsMax = INT32_MAX;
+
+  // Bytes on the device that widen() needs beside those of the tensor.
+  virtual Result<uint64_t> scratch_bytes(const wire::Widening& widening) = 0;
+
+  // Starts widening the bytes that are copied to `narrow` to `target`, behind all that was started before. `scratch`
+  // has the bytes for it, and may be undefined if there are none. An error may have started it.
+  virtual Result<void> widen(const wire::Widening& widening, const at::Tensor& narrow, const at::Tensor& scratch,
+                             const at::Tensor& target) = 0;
 
   virtual Result<std::shared_ptr<DeviceEvent>> record() = 0;
 

@@ -58,6 +58,7 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor
 
 Result<std::unique_ptr<Batch>> IncomingBatch::take_slab(wire::Descriptor descriptor, bool allow_pickle) {
   descriptor.kind = wire::DescriptorKind::kSlab;
+  descriptor.slab_bytes = slab_.backed_bytes;
   if (slab_.is_transient) descriptor.flags |= wire::kDescriptorTransient;
   return Batch::from_slab(descriptor, std::move(slab_.lease), allow_pickle);
 }

@@ -11,6 +11,7 @@ class PinStage final : public BatchStage {
  public:
   Result<void> begin(Batch& batch) override;
   Result<void> finish(Batch&) override { return {}; }
+  bool takes_narrow() const override { return false; }
   size_t reclaim() override { return 0; }
 };
 

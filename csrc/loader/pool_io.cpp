@@ -336,11 +336,21 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   auto batch =
       batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle);
   if (!batch->remote_error()) {
-    if (auto widened = batch->widen(memory_); !widened)
-      batch = error_of_damage(message.key, spoken_place(worker_id), widened.error());
+    // A worker could write to a slab that it has handed over after its bytes were checked.
+    const auto ready = prepare_narrow(*batch, /*may_stay=*/stages_.takes_narrow() && !answer.place);
+    if (!ready) batch = error_of_damage(message.key, spoken_place(worker_id), ready.error());
   }
   if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
   deliver(message.key, std::move(batch));
+}
+
+Result<void> PoolIo::prepare_narrow(Batch& batch, bool may_stay) {
+  if (may_stay) {
+    const auto kept = batch.try_keep_narrow();
+    if (!kept) return kept.error();
+    if (kept.value()) return {};
+  }
+  return batch.widen(memory_);
 }
 
 // ---- The link
@@ -393,7 +403,10 @@ Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer
   if (!lease) return lease.error();
   if (answer.payload_bytes > lease.value()->view().slab_bytes())
     return Error{Errc::kMalformed, "it names a batch that is larger than its slab"};
-  return IncomingBatch({.lease = std::move(lease).value(), .is_transient = answer.place->is_transient},
+  const uint64_t slab_bytes = lease.value()->view().slab_bytes();
+  return IncomingBatch({.lease = std::move(lease).value(),
+                        .is_transient = answer.place->is_transient,
+                        .backed_bytes = std::min(answer.place->slab_bytes, slab_bytes)},
                        answer.payload_bytes);
 }
 

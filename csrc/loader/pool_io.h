@@ -102,6 +102,8 @@ class PoolIo final : public EventLoop::Handler {
   // The message in `part`, or its place behind those that wait.
   void take_answer(uint64_t worker_id, WorkerLink& link, net::ReceivedPart part, Instant now);
   void take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer, Instant now);
+  // Widens what came narrow, or checks it for a device that widens it.
+  Result<void> prepare_narrow(Batch& batch, bool may_stay);
   void take_waiting(uint64_t worker_id, Instant now);
   bool waits_for_pieces(WorkerLink& link, const wire::PoolAnswer& answer) const;
   void begin_link(uint64_t worker_id, uint32_t number, wire::SealOffer& offer);

@@ -20,7 +20,8 @@ bool has_tensors(const Batch& batch) {
   return !batch.raises() && !batch.remote_error() && !batch.frame().tensors.empty();
 }
 
-uint64_t bytes_of(const Batch& batch) { return batch.bytes(); }
+// On the device, while it widens what came narrow.
+uint64_t bytes_of(const Batch& batch) { return batch.bytes() + batch.wide_bytes(); }
 
 std::unique_ptr<Batch> make_error(const Batch& batch, const Error& error, uint64_t staged_bytes) {
   if (error.code != Errc::kNoMemory) {
@@ -42,6 +43,7 @@ StageChain::~StageChain() { stop(); }
 Result<void> StageChain::start(Stages stages) {
   stages_ = std::move(stages);
   if (stages_.in_order.empty()) return {};
+  takes_narrow_ = stages_.in_order.front()->takes_narrow();
   loop_ = std::make_unique<EventLoop>("pk_stages", "which copies batches to where they are used",
                                       static_cast<EventLoop::Handler&>(*this));
   return loop_->start();

@@ -29,10 +29,11 @@ namespace penstock::loader {
 
 struct Stages {
   std::vector<std::unique_ptr<BatchStage>> in_order;
-  uint64_t staged_bytes_max = 0;  // 0: no bound
+  uint64_t staged_bytes_max = 0;  // 0: no bound. Of tensors that came narrow, both their bytes count
 };
 
-// arrive() and fail() are for the thread that receives; start() and stop() for the owner's; the rest for the trainer's.
+// arrive(), fail() and takes_narrow() are for the thread that receives; start() and stop() for the owner's; the rest
+// for the trainer's.
 class StageChain : private EventLoop::Handler {
  public:
   // `inbox` outlives the chain. At most `arrival_count_max` batches wait.
@@ -44,6 +45,10 @@ class StageChain : private EventLoop::Handler {
   void close() { arrivals_.close(); }
   // Joins the thread, and waits for the copies under way. Empties the inbox, which was closed.
   void stop();
+
+  // Whether batches may arrive with tensors that were left as they came (Batch::try_keep_narrow), because a device
+  // widens them. The same from start() on.
+  bool takes_narrow() const { return takes_narrow_; }
 
   // Batches of one epoch come in whatever order; what else arrives never waits for the room of a batch.
   void arrive(Arrival arrival);
@@ -85,6 +90,7 @@ class StageChain : private EventLoop::Handler {
 
   Inbox& inbox_;
   const size_t waiting_count_max_;
+  bool takes_narrow_ = false;
   Stages stages_;
   StagedBytes staged_;
   BoundedQueue<Arrival> arrivals_;

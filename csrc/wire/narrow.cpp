@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "wire/narrow_shape.h"
 
 // The loops over elements are compiled for the wider registers of newer CPUs as well; the loader of the system picks.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
@@ -23,14 +24,8 @@
 namespace penstock::wire {
 namespace {
 
-constexpr uint64_t kBaseBytes = 8;
 constexpr uint64_t kRowBytesMin = 64;
 constexpr DTypeCode kBool = 11;
-
-Error malformed(const char* what) {
-  return {Errc::kMalformed, std::string("a tensor that is written with fewer bytes is malformed: ") + what +
-                                "; trainer and workers must run the same version of penstock"};
-}
 
 // Calls on_type with a value of the integer type; false where the code is of none that may have an offset.
 template <typename OnType>
@@ -50,10 +45,6 @@ void with_width(Encoding encoding, const OnType& on_type) {
   if (encoding == Encoding::kOffset8) return on_type(uint8_t{});
   if (encoding == Encoding::kOffset16) return on_type(uint16_t{});
   on_type(uint32_t{});
-}
-
-uint64_t width_of(Encoding encoding) {
-  return encoding == Encoding::kOffset8 ? 1 : encoding == Encoding::kOffset16 ? 2 : 4;
 }
 
 #define PENSTOCK_DEFINE_LIMITS(T)                                               \
@@ -118,7 +109,7 @@ std::optional<NarrowForm> offset_form(const TensorEntry& entry, std::span<const 
     const auto [least, most] = limits_of(as<T>(bytes), count);
     const uint64_t range = static_cast<uint64_t>(most) - static_cast<uint64_t>(least);
     for (const Encoding encoding : {Encoding::kOffset8, Encoding::kOffset16, Encoding::kOffset32}) {
-      const uint64_t width = width_of(encoding);
+      const uint64_t width = offset_bytes(encoding);
       if (width >= sizeof(T)) break;
       if (range >> (8 * width) != 0) continue;
       form = {.encoding = encoding, .bytes = kBaseBytes + count * width, .base = static_cast<int64_t>(least)};
@@ -142,12 +133,12 @@ void write_offset(const NarrowForm& form, const TensorEntry& entry, std::span<co
 }
 
 Result<void> widen_offset(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  Result<void> done = malformed("its elements are no integers");
+  Result<void> done = malformed_narrow("its elements are no integers");
   with_integer(entry.dtype, [&](auto type) {
     using T = decltype(type);
     const size_t count = target.size() / sizeof(T);
-    if (narrow.size() != kBaseBytes + count * width_of(entry.encoding)) {
-      done = malformed("it does not have the length of its elements");
+    if (narrow.size() != kBaseBytes + count * offset_bytes(entry.encoding)) {
+      done = malformed_narrow("it does not have the length of its elements");
       return;
     }
     uint64_t base = 0;
@@ -163,8 +154,6 @@ Result<void> widen_offset(const TensorEntry& entry, std::span<const std::byte> n
 
 // ---- Bits
 
-uint64_t bit_bytes(uint64_t count) { return (count + 7) / 8; }
-
 void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
   for (size_t place = 0; place < target.size(); ++place) {
     uint64_t eight = 0;
@@ -175,8 +164,8 @@ void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
 }
 
 Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (entry.dtype != kBool) return malformed("its elements are no bools");
-  if (narrow.size() != bit_bytes(target.size())) return malformed("it does not have the length of its elements");
+  if (entry.dtype != kBool) return malformed_narrow("its elements are no bools");
+  if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("it does not have the length of its elements");
   for (size_t place = 0; place < narrow.size(); ++place) {
     const auto eight = static_cast<uint64_t>(narrow[place]);
     // Bit k goes to byte k.
@@ -206,10 +195,6 @@ std::optional<std::vector<uint32_t>> equal_rows(std::span<const std::byte> bytes
     first[row] = seen.try_emplace(row_of(bytes, row_bytes, row), row).first->second;
   if (seen.size() == row_count) return std::nullopt;
   return first;
-}
-
-size_t row_count_of(const TensorEntry& entry) {
-  return entry.shape.empty() ? 0 : static_cast<size_t>(entry.shape.front());
 }
 
 std::optional<NarrowForm> rows_form(const TensorEntry& entry, std::span<const std::byte> bytes) {
@@ -250,36 +235,21 @@ Result<void> widen_rows(const TensorEntry& entry, std::span<const std::byte> nar
   ByteReader reader(narrow);
   const auto distinct_count = reader.read<uint32_t>();
   const auto indices = reader.take(row_count * sizeof(uint32_t));
-  if (!reader.ok() || row_count == 0) return malformed("it does not have the length of its rows");
+  if (!reader.ok() || row_count == 0) return malformed_narrow("it does not have the length of its rows");
   const uint64_t row_bytes = target.size() / row_count;
-  if (reader.remaining() != distinct_count * row_bytes) return malformed("it does not have the length of its rows");
+  if (!are_rows_there(reader.remaining(), distinct_count, row_bytes))
+    return malformed_narrow("it does not have the length of its rows");
   const auto rows = reader.take(reader.remaining());
   for (size_t row = 0; row < row_count; ++row) {
     uint32_t place = 0;
     std::memcpy(&place, indices.data() + row * sizeof place, sizeof place);
-    if (place >= distinct_count) return malformed("it names a row that is not there");
+    if (place >= distinct_count) return malformed_narrow("it names a row that is not there");
     std::memcpy(target.data() + row * row_bytes, rows.data() + place * row_bytes, row_bytes);
   }
   return {};
 }
 
 // ---- Padded
-
-struct PaddedShape {
-  size_t row_count = 0;
-  size_t length = 0;  // of each row, in elements
-  uint64_t item_bytes = 0;
-};
-
-std::optional<PaddedShape> padded_shape(const TensorEntry& entry) {
-  if (entry.shape.size() < 2) return std::nullopt;
-  PaddedShape shape{
-      .row_count = 1, .length = static_cast<size_t>(entry.shape.back()), .item_bytes = dtype_bytes(entry.dtype)};
-  for (size_t dim = 0; dim + 1 < entry.shape.size(); ++dim) shape.row_count *= static_cast<size_t>(entry.shape[dim]);
-  if (shape.item_bytes > sizeof(uint64_t) || shape.length < 2 || shape.row_count < 1) return std::nullopt;
-  if (shape.length > std::numeric_limits<uint32_t>::max()) return std::nullopt;
-  return shape;
-}
 
 // How many elements of a row stand before its end is nothing but the padding.
 size_t length_before(const std::byte* row, const PaddedShape& shape, const std::byte* pad) {
@@ -319,36 +289,26 @@ void write_padded(const NarrowForm& form, const TensorEntry& entry, std::span<co
 
 Result<void> widen_padded(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
   const auto shape = padded_shape(entry);
-  if (!shape) return malformed("it has no rows that end alike");
+  if (!shape) return malformed_narrow("it has no rows that end alike");
   ByteReader reader(narrow);
   const auto pad_item = reader.read<uint64_t>();
   const auto lengths = reader.take(shape->row_count * sizeof(uint32_t));
-  if (!reader.ok()) return malformed("it does not have the length of its rows");
+  if (!reader.ok()) return malformed_narrow("it does not have the length of its rows");
   const auto* pad = reinterpret_cast<const std::byte*>(&pad_item);
   std::byte* to = target.data();
   for (size_t row = 0; row < shape->row_count; ++row) {
     uint32_t length = 0;
     std::memcpy(&length, lengths.data() + row * sizeof length, sizeof length);
-    if (length > shape->length) return malformed("a row of it is longer than the tensor's");
+    if (length > shape->length) return malformed_narrow("a row of it is longer than the tensor's");
     const auto values = reader.take(length * shape->item_bytes);
-    if (!reader.ok()) return malformed("it does not have the length of its rows");
+    if (!reader.ok()) return malformed_narrow("it does not have the length of its rows");
     if (!values.empty()) std::memcpy(to, values.data(), values.size());
     to += values.size();
     for (size_t place = length; place < shape->length; ++place, to += shape->item_bytes)
       std::memcpy(to, pad, shape->item_bytes);
   }
-  if (reader.remaining() != 0) return malformed("it does not have the length of its rows");
+  if (reader.remaining() != 0) return malformed_narrow("it does not have the length of its rows");
   return {};
-}
-
-// Whether its elements lie side by side in the order of its dimensions.
-bool is_contiguous(const TensorEntry& entry) {
-  int64_t expected = 1;
-  for (size_t dim = entry.shape.size(); dim-- > 0;) {
-    if (entry.shape[dim] != 1 && entry.strides[dim] != expected) return false;
-    expected *= entry.shape[dim];
-  }
-  return true;
 }
 
 bool is_taken(const NarrowForm& form, uint64_t plain) {
@@ -384,9 +344,9 @@ void write_narrow(const NarrowForm& form, const TensorEntry& entry, std::span<co
 }
 
 Result<void> widen(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (!is_contiguous(entry)) return malformed("its elements do not lie side by side");
+  if (!is_contiguous(entry)) return malformed_narrow("its elements do not lie side by side");
   PENSTOCK_ASSERT(target.size() == plain_bytes(entry) && is_narrow(entry.encoding));
-  if (target.empty()) return malformed("it has no elements");
+  if (target.empty()) return malformed_narrow("it has no elements");
   switch (entry.encoding) {
     case Encoding::kBits: return widen_bits(entry, narrow, target);
     case Encoding::kRows: return widen_rows(entry, narrow, target);

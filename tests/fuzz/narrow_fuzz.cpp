@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that are written with fewer bytes, as a trainer widens them. In front stand the encoding, the dtype and the
-// sizes of the tensor.
+// Tensors that are written with fewer bytes, as a trainer widens them, at once or by the threads of a device. In front
+// stand the encoding, the dtype and the sizes of the tensor.
 #include <array>
 #include <cstring>
 #include <numeric>
 
+#include "../cpp/wire/widen_grid.h"
 #include "fuzz_target.h"
 #include "wire/narrow.h"
 
@@ -74,6 +75,22 @@ void mend_rows(Bytes& bytes, Choices& choices) {
   if (rows > 0) std::memcpy(bytes.data() + indices_at + choices.below(rows) * sizeof place, &place, sizeof place);
 }
 
+// Gives the elements of some padded rows to another, which may then be longer than the tensor's.
+void mend_lengths(Bytes& bytes, Choices& choices) {
+  const auto rows = static_cast<size_t>(bytes[2]);
+  const size_t lengths_at = kHeadBytes + sizeof(uint64_t);
+  if (rows == 0 || bytes.size() < lengths_at + rows * sizeof(uint32_t)) return;
+  std::vector<uint32_t> lengths(rows);
+  std::memcpy(lengths.data(), bytes.data() + lengths_at, rows * sizeof(uint32_t));
+  uint32_t& given = lengths[choices.below(rows)];
+  for (uint32_t& length : lengths) {
+    if (&length == &given || choices.below(2) == 0) continue;
+    given += length;
+    length = 0;
+  }
+  std::memcpy(bytes.data() + lengths_at, lengths.data(), rows * sizeof(uint32_t));
+}
+
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
   if (bytes.size() < kHeadBytes) bytes.resize(kHeadBytes);
@@ -81,6 +98,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[1] = choices.one_of({std::byte{kInt64}, std::byte{kBool}, std::byte{3}, std::byte{2}});
   if (choices.mostly()) bytes[2] &= std::byte{0x1f};
   if (static_cast<Encoding>(bytes[0]) == Encoding::kRows && choices.mostly()) mend_rows(bytes, choices);
+  if (static_cast<Encoding>(bytes[0]) == Encoding::kPadded && choices.below(4) == 0) mend_lengths(bytes, choices);
 }
 
 void check(std::span<const std::byte> bytes) {
@@ -97,11 +115,17 @@ void check(std::span<const std::byte> bytes) {
   // In memory of exactly its size, and as well aligned as in a slab.
   const Bytes narrow(bytes.begin() + kHeadBytes, bytes.end());
   Bytes wide(plain);
+  const auto checked = check_narrow(entry, narrow);
   if (const auto widened = widen(entry, narrow, wide); !widened) {
     expect(!widened.error().message.empty(), "an error says what is wrong");
+    expect(!checked, "what is refused when it is widened is refused before it is copied to a device");
     return;
   }
   touch(wide);
+  expect(static_cast<bool>(checked), "what can be widened may be copied to a device");
+  Bytes on_device(plain);
+  widen_on_grid(checked.value(), narrow.data(), on_device.data());
+  expect(on_device == wide, "a device widens to the same");
   // What can be read can be written again and reads the same.
   TensorEntry again = entry;
   again.encoding = Encoding::kPlain;

@@ -28,6 +28,8 @@ def test_every_case_has_figures(tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {record["name"] for record in records} == {
         "gpu/copy/gb_per_s",
+        "gpu/widen/gb_per_s",
+        "gpu/widen/of_bandwidth",
         "gpu/bound/steps_per_s",
         "gpu/bound/of_resident",
         "gpu/images/steps_per_s",

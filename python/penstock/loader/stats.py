@@ -31,8 +31,10 @@ class LoaderStats:
     moved, ``compiled_batches`` of these were made by compiled code, and ``unrepeatable_batches``
     have random numbers that ``fetch_threads`` drew in no certain order. Tensors of
     ``withheld_bytes`` that nobody read stayed with a pool's workers, and ``recalled_batches`` were
-    sent once more since the program read such a tensor after all. ``stale_batches`` came and
-    were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
+    sent once more since the program read such a tensor after all. Of ``device_widened_batches``
+    tensors that a pool sent in fewer bytes were copied so and widened on the device; without
+    ``device=``, and where penstock was built without nvcc, the CPU widens them. ``stale_batches``
+    came and were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
     ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken.
 
     ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
@@ -51,6 +53,7 @@ class LoaderStats:
     unrepeatable_batches: int = 0
     withheld_bytes: int = 0
     recalled_batches: int = 0
+    device_widened_batches: int = 0
     arenas: int = 0
     waits: int = 0
     epochs_s: float = 0.0
@@ -85,6 +88,7 @@ class LoaderStats:
             "came after their epoch was left, and were dropped": self.stale_batches,
             "were made before their epoch began": self.early_batches,
             "were sent once more, for a tensor that had stayed behind": self.recalled_batches,
+            "had tensors that the device widened": self.device_widened_batches,
             "have random numbers that cannot be repeated": self.unrepeatable_batches,
         }
         lines += [f"{count} {what}" for what, count in notable.items() if count]

@@ -292,6 +292,27 @@ TEST_F(BatchTest, TensorThatCameInFewerBytesIsWidenedIntoASlabOfItsOwn) {
     ASSERT_EQ(values[place], base + static_cast<int64_t>(byte_at(8 + place))) << place;
 }
 
+TEST_F(BatchTest, TensorThatIsLeftAsItCameIsWidenedOnceItIsRead) {
+  TensorEntry entry = make_entry(4, {500});
+  entry.encoding = wire::Encoding::kOffset8;
+  entry.bytes = 8 + 500;
+  auto batch = read_from_parts(wire::make_record({entry, make_entry(0, {7})}, wire::nest_of_tensors(2)));
+  ASSERT_TRUE(batch) << batch.error().message;
+  EXPECT_EQ(batch.value()->wide_bytes(), 4000u);
+  const auto kept = batch.value()->try_keep_narrow();
+  ASSERT_TRUE(kept && kept.value());
+  ASSERT_NE(batch.value()->widening(0), nullptr);
+  EXPECT_EQ(batch.value()->widening(1), nullptr);
+  const auto sources = batch.value()->copy_sources();
+  EXPECT_EQ(sources[0].storage().nbytes(), 508u);
+  EXPECT_EQ(sources[1].storage().nbytes(), 7u);
+  auto other = read_from_parts(wire::make_record({entry, make_entry(0, {7})}, wire::nest_of_tensors(2)));
+  BatchMemory memory(1 << 24);
+  ASSERT_TRUE(other.value()->widen(memory));
+  EXPECT_EQ(
+      std::memcmp(batch.value()->tensors()[0].const_data_ptr(), other.value()->tensors()[0].const_data_ptr(), 4000), 0);
+}
+
 TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
   TensorEntry entry = make_entry(4, {100, 100});
   entry.encoding = wire::Encoding::kRows;
@@ -304,6 +325,9 @@ TEST_F(BatchTest, BytesThatDoNotBelongToTheirTensorAreAnError) {
   const auto widened = batch.value()->widen(memory);
   ASSERT_FALSE(widened);
   EXPECT_EQ(widened.error().code, Errc::kMalformed);
+  const auto kept = batch.value()->try_keep_narrow();
+  ASSERT_FALSE(kept);
+  EXPECT_EQ(kept.error(), widened.error());
 }
 
 }  // namespace

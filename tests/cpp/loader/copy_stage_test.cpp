@@ -6,12 +6,14 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../worker/shared_tensor.h"
 #include "fake_device.h"
+#include "loader/batch_memory.h"
 #include "slab_batches.h"
 
 namespace penstock::loader {
@@ -32,6 +34,29 @@ class CopyStageTest : public testing::Test {
     });
   }
 
+  // A tensor in each of the encodings.
+  std::vector<wire::NarrowSample> draw_samples() {
+    std::vector<wire::NarrowSample> samples;
+    for (const wire::Encoding encoding : wire::kNarrowEncodings)
+      samples.push_back(wire::random_narrow(encoding, 10, random_));
+    return samples;
+  }
+  std::unique_ptr<Batch> make_checked(std::span<const wire::NarrowSample> samples) {
+    auto batch = batches_.make_narrow(samples);
+    const auto kept = batch->try_keep_narrow();
+    EXPECT_TRUE(kept && kept.value());
+    return batch;
+  }
+  void expect_widened_on_current(Batch& batch, const std::vector<wire::NarrowSample>& samples) {
+    EXPECT_TRUE(batch.was_widened_on_device());
+    ASSERT_TRUE(stage_->finish(batch));
+    gpu_.run_on_current([tensors = batch.tensors(), samples] {
+      for (size_t index = 0; index < samples.size(); ++index)
+        EXPECT_TRUE(has_bytes(tensors[index], samples[index].widened())) << index;
+    });
+  }
+
+  std::mt19937_64 random_{17};
   FakeGpu gpu_;
   SlabBatches batches_{3};
   std::unique_ptr<CopyStage> stage_ = std::make_unique<CopyStage>(std::make_unique<FakeDevice>(gpu_));
@@ -254,6 +279,124 @@ TEST_F(CopyStageTest, ABatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOver) {
   batch.reset();
   gpu_.let_go();
   gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, WhatCameNarrowIsWidenedOnTheDevice) {
+  for (int round = 0; round < 100; ++round) {
+    gpu_.hold();
+    const auto samples = draw_samples();
+    auto batch = make_checked(samples);
+    begin(*batch);
+    EXPECT_EQ(batches_.free_count(), 2u);
+    for (size_t index = 0; index < samples.size(); ++index) {
+      const at::Tensor& tensor = batch->tensors()[index];
+      EXPECT_EQ(tensor.sizes(), at::IntArrayRef(samples[index].entry.shape));
+      EXPECT_EQ(static_cast<wire::DTypeCode>(tensor.scalar_type()), samples[index].entry.dtype);
+    }
+    expect_widened_on_current(*batch, samples);
+    gpu_.let_go();
+    gpu_.wait_until_idle();
+    EXPECT_EQ(stage_->reclaim(), 0u);
+    EXPECT_EQ(batches_.free_count(), 3u);
+    uint64_t wide_bytes = 0;
+    for (const auto& tensor : batch->tensors()) wide_bytes += tensor.storage().nbytes();
+    EXPECT_EQ(gpu_.used_bytes(), wide_bytes) << "nothing else is left on the device";
+  }
+  EXPECT_EQ(gpu_.widened_count(), 600u);
+}
+
+TEST_F(CopyStageTest, CopiesThatEndInAnotherOrderWidenTheirOwnBatches) {
+  gpu_.hold();
+  gpu_.shuffle(5);
+  std::vector<std::unique_ptr<Batch>> batches;
+  for (int count = 0; count < 3; ++count) {
+    const auto samples = draw_samples();
+    batches.push_back(make_checked(samples));
+    begin(*batches.back());
+    expect_widened_on_current(*batches.back(), samples);
+  }
+  gpu_.let_one_go(2);
+  while (stage_->reclaim() == 3) std::this_thread::yield();
+  EXPECT_EQ(batches_.free_count(), 1u);
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, AWideningThatFailsIsWaitedForBeforeItsSlabGoesBack) {
+  gpu_.hold();
+  gpu_.fail_widening_after(3);
+  gpu_.at_wait([&] { EXPECT_EQ(batches_.free_count(), 2u); });
+  auto batch = make_checked(draw_samples());
+  const auto begun = stage_->begin(*batch);
+  ASSERT_FALSE(begun);
+  EXPECT_EQ(begun.error().message, "copying a batch to fake:0 failed: the fake's kernel failed");
+  batch.reset();
+  EXPECT_EQ(batches_.free_count(), 3u);
+  EXPECT_EQ(gpu_.used_bytes(), 0u);
+}
+
+TEST_F(CopyStageTest, AFullDeviceLeavesANarrowBatchForAnotherAttempt) {
+  const std::vector<wire::NarrowSample> samples{wire::random_narrow(wire::Encoding::kPadded, 10, random_)};
+  const uint64_t wide_bytes = samples[0].widened().size();
+  const uint64_t rows = wide_bytes / wire::dtype_bytes(samples[0].entry.dtype) / samples[0].entry.shape.back();
+  const uint64_t needed_bytes = wide_bytes + samples[0].narrow.size() + rows * sizeof(uint64_t);
+  auto batch = make_checked(samples);
+  for (const uint64_t bytes : {uint64_t{0}, wide_bytes, wide_bytes + samples[0].narrow.size(), needed_bytes - 1}) {
+    gpu_.set_memory_bytes(bytes);
+    const auto begun = stage_->begin(*batch);
+    ASSERT_FALSE(begun);
+    EXPECT_EQ(begun.error().code, Errc::kNoMemory);
+    const std::string sizes = "for a batch of " + std::to_string(batch->bytes() + wide_bytes) + " bytes failed";
+    EXPECT_NE(begun.error().message.find(sizes), std::string::npos) << begun.error().message;
+    EXPECT_NE(batch->lease(), nullptr);
+    EXPECT_EQ(gpu_.used_bytes(), 0u) << "a batch that waits holds nothing of the device";
+  }
+  gpu_.set_memory_bytes(needed_bytes);
+  begin(*batch);
+  expect_widened_on_current(*batch, samples);
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, ANarrowBatchForALostDeviceCanBeReadOnTheHost) {
+  gpu_.lose();
+  const auto samples = draw_samples();
+  auto batch = make_checked(samples);
+  EXPECT_FALSE(stage_->begin(*batch));
+  EXPECT_FALSE(batch->was_widened_on_device());
+  for (size_t index = 0; index < samples.size(); ++index)
+    EXPECT_TRUE(has_bytes(batch->tensors()[index], samples[index].widened()));
+}
+
+TEST_F(CopyStageTest, ANarrowBatchThatCameThroughTheSocketIsKeptUntilItsCopyIsOver) {
+  gpu_.hold();
+  const auto sample = wire::random_narrow(wire::Encoding::kOffset16, 20, random_);
+  const auto record = wire::make_record({sample.entry}, wire::nest_of_tensors(1));
+  auto payload = sample.narrow;
+  payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
+  auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
+  ASSERT_TRUE(batch->try_keep_narrow());
+  begin(*batch);
+  expect_widened_on_current(*batch, {sample});
+  batch.reset();
+  gpu_.let_go();
+  gpu_.wait_until_idle();
+}
+
+TEST_F(CopyStageTest, WithoutKernelsBatchesAreWidenedBeforeTheyCome) {
+  EXPECT_TRUE(stage_->takes_narrow());
+  gpu_.take_kernels_away();
+  EXPECT_FALSE(CopyStage(std::make_unique<FakeDevice>(gpu_)).takes_narrow());
+  const auto samples = draw_samples();
+  auto batch = batches_.make_narrow(samples);
+  BatchMemory memory(1 << 20);
+  ASSERT_TRUE(batch->widen(memory));
+  begin(*batch);
+  EXPECT_FALSE(batch->was_widened_on_device());
+  ASSERT_TRUE(stage_->finish(*batch));
+  gpu_.wait_until_idle();
+  for (size_t index = 0; index < samples.size(); ++index)
+    EXPECT_TRUE(has_bytes(batch->tensors()[index], samples[index].widened()));
+  EXPECT_EQ(gpu_.widened_count(), 0u);
 }
 
 TEST_F(CopyStageTest, EveryLayoutArrivesToTheBit) {

@@ -14,12 +14,14 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
 #include "loader/copy_stage.h"
 #include "shm/arena.h"
@@ -280,6 +282,64 @@ TEST_F(CudaStageTest, AnArenaThatWasReplacedIsGivenUpWithTheNextBatch) {
     if (round == 1) open(1);
   }
   EXPECT_TRUE(replaced.expired());
+}
+
+// Tensors that came with fewer bytes, widened by the kernels.
+class CudaWideningTest : public test::SeededTest {
+ protected:
+  void SetUp() override {
+    PENSTOCK_NEEDS_CUDA();
+    auto device = open_cuda_device(0).value();
+    if (!device->can_widen()) GTEST_SKIP() << "this build has no kernels for this device";
+    stage_ = std::make_unique<CopyStage>(std::move(device));
+  }
+
+  void expect_widened(const std::vector<wire::NarrowSample>& samples) {
+    std::vector<wire::TensorEntry> entries;
+    std::vector<std::byte> payload;
+    for (const auto& sample : samples) {
+      entries.push_back(sample.entry);
+      payload.insert(payload.end(), sample.narrow.begin(), sample.narrow.end());
+      payload.resize(align_up(payload.size(), wire::kPayloadAlignment));
+    }
+    const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(entries.size())));
+    auto batch = Batch::from_parts({}, record, payload, /*allow_pickle=*/false).value();
+    ASSERT_TRUE(batch->try_keep_narrow().value());
+    const auto begun = stage_->begin(*batch);
+    ASSERT_TRUE(begun) << begun.error().message;
+    EXPECT_TRUE(batch->was_widened_on_device());
+    ASSERT_TRUE(stage_->finish(*batch));
+    c10::cuda::getCurrentCUDAStream(0).synchronize();
+    for (size_t index = 0; index < samples.size(); ++index) {
+      const at::Tensor& tensor = batch->tensors()[index];
+      ASSERT_TRUE(tensor.is_cuda());
+      EXPECT_EQ(tensor.sizes(), at::IntArrayRef(samples[index].entry.shape));
+      const auto wide = samples[index].widened();
+      std::vector<std::byte> found(wide.size());
+      ASSERT_EQ(tensor.storage().nbytes(), wide.size());
+      ASSERT_EQ(cudaMemcpy(found.data(), tensor.const_data_ptr(), found.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+      EXPECT_TRUE(found == wide) << "encoding " << static_cast<int>(samples[index].entry.encoding) << ", dtype "
+                                 << static_cast<int>(samples[index].entry.dtype);
+    }
+    EXPECT_EQ(stage_->reclaim(), 0u);
+  }
+
+  std::unique_ptr<CopyStage> stage_;
+};
+
+TEST_F(CudaWideningTest, EveryEncodingIsWidenedAsTheCpuWidensIt) {
+  for (const uint64_t size_max : {4, 20, 90}) {
+    for (int round = 0; round < 50 && !HasFatalFailure(); ++round) {
+      std::vector<wire::NarrowSample> samples;
+      for (const wire::Encoding encoding : wire::kNarrowEncodings)
+        samples.push_back(wire::random_narrow(encoding, size_max, random()));
+      expect_widened(samples);
+    }
+  }
+}
+
+TEST_F(CudaWideningTest, LargeTensorsAreWidenedAsTheCpuWidensThem) {
+  for (const wire::Encoding encoding : wire::kNarrowEncodings) expect_widened({wire::large_narrow(encoding, random())});
 }
 
 #else

@@ -2,7 +2,8 @@
 #pragma once
 // A device without hardware: its memory is the host's, and a thread of its own carries out copies when the test lets
 // it, in the order in which they were started or in another. It reads sources by their address alone, so a slab that
-// goes back too early shows as a wrong batch and to the thread sanitizer.
+// goes back too early shows as a wrong batch and to the thread sanitizer. It widens with the threads of the kernels,
+// one after the other.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -22,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "../wire/widen_grid.h"
 #include "base/mutex.h"
 #include "loader/device.h"
 
@@ -66,6 +68,14 @@ class FakeGpu {
   void fail_copy_after(int count) {
     change([&] { copies_to_failure_ = count; });
   }
+  // As of a build without kernels. To be called before a stage is made.
+  void take_kernels_away() {
+    change([&] { can_widen_ = false; });
+  }
+  // The widening after `count` others fails after it was started.
+  void fail_widening_after(int count) {
+    change([&] { widenings_to_failure_ = count; });
+  }
   void fail_records(int count) {
     change([&] { failing_record_count_ = count; });
   }
@@ -92,6 +102,10 @@ class FakeGpu {
     const MutexLock lock(mutex_);
     return registration_count_;
   }
+  size_t widened_count() {
+    const MutexLock lock(mutex_);
+    return widened_count_;
+  }
   size_t handed_over_count() {
     const MutexLock lock(mutex_);
     return handed_over_count_;
@@ -108,13 +122,17 @@ class FakeGpu {
   struct Event final : public DeviceEvent {
     std::atomic<bool> is_over = false;
   };
-  struct CopyWork {
-    const void* source;
-    at::Tensor target;  // keeps its memory, as a device does for work on its stream
+  // A copy, or with a widening that of `narrow`. Keeps the memory of tensors, as a device does for work on its stream.
+  struct Work {
+    const void* source = nullptr;
+    at::Tensor target;
+    std::optional<wire::Widening> widening{};
+    at::Tensor narrow{};
+    at::Tensor scratch{};
   };
   struct BatchWork {
     uint64_t number = 0;
-    std::vector<CopyWork> copies;
+    std::vector<Work> works;
     std::shared_ptr<Event> event;  // shared with the stage and the batch
   };
   struct CurrentWork {
@@ -171,8 +189,7 @@ class FakeGpu {
         is_busy_ = true;
       }
       if (batch) {
-        for (const CopyWork& copy : batch->copies)
-          std::memcpy(copy.target.mutable_data_ptr(), copy.source, copy.target.storage().nbytes());
+        for (const Work& work : batch->works) carry_out(work);
         if (batch->event) batch->event->is_over = true;
         batch.reset();
       }
@@ -180,6 +197,16 @@ class FakeGpu {
       action.reset();
       change([&] { is_busy_ = false; });
     }
+  }
+
+  static void carry_out(const Work& work) {
+    auto* const target = static_cast<std::byte*>(work.target.mutable_data_ptr());
+    if (!work.widening) {
+      std::memcpy(target, work.source, work.target.storage().nbytes());
+      return;
+    }
+    if (work.scratch.defined()) std::memset(work.scratch.mutable_data_ptr(), 0xdd, work.scratch.storage().nbytes());
+    wire::widen_on_grid(*work.widening, static_cast<const std::byte*>(work.narrow.const_data_ptr()), target);
   }
 
   // Guards all below but the memory. Not annotated: the changes are lambdas, which the analysis does not follow.
@@ -191,12 +218,15 @@ class FakeGpu {
   bool can_register_ = true;
   int failing_query_count_ = 0;
   int failing_record_count_ = 0;
+  bool can_widen_ = true;
   std::optional<int> copies_to_failure_;
+  std::optional<int> widenings_to_failure_;
+  size_t widened_count_ = 0;
   std::optional<std::mt19937_64> order_;
   std::set<uint64_t> let_go_;
   uint64_t next_number_ = 0;
   std::function<void()> at_wait_;
-  std::vector<CopyWork> open_;  // started, with no event behind them yet
+  std::vector<Work> open_;  // started, with no event behind them yet
   std::deque<BatchWork> under_way_;
   std::deque<CurrentWork> current_;
   std::set<std::byte*> registered_;
@@ -212,15 +242,15 @@ class FakeDevice final : public Device {
 
   std::string name() const override { return "fake:0"; }
 
-  Result<at::Tensor> allocate(const at::Tensor& host) override {
-    const uint64_t bytes = host.storage().nbytes();
+  Result<at::Tensor> allocate(const at::Tensor& like) override {
+    const uint64_t bytes = like.storage().nbytes();
     const auto memory = gpu_.memory_;
     if (memory->used_bytes + bytes > memory->capacity_bytes) return Error{Errc::kNoMemory, "the fake is full"};
     memory->used_bytes += bytes;
     const auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xee});
     return at::from_blob(
-        owner->data(), host.sizes(), host.strides(), [owner, memory, bytes](void*) { memory->used_bytes -= bytes; },
-        host.options());
+        owner->data(), like.sizes(), like.strides(), [owner, memory, bytes](void*) { memory->used_bytes -= bytes; },
+        like.options().device(at::kCPU));
   }
 
   bool register_memory(std::span<std::byte> memory) override {
@@ -242,6 +272,31 @@ class FakeDevice final : public Device {
     if (gpu_.copies_to_failure_ && (*gpu_.copies_to_failure_)-- == 0) {
       gpu_.copies_to_failure_.reset();
       return Error{Errc::kFailed, "the fake's copy failed"};
+    }
+    return {};
+  }
+
+  bool can_widen() const override {
+    const MutexLock lock(gpu_.mutex_);
+    return gpu_.can_widen_;
+  }
+
+  Result<uint64_t> scratch_bytes(const wire::Widening& widening) override {
+    return widening.encoding == wire::Encoding::kPadded ? widening.row_count * sizeof(uint64_t) : 0;
+  }
+
+  Result<void> widen(const wire::Widening& widening, const at::Tensor& narrow, const at::Tensor& scratch,
+                     const at::Tensor& target) override {
+    EXPECT_EQ(scratch.defined() ? scratch.storage().nbytes() : 0, scratch_bytes(widening).value());
+    EXPECT_EQ(target.storage().nbytes(), widening.plain_bytes());
+    const MutexLock lock(gpu_.mutex_);
+    if (gpu_.is_lost_) return lost();
+    EXPECT_TRUE(gpu_.can_widen_);
+    gpu_.open_.push_back({.target = target, .widening = widening, .narrow = narrow, .scratch = scratch});
+    ++gpu_.widened_count_;
+    if (gpu_.widenings_to_failure_ && (*gpu_.widenings_to_failure_)-- == 0) {
+      gpu_.widenings_to_failure_.reset();
+      return Error{Errc::kFailed, "the fake's kernel failed"};
     }
     return {};
   }
@@ -300,7 +355,7 @@ class FakeDevice final : public Device {
   static Error lost() { return {Errc::kFailed, "the fake is lost"}; }
 
   void close_open(std::shared_ptr<FakeGpu::Event> event) {
-    gpu_.under_way_.push_back({.number = gpu_.next_number_++, .copies = std::exchange(gpu_.open_, {}), .event = event});
+    gpu_.under_way_.push_back({.number = gpu_.next_number_++, .works = std::exchange(gpu_.open_, {}), .event = event});
     std::erase_if(events_, [](const auto& known) { return known.expired(); });
     if (event) events_.push_back(event);
   }

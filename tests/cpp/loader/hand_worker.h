@@ -64,8 +64,9 @@ class HandWorker {
     uint64_t claims_first = 0;                 // bytes of each batch, of which it sends one piece before the batch
     std::optional<uint64_t> ends_at{};         // answers that the shard has no more, from this sequence on
     bool declines = false;
-    int refusals_to_hello = 0;             // each with another reason
-    std::optional<wire::BlobId> wishes{};  // asks for it before the first batch
+    int refusals_to_hello = 0;                           // each with another reason
+    std::optional<wire::BlobId> wishes{};                // asks for it before the first batch
+    std::function<MadeBatch(uint64_t sequence)> make{};  // of each batch; without one its bytes count up
   };
 
   HandWorker(std::unique_ptr<net::ServerSocket> server, std::unique_ptr<net::DataServer> data, Options options)
@@ -163,7 +164,8 @@ class HandWorker {
       answer.kind = wire::AnswerKind::kEnd;
       return send(answer);
     }
-    const auto made = std::make_shared<const MadeBatch>(count_up(options_.batch_bytes, key.sequence));
+    const auto made = std::make_shared<const MadeBatch>(options_.make ? options_.make(key.sequence)
+                                                                      : count_up(options_.batch_bytes, key.sequence));
     const uint64_t size = made->payload.size();
     if (options_.claims_first > 0) pieces_.push_back({made, {.key = key, .payload_bytes = options_.claims_first}, 1});
     for (uint64_t offset = 0; offset < size; offset += options_.piece_bytes) {

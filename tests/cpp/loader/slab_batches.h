@@ -9,7 +9,10 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
 #include "loader/batch.h"
 #include "shm/arena.h"
@@ -27,14 +30,35 @@ class SlabBatches {
   // A batch of int64 `tensor_count` x `element_count` that holds `value` everywhere, or nullptr if no slab is free.
   std::unique_ptr<Batch> make(int64_t value, int64_t element_count = 1000, int64_t tensor_count = 1,
                               wire::Descriptor descriptor = {}) {
+    const std::vector<wire::TensorEntry> entries(static_cast<size_t>(tensor_count),
+                                                 wire::make_entry(4, {element_count}));
+    return make(entries, descriptor,
+                [&](std::byte* slab) { std::fill_n(reinterpret_cast<int64_t*>(slab), kRecordOffset / 8, value); });
+  }
+
+  // A batch of tensors that came with fewer bytes. Nobody has checked them.
+  std::unique_ptr<Batch> make_narrow(std::span<const wire::NarrowSample> samples, wire::Descriptor descriptor = {}) {
+    std::vector<wire::TensorEntry> entries;
+    for (const wire::NarrowSample& sample : samples) entries.push_back(sample.entry);
+    return make(entries, descriptor, [&](std::byte* slab) {
+      for (const wire::NarrowSample& sample : samples) {
+        std::memcpy(slab, sample.narrow.data(), sample.narrow.size());
+        slab += align_up(sample.narrow.size(), wire::kPayloadAlignment);
+      }
+    });
+  }
+
+  // A batch of these tensors, whose bytes `write` writes to the slab.
+  template <typename Write>
+  std::unique_ptr<Batch> make(const std::vector<wire::TensorEntry>& entries, wire::Descriptor descriptor,
+                              const Write& write) {
     const auto slab_index = arena_->try_acquire();
     if (!slab_index) return nullptr;
     EXPECT_TRUE(arena_->reserve(*slab_index, arena_->slab_bytes()));
     std::byte* slab = arena_->slab(*slab_index);
-    std::fill_n(reinterpret_cast<int64_t*>(slab), kRecordOffset / 8, value);
-    std::vector<wire::TensorEntry> entries;
-    for (int64_t index = 0; index < tensor_count; ++index) entries.push_back(wire::make_entry(4, {element_count}));
-    const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(tensor_count)));
+    write(slab);
+    const auto record = wire::make_record(entries, wire::nest_of_tensors(static_cast<uint32_t>(entries.size())));
+    PENSTOCK_ASSERT(wire::parse_frame(record).value().payload_bytes <= kRecordOffset, "the slab is too small");
     std::memcpy(slab + kRecordOffset, record.data(), record.size());
     descriptor.kind = wire::DescriptorKind::kSlab;
     descriptor.record_bytes = static_cast<uint32_t>(record.size());
@@ -59,6 +83,11 @@ class SlabBatches {
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<shm::ArenaView> view_;  // shared with the leases
 };
+
+inline bool has_bytes(const at::Tensor& tensor, std::span<const std::byte> bytes) {
+  return tensor.storage().nbytes() == bytes.size() &&
+         std::memcmp(tensor.storage().data(), bytes.data(), bytes.size()) == 0;
+}
 
 inline bool is_all(const at::Tensor& tensor, int64_t value) {
   const auto* numbers = tensor.const_data_ptr<int64_t>();

@@ -114,6 +114,30 @@ TEST_F(StageChainTest, BeyondTheBoundBatchesWaitUntilOthersWereGivenOut) {
   EXPECT_TRUE(those_let_through().size() == 1) << "the next one in the place of each";
 }
 
+// 8,000 bytes each once they are widened, and 1,024 before.
+TEST_F(StageChainTest, TheBoundCountsNarrowBytesAndThoseThatTheyBecome) {
+  constexpr uint64_t kStagedBytes = 8000 + 1024;
+  for (const uint64_t bound : {2 * kStagedBytes, 2 * kStagedBytes - 1}) {
+    start(bound);
+    EXPECT_TRUE(chain_->takes_narrow());
+    std::mt19937_64 random(1);
+    wire::NarrowSample sample{.entry = wire::make_entry(4, {1000}), .narrow = wire::random_bytes(1008, random)};
+    sample.entry.encoding = wire::Encoding::kOffset8;
+    sample.entry.bytes = 1008;
+    for (uint64_t sequence = 0; sequence < 3; ++sequence) {
+      auto batch = batches_.make_narrow({&sample, 1}, {.sequence = sequence, .epoch = 1});
+      ASSERT_TRUE(batch->try_keep_narrow());
+      EXPECT_EQ(batch->bytes() + batch->wide_bytes(), kStagedBytes);
+      chain_->arrive({.epoch = 1, .sequence = sequence, .batch = std::move(batch), .error = {}});
+    }
+    const size_t staged_count = bound == 2 * kStagedBytes ? 2 : 1;
+    EXPECT_EQ(those_let_through().size(), staged_count);
+    chain_.reset();
+    inbox_.clear();
+    chain_ = std::make_unique<StageChain>(inbox_, 64);
+  }
+}
+
 TEST_F(StageChainTest, ABatchThatIsDroppedMakesRoomOnceTheTrainerWaits) {
   start(kBatchBytes);
   arrive(0);
@@ -247,6 +271,7 @@ TEST_F(StageChainTest, AStageThatThrowsIsAnErrorOfTheThreadAndHoldsNobodyUp) {
   struct Thrower final : public BatchStage {
     Result<void> begin(Batch&) override { throw std::runtime_error("thrown by a test"); }
     Result<void> finish(Batch&) override { return {}; }
+    bool takes_narrow() const override { return false; }
     size_t reclaim() override { return 0; }
   };
   Stages stages;

@@ -201,6 +201,19 @@ TEST(NarrowTest, TensorWithoutElementsIsNeverWrittenNarrow) {
   }
 }
 
+// The product of rows and their bytes is 2^64, which is 0 in 64 bits: memory behind the batch was read.
+TEST(NarrowTest, MoreRowsThanThereAreBytesAreRefusedWhateverTheirProduct) {
+  TensorEntry entry = entry_of(kBool, {1, int64_t{1} << 33});
+  const std::vector<uint32_t> head{uint32_t{1} << 31, 7};  // so many different rows, of which the first is the 7th
+  const Bytes narrow = bytes_of(head);
+  entry.encoding = Encoding::kRows;
+  entry.bytes = narrow.size();
+  std::byte nothing{};  // is not written to
+  const auto widened = widen(entry, narrow, {&nothing, uint64_t{1} << 33});
+  ASSERT_FALSE(widened);
+  EXPECT_EQ(widened.error().code, Errc::kMalformed);
+}
+
 TEST_F(NarrowFindsTest, EveryTensorComesBackAsItWas) {
   const std::vector<DTypeCode> dtypes{0, 1, kInt16, kInt32, kInt64, kFloat32, 7, kBool, 15, kUInt16, kUInt32, 29};
   for (int round = 0; round < 400; ++round) {
