@@ -86,14 +86,14 @@ void EventLoop::run(const std::stop_token& stop, std::promise<Result<void>>& beg
 }
 
 Result<void> EventLoop::turn(const std::stop_token& stop) {
+  waker_.begin_turn();
   for (size_t count = 0; count < kActionsInTurn; ++count) {
     auto action = actions_.try_pop();
     if (!action) break;
     (*action)();
   }
   if (auto served = handler_.serve(); !served) return served;
-  waker_.begin_sleep();
-  const bool may_sleep = actions_.size() == 0 && !stop.stop_requested();
+  const bool may_sleep = waker_.begin_sleep() && actions_.size() == 0 && !stop.stop_requested();
   const auto waited = handler_.wait(waker_.fd(), may_sleep);
   waker_.end_sleep(waited && waited.value());
   if (!waited) return waited.error();

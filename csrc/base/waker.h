@@ -12,11 +12,12 @@
 
 namespace penstock {
 
-// Thread-safe, but for the two calls of the thread that sleeps.
+// Thread-safe, but for the three calls of the thread that sleeps.
 //
-// That thread calls begin_sleep(), looks once more for work that others left, and polls fd() with its other descriptors
-// if there is none. Others leave work and then call wake(). Both orders of the two are sequentially consistent, so
-// either the last look finds the work, or wake() finds the sleeper.
+// That thread takes turns. It calls begin_turn(), looks for work that others left, and calls begin_sleep(); if that is
+// true it polls fd() with its other descriptors, and then calls end_sleep(). Others leave work and then call wake().
+// A wake that comes before begin_turn() is of work that the turn finds; one that comes after it, at whatever point,
+// keeps the thread from sleeping or wakes it.
 class Waker {
  public:
   Waker() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
@@ -29,23 +30,29 @@ class Waker {
   int fd() const { return fd_.get(); }
 
   void wake() {
-    if (is_awake_.exchange(true)) return;
+    if (state_.exchange(State::kWoken) != State::kAsleep) return;
     const uint64_t one = 1;
     static_cast<void>(!::write(fd_.get(), &one, sizeof one));
   }
 
-  void begin_sleep() { is_awake_.store(false); }
+  void begin_turn() { state_.exchange(State::kAwake); }  // reads as well: what was left before a wake is seen
+  // Whether the thread may sleep: nobody has woken it in this turn.
+  bool begin_sleep() {
+    State expected = State::kAwake;
+    return state_.compare_exchange_strong(expected, State::kAsleep);
+  }
   // `is_readable`: fd() was found to be.
   void end_sleep(bool is_readable) {
-    is_awake_.store(true);
     if (!is_readable) return;
     uint64_t count = 0;
     static_cast<void>(!::read(fd_.get(), &count, sizeof count));
   }
 
  private:
+  enum class State : uint8_t { kAwake, kWoken, kAsleep };
+
   const FileDescriptor fd_;
-  std::atomic<bool> is_awake_{true};
+  std::atomic<State> state_{State::kAwake};
 };
 
 }  // namespace penstock

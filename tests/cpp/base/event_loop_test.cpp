@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <stdexcept>
 #include <string>
@@ -94,6 +95,20 @@ TEST(EventLoop, TakesATurnWhenItIsWoken) {
   while (recorder.turn_count < 1) std::this_thread::yield();
   loop.wake();
   second.get_future().wait();
+  loop.stop();
+}
+
+TEST(EventLoop, AWakeWhileItServesIsNotLost) {
+  Recorder recorder;
+  std::promise<void> second;
+  EventLoop loop("pk_test", kPurpose, recorder);
+  recorder.on_serve = [&]() -> Result<void> {
+    if (recorder.turn_count == 1) loop.wake();  // of another thread that left something the turn has just looked for
+    if (recorder.turn_count == 2) second.set_value();
+    return {};
+  };
+  ASSERT_TRUE(loop.start());
+  EXPECT_EQ(second.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
   loop.stop();
 }
 
