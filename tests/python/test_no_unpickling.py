@@ -96,6 +96,10 @@ NATIVE_OPENERS = re.compile(
 NATIVE_WHOSE_BYTES = {
     ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
+    ("bindings/python_array_rows.cpp", '"numpy").attr("dtype")'): "a fixed name",
+    ("bindings/python_array_rows.cpp", '"numpy").attr("ndarray")'): "a fixed name",
+    ("bindings/python_array_rows.cpp", '"numpy").attr("memmap")'): "a fixed name",
+    ("bindings/python_array_rows.cpp", '"torch").attr("as_tensor")'): "a fixed name",
     ("bindings/python_content.cpp", '"numpy").attr("ndarray")'): "a fixed name",
     ("bindings/python_content.cpp", '"numpy").attr("generic")'): "a fixed name",
     ("bindings/python_content.cpp", '"torch.nn").attr("Parameter")'): "a fixed name",
@@ -103,6 +107,7 @@ NATIVE_WHOSE_BYTES = {
         "bindings/python_nest.cpp",
         "loads_(py::bytes",
     ): "local workers', and a pool's that are trusted",
+    ("bindings/python_numbers.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/raise.cpp", 'module_::import("penstock.errors")'): "a fixed name",
     (
         "runtime/compiled_prefix.cpp",
