@@ -82,7 +82,11 @@ def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
         columns[f"c{k}"] = torch.randint(100_000, (32 * 4096,), generator=draw).numpy()
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table(columns), path, row_group_size=4 * 4096)
-    iterator = iter(DataLoader(ParquetRows(path), batch_size=None, num_workers=1))
+    # Not forked: such a worker also pays for the pages that it shares with this process.
+    loader = DataLoader(
+        ParquetRows(path), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    iterator = iter(loader)
     pids = [worker.pid for worker in iterator._workers]  # type: ignore[attr-defined]
     for _ in range(300):
         next(iterator)
