@@ -18,13 +18,27 @@ from penstock.program_line import warn
 from penstock.stream.batch_seeds import EpochSeeds
 
 
+def below_subsets(dataset: Any) -> Any:
+    """The dataset that Subsets of torch's select from, itself where there are none."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def selected(dataset: Any, index: Any) -> tuple[Any, Any]:
+    """The dataset below Subsets of torch's, and what its index is there."""
+    while type(dataset) is Subset:
+        index = dataset.indices[index]
+        dataset = dataset.dataset
+    return dataset, index
+
+
 def accepts_generator(dataset: Any) -> bool:
     """Whether a map-style dataset, or the one that Subsets of torch's select from, takes one.
 
     Never with ``__getitems__``, which is asked for whole batches.
     """
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
+    dataset = below_subsets(dataset)
     if hasattr(dataset, "__getitems__"):
         return False
     try:
@@ -55,10 +69,7 @@ class WithGenerators:
 
     def __getitem__(self, placed: tuple[int, Any]) -> Any:
         place, index = placed
-        dataset = self._dataset
-        while type(dataset) is Subset:
-            index = dataset.indices[index]
-            dataset = dataset.dataset
+        dataset, index = selected(self._dataset, index)
         seed = self._seeds.seed_of_sample(self._sequence, place)
         return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
 

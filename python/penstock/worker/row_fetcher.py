@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch.utils.data import Subset
-
 from penstock.seams.iterators import MapDatasetFetcher
+from penstock.stream.sample_generators import selected
 from penstock.stream.table_rows import is_collate_map_untouched
 
 
@@ -65,8 +64,4 @@ class _InRows:
         self._fetch = rows.fetch
 
     def __getitem__(self, index: Any) -> Any:
-        dataset = self._dataset
-        while type(dataset) is Subset:
-            index = dataset.indices[index]
-            dataset = dataset.dataset
-        return self._fetch(dataset, index)
+        return self._fetch(*selected(self._dataset, index))

@@ -24,9 +24,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
 
 from penstock.seams.iterators import MapDatasetFetcher, set_thread_name
+from penstock.stream.sample_generators import below_subsets
 from penstock.worker.failed_sample import keep_index
 
 # For threads that are in the user's code when they should end: long enough for most answers of a
@@ -67,9 +67,7 @@ def fetches_whole_batches(dataset: Any) -> bool:
 
     Torch's Subset has one that only asks the dataset below for one sample after the other.
     """
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return bool(getattr(dataset, "__getitems__", None))
+    return bool(getattr(below_subsets(dataset), "__getitems__", None))
 
 
 def make_pool(fetch_threads: int) -> FetchPool | None:
