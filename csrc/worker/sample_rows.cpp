@@ -63,7 +63,6 @@ at::Tensor SampleRows::take(const at::Tensor& tensor) {
     }
     columns_.push_back(std::move(column));
   }
-  if (index >= columns_.size()) return {};
   Column& column = columns_[index];
   if (!column.batch.defined()) return {};
   const bool fits = is_movable && column.moved_count == place && tensor.scalar_type() == column.batch.scalar_type() &&
