@@ -74,6 +74,22 @@ def test_what_a_worker_owed_that_died_is_made_by_the_others(tmp_path: Path) -> N
     assert {one.filename for one in caught if one.category is PoolWarning} == {__file__}
 
 
+def test_a_death_that_no_batch_waits_for_is_told_at_the_end_of_the_epoch() -> None:
+    loader = loader_of(Drawing(40), persistent_workers=True)
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(10)]
+    process = iterator.source.processes[1]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.warns(PoolWarning, match="was killed by SIGKILL.*are 2 now") as caught:
+        assert next(iterator, None) is None
+    assert len(caught) == 1
+    assert_same(batches, 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PoolWarning)  # it is told once
+        assert len(list(loader)) == 10
+
+
 def test_a_batch_that_kills_every_worker_that_makes_it_fails_alone(tmp_path: Path) -> None:
     dataset = Drawing(60, {30: str(tmp_path / "always")})
     loader = loader_of(dataset, 4)

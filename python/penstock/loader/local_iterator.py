@@ -251,6 +251,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                     value, extra = self._delivery.take(value, extra)
                 return value, extra, shard_id, state
             if kind == _END:
+                self.source.end_epoch()
                 return NoBatch.END
             if kind == _NEWS:
                 warn(

@@ -98,11 +98,23 @@ class LocalSource:
         sleep_if_python_exits()
         if event == _WORKER_LOST:
             self._workers.raise_lost([self.processes[value]])
-        self._gone.add(value)
-        self._is_active[value] = False
-        process = self.processes[value]
+        self._tell_of(value)
+
+    def end_epoch(self) -> None:
+        # Nothing waits for a worker whose last batch another has made as well.
+        for place, process in enumerate(self.processes):
+            if self._any_worker and self._is_active[place] and not process.is_alive():
+                self._tell_of(place)
+
+    def _tell_of(self, place: int) -> None:
+        """Warns of a death that the others make up for, once."""
+        if place in self._gone:
+            return
+        self._gone.add(place)
+        self._is_active[place] = False
+        process = self.processes[place]
         warn(
-            f"DataLoader worker {value} (pid {process.pid}) "
+            f"DataLoader worker {place} (pid {process.pid}) "
             f"{self._workers.how_it_ended(process)}; the others make the batches "
             f"that it owed, and are {sum(self._is_active)} now",
         )

@@ -143,6 +143,9 @@ class PoolSource:
                 f"DataLoader waits for workers: {self._describe()}",
             )
 
+    def end_epoch(self) -> None:
+        """A pool's workers end as they like, and check() tells of own ones."""
+
     def who_is_awaited(self) -> str:
         return f"\n{self._describe()}"
 

@@ -38,6 +38,10 @@ class Source(Protocol):
     def check(self) -> None:
         """To be called when nothing came for a while. Raises for workers that died unnoticed."""
 
+    def end_epoch(self) -> None:
+        """To be called when an epoch's last batch was taken. Warns of workers that died unnoticed
+        and were not needed for it."""
+
     def who_is_awaited(self) -> str:
         """Lines that follow the message of a timeout."""
         ...
