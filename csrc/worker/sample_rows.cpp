@@ -52,7 +52,7 @@ at::Tensor SampleRows::take(const at::Tensor& tensor) {
   const size_t place = begun_count_ - 1;
   const size_t index = next_column_++;
   if (begun_count_ == 0 || place >= sample_count_) return {};
-  const bool is_movable = tensor.nbytes() >= kMovedBytesMin && is_held_once(tensor);
+  const bool is_movable = is_held_once(tensor) && tensor.nbytes() >= kMovedBytesMin;
   has_movable_ = has_movable_ || is_movable;
   if (index == columns_.size()) {
     Column column;

@@ -87,7 +87,7 @@ def test_each_way_of_the_bytes_has_its_ratios(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     ratios = [record for record in lines_of(lines) if record["name"].endswith("/ratio")]
     pairs = {(record["parameters"]["kind"], record["parameters"]["over"]) for record in ratios}
-    assert pairs >= {("zmq", "raw"), ("pool_sockets", "libsodium"), ("loader", "pool_sockets")}
+    assert pairs >= {("zmq", "raw"), ("pool_sockets", "curve"), ("loader", "pool_sockets")}
 
 
 @pytest.mark.long
