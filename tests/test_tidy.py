@@ -24,6 +24,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "shm": ("wire",),
     "net": ("wire",),
     "cluster": ("wire",),
+    "simulator": ("cluster",),
     "graph": ("base",),
     "capture": ("graph",),
     "runtime": ("capture",),

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/allocation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace penstock::cluster {
+namespace {
+
+constexpr size_t kNobody = static_cast<size_t>(-1);
+constexpr double kGainMin = 1e-12;  // a smaller difference is rounding
+
+// The workers that owners and the pool have left.
+class Room {
+ public:
+  Room(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions& options)
+      : free_count_(worker_count), owners_(claims.size(), kNobody) {
+    std::map<std::string, size_t> places;
+    for (const auto& [owner, quota] : options.quotas) {
+      places[owner] = left_.size();
+      left_.push_back(quota);
+    }
+    for (size_t job = 0; job < claims.size(); ++job)
+      if (const auto place = places.find(claims[job].owner); place != places.end()) owners_[job] = place->second;
+  }
+
+  bool has_for(size_t job) const { return free_count_ > 0 && is_within_quota(job); }
+  bool is_within_quota(size_t job) const { return owners_[job] == kNobody || left_[owners_[job]] > 0; }
+  bool share_owner(size_t a, size_t b) const { return owners_[a] == owners_[b]; }
+  void take(size_t job) {
+    --free_count_;
+    if (owners_[job] != kNobody) --left_[owners_[job]];
+  }
+  void give_back(size_t job) {
+    ++free_count_;
+    if (owners_[job] != kNobody) ++left_[owners_[job]];
+  }
+
+ private:
+  uint32_t free_count_;
+  std::vector<size_t> owners_;  // by job: its place in left_
+  std::vector<uint32_t> left_;
+};
+
+// Gives one worker after another to the job that has least of those below their bound.
+std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<const uint32_t> bounds, Room room) {
+  std::vector<uint32_t> counts(claims.size(), 0);
+  while (true) {
+    size_t poorest = kNobody;
+    for (size_t job = 0; job < claims.size(); ++job) {
+      if (counts[job] >= bounds[job] || !room.has_for(job)) continue;
+      if (poorest == kNobody || counts[job] < counts[poorest] ||
+          (counts[job] == counts[poorest] && claims[job].worker_count > claims[poorest].worker_count))
+        poorest = job;
+    }
+    if (poorest == kNobody) return counts;
+    room.take(poorest);
+    ++counts[poorest];
+  }
+}
+
+// Counts that go from the present ones to better ones, a worker at a time.
+class Exchange {
+ public:
+  Exchange(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions& options)
+      : options_(options),
+        floors_(floor_counts(claims, worker_count, options)),
+        counts_(floors_),
+        room_(claims, worker_count, options) {
+    for (const JobClaim& claim : claims) {
+      std::vector<double> hull = concave_hull(claim.progress);
+      for (double& value : hull) value *= claim.gpus * claim.priority;
+      values_.push_back(std::move(hull));
+    }
+    for (size_t job = 0; job < claims.size(); ++job)
+      for (uint32_t taken = 0; taken < counts_[job]; ++taken) room_.take(job);
+    keep(claims);
+  }
+
+  std::vector<uint32_t> run() && {
+    for (size_t job = best_to_grow(); job != kNobody; job = best_to_grow()) grow(job);
+    while (move_one()) {
+    }
+    return std::move(counts_);
+  }
+
+ private:
+  double gain(size_t job) const {
+    const std::vector<double>& value = values_[job];
+    return counts_[job] + 1 < value.size() ? value[counts_[job] + 1] - value[counts_[job]] : 0.0;
+  }
+  double loss(size_t job) const {
+    const std::vector<double>& value = values_[job];
+    return counts_[job] < value.size() ? value[counts_[job]] - value[counts_[job] - 1] : 0.0;
+  }
+  void grow(size_t job) {
+    room_.take(job);
+    ++counts_[job];
+  }
+
+  // What a job has stays with it where there is room. Where there is not, it goes where it is missed least.
+  void keep(std::span<const JobClaim> claims) {
+    while (true) {
+      size_t best = kNobody;
+      for (size_t job = 0; job < claims.size(); ++job) {
+        if (counts_[job] >= claims[job].worker_count || !room_.has_for(job)) continue;
+        if (best == kNobody || gain(job) > gain(best)) best = job;
+      }
+      if (best == kNobody) return;
+      grow(best);
+    }
+  }
+
+  size_t best_to_grow() const {
+    size_t best = kNobody;
+    for (size_t job = 0; job < counts_.size(); ++job)
+      if (room_.has_for(job) && gain(job) > kGainMin && (best == kNobody || gain(job) > gain(best))) best = job;
+    return best;
+  }
+
+  // The best single move, if it pays. A job of an owner at its quota takes only from its owner's jobs.
+  bool move_one() {
+    size_t from = kNobody, to = kNobody;
+    double best = kGainMin;
+    const double useful = std::max(0.0, options_.horizon_s - options_.move_cost_s) / options_.horizon_s;
+    const auto look = [&](size_t giver, size_t taker) {
+      if (giver == kNobody || taker == kNobody || giver == taker) return;
+      const double net = gain(taker) * useful - loss(giver);
+      if (net > best) best = net, from = giver, to = taker;
+    };
+    const size_t cheapest = cheapest_giver([](size_t) { return true; });
+    for (size_t job = 0; job < counts_.size(); ++job) {
+      if (gain(job) * useful <= kGainMin) continue;
+      if (room_.is_within_quota(job)) {
+        look(cheapest, job);
+      } else {
+        look(cheapest_giver([&](size_t other) { return room_.share_owner(other, job); }), job);
+      }
+    }
+    if (to == kNobody) return false;
+    --counts_[from];
+    room_.give_back(from);
+    grow(to);
+    return true;
+  }
+
+  template <typename Fit>
+  size_t cheapest_giver(Fit is_fit) const {
+    size_t cheapest = kNobody;
+    for (size_t job = 0; job < counts_.size(); ++job)
+      if (counts_[job] > floors_[job] && is_fit(job) && (cheapest == kNobody || loss(job) < loss(cheapest)))
+        cheapest = job;
+    return cheapest;
+  }
+
+  const AllocationOptions& options_;
+  std::vector<uint32_t> floors_;
+  std::vector<uint32_t> counts_;
+  Room room_;
+  std::vector<std::vector<double>> values_;  // by job and count
+};
+
+}  // namespace
+
+uint32_t JobClaim::demand_count() const {
+  if (progress.empty()) return 0;
+  const auto first =
+      std::find_if(progress.begin(), progress.end(), [&](double value) { return value >= progress.back() - kGainMin; });
+  return static_cast<uint32_t>(first - progress.begin());
+}
+
+std::vector<double> concave_hull(std::span<const double> curve) {
+  std::vector<size_t> corners;
+  const auto slope = [&](size_t a, size_t b) { return (curve[b] - curve[a]) / static_cast<double>(b - a); };
+  for (size_t point = 0; point < curve.size(); ++point) {
+    while (corners.size() >= 2 && slope(corners[corners.size() - 2], corners.back()) <= slope(corners.back(), point))
+      corners.pop_back();
+    corners.push_back(point);
+  }
+  std::vector<double> hull(curve.begin(), curve.end());
+  for (size_t corner = 1; corner < corners.size(); ++corner) {
+    const size_t begin = corners[corner - 1], end = corners[corner];
+    for (size_t point = begin + 1; point < end; ++point)
+      hull[point] = curve[begin] + slope(begin, end) * static_cast<double>(point - begin);
+  }
+  return hull;
+}
+
+std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t worker_count,
+                                   const AllocationOptions& options) {
+  const double even = claims.empty() ? 0.0 : static_cast<double>(worker_count) / static_cast<double>(claims.size());
+  const auto floor = static_cast<uint32_t>(std::max(0.0, std::min(1.0, options.floor_share) * even));
+  std::vector<uint32_t> bounds;
+  for (const JobClaim& claim : claims) bounds.push_back(std::min(claim.demand_count(), floor));
+  return fill_evenly(claims, bounds, Room(claims, worker_count, options));
+}
+
+std::vector<uint32_t> gpu_progress(std::span<const JobClaim> claims, uint32_t worker_count,
+                                   const AllocationOptions& options) {
+  return Exchange(claims, worker_count, options).run();
+}
+
+std::vector<uint32_t> max_min(std::span<const JobClaim> claims, uint32_t worker_count,
+                              const AllocationOptions& options) {
+  std::vector<uint32_t> bounds;
+  for (const JobClaim& claim : claims) bounds.push_back(claim.demand_count());
+  return fill_evenly(claims, bounds, Room(claims, worker_count, options));
+}
+
+AllocationPolicy policy_named(std::string_view name) {
+  if (name == "gpu-progress") return gpu_progress;
+  if (name == "max-min") return max_min;
+  return nullptr;
+}
+
+std::optional<std::string> check_allocation(std::span<const JobClaim> claims, uint32_t worker_count,
+                                            const AllocationOptions& options, std::span<const uint32_t> counts) {
+  if (counts.size() != claims.size())
+    return "the policy gave " + std::to_string(counts.size()) + " counts for " + std::to_string(claims.size()) +
+           " jobs";
+  uint64_t sum = 0;
+  std::map<std::string, uint64_t> sums;
+  for (size_t job = 0; job < claims.size(); ++job) {
+    sum += counts[job];
+    sums[claims[job].owner] += counts[job];
+  }
+  if (sum > worker_count)
+    return "the policy gave away " + std::to_string(sum) + " workers and the pool has " + std::to_string(worker_count);
+  for (const auto& [owner, quota] : options.quotas)
+    if (const auto found = sums.find(owner); found != sums.end() && found->second > quota)
+      return "the policy gave " + std::to_string(found->second) + " workers to jobs of '" + owner +
+             "', whose quota is " + std::to_string(quota);
+  const std::vector<uint32_t> floors = floor_counts(claims, worker_count, options);
+  for (size_t job = 0; job < claims.size(); ++job)
+    if (counts[job] < floors[job])
+      return "the policy gave job " + std::to_string(claims[job].job_id) + " " + std::to_string(counts[job]) +
+             " workers, and no job has fewer than its floor, here " + std::to_string(floors[job]);
+  return std::nullopt;
+}
+
+}  // namespace penstock::cluster

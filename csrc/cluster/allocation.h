@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How many of a pool's workers each job gets. Which worker that is, share_out.h decides. Pure.
+//
+// `gpu_progress` maximises the sum over jobs of gpus * priority * progress. It starts from the present counts, gives
+// free workers where they gain most, and then moves single workers from where they are missed least to where they gain
+// most. The curves are concave hulls and the quotas nest in the pool's size, so a state that no such move improves is
+// the best one. A move counts only if its gain over the horizon pays for the time in which the worker serves nobody:
+//
+//   gain * (horizon - moving cost) > loss * horizon
+//
+// `max_min` gives each job as many as any other, up to what it can use.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock::cluster {
+
+struct JobClaim {
+  uint64_t job_id = 0;
+  uint32_t worker_count = 0;  // that it has now
+  // By number of workers from 0 on, not decreasing: the share of the speed that the job has when it is never starved.
+  // Beyond the end it stays what it is there. Only the concave hull counts.
+  std::vector<double> progress{};
+  double gpus = 1;
+  double priority = 1;
+  std::string owner{};
+
+  // The fewest workers with which it is as fast as it gets.
+  uint32_t demand_count() const;
+};
+
+struct AllocationOptions {
+  // No job has less than min(its demand, floor_share * an even share), unless its owner's quota forbids it.
+  double floor_share = 0;
+  double move_cost_s = 0;                    // for which a moved worker serves nobody
+  double horizon_s = 60;                     // over which a gain is counted
+  std::map<std::string, uint32_t> quotas{};  // the most workers of all jobs of an owner; none: no bound
+};
+
+using AllocationPolicy = std::vector<uint32_t> (*)(std::span<const JobClaim>, uint32_t worker_count,
+                                                   const AllocationOptions&);
+
+std::vector<uint32_t> gpu_progress(std::span<const JobClaim> claims, uint32_t worker_count,
+                                   const AllocationOptions& options);
+std::vector<uint32_t> max_min(std::span<const JobClaim> claims, uint32_t worker_count,
+                              const AllocationOptions& options);
+
+// "gpu-progress" or "max-min"; nullptr for any other name.
+AllocationPolicy policy_named(std::string_view name);
+
+// What is wrong with the counts of a policy, in a sentence; none: nothing.
+std::optional<std::string> check_allocation(std::span<const JobClaim> claims, uint32_t worker_count,
+                                            const AllocationOptions& options, std::span<const uint32_t> counts);
+
+// The concave hull of a curve, at the same points.
+std::vector<double> concave_hull(std::span<const double> curve);
+// The counts that the floors come to, within the quotas and the pool's size.
+std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t worker_count,
+                                   const AllocationOptions& options);
+
+}  // namespace penstock::cluster

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulator/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "base/assert.h"
+#include "simulator/cpu_policy.h"
+
+namespace penstock::simulator {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kNewestWeight = 0.3;  // of a measurement, against those before it
+
+struct RunningJob {
+  size_t job = 0;
+  double began_s = 0;
+  double since_s = 0;  // from then on it runs at `speed` with `work_s` left
+  double work_s = 0;
+  double speed = 0;
+  std::vector<uint32_t> gpus{};                         // by server
+  std::vector<uint32_t> workers{};                      // by server; of a pool
+  uint32_t count = 0;                                   // of all of them
+  std::vector<std::pair<double, uint32_t>> starting{};  // when they begin to work
+  double fixed_cpus = 0;                                // without a pool
+  double needed_count = 0;                              // as measured, smoothed
+  double bytes_per_s = 0;
+
+  double ends_s() const { return speed > 0 ? since_s + work_s / speed : kNever; }
+  uint32_t active_count() const {
+    uint32_t active = count;
+    for (const auto& [time, starting_count] : starting) active -= starting_count;
+    return active;
+  }
+};
+
+class Run {
+ public:
+  Run(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
+      const Settings& settings)
+      : jobs_(jobs),
+        profiles_(profiles),
+        cluster_(cluster),
+        settings_(settings),
+        free_gpus_(cluster.server_count, cluster.gpus_per_server),
+        free_cpus_(cluster.server_count, cluster.cpus_per_server()),
+        random_(settings.seed) {
+    outcome_.jobs.resize(jobs.size());
+    for (const Job& job : jobs) left_s_.push_back(job.duration_s);
+    outcome_.begin_s = jobs.empty() ? 0.0 : jobs.front().submit_s;
+    now_s_ = outcome_.begin_s;
+  }
+
+  Outcome run() && {
+    while (next_ < jobs_.size() || !running_.empty()) step();
+    PENSTOCK_ASSERT(queue_.empty(), "jobs wait and none runs");
+    outcome_.end_s = now_s_;
+    return std::move(outcome_);
+  }
+
+ private:
+  const Job& job_of(const RunningJob& it) const { return jobs_[it.job]; }
+  const Profile& profile_of(const RunningJob& it) const { return profiles_[job_of(it).profile]; }
+  bool has_pool() const {
+    return settings_.cpus != CpuPolicy::kProportional && settings_.cpus != CpuPolicy::kTuned &&
+           settings_.cpus != CpuPolicy::kInfinite;
+  }
+
+  void step() {
+    double next_s = next_ < jobs_.size() ? jobs_[next_].submit_s : kNever;
+    for (const RunningJob& it : running_) {
+      next_s = std::min(next_s, it.ends_s());
+      for (const auto& start : it.starting) next_s = std::min(next_s, start.first);
+    }
+    if (has_pool() && !running_.empty()) next_s = std::min(next_s, decides_s_);
+    PENSTOCK_ASSERT(next_s < kNever, "nothing would ever happen again");
+    account(next_s - now_s_);
+    now_s_ = next_s;
+    ++outcome_.event_count;
+
+    bool is_changed = false;
+    for (; next_ < jobs_.size() && jobs_[next_].submit_s <= now_s_; ++next_) queue_.insert({order_key(next_), next_});
+    for (size_t place = 0; place < running_.size();) {
+      if (running_[place].ends_s() > now_s_) {
+        ++place;
+        continue;
+      }
+      finish(place);
+      is_changed = true;
+    }
+    if (settings_.order == GpuOrder::kSrtf && settings_.preempts) preempt();
+    is_changed |= start_jobs();
+    for (RunningJob& it : running_) begin_work(it);
+    if (has_pool() ? is_changed || now_s_ >= decides_s_ : is_changed) decide();
+  }
+
+  double order_key(size_t job) const { return settings_.order == GpuOrder::kFifo ? 0.0 : left_s_[job]; }
+
+  void account(double seconds) {
+    for (const RunningJob& it : running_) {
+      const double gpus = job_of(it).gpus;
+      const double cpus = has_pool() ? it.count : it.fixed_cpus;
+      const double share = it.speed / profile_of(it).speed_max();
+      outcome_.gpu_held_s += gpus * seconds;
+      outcome_.gpu_busy_s += gpus * share * seconds;
+      outcome_.cpu_held_s += cpus * seconds;
+      outcome_.cpu_busy_s += std::min(cpus, profile_of(it).cpus_needed() * gpus) * seconds;
+      outcome_.moved_bytes += it.bytes_per_s * seconds;
+    }
+  }
+
+  void leave(RunningJob& it) {
+    for (uint32_t server = 0; server < cluster_.server_count; ++server) {
+      free_gpus_[server] += it.gpus[server];
+      free_cpus_[server] += it.workers[server];
+    }
+    outcome_.jobs[it.job].running_s += now_s_ - it.began_s;
+  }
+
+  void finish(size_t place) {
+    RunningJob& it = running_[place];
+    leave(it);
+    outcome_.jobs[it.job].end_s = now_s_;
+    ++outcome_.jobs[it.job].end_count;
+    running_.erase(running_.begin() + static_cast<ptrdiff_t>(place));
+  }
+
+  // Stops what is not among the shortest that fit, up to the first that does not fit.
+  void preempt() {
+    if (queue_.empty()) return;
+    std::vector<std::pair<double, size_t>> all(queue_.begin(), queue_.end());
+    for (const RunningJob& it : running_) all.push_back({it.work_s - (now_s_ - it.since_s) * it.speed, it.job});
+    std::sort(all.begin(), all.end());
+    std::set<size_t> chosen;
+    uint32_t left = cluster_.gpu_count();
+    for (const auto& [key, job] : all) {
+      if (jobs_[job].gpus > left) break;
+      left -= jobs_[job].gpus;
+      chosen.insert(job);
+    }
+    for (size_t place = 0; place < running_.size();) {
+      RunningJob& it = running_[place];
+      if (chosen.contains(it.job)) {
+        ++place;
+        continue;
+      }
+      left_s_[it.job] = it.work_s - (now_s_ - it.since_s) * it.speed + settings_.restart_cost_s;
+      queue_.insert({order_key(it.job), it.job});
+      leave(it);
+      ++outcome_.preempt_count;
+      running_.erase(running_.begin() + static_cast<ptrdiff_t>(place));
+    }
+  }
+
+  bool start_jobs() {
+    bool is_changed = false;
+    uint32_t free = 0;
+    for (const uint32_t gpus : free_gpus_) free += gpus;
+    while (!queue_.empty() && jobs_[queue_.begin()->second].gpus <= free) {
+      const size_t job = queue_.begin()->second;
+      queue_.erase(queue_.begin());
+      free -= jobs_[job].gpus;
+      if (outcome_.jobs[job].running_s == 0) outcome_.jobs[job].start_s = now_s_;
+      running_.push_back({.job = job,
+                          .began_s = now_s_,
+                          .since_s = now_s_,
+                          .work_s = left_s_[job],
+                          .gpus = place_gpus(jobs_[job].gpus),
+                          .workers = std::vector<uint32_t>(cluster_.server_count, 0)});
+      is_changed = true;
+    }
+    return is_changed;
+  }
+
+  std::vector<uint32_t> place_gpus(uint32_t count) {
+    std::vector<uint32_t> placed(cluster_.server_count, 0);
+    size_t tightest = free_gpus_.size();
+    for (size_t server = 0; server < free_gpus_.size(); ++server)
+      if (free_gpus_[server] >= count && (tightest == free_gpus_.size() || free_gpus_[server] < free_gpus_[tightest]))
+        tightest = server;
+    while (count > 0) {
+      const size_t server =
+          tightest < free_gpus_.size()
+              ? tightest
+              : static_cast<size_t>(std::max_element(free_gpus_.begin(), free_gpus_.end()) - free_gpus_.begin());
+      const uint32_t here = std::min(count, free_gpus_[server]);
+      PENSTOCK_ASSERT(here > 0, "a job was started without free GPUs");
+      placed[server] += here;
+      free_gpus_[server] -= here;
+      count -= here;
+    }
+    return placed;
+  }
+
+  void begin_work(RunningJob& it) {
+    const auto is_due = [&](const auto& start) { return start.first <= now_s_; };
+    if (std::erase_if(it.starting, is_due) > 0) set_speed(it);
+  }
+
+  void decide() {
+    if (settings_.cpus == CpuPolicy::kTuned) tune();
+    if (has_pool()) share_pool();
+    if (!has_pool() && settings_.cpus != CpuPolicy::kTuned) {
+      for (RunningJob& it : running_) {
+        if (it.speed > 0) continue;
+        const bool is_infinite = settings_.cpus == CpuPolicy::kInfinite;
+        it.fixed_cpus = is_infinite ? 0.0 : 1.0 * cluster_.cpus_per_gpu * job_of(it).gpus;
+        change_speed(it, is_infinite ? profile_of(it).speed_max() : profile_of(it).speed(cluster_.cpus_per_gpu));
+      }
+    }
+    decides_s_ = now_s_ + settings_.interval_s;
+  }
+
+  // The GPUs of a job go at the pace of the server that has fewest CPUs for them.
+  void tune() {
+    std::vector<double> per_gpu(running_.size(), kNever);
+    for (RunningJob& it : running_) it.fixed_cpus = 0;
+    for (uint32_t server = 0; server < cluster_.server_count; ++server) {
+      std::vector<size_t> here;
+      std::vector<double> demands, shares;
+      for (size_t place = 0; place < running_.size(); ++place) {
+        const double gpus = running_[place].gpus[server];
+        if (gpus == 0) continue;
+        here.push_back(place);
+        demands.push_back(gpus * profile_of(running_[place]).cpus_needed());
+        shares.push_back(gpus * cluster_.cpus_per_gpu);
+      }
+      const std::vector<double> counts = tuned_counts(demands, shares, cluster_.cpus_per_server());
+      double used = 0;
+      for (size_t index = 0; index < here.size(); ++index) {
+        RunningJob& it = running_[here[index]];
+        used += counts[index];
+        it.fixed_cpus += counts[index];
+        per_gpu[here[index]] = std::min(per_gpu[here[index]], counts[index] / it.gpus[server]);
+      }
+      PENSTOCK_ASSERT(used <= cluster_.cpus_per_server() + 1e-6, "a server gave away more CPUs than it has");
+    }
+    for (size_t place = 0; place < running_.size(); ++place)
+      change_speed(running_[place], profile_of(running_[place]).speed(per_gpu[place]));
+  }
+
+  void share_pool() {
+    std::vector<PooledJob> pooled;
+    for (RunningJob& it : running_) {
+      measure(it);
+      const double gpus = job_of(it).gpus;
+      const Profile& profile = profile_of(it);
+      const double speed = profile.speed(it.count / gpus);
+      pooled.push_back({.job_id = it.job,
+                        .gpus = job_of(it).gpus,
+                        .count = it.count,
+                        .needed_count = it.needed_count,
+                        .gain_of_one_more = speed > 0 ? profile.speed((it.count + 1) / gpus) / speed - 1 : 1,
+                        .loss_of_one_less = it.count > 0 ? 1 - profile.speed((it.count - 1) / gpus) / speed : 0});
+    }
+    const std::vector<uint32_t> counts = pooled_counts(
+        settings_.cpus, pooled, cluster_.server_count * cluster_.cpus_per_server(), cluster_.cpus_per_gpu, settings_);
+    std::vector<uint32_t> before;
+    for (const RunningJob& it : running_) before.push_back(it.count);
+    for (size_t place = 0; place < running_.size(); ++place) shrink(running_[place], counts[place]);
+    for (size_t place = 0; place < running_.size(); ++place) grow(running_[place], counts[place]);
+    for (size_t place = 0; place < running_.size(); ++place)
+      if (running_[place].count != before[place]) set_speed(running_[place]);
+  }
+
+  // What trainer and workers see: their seconds a batch, with noise.
+  void measure(RunningJob& it) {
+    const uint32_t active = it.active_count();
+    if (active == 0 || it.speed <= 0) return;
+    const Profile& profile = profile_of(it);
+    const double trainer_s = profile.iteration_s / profile.speed_max();
+    const bool is_starved = it.speed < profile.speed_max() * (1 - 1e-9);
+    const double needed = is_starved ? active * profile.speed_max() / it.speed
+                                     : std::min(1.0 * active, profile.cpus_needed() * job_of(it).gpus);
+    const double seen = measured_need(needed * trainer_s * std::exp(settings_.noise * normal()), trainer_s);
+    it.needed_count = it.needed_count == 0 ? seen : it.needed_count + kNewestWeight * (seen - it.needed_count);
+  }
+
+  double normal() {
+    double sum = -6;  // of twelve uniform numbers, the same on every platform
+    for (int draw = 0; draw < 12; ++draw) sum += static_cast<double>(random_() >> 11) * 0x1p-53;
+    return sum;
+  }
+
+  void shrink(RunningJob& it, uint32_t count) {
+    while (it.count > count) {
+      // Workers that have not begun go first, then those behind a link.
+      if (!it.starting.empty() && --it.starting.back().second == 0) it.starting.pop_back();
+      size_t chosen = it.workers.size();
+      for (size_t server = 0; server < it.workers.size(); ++server) {
+        if (it.workers[server] == 0) continue;
+        if (chosen == it.workers.size() || (it.gpus[chosen] > 0 && it.gpus[server] == 0)) chosen = server;
+      }
+      --it.workers[chosen];
+      ++free_cpus_[chosen];
+      --it.count;
+    }
+  }
+
+  void grow(RunningJob& it, uint32_t count) {
+    if (it.count >= count) return;
+    const uint32_t more = count - it.count;
+    if (it.count > 0 || it.speed > 0) outcome_.move_count += more;
+    while (it.count < count) {
+      size_t chosen = it.workers.size();
+      for (size_t server = 0; server < it.workers.size(); ++server) {
+        if (free_cpus_[server] == 0) continue;
+        const auto rank = [&](size_t at) { return std::pair(it.gpus[at] > 0, free_cpus_[at]); };
+        if (chosen == it.workers.size() || rank(server) > rank(chosen)) chosen = server;
+      }
+      PENSTOCK_ASSERT(chosen < it.workers.size(), "a policy gave away more CPUs than there are");
+      ++it.workers[chosen];
+      --free_cpus_[chosen];
+      ++it.count;
+    }
+    if (settings_.start_delay_s > 0) it.starting.push_back({now_s_ + settings_.start_delay_s, more});
+  }
+
+  // Workers on the job's own servers send nothing over links. The rest send at most what its share of the links lets.
+  void set_speed(RunningJob& it) {
+    const Profile& profile = profile_of(it);
+    const double gpus = job_of(it).gpus;
+    const double active = it.active_count();
+    double local = 0, link_bytes_per_s = 0;
+    for (uint32_t server = 0; server < cluster_.server_count; ++server) {
+      if (it.gpus[server] == 0) continue;
+      local += it.workers[server];
+      link_bytes_per_s += cluster_.link_bytes_per_s * it.gpus[server] / cluster_.gpus_per_server;
+    }
+    if (it.count > 0) local *= active / it.count;
+    const double local_speed = profile.speed(local / gpus);
+    const double bytes_per_speed = profile.bytes_per_s() * gpus;
+    double speed = profile.speed(active / gpus);
+    if (bytes_per_speed > 0) speed = std::min(speed, local_speed + link_bytes_per_s / bytes_per_speed);
+    it.bytes_per_s = std::max(0.0, speed - local_speed) * bytes_per_speed;
+    change_speed(it, speed);
+  }
+
+  void change_speed(RunningJob& it, double speed) {
+    if (speed == it.speed) return;
+    it.work_s = std::max(0.0, it.work_s - (now_s_ - it.since_s) * it.speed);
+    it.since_s = now_s_;
+    it.speed = speed;
+  }
+
+  const std::vector<Job>& jobs_;
+  const std::vector<Profile>& profiles_;
+  const Cluster& cluster_;
+  const Settings& settings_;
+  double now_s_ = 0;
+  double decides_s_ = 0;
+  size_t next_ = 0;  // the next job to arrive
+  std::vector<double> left_s_;
+  std::set<std::pair<double, size_t>> queue_;
+  std::vector<RunningJob> running_;  // in the order in which they began
+  std::vector<uint32_t> free_gpus_;  // by server
+  std::vector<uint32_t> free_cpus_;
+  std::mt19937_64 random_;
+  Outcome outcome_;
+};
+
+}  // namespace
+
+Result<Outcome> simulate(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
+                         const Settings& settings) {
+  if (auto checked = check_world(jobs, profiles, cluster, settings); !checked) return checked.error();
+  const auto is_earlier = [](const Job& a, const Job& b) { return a.submit_s < b.submit_s; };
+  if (!std::is_sorted(jobs.begin(), jobs.end(), is_earlier))
+    return Error{Errc::kMalformed, "the jobs are not in the order of their arrival"};
+  return Run(jobs, profiles, cluster, settings).run();
+}
+
+}  // namespace penstock::simulator
