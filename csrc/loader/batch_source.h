@@ -15,6 +15,7 @@
 #include "loader/batch.h"
 #include "loader/inbox.h"
 #include "loader/stage_chain.h"
+#include "loader/trainer_pace.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
@@ -56,8 +57,8 @@ class BatchSource {
   virtual std::optional<LinkStanding> link() const { return std::nullopt; }
   // Whether a batch that the user keeps can make a worker wait for memory.
   virtual bool has_bounded_memory() const = 0;
-  // How many batches have arrived and were not delivered.
-  virtual void note_ready(uint32_t count) = 0;
+  // How the trainer fares; of a pool, for its controller.
+  virtual void note_pace(const TrainerPace& pace) = 0;
 
   // Slabs that the user holds will not be written again, since this process forks.
   virtual void retire_held() = 0;

@@ -389,7 +389,7 @@ Result<std::unique_ptr<Batch>> Client::recalled(const Batch::Origin& origin, ste
 }
 void Client::forget_recall(const Batch::Origin& origin) { impl_->source->forget_recall(origin); }
 void Client::count_delivered(const Batch& batch) { impl_->count_delivered(batch); }
-void Client::note_ready(uint32_t count) { impl_->source->note_ready(count); }
+void Client::note_pace(const TrainerPace& pace) { impl_->source->note_pace(pace); }
 
 std::optional<Client::Awaited> Client::awaited() const { return impl_->awaited(); }
 
@@ -414,9 +414,10 @@ uint32_t Client::outstanding_count() const {
   const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included
   return asked_count - std::min(asked_count, static_cast<uint32_t>(impl_->inbox.arrival_count()));
 }
-uint32_t Client::ready_count() const {
+uint32_t Client::stored_count() const {
   const size_t early_count = impl_->early ? impl_->early->ready.size() : 0;
-  return static_cast<uint32_t>(impl_->now.ready.size() + early_count + impl_->inbox.arrival_count());
+  return static_cast<uint32_t>(impl_->now.ready.size() + early_count);
 }
+uint32_t Client::ready_count() const { return stored_count() + static_cast<uint32_t>(impl_->inbox.arrival_count()); }
 
 }  // namespace penstock::loader

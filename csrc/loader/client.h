@@ -168,8 +168,9 @@ class Client {
 
   const loader::LoaderCounters& counters() const;
   uint32_t outstanding_count() const;  // asked for and not here yet
-  uint32_t ready_count() const;        // here and not delivered yet
-  void note_ready(uint32_t count);     // of the user's, for the controller of a pool
+  uint32_t stored_count() const;       // here, looked at and not delivered
+  uint32_t ready_count() const;        // the same, with those that were not looked at yet: here and not delivered yet
+  void note_pace(const TrainerPace& pace);  // for the controller of a pool
 
  private:
   class Impl;

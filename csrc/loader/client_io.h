@@ -46,7 +46,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   uint32_t worker_of(uint32_t shard_id) const override { return shard_id % options_.worker_count; }
   uint32_t worker_count() const override { return options_.worker_count; }
   bool has_bounded_memory() const override { return true; }
-  void note_ready(uint32_t) override {}
+  void note_pace(const TrainerPace&) override {}
 
   void retire_held() override { views_.retire_held(); }
 

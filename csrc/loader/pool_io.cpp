@@ -21,10 +21,11 @@ using wire::ToWorker;
 
 namespace {
 
-constexpr size_t kMessagesInTurn = 16;                // of one worker, so that no other waits for long
-constexpr auto kReconnectPause = milliseconds(2000);  // after a refusal that libzmq takes for final, or no descriptor
-constexpr auto kIdleAfter = std::chrono::seconds(2);  // without a request: others may have the workers
-constexpr auto kLinkTold = milliseconds(20);          // how often the link's rate is worked out
+constexpr size_t kMessagesInTurn = 16;                 // of one worker, so that no other waits for long
+constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
+constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
+constexpr auto kPauseShown = std::chrono::seconds(1);  // a shorter one is over before it is told
+constexpr auto kLinkTold = milliseconds(20);           // how often the link's rate is worked out
 constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
 
 }  // namespace
@@ -153,18 +154,36 @@ void PoolIo::lose_own_worker(uint64_t worker_id) {
 }
 
 wire::TrainerReport PoolIo::make_report() {
-  const auto& counters = inbox_.counters();
-  const auto ready = ready_count_.load() + static_cast<uint32_t>(inbox_.arrival_count());
+  const TrainerPace pace = pace_.get();
+  const auto ready = pace.stored_count + static_cast<uint32_t>(inbox_.arrival_count());
+  const auto nanoseconds = [](Duration time) { return static_cast<uint64_t>(time.count()); };
   const size_t asked_count = session_.dispatch().unanswered_count();
+  const Instant now = clock_now();
   return {.trainer_id = trainer_id_,
           .job = options_.job,
-          .worker_count_max = is_idle(clock_now()) ? 0 : options_.worker_count_max,
+          .worker_count_max = is_idle(now) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
+                    .wanted_batches = pace.wanted_count,
                     .asked_batches = static_cast<uint32_t>(asked_count),
                     .bytes_in_flight = (ready + asked_count) * memory_.largest_bytes(),
-                    .waited_ns = counters.wait_ns.value(),
-                    .delivered_batches = counters.batches.value()},
+                    .waited_ns = inbox_.counters().wait_ns.value(),
+                    .delivered_batches = inbox_.counters().batches.value(),
+                    .is_paused = is_paused(pace, now),
+                    .step_count = pace.steps.step_count,
+                    .stepping_ns = nanoseconds(pace.steps.stepping),
+                    .starved_ns = nanoseconds(pace.steps.starved),
+                    .paused_ns = nanoseconds(pace.steps.paused),
+                    .made_batches = made_.batch_count,
+                    .made_ns = nanoseconds(made_.time),
+                    .made_cpu_ns = nanoseconds(made_.cpu_time),
+                    .made_bytes = made_.bytes,
+                    .link_bytes_per_s = static_cast<uint64_t>(std::clamp(link_bytes_per_s_.load(), 0.0, 1e18))},
           .about = options_.about};
+}
+
+bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {
+  if (session_.dispatch().unanswered_count() > 0) return false;
+  return !pace.is_in_epoch || now - pace.given_at > std::max<Duration>(pace.pause_min, kPauseShown);
 }
 
 // ---- Workers
@@ -330,6 +349,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   const bool counts = session_.receive(worker_id, message, answer.payload_bytes, now);
   if (!counts) return;
   was_served_ = true;
+  note_made(answer);
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (whole && !answer.place) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
@@ -351,6 +371,15 @@ Result<void> PoolIo::prepare_narrow(Batch& batch, bool may_stay) {
     if (kept.value()) return {};
   }
   return batch.widen(memory_);
+}
+
+void PoolIo::note_made(const wire::PoolAnswer& answer) {
+  if (answer.kind != AnswerKind::kBatch) return;
+  const Duration time = answer.fetch_time * Duration(wire::kTimeUnit);
+  ++made_.batch_count;
+  made_.time += time;
+  made_.cpu_time += time * answer.cpu_share / wire::kCpuShareUnit;
+  if (!answer.place) made_.bytes += answer.payload_bytes;
 }
 
 // ---- The link

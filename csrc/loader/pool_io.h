@@ -28,6 +28,7 @@
 #include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
 #include "loader/stage_chain.h"
+#include "loader/trainer_pace.h"
 #include "loader/worker_link.h"
 #include "loader/worker_links.h"
 #include "net/endpoint.h"
@@ -65,7 +66,7 @@ class PoolIo final : public EventLoop::Handler {
   const PoolStanding& standing() const { return standing_; }
   uint32_t worker_count() const { return worker_count_.load(); }
   LinkStanding link() const { return {.bytes_per_s = link_bytes_per_s_.load(), .round_trip_s = round_trip_s_.load()}; }
-  void note_ready(uint32_t count) { ready_count_.store(count); }
+  void note_pace(const TrainerPace& pace) { pace_.set(pace); }
   void retire_held() {
     memory_.retire_held();
     passed_views_.retire_held();
@@ -117,6 +118,8 @@ class PoolIo final : public EventLoop::Handler {
   std::string spoken_place(uint64_t worker_id) const;
   // Takes in how long a message or a batch was on its way.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
+  // Takes in what a batch has cost its worker.
+  void note_made(const wire::PoolAnswer& answer);
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_declines(const wire::TrainerRoster& roster);
@@ -128,6 +131,8 @@ class PoolIo final : public EventLoop::Handler {
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
   // Nothing was asked for since a while, so that workers would wait here for nothing.
   bool is_idle(Instant now) const;
+  // Its program does something else than to train.
+  bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);
   static std::string spoken_silence(WorkerLink& link);
   static std::string spoken_missing_data(WorkerLink& link);
@@ -140,7 +145,7 @@ class PoolIo final : public EventLoop::Handler {
   Inbox& inbox_;
 
   std::atomic<uint32_t> worker_count_{0};
-  std::atomic<uint32_t> ready_count_{0};
+  PaceBoard pace_;
   std::atomic<double> link_bytes_per_s_{0};
   std::atomic<double> round_trip_s_{0};
   BlobStore blobs_;
@@ -160,6 +165,15 @@ class PoolIo final : public EventLoop::Handler {
   std::unique_ptr<WorkerLinks> links_;
   std::map<uint64_t, Instant> connect_again_at_;  // workers for whom no socket could be opened
   cluster::PoolSession session_;
+
+  // What workers have spent on batches that counted.
+  struct Made {
+    uint64_t batch_count = 0;
+    uint64_t bytes = 0;  // on the link
+    Duration time{};
+    Duration cpu_time{};
+  };
+  Made made_;
 
   cluster::LinkMeter link_meter_;
   Instant link_told_at_{};

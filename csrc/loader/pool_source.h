@@ -51,7 +51,7 @@ class PoolSource : public BatchSource {
   uint32_t worker_count() const override { return io_.worker_count(); }
   std::optional<LinkStanding> link() const override { return io_.link(); }
   bool has_bounded_memory() const override { return false; }
-  void note_ready(uint32_t count) override { io_.note_ready(count); }
+  void note_pace(const TrainerPace& pace) override { io_.note_pace(pace); }
   void retire_held() override { io_.retire_held(); }
 
  private:

@@ -59,6 +59,7 @@ void Stream::begin(EpochPlan plan) {
   ahead_.clear();
   end_states_.clear();
   past_epochs_ = epochs_time();
+  step_clock_.end_epoch();
   begun_at_ = given_at_ = clock_now();
   if (sampler_ != nullptr) index_buffer_ = sampler_->take_buffer();
   sampler_ = nullptr;
@@ -176,6 +177,7 @@ void Stream::give(const Event& event) {
   const Batch& batch = *event.batch;
   given_at_ = clock_now();
   client_->count_delivered(batch);
+  step_clock_.give(given_at_, Duration(client_->counters().wait_ns.value()));
   plan_.progress->answer(event.shard_id, batch.raises() || batch.remote_error() || event.is_unreadable);
   if (!batch.state().empty())
     plan_.progress->set_shard_state(event.shard_id, {batch.state().begin(), batch.state().end()});
@@ -194,7 +196,7 @@ Stream::Event Stream::try_next() {
   if (event.kind == Event::Kind::kBatch) give(event);
   if (event.kind == Event::Kind::kEnd) finish();
   if (event.kind == Event::Kind::kNothing) stretch();
-  client_->note_ready(ready_count());
+  tell_pace();
   return event;
 }
 
@@ -203,6 +205,16 @@ void Stream::finish() {
   for (auto& [shard_id, state] : end_states_) plan_.progress->set_shard_state(shard_id, std::move(state));
   end_states_.clear();
   plan_.progress->finish();
+  step_clock_.end_epoch();
+}
+
+void Stream::tell_pace() {
+  client_->note_pace({.stored_count = client_->stored_count() + static_cast<uint32_t>(ahead_.size()),
+                      .wanted_count = client_->depth(),
+                      .steps = step_clock_.times(),
+                      .is_in_epoch = step_clock_.is_in_epoch(),
+                      .given_at = step_clock_.given_at(),
+                      .pause_min = step_clock_.pause_min()});
 }
 
 Stream::Event Stream::next(steady_clock::time_point deadline) {

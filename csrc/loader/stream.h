@@ -18,6 +18,7 @@
 #include <string>
 
 #include "base/instant.h"
+#include "cluster/step_clock.h"
 #include "loader/client.h"
 #include "loader/epoch_progress.h"
 #include "loader/epoch_seeds.h"
@@ -94,6 +95,7 @@ class Stream {
   bool may_stretch() const;
   void give(const Event& event);
   void finish();
+  void tell_pace();
   void begin_early();
   bool adopt_early(const TorchSamplerOptions& sampler);
   Event try_take();
@@ -112,6 +114,7 @@ class Stream {
   uint64_t dropped_ahead_count_ = 0;
   std::optional<ExpectedEpoch> expected_;
   std::unique_ptr<TorchSampler> early_sampler_;
+  cluster::StepClock step_clock_;
   Duration past_epochs_{0};
   Instant begun_at_{};
   Instant given_at_{};   // the last time; when the epoch began before its first batch

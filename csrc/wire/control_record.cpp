@@ -40,14 +40,29 @@ void fields(Visitor& visit, WorkerOrders& m) {
   visit(m.is_to_drain);
 }
 template <typename Visitor>
+void fields(Visitor& visit, QueueSignal& m) {
+  visit(m.ready_batches);
+  visit(m.wanted_batches);
+  visit(m.asked_batches);
+  visit(m.bytes_in_flight);
+  visit(m.waited_ns);
+  visit(m.delivered_batches);
+  visit(m.is_paused);
+  visit(m.step_count);
+  visit(m.stepping_ns);
+  visit(m.starved_ns);
+  visit(m.paused_ns);
+  visit(m.made_batches);
+  visit(m.made_ns);
+  visit(m.made_cpu_ns);
+  visit(m.made_bytes);
+  visit(m.link_bytes_per_s);
+}
+template <typename Visitor>
 void fields(Visitor& visit, TrainerReport& m) {
   visit(m.trainer_id);
   visit(m.worker_count_max);
-  visit(m.queue.ready_batches);
-  visit(m.queue.asked_batches);
-  visit(m.queue.bytes_in_flight);
-  visit(m.queue.waited_ns);
-  visit(m.queue.delivered_batches);
+  fields(visit, m.queue);
   visit(m.job, kControlNameBytesMax);
   visit(m.about, kControlAboutBytesMax);
 }

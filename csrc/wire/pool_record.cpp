@@ -54,7 +54,8 @@ struct ToTrainerHead {
   uint32_t state_bytes = 0;
   uint8_t answer_kind = 0;
   uint8_t answer_flags = 0;
-  uint8_t reserved[2] = {};
+  uint8_t cpu_share = 0;
+  uint8_t reserved = 0;
   uint64_t sent_at = 0;
 };
 static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
@@ -246,6 +247,7 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
       .state_bytes = static_cast<uint32_t>(answer.state.size()),
       .answer_kind = static_cast<uint8_t>(answer.kind),
       .answer_flags = answer.flags,
+      .cpu_share = answer.cpu_share,
       .sent_at = answer.sent_at};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
@@ -270,7 +272,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
-  if (head.reserved[0] != 0 || head.reserved[1] != 0) return malformed("worker", "reserved bytes are not zero");
+  if (head.reserved != 0) return malformed("worker", "a reserved byte is not zero");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
@@ -324,6 +326,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
       .payload_bytes = head.payload_bytes,
       .fetch_time = head.fetch_time,
       .prefix_time = head.prefix_time,
+      .cpu_share = head.cpu_share,
       .sent_at = head.sent_at,
       .body = is_welcome || is_in_slab ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
       .state = body.last(head.state_bytes),

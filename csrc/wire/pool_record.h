@@ -24,7 +24,8 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 3;
+constexpr uint16_t kPoolVersion = 4;
+constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kPoolHeadBytes = 80;
 
 // The most variable bytes behind a head.
@@ -89,7 +90,8 @@ struct PoolAnswer {
   uint64_t payload_bytes = 0;  // of the whole batch, its record included
   uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
-  uint64_t sent_at = 0;                   // nanoseconds of the worker's own clock, which began at any time
+  uint8_t cpu_share = 0;  // of fetch_time, that the process was on CPUs, in parts of kCpuShareUnit; 255 and above: 255
+  uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome

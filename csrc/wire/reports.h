@@ -40,13 +40,24 @@ struct WorkerOrders {
   friend bool operator==(const WorkerOrders&, const WorkerOrders&) = default;
 };
 
-// How a trainer fares: the one signal that scaling follows.
+// How a trainer fares: the one signal that scaling follows. Totals count from the trainer's beginning.
 struct QueueSignal {
   uint32_t ready_batches = 0;
+  uint32_t wanted_batches = 0;   // that it would have ready or asked for
   uint32_t asked_batches = 0;    // and not here yet
   uint64_t bytes_in_flight = 0;  // of batches here and not delivered, and of those asked for as far as they are known
-  uint64_t waited_ns = 0;        // since the trainer began
+  uint64_t waited_ns = 0;
   uint64_t delivered_batches = 0;
+  bool is_paused = false;   // it has not asked for a batch for much longer than its steps take, or no epoch is going on
+  uint64_t step_count = 0;  // steps of training; pauses are none
+  uint64_t stepping_ns = 0;       // in them, waiting apart
+  uint64_t starved_ns = 0;        // waiting for a batch in the middle of an epoch
+  uint64_t paused_ns = 0;         // evaluations, checkpoints, first steps, between epochs
+  uint64_t made_batches = 0;      // that came from workers
+  uint64_t made_ns = 0;           // of one worker's time, for them
+  uint64_t made_cpu_ns = 0;       // of it, on CPUs; more than it with several threads
+  uint64_t made_bytes = 0;        // of them, on the link
+  uint64_t link_bytes_per_s = 0;  // that the link was measured to carry; 0: not known
 
   friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
 };

@@ -26,6 +26,7 @@ std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optiona
     answer.flags = result->flags;
     answer.fetch_time = result->fetch_time;
     answer.prefix_time = result->prefix_time;
+    answer.cpu_share = result->cpu_share;
     answer.state = result->state;
     if (result->batch) {
       answer.record_bytes = result->batch->record_bytes();

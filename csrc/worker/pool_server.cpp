@@ -2,9 +2,11 @@
 #include "worker/pool_server.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "base/identity.h"
+#include "worker/cpu_time.h"
 
 namespace penstock::worker {
 
@@ -49,8 +51,12 @@ PoolServer::PoolServer(PoolServerOptions options, uint64_t worker_id)
 
 PoolServer::~PoolServer() { close(); }
 
-uint32_t PoolServer::time_since(const PoolWork& work) {
-  return wire::time_units(std::chrono::steady_clock::now() - work.begun_at);
+void PoolServer::note_cost(const PoolWork& work, PoolResult& result) {
+  const auto time = std::chrono::steady_clock::now() - work.begun_at;
+  const auto cpu_time = process_cpu_time() - work.cpu_begun_at;
+  const double share = static_cast<double>(cpu_time.count()) / std::max<double>(1.0, static_cast<double>(time.count()));
+  result.fetch_time = wire::time_units(time);
+  result.cpu_share = static_cast<uint8_t>(std::clamp(std::round(share * wire::kCpuShareUnit), 0.0, 255.0));
 }
 
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
@@ -88,7 +94,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
                                       std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
   }
   result.state = std::move(marks.state);
-  result.fetch_time = time_since(work);
+  note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
   exchange_.finish(std::move(result));
   return {};
@@ -96,7 +102,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
 
 void PoolServer::answer_end(const PoolWork& work) {
   PoolResult result{.answer = AnswerKind::kEnd};
-  result.fetch_time = time_since(work);
+  note_cost(work, result);
   exchange_.finish(std::move(result));
 }
 
@@ -106,7 +112,7 @@ Result<void> PoolServer::answer_error(const PoolWork& work, const Failure& failu
   result.text = failure.type_name + '\0' + failure.text;
   result.text.resize(std::min(result.text.size(), wire::kPoolBodyBytesMax / 2));
   result.state = std::move(state);
-  result.fetch_time = time_since(work);
+  note_cost(work, result);
   exchange_.finish(std::move(result));
   return {};
 }

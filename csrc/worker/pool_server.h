@@ -99,7 +99,8 @@ class PoolServer {
   void close() { loop_.stop(); }
 
  private:
-  static uint32_t time_since(const PoolWork& work);
+  // Takes in what the work has cost so far.
+  static void note_cost(const PoolWork& work, PoolResult& result);
   Result<void> send(const PoolWork& work, MadeBatch made, PoolMarks marks);
 
   const PoolServerOptions options_;

@@ -16,6 +16,7 @@
 
 #include "base/live_clock.h"
 #include "net/readiness.h"
+#include "worker/cpu_time.h"
 
 namespace penstock::worker {
 
@@ -254,6 +255,7 @@ void PoolServerIo::begin_work() {
   queued_.erase(found);
   work.tenancy = tenancy_;
   work.begun_at = std::chrono::steady_clock::now();
+  work.cpu_begun_at = process_cpu_time();
   work.is_handed_over = handover_ && handover_->is_on();
   running_ = std::make_shared<const PoolWork>(std::move(work));
   exchange_.offer(running_);

@@ -38,6 +38,7 @@ struct PoolWork {
   std::vector<wire::BlobId> blobs{};  // the job, then its prefixes
   bool is_handed_over = false;        // the batch is, as a slab of shared memory
   std::chrono::steady_clock::time_point begun_at{};
+  std::chrono::nanoseconds cpu_begun_at{};  // of the process, by its own clock
 
   // The number of the batch in its epoch.
   uint64_t number() const { return wire::number_of(key); }
@@ -86,6 +87,7 @@ struct PoolResult {
   std::vector<std::byte> state = {};
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
+  uint8_t cpu_share = 0;  // as PoolAnswer's
 };
 
 }  // namespace penstock::worker

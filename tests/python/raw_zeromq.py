@@ -125,7 +125,7 @@ def _key(keys: Path, name: str) -> bytes:
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
-def control(kind: int, *fields: bytes, version: int = 1) -> bytes:
+def control(kind: int, *fields: bytes, version: int = 2) -> bytes:
     return struct.pack("<IHBB", 0x31434E50, version, kind, 0) + b"".join(fields)
 
 
@@ -133,13 +133,13 @@ def _text(text: str) -> bytes:
     return struct.pack("<I", len(text)) + text.encode()
 
 
-def worker_report(worker_id: int, endpoint: str, version: int = 1) -> bytes:
+def worker_report(worker_id: int, endpoint: str, version: int = 2) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
     return control(1, head, _text(endpoint), _text("by hand"), bytes(4), _text(""), version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:
-    return control(3, struct.pack("<QIIIQQQ", trainer_id, 1, 0, 1, 0, 0, 0), _text("j"), _text(""))
+    return control(3, struct.pack("<QIIIIQQQB9Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 9), _text("j"), _text(""))
 
 
 def drain_request(worker_id: int) -> bytes:
@@ -154,12 +154,12 @@ def farewell_of_worker(worker_id: int) -> bytes:
     return control(5, struct.pack("<QB", worker_id, 1))
 
 
-def hello(trainer_id: int, version: int = 3) -> bytes:
+def hello(trainer_id: int, version: int = 4) -> bytes:
     offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
     return _head(0x31574E50, version, kind=1, own_id=trainer_id) + offer
 
 
-def welcome(worker_id: int, version: int = 3) -> bytes:
+def welcome(worker_id: int, version: int = 4) -> bytes:
     return _head(0x31544E50, version, kind=1, own_id=worker_id)
 
 

@@ -22,10 +22,21 @@ std::vector<ControlMessage> samples() {
                         .job = "train.py",
                         .worker_count_max = 64,
                         .queue = {.ready_batches = 1,
+                                  .wanted_batches = 6,
                                   .asked_batches = 2,
                                   .bytes_in_flight = 3,
                                   .waited_ns = 4,
-                                  .delivered_batches = 5},
+                                  .delivered_batches = 5,
+                                  .is_paused = true,
+                                  .step_count = 7,
+                                  .stepping_ns = 8,
+                                  .starved_ns = 9,
+                                  .paused_ns = 10,
+                                  .made_batches = 11,
+                                  .made_ns = 12,
+                                  .made_cpu_ns = 13,
+                                  .made_bytes = 14,
+                                  .link_bytes_per_s = 15},
                         .about = ""},
           TrainerRoster{.controller_id = 1,
                         .view = 2,
@@ -60,7 +71,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 1, 0, 9, 0,  // PNC1, version 1, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 2, 0, 9, 0,  // PNC1, version 2, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});
@@ -95,7 +106,7 @@ TEST(ControlRecord, NoFlippedBitCrashesOrAddsUnseenBytes) {
 }
 
 TEST(ControlRecord, AnotherVersionIsAMismatchThatNamesBoth) {
-  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 2));
+  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 1));
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, Errc::kMismatch);
   EXPECT_NE(parsed.error().message.find("version 2"), std::string::npos);

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How a trainer fares, as its own thread sees it, for the thread that reports to a pool's controller.
+
+#include <cstdint>
+
+#include "base/instant.h"
+#include "base/mutex.h"
+#include "cluster/step_clock.h"
+
+namespace penstock::loader {
+
+struct TrainerPace {
+  uint32_t stored_count = 0;  // batches that its thread has and has not given to the program
+  uint32_t wanted_count = 0;  // that are to be here, or asked for
+  cluster::StepTimes steps{};
+  bool is_in_epoch = false;
+  Instant given_at{};    // the last batch
+  Duration pause_min{};  // as StepClock's
+};
+
+// Thread-safe.
+class PaceBoard {
+ public:
+  void set(const TrainerPace& pace) {
+    const MutexLock lock(mutex_);
+    pace_ = pace;
+  }
+  TrainerPace get() const {
+    const MutexLock lock(mutex_);
+    return pace_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  TrainerPace pace_ PENSTOCK_GUARDED_BY(mutex_);
+};
+
+}  // namespace penstock::loader
