@@ -3,8 +3,10 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "bindings/raise.h"
@@ -27,13 +29,21 @@ Result<net::KeyRing> load_keys(const std::optional<std::string>& folder, Role ro
   return folder ? net::load_key_folder(*folder, role) : net::load_shared_keys(role);
 }
 
+// By the job's name: its priority and its quota.
+using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
+
 Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
-                                                     const std::optional<std::string>& folder) {
+                                                     const std::optional<std::string>& folder,
+                                                     const std::string& policy, const Terms& terms) {
+  cluster::RosterOptions shares;
+  shares.policy = cluster::policy_named(policy);
+  if (shares.policy == nullptr) throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
+  for (const auto& [job, given] : terms) shares.terms[job] = {.priority = given.first, .quota = given.second};
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = load_keys(folder, Role::kController);
   if (!keys) return keys.error();
-  return Controller::start(parsed.value(), keys.value());
+  return Controller::start(parsed.value(), keys.value(), std::move(shares));
 }
 
 Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optional<std::string>& folder,
@@ -66,10 +76,11 @@ void bind_controller(py::module_& module) {
   py::class_<Controller>(module, "Controller")
       .def_static(
           "start",
-          [](const std::string& endpoint, const std::optional<std::string>& key_folder) {
-            return unwrap(without_gil([&] { return start_controller(endpoint, key_folder); }));
+          [](const std::string& endpoint, const std::optional<std::string>& key_folder, const std::string& policy,
+             const Terms& terms) {
+            return unwrap(without_gil([&] { return start_controller(endpoint, key_folder, policy, terms); }));
           },
-          py::arg("endpoint"), py::arg("key_folder"))
+          py::arg("endpoint"), py::arg("key_folder"), py::arg("policy") = "gpu-progress", py::arg("terms") = Terms())
       .def_property_readonly("endpoint", [](const Controller& self) { return self.endpoint().text(); })
       .def(
           "run", [](Controller& self, int stop_fd) { unwrap(without_gil([&] { return self.run(stop_fd); })); },

@@ -27,12 +27,12 @@ using cluster::WorkerTuner;
 namespace {
 
 const char* reason_name(const WorkerChoice& choice) {
-  static constexpr std::array kNames{"stalled", "settled", "limit", "no gain", "taken back", "idle"};
+  static constexpr std::array kNames{"stalled", "settled", "limit", "no gain", "taken back", "part gain", "idle"};
   return kNames.at(static_cast<size_t>(choice.reason));
 }
 
 const char* limit_name(const WorkerChoice& choice) {
-  static constexpr std::array kNames{"CPUs", "shards", "cap"};
+  static constexpr std::array kNames{"CPUs", "shards", "cap", "pool"};
   return kNames.at(static_cast<size_t>(choice.limited_by));
 }
 

@@ -100,12 +100,14 @@ class Exchange {
     ++counts_[job];
   }
 
-  // What a job has stays with it where there is room. Where there is not, it goes where it is missed least.
+  // What a job has and has use for stays with it where there is room. Where there is not, it goes where it is missed
+  // least.
   void keep(std::span<const JobClaim> claims) {
     while (true) {
       size_t best = kNobody;
       for (size_t job = 0; job < claims.size(); ++job) {
-        if (counts_[job] >= claims[job].worker_count || !room_.has_for(job)) continue;
+        const uint32_t of_use = std::min(claims[job].worker_count, claims[job].demand_count());
+        if (counts_[job] >= of_use || !room_.has_for(job)) continue;
         if (best == kNobody || gain(job) > gain(best)) best = job;
       }
       if (best == kNobody) return;
@@ -190,7 +192,9 @@ std::vector<double> concave_hull(std::span<const double> curve) {
 
 std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t worker_count,
                                    const AllocationOptions& options) {
-  const double even = claims.empty() ? 0.0 : static_cast<double>(worker_count) / static_cast<double>(claims.size());
+  const auto job_count =
+      std::count_if(claims.begin(), claims.end(), [](const auto& c) { return c.demand_count() > 0; });
+  const double even = job_count == 0 ? 0.0 : static_cast<double>(worker_count) / static_cast<double>(job_count);
   const auto floor = static_cast<uint32_t>(std::max(0.0, std::min(1.0, options.floor_share) * even));
   std::vector<uint32_t> bounds;
   for (const JobClaim& claim : claims) bounds.push_back(std::min(claim.demand_count(), floor));

@@ -36,7 +36,8 @@ struct JobClaim {
 };
 
 struct AllocationOptions {
-  // No job has less than min(its demand, floor_share * an even share), unless its owner's quota forbids it.
+  // No job has less than min(its demand, floor_share * an even share), unless its owner's quota forbids it. Jobs that
+  // have use for workers share evenly.
   double floor_share = 0;
   double move_cost_s = 0;                    // for which a moved worker serves nobody
   double horizon_s = 60;                     // over which a gain is counted

@@ -2,13 +2,16 @@
 #include "cluster/roster.h"
 
 #include <algorithm>
+#include <exception>
 #include <tuple>
+#include <utility>
 
 #include "cluster/worker_session.h"
 
 namespace penstock::cluster {
 
-Roster::Roster(uint64_t controller_id, Instant now) : controller_id_(controller_id), settled_at_(now + kSettling) {}
+Roster::Roster(uint64_t controller_id, Instant now, RosterOptions options)
+    : controller_id_(controller_id), options_(std::move(options)), settled_at_(now + kSettling) {}
 
 // ---- Reports
 
@@ -57,6 +60,9 @@ wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, 
   trainer.reported_at = now;
   if (is_new || report.worker_count_max > 0) trainer.wanted_at = now;
   trainer.rates.note(report.queue, now);
+  const uint64_t measurements_before = trainer.scaler.measurement_count();
+  trainer.scaler.note(report, count_of_workers(report.trainer_id), now);
+  if (trainer.scaler.measurement_count() != measurements_before) is_balanced_ = false;
   if (is_new) {
     trainer.view = ++view_count_;  // more than any before, as it may have been here and lost its lease
     for (auto& [worker_id, worker] : workers_)
@@ -126,10 +132,51 @@ void Roster::balance(Instant now) {
   is_balanced_ = true;
 }
 
+uint32_t Roster::count_of_workers(uint64_t trainer_id) const {
+  return static_cast<uint32_t>(std::count_if(workers_.begin(), workers_.end(), [trainer_id](const auto& item) {
+    return item.second.trainer_id == trainer_id && !item.second.is_withdrawn;
+  }));
+}
+
+std::vector<uint32_t> Roster::allocate() {
+  std::vector<JobClaim> claims;
+  uint32_t pool_count = 0;
+  for (const auto& [worker_id, worker] : workers_) pool_count += worker.is_leaving() ? 0 : 1;
+  AllocationOptions options{
+      .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
+  for (const auto& [trainer_id, trainer] : trainers_) {
+    const auto able_count = std::count_if(workers_.begin(), workers_.end(), [id = trainer_id](const auto& item) {
+      return !item.second.is_leaving() && !item.second.report.has_declined(id);
+    });
+    const uint32_t count_max = std::min(trainer.scaler.demand(), static_cast<uint32_t>(able_count));
+    JobClaim claim{.job_id = trainer_id, .worker_count = count_of_workers(trainer_id)};
+    for (uint32_t count = 0; count <= count_max; ++count) claim.progress.push_back(trainer.scaler.progress(count));
+    if (const auto terms = options_.terms.find(trainer.report.job); terms != options_.terms.end()) {
+      claim.priority = terms->second.priority;
+      if (terms->second.quota) {
+        claim.owner = trainer.report.job;
+        options.quotas[claim.owner] = *terms->second.quota;
+      }
+    }
+    claims.push_back(std::move(claim));
+  }
+  std::vector<uint32_t> counts;
+  std::optional<std::string> trouble;
+  try {
+    counts = options_.policy(claims, pool_count, options);
+    trouble = check_allocation(claims, pool_count, options, counts);
+  } catch (const std::exception& error) {  // a policy of somebody else's
+    trouble = error.what();
+  }
+  policy_trouble_ = trouble.value_or("");
+  return trouble ? max_min(claims, pool_count, options) : counts;
+}
+
 void Roster::share_out_workers() {
   std::vector<Demand> demands;
+  const std::vector<uint32_t> counts = allocate();
   for (const auto& [trainer_id, trainer] : trainers_)
-    demands.push_back({.trainer_id = trainer_id, .worker_count_max = trainer.report.worker_count_max});
+    demands.push_back({.trainer_id = trainer_id, .worker_count_max = counts[demands.size()]});
   std::vector<Worker*> workers;
   std::vector<AssignedWorker> hands;
   for (auto& [worker_id, worker] : workers_) {
@@ -243,15 +290,17 @@ std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {
 std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
   std::vector<TrainerStatus> result;
   for (const auto& [trainer_id, trainer] : trainers_) {
-    const auto count = std::count_if(workers_.begin(), workers_.end(), [owner = trainer_id](const auto& item) {
-      return item.second.trainer_id == owner && !item.second.is_withdrawn;
-    });
     const bool is_idle = trainer.report.worker_count_max == 0;
     result.push_back({.report = trainer.report,
-                      .worker_count = static_cast<uint32_t>(count),
+                      .worker_count = count_of_workers(trainer_id),
                       .since_report = now - trainer.reported_at,
                       .idle = is_idle ? now - trainer.wanted_at : Duration{},
-                      .rates = trainer.rates});
+                      .rates = trainer.rates,
+                      .demand = trainer.scaler.demand(),
+                      .limit = trainer.scaler.limit(),
+                      .measured = trainer.scaler.measured(),
+                      .reason = trainer.scaler.reason(),
+                      .change_count = trainer.scaler.change_count()});
   }
   return result;
 }

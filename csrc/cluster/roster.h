@@ -5,7 +5,9 @@
 //
 //   leases     a worker or trainer that has not reported for kLease is gone. A worker's incarnation is fenced by that:
 //              it is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
-//   shares     by share_out.h, as soon as anything changes. A worker that is to go to another trainer is withdrawn
+//   demand     of each trainer by scaling.h, from its reports
+//   shares     so many for each by allocation.h, and which by share_out.h, as soon as anything changes. A worker that
+//   is to go to another trainer is withdrawn
 //              first from the one that has it, and moves when it reports that it works for nobody. One that has
 //              declined a trainer goes to others.
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
@@ -13,6 +15,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,7 +24,9 @@
 #include <vector>
 
 #include "base/instant.h"
+#include "cluster/allocation.h"
 #include "cluster/recent_rates.h"
+#include "cluster/scaling.h"
 #include "cluster/share_out.h"
 #include "wire/reports.h"
 
@@ -30,10 +35,25 @@ namespace penstock::cluster {
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
 
+// What an operator lays down for the jobs of one name.
+struct JobTerms {
+  double priority = 1;
+  std::optional<uint32_t> quota{};  // the most workers of all trainers of that name
+};
+
+struct RosterOptions {
+  AllocationPolicy policy = gpu_progress;
+  // No trainer has less than an even share while it has use for that, and a worker moves for a gain of a third or more.
+  double floor_share = 1;
+  double move_cost_s = 15;
+  double horizon_s = 60;
+  std::map<std::string, JobTerms> terms{};  // by the job's name
+};
+
 // Thread-compatible.
 class Roster {
  public:
-  Roster(uint64_t controller_id, Instant now);
+  Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
 
   wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now);
   wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now);
@@ -62,12 +82,19 @@ class Roster {
     Duration since_report{};
     Duration idle{};  // for how long it has had no use for workers; 0 while it has
     RecentRates rates{};
+    uint32_t demand = 0;  // workers that it has use for
+    JobLimit limit = JobLimit::kUnknown;
+    std::optional<MeasuredWork> measured{};
+    std::string reason{};  // of the demand
+    uint64_t change_count = 0;
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
   bool is_settled(Instant now) const { return now >= settled_at_; }
   uint64_t controller_id() const { return controller_id_; }
   uint64_t fenced_count() const { return fenced_total_; }
+  // What was wrong with the policy's last answer, in the place of which workers are shared out evenly; or nothing.
+  const std::string& policy_trouble() const { return policy_trouble_; }
 
  private:
   struct Worker {
@@ -86,12 +113,16 @@ class Roster {
     Instant reported_at{};
     Instant wanted_at{};  // when it last had a use for workers
     RecentRates rates{};
+    JobScaler scaler{std::numeric_limits<uint32_t>::max()};  // who there is may as well be used
     uint64_t view = 0;
     bool has_changed = false;
   };
 
   void balance(Instant now);
   void share_out_workers();
+  // How many workers each trainer is to have, in their order.
+  std::vector<uint32_t> allocate();
+  uint32_t count_of_workers(uint64_t trainer_id) const;
   void assign(Worker& worker, uint64_t trainer_id);
   void withdraw(Worker& worker);
   void release(Worker& worker);
@@ -100,6 +131,8 @@ class Roster {
   void drop_worker(std::map<uint64_t, Worker>::iterator worker);
 
   uint64_t controller_id_;
+  RosterOptions options_;
+  std::string policy_trouble_;  // what was wrong with the policy's last answer
   Instant settled_at_;
   bool was_settled_ = false;
   std::map<uint64_t, Worker> workers_;

@@ -10,7 +10,9 @@ namespace {
 
 constexpr double kSpare = 1.25;  // workers beyond the ratio of the means, because no two batches take the same time
 constexpr double kCpuBoundShare = 0.75;
-constexpr double kGainMin = 0.5;          // of the gain from one worker more if workers did not slow each other down
+constexpr double kGainMin = 0.5;    // of the gain from one worker more if workers did not slow each other down
+constexpr double kPartShare = 0.7;  // of a step up that is kept where it did the work of fewer
+constexpr double kPartSpare = 1.1;
 constexpr double kOtherConditions = 2.0;  // times longer or shorter
 constexpr double kSecondsMin = 1e-3;      // of a batch in the trainer; a shorter time is noise
 constexpr double kCountMax = 1e6;         // workers, before the machine's CPUs bound them
@@ -40,6 +42,7 @@ std::pair<uint32_t, LimitedBy> limit_of(const MeasuredWork& measured, const Work
   } else if (share > 1 / kCpuBoundShare) {
     most = count_of(cpus / share);
   }
+  if (limits.is_of_pool) return {limits.cpus, LimitedBy::kPool};
   if (limits.shards && *limits.shards < most) return {*limits.shards, LimitedBy::kShards};
   return {most, why};
 }
@@ -49,16 +52,25 @@ bool has_gained(const MeasuredWork& before, const MeasuredWork& after) {
   return after.wait_s <= before.wait_s * (1 - kGainMin * (1 - at_best));
 }
 
+// How many workers of the speed of before would make batches as fast as they come now.
+double worth(const MeasuredWork& before, const MeasuredWork& after) {
+  const auto rate = [](const MeasuredWork& work) { return 1 / std::max(work.wait_s + work.trainer_s, 1e-9); };
+  return before.workers * rate(after) / rate(before);
+}
+
 bool is_other(double now, double then) {
   const double ratio = std::max(now, kSecondsMin) / std::max(then, kSecondsMin);
   return ratio < 1 / kOtherConditions || ratio > kOtherConditions;
 }
 
-// Whether batches take a quite different time than when the lessons were learnt.
+// Whether batches take a quite different time than when the lessons were learnt. More workers may slow each other down,
+// and fewer may not.
 bool is_elsewhere(const MeasuredWork& measured, const std::optional<MeasuredWork>& basis) {
   if (!basis) return false;
-  return is_other(measured.trainer_s, basis->trainer_s) ||
-         (measured.workers == basis->workers && is_other(measured.worker_s, basis->worker_s));
+  if (is_other(measured.trainer_s, basis->trainer_s)) return true;
+  const bool is_slower = measured.worker_s > basis->worker_s;
+  const bool is_by_number = is_slower ? measured.workers > basis->workers : measured.workers < basis->workers;
+  return !is_by_number && is_other(measured.worker_s, basis->worker_s);
 }
 
 std::string counted(uint32_t count, const std::string& what) {
@@ -83,6 +95,7 @@ std::string limit_text(const WorkerChoice& choice) {
   switch (choice.limited_by) {
     case LimitedBy::kCpus: return "no more than " + std::to_string(choice.limit) + " would have CPUs to run on";
     case LimitedBy::kShards: return "the dataset has no more than " + counted(choice.limit, "shard");
+    case LimitedBy::kPool: return "it may have no more than " + std::to_string(choice.limit);
     case LimitedBy::kCap: return std::to_string(choice.limit) + " is the most that is tried";
   }
   return "";
@@ -101,6 +114,8 @@ std::string reason_text(const WorkerChoice& choice) {
     case Reason::kLimit: return stalled + ", but " + limit_text(choice);
     case Reason::kNoGain: return stalled + ", but more workers were tried and were of no use";
     case Reason::kTakenBack: return count + " were tried and made batches no faster, " + stalled;
+    case Reason::kPartGain:
+      return count + " were tried and did the work of " + std::to_string(choice.workers) + ", " + stalled;
     case Reason::kIdle: return stalled + " and " + count + " were idle " + share_text(seen.idle_share()) + " of it";
   }
   return "";
@@ -138,6 +153,15 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
   };
 
   const std::optional<MeasuredWork> before = std::exchange(lessons.grown_from, std::nullopt);
+  // A step to more than twice as many is not taken back as a whole.
+  if (before && measured.stalled_share() > kStalledShareMax && count > 2 * before->workers) {
+    const uint32_t kept = std::max(before->workers, count_of(std::ceil(kPartSpare * worth(*before, measured))));
+    if (kept < kPartShare * count) {
+      const Lessons part{
+          .too_few = before->workers, .no_more_than = kept, .basis = measured, .patience = lessons.patience};
+      return {choose(kept, Reason::kPartGain), part};
+    }
+  }
   if (before && !has_gained(*before, measured)) {
     const Lessons taken_back{.too_few = std::min(lessons.too_few, before->workers - 1),
                              .no_more_than = before->workers,
@@ -154,7 +178,7 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
     }
     const uint32_t most = std::min(limit, lessons.no_more_than.value_or(limit));
     const uint32_t wanted = std::max(needed(measured), count + std::max(1U, count / 4));
-    const uint32_t workers = std::min({wanted, 2 * count, most});
+    const uint32_t workers = std::min({wanted, count_of(limits.growth_max * count), most});
     if (workers <= count) {
       if (count >= limit) return {choose(count, Reason::kLimit), lessons};
       ++lessons.kept;
@@ -166,17 +190,22 @@ std::pair<WorkerChoice, Lessons> choose_workers(const MeasuredWork& measured, co
     return {choose(workers, Reason::kStalled), lessons};
   }
   const uint32_t workers = std::max(needed(measured), lessons.too_few + 1);
-  if (workers < count && measured.idle_share() > kIdleShareMin) return {choose(workers, Reason::kIdle), lessons};
+  if (workers < count && measured.idle_share() > limits.idle_share_min)
+    return {choose(workers, Reason::kIdle), lessons};
   const bool is_of_fewer = lessons.basis && lessons.basis->workers == lessons.too_few && lessons.too_few < count;
   return {choose(count, Reason::kSettled, is_of_fewer ? lessons.basis : std::nullopt), lessons};
 }
 
-std::string WorkerChoice::text() const {
+std::string WorkerChoice::why() const {
   std::string on_cpu;
   if (measured.cpu_share) on_cpu = ", " + share_text(std::min(1.0, *measured.cpu_share)) + " of it on a CPU,";
-  return counted(workers, "worker") + ": " + reason_text(*this) + "; a batch takes " +
-         duration_text(measured.worker_s) + " of a worker" + on_cpu + " and " + duration_text(measured.trainer_s) +
-         " of the trainer, and " + counted(cpus, "CPU") + (cpus == 1 ? " is" : " are") + " free to use";
+  return reason_text(*this) + "; a batch takes " + duration_text(measured.worker_s) + " of a worker" + on_cpu +
+         " and " + duration_text(measured.trainer_s) + " of the trainer";
+}
+
+std::string WorkerChoice::text() const {
+  return counted(workers, "worker") + ": " + why() + ", and " + counted(cpus, "CPU") + (cpus == 1 ? " is" : " are") +
+         " free to use";
 }
 
 }  // namespace penstock::cluster

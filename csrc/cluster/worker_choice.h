@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How many workers a loader has that chooses by itself: measured numbers in, a number out. Pure.
+// How many workers a job has use for: measured numbers in, a number out. Pure. A loader that chooses the number of its
+// local workers goes by it, and so does a pool for each of its jobs (scaling.h).
 //
-// Worker seconds over trainer seconds of a batch is how many workers keep a trainer busy. The number goes there by at
-// most twofold steps, since seconds change with the number: workers share CPUs, disks and networks. A step up that did
-// not shorten the waiting is taken back and tried again more and more seldom, since the machine may have been busy with
-// something else. A number for which the trainer waited is not gone down to again. So the number settles, until a batch
-// takes a quite different time.
+// Worker seconds over trainer seconds of a batch is how many workers keep a trainer busy. The number of local workers
+// goes there by at most twofold steps, since seconds change with the number: workers share CPUs, disks and networks. A
+// step up that did not shorten the waiting is taken back and tried again more and more seldom, since the machine may
+// have been busy with something else; of one that did the work of fewer workers, as many are kept. A number for which
+// the trainer waited is not gone down to again. So the number settles, until a batch takes a quite different time.
 
 #include <cstdint>
 #include <optional>
@@ -38,6 +39,10 @@ struct WorkerLimits {
   uint32_t cpus = 1;
   uint32_t waiting_workers = 4;      // for datasets that wait rather than compute
   std::optional<uint32_t> shards{};  // of an iterable dataset; further workers would have nothing to do
+  double growth_max = 2;             // times as many, in one step
+  double idle_share_min = kIdleShareMin;
+  // The bounds are those of a pool, whose workers have CPUs of their own.
+  bool is_of_pool = false;
 
   static WorkerLimits of(uint32_t cpus, std::optional<uint32_t> shards = std::nullopt);
   // To begin with, before anything is measured.
@@ -51,9 +56,10 @@ struct WorkerChoice {
     kLimit,      // the trainer waited, and there is no room for more
     kNoGain,     // the trainer waited, and more workers did not help
     kTakenBack,  // a step up has made batches no faster
+    kPartGain,   // a step up has made batches faster, as fewer workers would have
     kIdle,       // fewer would do
   };
-  enum class LimitedBy : uint8_t { kCpus, kShards, kCap };
+  enum class LimitedBy : uint8_t { kCpus, kShards, kCap, kPool };
 
   uint32_t workers = 1;
   Reason reason = Reason::kSettled;
@@ -63,7 +69,9 @@ struct WorkerChoice {
   uint32_t cpus = 1;
   std::optional<MeasuredWork> fewer{};  // for which the trainer waited too long, before
 
-  // In a sentence.
+  // In a sentence: why so many, and what a batch takes.
+  std::string why() const;
+  // The same, for a loader that chooses: with how many they are, and the CPUs that there are.
   std::string text() const;
 
   friend bool operator==(const WorkerChoice&, const WorkerChoice&) = default;

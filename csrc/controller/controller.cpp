@@ -16,7 +16,8 @@
 
 namespace penstock::controller {
 
-Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys) {
+Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                                       cluster::RosterOptions shares) {
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
   const auto id = draw_identity();
   if (!id) return id.error();
@@ -28,15 +29,16 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   auto server = net::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),
-                                      id.value());
+                                      id.value(), std::move(shares));
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id)
+                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id,
+                       cluster::RosterOptions shares)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
-      roster_(controller_id, clock_now()) {}
+      roster_(controller_id, clock_now(), std::move(shares)) {}
 
 Result<void> Controller::run(int stop_fd) {
   const std::array<net::Waitable, 1> sockets{server_->waitable()};

@@ -29,11 +29,12 @@ struct ControllerCounters {
 class Controller {
  public:
   // Listens. `keys` are those of the role controller. An address that other machines reach needs keys that were given.
-  static Result<std::unique_ptr<Controller>> start(const net::Endpoint& endpoint, const net::KeyRing& keys);
+  static Result<std::unique_ptr<Controller>> start(const net::Endpoint& endpoint, const net::KeyRing& keys,
+                                                   cluster::RosterOptions shares = {});
 
   // For `start`.
   Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id);
+             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 

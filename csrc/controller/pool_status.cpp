@@ -44,6 +44,13 @@ std::string number(double value) {
   return text.data();
 }
 
+// Of a batch, which may take microseconds.
+std::string fine_number(double value) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "%.7f", value);
+  return text.data();
+}
+
 std::string seconds(std::chrono::nanoseconds time) { return number(std::chrono::duration<double>(time).count()); }
 std::string number_or_null(std::optional<double> value) { return value ? number(*value) : "null"; }
 
@@ -70,7 +77,23 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   json += ", \"since_report_s\": " + seconds(trainer.since_report) + ", \"idle_s\": " + seconds(trainer.idle);
   json += ", \"batches_per_s\": " + number_or_null(trainer.rates.batches_per_s());
   json += ", \"waited_share\": " + number_or_null(trainer.rates.waited_share());
+  json += ", \"workers_wanted\": " + std::to_string(trainer.demand);
+  json += std::string(", \"limited_by\": \"") + cluster::limit_name(trainer.limit) + "\"";
+  json += ", \"reason\": " + quoted(trainer.reason) + ", \"changes\": " + std::to_string(trainer.change_count);
+  const auto measured = [&](double cluster::MeasuredWork::*time) {
+    return trainer.measured ? fine_number(*trainer.measured.*time) : std::string("null");
+  };
+  json += ", \"step_s\": " + measured(&cluster::MeasuredWork::trainer_s);
+  json += ", \"starved_s\": " + measured(&cluster::MeasuredWork::wait_s);
+  json += ", \"worker_s\": " + measured(&cluster::MeasuredWork::worker_s);
+  json += ", \"worker_cpu_share\": " + number_or_null(trainer.measured ? trainer.measured->cpu_share : std::nullopt);
+  json += ", \"batch_bytes\": " +
+          (queue.made_batches > 0 ? std::to_string(queue.made_bytes / queue.made_batches) : std::string("null"));
+  json += ", \"link_bytes_per_s\": " +
+          (queue.link_bytes_per_s > 0 ? std::to_string(queue.link_bytes_per_s) : std::string("null"));
+  json += std::string(", \"is_paused\": ") + yes_or_no(queue.is_paused);
   json += ", \"queue\": {\"ready_batches\": " + std::to_string(queue.ready_batches);
+  json += ", \"wanted_batches\": " + std::to_string(queue.wanted_batches);
   json += ", \"asked_batches\": " + std::to_string(queue.asked_batches);
   json += ", \"bytes_in_flight\": " + std::to_string(queue.bytes_in_flight);
   json += ", \"waited_s\": " + seconds(std::chrono::nanoseconds(queue.waited_ns));
@@ -109,7 +132,8 @@ std::string status_json(const cluster::Roster& roster, const std::string& endpoi
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
   std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
   json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
-  json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count()) + "}";
+  json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count());
+  json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : quoted(roster.policy_trouble())) + "}";
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kFrameBytes;
   const EntryList trainers = list_of(roster.trainers(now), trainer_json, room / 2);

@@ -3,18 +3,25 @@
 // The answer to `penstock status`: workers, trainers with their queues, and who works for whom, as JSON of a bounded
 // size. Workers and trainers that do not fit are left out and counted. Pure.
 //
-// {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0},
+// {"controller": {"id": "…", "endpoint": "tcp://…", "is_settled": true, "fenced_incarnations": 0,
+//                 "policy_trouble": "…" or null},
 //  "workers": [{"id": "…", "incarnation": 1, "endpoint": "tcp://…", "about": "…", "trainer": "…" or null,
 //               "assigned_to": "…" or null, "is_withdrawn": false, "is_draining": false, "unfit_for": ["…"],
 //               "unfit_reason": "…" or null, "since_report_s": 0.1}],
 //  "trainers": [{"id": "…", "job": "…", "about": "…", "workers": 2, "workers_max": 64, "since_report_s": 0.1,
 //                "idle_s": 0.0, "batches_per_s": 20.5 or null, "waited_share": 0.1 or null,
-//                "queue": {"ready_batches": 1, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
+//                "workers_wanted": 12, "limited_by": "workers", "reason": "…", "changes": 3, "step_s": 0.05 or null,
+//                "starved_s": 0.01 or null, "worker_s": 0.5 or null, "worker_cpu_share": 0.9 or null,
+//                "batch_bytes": 602112 or null, "link_bytes_per_s": 117000000 or null, "is_paused": false,
+//                "queue": {"ready_batches": 1, "wanted_batches": 4, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
 //                          "delivered_batches": 4}}],
 //  "workers_left_out": 0, "trainers_left_out": 0}
 //
 // "unfit_reason" is for the last of "unfit_for". "idle_s" is for how long a trainer has had no use for workers, as
 // between epochs or at the end of a program's training; 0 while it has. The rates are those of the last seconds.
+// "limited_by" is what would have to be more or faster (cluster/scaling.h), "reason" why so many workers are wanted.
+// "step_s", "starved_s" and "worker_s" are seconds of a batch: of the trainer at work, of the trainer waiting, and of
+// one worker. "policy_trouble" says why workers are shared out evenly and not by the policy that was asked for.
 // Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
 
 #include <cstddef>

@@ -219,10 +219,10 @@ class WorkerChoice:
     sentence."""
 
     workers: int
-    reason: Literal["stalled", "settled", "limit", "no gain", "taken back", "idle"]
+    reason: Literal["stalled", "settled", "limit", "no gain", "taken back", "part gain", "idle"]
     measured: MeasuredWork
     limit: int
-    limited_by: Literal["CPUs", "shards", "cap"]
+    limited_by: Literal["CPUs", "shards", "cap", "pool"]
     cpus: int
     fewer: MeasuredWork | None
 

@@ -2,6 +2,9 @@
 """The native part of penstock that needs no torch, as Python sees it. Compared with the module by a
 test."""
 
+from collections.abc import Mapping
+from typing import Literal
+
 # transport
 
 def zmq_version() -> str: ...
@@ -12,7 +15,12 @@ def shared_key_folder() -> str: ...
 
 class Controller:
     @staticmethod
-    def start(endpoint: str, key_folder: str | None) -> Controller: ...
+    def start(
+        endpoint: str,
+        key_folder: str | None,
+        policy: Literal["gpu-progress", "max-min"] = "gpu-progress",
+        terms: Mapping[str, tuple[float, int | None]] = {},
+    ) -> Controller: ...
     @property
     def endpoint(self) -> str: ...
     def run(self, stop_fd: int) -> None: ...

@@ -20,7 +20,12 @@ from penstock.pool.pool_status import PoolStatus
 from penstock.pool.status_text import status_text
 
 SOFTWARE = "penstock 0.1.0, torch 2.11.0, Python 3.11.7"
-CONTROLLER = {"id": "22ab000000000001", "endpoint": "tcp://10.0.0.1:5", "is_settled": True}
+CONTROLLER = {
+    "id": "22ab000000000001",
+    "endpoint": "tcp://10.0.0.1:5",
+    "is_settled": True,
+    "policy_trouble": None,
+}
 
 
 def worker(number: int, **others: Any) -> dict[str, Any]:
@@ -50,6 +55,17 @@ def trainer(number: int, **others: Any) -> dict[str, Any]:
         "idle_s": 0.0,
         "batches_per_s": 12.34,
         "waited_share": 0.256,
+        "workers_wanted": 12,
+        "limited_by": "unknown",
+        "reason": "nothing is measured yet",
+        "changes": 0,
+        "step_s": None,
+        "starved_s": None,
+        "worker_s": None,
+        "worker_cpu_share": None,
+        "batch_bytes": None,
+        "link_bytes_per_s": None,
+        "is_paused": False,
         "queue": {
             "ready_batches": 3,
             "asked_batches": 4,

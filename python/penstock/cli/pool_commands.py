@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock import _pool
 from penstock.cli.command_parser import CommandError, CommandParser, seconds, whole_number
 from penstock.errors import PenstockError
+from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
 from penstock.pool.status_text import status_text
@@ -60,7 +61,7 @@ single machine has keys that this user's processes share.""",
 def _control(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "controller",
-        f"controller --bind {_ADDRESS} [--keys DIR]",
+        f"controller --bind {_ADDRESS} [--keys DIR] [--policy NAME] [--terms FILE]",
         """\
 Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
 or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
@@ -75,9 +76,25 @@ examples:
         metavar=_ADDRESS,
         help="address to listen at; port 0 is a free port, which is printed",
     )
+    parser.add_argument(
+        "--policy",
+        choices=("gpu-progress", "max-min"),
+        default="gpu-progress",
+        metavar="NAME",
+        help="how workers are shared out among jobs: gpu-progress gives each an even share, as far "
+        "as it has use for it, and the rest to whom it helps most; max-min gives each as many as "
+        "any other (default: gpu-progress)",
+    )
+    parser.add_argument(
+        "--terms",
+        metavar="FILE",
+        help="JSON file of jobs' priorities and quotas, by name: "
+        '{"train.py: Images": {"priority": 2, "quota": 16}} (default: all jobs are equal)',
+    )
     _add_keys(parser)
     args = parser.parse(arguments)
-    controller = _pool.Controller.start(args.bind, args.keys)
+    terms = read_job_terms(args.terms) if args.terms else {}
+    controller = _pool.Controller.start(args.bind, args.keys, args.policy, terms)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
     signal.set_wakeup_fd(stop_write)

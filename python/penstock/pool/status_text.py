@@ -10,6 +10,17 @@ from typing import Any
 from penstock.pool.pool_log import short_id
 from penstock.pool.pool_status import PoolStatus, name_of, software_of, text_of
 
+# By the name in the status: what would have to be more or faster for a job to go faster.
+_LIMITS = {
+    "unknown": "it is not known yet what limits it",
+    "trainer": "its trainer limits it",
+    "workers": "its workers' CPUs limit it",
+    "waiting": "its workers limit it, which wait, as for storage",
+    "link": "the link to its workers limits it",
+    "storage": "its storage limits it",
+    "sampler": "its sampler limits it",
+    "other": "more workers are of no use to it",
+}
 _IDLE_SHOWN_S = 60.0  # then a job that asks for nothing is only counted
 
 
@@ -37,8 +48,9 @@ class _Page:
         yield from self._worker_lines()
         yield ""
         yield from self._job_lines()
-        if notes := [*self._notes()]:
-            yield from ["", *notes]
+        for more in (self._demand_lines(), self._notes()):
+            if lines := [*more]:
+                yield from ["", *lines]
 
     def _worker_lines(self) -> Iterator[str]:
         rows = [
@@ -94,7 +106,19 @@ class _Page:
         # How many it could use is of interest where that is less than there are.
         return f"{count} of {most}" if most < len(self._workers) else str(count)
 
+    def _demand_lines(self) -> Iterator[str]:
+        """What each job that was measured has use for, what limits it, and why."""
+        for trainer in self._shown:
+            if trainer["workers_max"] == 0 or trainer["step_s"] is None:
+                continue
+            wanted = trainer["workers_wanted"]
+            has_use = f"has use for {wanted} worker{'' if wanted == 1 else 's'}"
+            limit = _LIMITS[trainer["limited_by"]]
+            yield f"{self._job_of(trainer['id'])} {has_use}, and {limit}: {trainer['reason']}"
+
     def _notes(self) -> Iterator[str]:
+        if trouble := self._controller["policy_trouble"]:
+            yield f"workers are shared out evenly, since the policy failed: {text_of(trouble)}"
         for trainer in self._shown:
             if trainer["workers_max"] > 0 and trainer["workers"] == 0:
                 yield f"{self._job_of(trainer['id'])} has no worker: {self._why_none(trainer)}"

@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -234,6 +239,110 @@ TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
   EXPECT_EQ(roster_.fenced_count(), kFencedCountMax + 1);
   EXPECT_FALSE(worker(1).is_fenced);
   EXPECT_TRUE(worker(kFencedCountMax + 1).is_fenced);
+}
+
+// Reports of a trainer that is measured: of `step_s` and `worker_s` a batch, and with as many workers as it has.
+class MeasuredTrainer {
+ public:
+  MeasuredTrainer(uint64_t id, std::string job, double step_s, double worker_s)
+      : step_s_(step_s),
+        worker_s_(worker_s),
+        report_{.trainer_id = id, .job = std::move(job), .worker_count_max = 64} {}
+
+  void train(Roster& roster, Instant now, double seconds) {
+    uint32_t worker_count = 0;
+    for (const auto& entry : roster.roster_of(report_.trainer_id).entries)
+      worker_count += entry.worker.is_withdrawn ? 0 : 1;
+    const double rate = std::min(1 / step_s_, worker_count / worker_s_);
+    batches_ += rate * seconds;
+    starved_s_ += seconds * (1 - rate * step_s_);
+    wire::QueueSignal& queue = report_.queue;
+    queue.delivered_batches = queue.made_batches = queue.step_count = static_cast<uint64_t>(batches_);
+    queue.stepping_ns = static_cast<uint64_t>(batches_ * step_s_ * 1e9);
+    queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
+    queue.made_ns = static_cast<uint64_t>(batches_ * worker_s_ * 1e9);
+    roster.trainer_reported(report_, now);
+  }
+
+ private:
+  double step_s_, worker_s_;
+  double batches_ = 0, starved_s_ = 0;
+  wire::TrainerReport report_;
+};
+
+class SharedPool {
+ public:
+  explicit SharedPool(RosterOptions options, uint64_t worker_count)
+      : roster_(1, Instant{}, std::move(options)), worker_count_(worker_count) {}
+
+  void run(std::vector<MeasuredTrainer> trainers, Duration time) {
+    constexpr Duration kStep = milliseconds(500);
+    for (Duration passed{}; passed < time; passed += kStep) {
+      now_ += kStep;
+      for (MeasuredTrainer& trainer : trainers) trainer.train(roster_, now_, 0.5);
+      std::map<uint64_t, uint64_t> works_for;
+      for (const auto& worker : roster_.workers(now_))
+        works_for[worker.report.worker_id] = worker.is_withdrawn ? 0 : worker.assigned_to;
+      for (uint64_t id = 1; id <= worker_count_; ++id) {
+        roster_.worker_reported(
+            {.worker_id = id, .incarnation = 1, .endpoint = "tcp://h:1", .trainer_id = works_for[id]}, now_);
+      }
+      roster_.tick(now_);
+    }
+  }
+  uint32_t count_of(uint64_t trainer_id) const {
+    for (const auto& trainer : roster_.trainers(now_))
+      if (trainer.report.trainer_id == trainer_id) return trainer.worker_count;
+    return 0;
+  }
+  const Roster& roster() const { return roster_; }
+
+ private:
+  Roster roster_;
+  uint64_t worker_count_;
+  Instant now_{};
+};
+
+TEST(RosterShares, AJobHasAsManyWorkersAsItHasUseFor) {
+  SharedPool pool({}, 20);
+  pool.run({{100, "modest", 0.1, 0.2}, {200, "hungry", 0.05, 2}}, std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(100), 3u);
+  EXPECT_EQ(pool.count_of(200), 17u);
+}
+
+TEST(RosterShares, EqualJobsShareEvenly) {
+  SharedPool pool({}, 10);
+  pool.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(100), 5u);
+  EXPECT_EQ(pool.count_of(200), 5u);
+}
+
+TEST(RosterShares, PrioritiesAndQuotasAreKept) {
+  SharedPool pool({.floor_share = 0.25, .terms = {{"a", {.priority = 3}}}}, 8);
+  pool.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(100), 7u);
+  EXPECT_EQ(pool.count_of(200), 1u);
+  SharedPool bounded({.terms = {{"a", {.quota = 2}}}}, 8);
+  bounded.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
+  EXPECT_EQ(bounded.count_of(100), 2u);
+  EXPECT_EQ(bounded.count_of(200), 6u);
+}
+
+std::vector<uint32_t> nonsense(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions&) {
+  return std::vector<uint32_t>(claims.size(), worker_count + 1);
+}
+std::vector<uint32_t> throws(std::span<const JobClaim>, uint32_t, const AllocationOptions&) {
+  throw std::runtime_error("out of order");
+}
+
+TEST(RosterShares, APolicyThatFailsIsDoneWithoutAndNamed) {
+  for (const AllocationPolicy policy : {nonsense, throws}) {
+    SharedPool pool({.policy = policy}, 6);
+    pool.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(10));
+    EXPECT_EQ(pool.count_of(100), 3u);
+    EXPECT_EQ(pool.count_of(200), 3u);
+    EXPECT_NE(pool.roster().policy_trouble(), "");
+  }
 }
 
 }  // namespace

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/scaling.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+namespace penstock::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Duration kReportInterval = milliseconds(500);
+
+double in_seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
+
+// A job whose workers are granted `grant_delay` after they are asked for: in each interval as many batches are made as
+// the slowest of trainer, workers, storage, link and sampler allows.
+class Job {
+ public:
+  double step_s = 0.05;
+  double worker_s = 0.6;
+  double cpu_share = 1;
+  double storage_batches_per_s = 1e9;  // of all workers together
+  double link_batches_per_s = 1e9;
+  double sampler_batches_per_s = 1e9;
+  double noise = 0;  // of each interval's times, one standard deviation
+  uint32_t granted_max = 64;
+  Duration grant_delay = milliseconds(1500);
+
+  JobScaler scaler;
+  uint32_t worker_count = 0;
+  Instant now{};
+
+  // Lets the job train for so long, and returns its batches a second over that time.
+  double train(Duration time) {
+    const double before = delivered_;
+    for (Duration passed{}; passed < time; passed += kReportInterval) step();
+    return (delivered_ - before) / in_seconds(time);
+  }
+  // It does something else, as in an evaluation.
+  void pause(Duration time) {
+    report_.queue.is_paused = true;
+    for (Duration passed{}; passed < time; passed += kReportInterval) {
+      report_.queue.paused_ns += static_cast<uint64_t>(kReportInterval.count());
+      now += kReportInterval;
+      scaler.note(report_, worker_count, now);
+    }
+    report_.queue.is_paused = false;
+  }
+  double ceiling() const { return 1 / step_s; }
+
+ private:
+  void step() {
+    now += kReportInterval;
+    follow();
+    const double interval_s = in_seconds(kReportInterval);
+    std::normal_distribution<double> spread(1, noise);
+    const double worker_now_s = worker_s * std::max(0.2, spread(random_));
+    const double step_now_s = step_s * std::max(0.2, spread(random_));
+    const double made_per_s =
+        std::min({worker_count / worker_now_s, storage_batches_per_s, link_batches_per_s, sampler_batches_per_s});
+    const double batches_per_s = std::min(made_per_s, 1 / step_now_s);
+    const double count = batches_per_s * interval_s;
+    delivered_ += count;
+    // Workers that share a disk take longer each; those that wait for the link or the sampler do not.
+    double each_s = worker_now_s;
+    if (made_per_s == storage_batches_per_s) each_s = worker_count / storage_batches_per_s;
+    made_s_ += count * each_s;
+    stepping_s_ += count * step_now_s;
+    starved_s_ += std::max(0.0, interval_s - count * step_now_s);
+    wire::QueueSignal& queue = report_.queue;
+    queue.delivered_batches = queue.made_batches = queue.step_count = static_cast<uint64_t>(delivered_);
+    queue.stepping_ns = static_cast<uint64_t>(stepping_s_ * 1e9);
+    queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
+    queue.made_ns = static_cast<uint64_t>(made_s_ * 1e9);
+    queue.made_cpu_ns = static_cast<uint64_t>(made_s_ * cpu_share * 1e9);
+    queue.made_bytes = static_cast<uint64_t>(delivered_ * 1e6);
+    queue.link_bytes_per_s = link_batches_per_s < 1e9 ? static_cast<uint64_t>(link_batches_per_s * 1e6) : 0;
+    queue.wanted_batches = 2 * worker_count;
+    const bool is_starved = batches_per_s < 1 / step_now_s;
+    queue.ready_batches = is_starved ? 0 : queue.wanted_batches;
+    queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : queue.wanted_batches - queue.ready_batches;
+    report_.worker_count_max = granted_max;
+    scaler.note(report_, worker_count, now);
+  }
+  void follow() {
+    const uint32_t wanted = std::min(std::max(scaler.demand(), 1U), granted_max);
+    if (wanted != wanted_) wanted_since_ = now;
+    wanted_ = wanted;
+    if (now - wanted_since_ >= grant_delay) worker_count = wanted_;
+  }
+
+  wire::TrainerReport report_{.trainer_id = 1, .job = "job", .worker_count_max = 64};
+  std::mt19937 random_{7};
+  double delivered_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
+  uint32_t wanted_ = 0;
+  Instant wanted_since_{};
+};
+
+TEST(Scaling, ReachesTheCeilingWithinThirtySeconds) {
+  for (const double worker_s : {0.02, 0.1, 0.6, 1.5}) {
+    Job job;
+    job.worker_s = worker_s;
+    job.train(seconds(30));
+    EXPECT_GE(job.train(seconds(30)), 0.98 * job.ceiling()) << worker_s;
+    const double needed = worker_s / job.step_s;
+    EXPECT_LE(job.worker_count, std::max<double>(kFirstDemand, std::ceil(needed * 1.4))) << worker_s;
+  }
+}
+
+TEST(Scaling, ChangesNothingMoreOnceTheCeilingIsReached) {
+  for (const double noise : {0.0, 0.1, 0.25}) {
+    Job job;
+    job.noise = noise;
+    job.train(seconds(60));
+    const uint64_t before = job.scaler.change_count();
+    job.train(seconds(1200));
+    EXPECT_LE(job.scaler.change_count() - before, 20U) << noise;  // one in a minute
+    if (noise == 0) {
+      EXPECT_EQ(job.scaler.change_count(), before);
+    }
+    EXPECT_EQ(job.scaler.limit(), JobLimit::kTrainer) << job.scaler.reason();
+  }
+}
+
+TEST(Scaling, AJobOfFewWorkersKeepsFew) {
+  Job job;
+  job.worker_s = 0.01;
+  job.train(seconds(120));
+  EXPECT_LE(job.worker_count, 2U);
+}
+
+TEST(Scaling, AJobThatStorageLimitsIsLeftAlone) {
+  Job job;
+  job.cpu_share = 0.1;
+  job.storage_batches_per_s = 8;  // the work of five workers
+  job.worker_s = 0.6;
+  job.train(seconds(60));
+  EXPECT_LE(job.worker_count, 10U) << job.scaler.reason();
+  EXPECT_GE(job.worker_count, 5U) << job.scaler.reason();
+  const uint64_t before = job.scaler.change_count();
+  EXPECT_GE(job.train(seconds(600)), 0.98 * 8);
+  EXPECT_LE(job.scaler.change_count() - before, 10U);
+  EXPECT_EQ(job.scaler.limit(), JobLimit::kStorage) << limit_name(job.scaler.limit());
+}
+
+TEST(Scaling, AJobThatTheLinkLimitsIsLeftAlone) {
+  Job job;
+  job.link_batches_per_s = 8;
+  job.train(seconds(60));
+  EXPECT_LE(job.worker_count, 10U) << job.scaler.reason();
+  EXPECT_GE(job.train(seconds(600)), 0.98 * 8);
+  EXPECT_EQ(job.scaler.limit(), JobLimit::kLink) << limit_name(job.scaler.limit());
+}
+
+TEST(Scaling, AJobThatItsSamplerLimitsIsLeftAlone) {
+  Job job;
+  job.sampler_batches_per_s = 5;
+  job.train(seconds(120));
+  EXPECT_LE(job.worker_count, 8U) << job.scaler.reason();
+  EXPECT_EQ(job.scaler.limit(), JobLimit::kSampler) << limit_name(job.scaler.limit());
+}
+
+TEST(Scaling, AJobThatIsNotGrantedWhatItWantsKeepsWantingIt) {
+  Job job;
+  job.granted_max = 64;
+  job.worker_s = 0.6;
+  job.train(seconds(30));
+  const uint32_t wanted = job.scaler.demand();
+  EXPECT_GE(wanted, 12U);
+  Job poor;
+  poor.grant_delay = seconds(100000);  // nobody has any to give
+  poor.worker_count = 5;
+  poor.train(seconds(300));
+  EXPECT_EQ(poor.worker_count, 5U);
+  EXPECT_GE(poor.scaler.demand(), 12U) << poor.scaler.reason();
+  EXPECT_EQ(poor.scaler.limit(), JobLimit::kWorkers);
+  EXPECT_NEAR(poor.scaler.progress(6), 0.5, 0.02);
+}
+
+TEST(Scaling, PausesAreNotStarvation) {
+  Job job;
+  job.train(seconds(60));
+  const uint32_t wanted = job.scaler.demand();
+  const uint64_t before = job.scaler.change_count();
+  for (int round = 0; round < 10; ++round) {
+    job.pause(seconds(40));
+    job.train(seconds(20));
+  }
+  EXPECT_EQ(job.scaler.demand(), wanted) << job.scaler.reason();
+  EXPECT_EQ(job.scaler.change_count(), before);
+}
+
+TEST(Scaling, FollowsABatchThatTakesAnotherTime) {
+  Job job;
+  job.train(seconds(120));
+  job.worker_s = 1.8;
+  job.train(seconds(90));
+  EXPECT_GE(job.train(seconds(30)), 0.98 * job.ceiling()) << job.scaler.reason();
+  job.worker_s = 0.2;
+  job.train(seconds(180));
+  EXPECT_GE(job.train(seconds(30)), 0.98 * job.ceiling()) << job.scaler.reason();
+  EXPECT_LE(job.worker_count, 16U) << job.scaler.reason();
+}
+
+TEST(Scaling, ATrainerThatCountsAnewIsMeasuredAnew) {
+  Job job;
+  job.train(seconds(60));
+  JobScaler scaler = job.scaler;
+  scaler.note({.trainer_id = 1, .job = "job", .worker_count_max = 64, .queue = {.delivered_batches = 1}}, 3, job.now);
+  EXPECT_EQ(scaler.demand(), kFirstDemand);
+  EXPECT_FALSE(scaler.measured());
+}
+
+TEST(Scaling, ATrainerThatAsksForNothingHasNoDemand) {
+  JobScaler scaler;
+  scaler.note({.trainer_id = 1, .job = "job", .worker_count_max = 0}, 3, Instant{});
+  EXPECT_EQ(scaler.demand(), 0U);
+  EXPECT_EQ(scaler.progress(3), 0);
+}
+
+}  // namespace
+}  // namespace penstock::cluster

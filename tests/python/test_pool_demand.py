@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool gives each job as many workers as it has use for, from what its trainer reports."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
+from torch.utils.data import Dataset
+
+from penstock import DataLoader
+
+pytestmark = pytest.mark.slow
+
+
+class Slow(Dataset[torch.Tensor]):
+    """A sample takes its worker so long, asleep, so that two cores can play many workers."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.full((4,), float(index))
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+class Training:
+    """Trains on a thread until it is stopped, and checks each batch."""
+
+    def __init__(self, pool: PoolProcesses, batch_s: float, step_s: float) -> None:
+        self._loader = DataLoader(Slow(batch_s), batch_size=None, pool=pool.endpoint)
+        self._step_s = step_s
+        self._stop = threading.Event()
+        self.is_right = True
+        self._thread = threading.Thread(target=self._train)
+        self._thread.start()
+
+    def _train(self) -> None:
+        for number, batch in enumerate(self._loader):
+            self.is_right = self.is_right and batch.tolist() == [float(number)] * 4
+            if self._stop.wait(self._step_s):
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(SECONDS_MAX)
+
+
+def trainer_when(
+    pool: PoolProcesses, is_so: Callable[[dict[str, Any]], bool], seconds: float = SECONDS_MAX
+) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while True:
+        for trainer in pool.status()["trainers"]:
+            if is_so(trainer):
+                return trainer
+        assert time.monotonic() < deadline, pool.status()["trainers"]
+        time.sleep(0.2)
+
+
+def test_a_job_keeps_the_workers_that_it_has_use_for(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=5)
+    training = Training(pool, batch_s=0.05, step_s=0.05)
+    try:
+        seen = trainer_when(pool, lambda one: one["step_s"] is not None and one["workers"] <= 3)
+        assert 1 <= seen["workers_wanted"] <= 3
+        assert seen["step_s"] == pytest.approx(0.05, rel=0.5)
+        assert seen["worker_s"] == pytest.approx(0.05, rel=0.5)
+        assert seen["worker_cpu_share"] < 0.5
+        assert "a batch takes" in seen["reason"]
+        assert seen["queue"]["wanted_batches"] >= 2
+        trainer_when(pool, lambda one: one["limited_by"] == "trainer")
+    finally:
+        training.stop()
+    assert training.is_right
+
+
+def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    training = Training(pool, batch_s=0.2, step_s=0.02)
+    try:
+        seen = trainer_when(pool, lambda one: one["limited_by"] == "waiting")
+        assert seen["workers_wanted"] >= 10
+        assert seen["starved_s"] > seen["step_s"]
+    finally:
+        training.stop()
+    assert training.is_right
+
+
+def test_what_one_job_has_no_use_for_another_gets(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=5)
+    modest = Training(pool, batch_s=0.02, step_s=0.1)
+    hungry = Training(pool, batch_s=0.2, step_s=0.02)
+    try:
+        trainer_when(pool, lambda one: one["workers"] == 4)
+        trainer_when(pool, lambda one: one["workers"] == 1 and one["limited_by"] == "trainer")
+    finally:
+        modest.stop()
+        hungry.stop()
+    assert modest.is_right and hungry.is_right
+
+
+def test_a_program_that_does_something_else_is_paused(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=2)
+    loader = DataLoader(Slow(0.005), batch_size=None, pool=pool.endpoint)
+    batches = iter(loader)
+    for _ in range(30):
+        next(batches)
+        time.sleep(0.01)
+    seen = trainer_when(pool, lambda one: one["is_paused"])
+    assert seen["queue"]["ready_batches"] > 0
+    next(batches)
+    trainer_when(pool, lambda one: not one["is_paused"])
