@@ -9,6 +9,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/identity.h"
 #include "bindings/raise.h"
 #include "controller/controller.h"
 #include "controller/operator_request.h"
@@ -37,7 +38,8 @@ Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint
                                                      const std::string& policy, const Terms& terms) {
   cluster::RosterOptions shares;
   shares.policy = cluster::policy_named(policy);
-  if (shares.policy == nullptr) throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
+  if (shares.policy == nullptr)
+    throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
   for (const auto& [job, given] : terms) shares.terms[job] = {.priority = given.first, .quota = given.second};
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
@@ -55,6 +57,40 @@ Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optiona
   const auto timeout =
       std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(timeout_s));
   return controller::ask_controller(parsed.value(), keys.value(), question, std::chrono::steady_clock::now() + timeout);
+}
+
+void bind_scaling(py::module_& module) {
+  using wire::EngineWorker;
+  using wire::ScaleOrders;
+  using wire::ScaleReport;
+  py::class_<EngineWorker>(module, "EngineWorker")
+      .def(py::init([](std::string name, uint8_t state) {
+             return EngineWorker{.name = std::move(name), .state = static_cast<EngineWorker::State>(state)};
+           }),
+           py::arg("name"), py::arg("state"))
+      .def_readonly("name", &EngineWorker::name)
+      .def_property_readonly("state", [](const EngineWorker& self) { return static_cast<uint8_t>(self.state); });
+  py::class_<ScaleReport>(module, "ScaleReport")
+      .def(py::init<>())
+      .def_readwrite("adapter_id", &ScaleReport::adapter_id)
+      .def_readwrite("engine", &ScaleReport::engine)
+      .def_readwrite("worker_count_min", &ScaleReport::worker_count_min)
+      .def_readwrite("worker_count_max", &ScaleReport::worker_count_max)
+      .def_readwrite("idle_ms", &ScaleReport::idle_ms)
+      .def_readwrite("start_allowance_ms", &ScaleReport::start_allowance_ms)
+      .def_readwrite("price_micros_per_hour", &ScaleReport::price_micros_per_hour)
+      .def_readwrite("has_budget", &ScaleReport::has_budget)
+      .def_readwrite("budget_micros", &ScaleReport::budget_micros)
+      .def_readwrite("spent_worker_ms", &ScaleReport::spent_worker_ms)
+      .def_readwrite("refusal_count", &ScaleReport::refusal_count)
+      .def_readwrite("refusal", &ScaleReport::refusal)
+      .def_readwrite("trouble", &ScaleReport::trouble)
+      .def_readwrite("workers", &ScaleReport::workers);
+  py::class_<ScaleOrders>(module, "ScaleOrders")
+      .def_readonly("wanted_count", &ScaleOrders::wanted_count)
+      .def_readonly("reason", &ScaleOrders::reason)
+      .def_readonly("is_to_end", &ScaleOrders::is_to_end)
+      .def_readonly("stops", &ScaleOrders::stops);
 }
 
 template <typename Answer>
@@ -102,6 +138,23 @@ void bind_controller(py::module_& module) {
         return expect<wire::DrainAnswer>(unwrap(std::move(answer))).is_known;
       },
       py::arg("endpoint"), py::arg("key_folder"), py::arg("worker_id"), py::arg("timeout_s"));
+  bind_scaling(module);
+  module.def(
+      "report_scale",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, const wire::ScaleReport& report,
+         double timeout_s) {
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, report, timeout_s); });
+        return expect<wire::ScaleOrders>(unwrap(std::move(answer)));
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("report"), py::arg("timeout_s"));
+  module.def(
+      "end_pool",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, double timeout_s) {
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, wire::EndRequest{}, timeout_s); });
+        return expect<wire::EndAnswer>(unwrap(std::move(answer))).has_engine;
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"));
+  module.def("draw_identity", [] { return unwrap(draw_identity()); });
 }
 
 }  // namespace penstock::bindings

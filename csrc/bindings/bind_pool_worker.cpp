@@ -40,6 +40,7 @@ struct Settings {
   std::optional<std::string> controller;
   std::optional<std::string> key_folder;
   std::string about;
+  std::string name;
   uint64_t arena_bytes;
   uint64_t blob_bytes_max;
   double patience_s;
@@ -76,6 +77,7 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .data_bind = std::move(data_bind).value(),
        .data_advertised = std::move(data_advertised).value(),
        .about = settings.about,
+       .name = settings.name,
        .arena_bytes = settings.arena_bytes,
        .blob_bytes_max = settings.blob_bytes_max,
        .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s)),
@@ -158,17 +160,18 @@ void bind_pool_worker(py::module_& module) {
           "start",
           [](const std::string& bind, std::optional<std::string> advertised, std::optional<std::string> data_bind,
              std::optional<std::string> data_advertised, std::optional<std::string> controller,
-             std::optional<std::string> key_folder, const std::string& about, uint64_t arena_bytes,
-             uint64_t blob_bytes_max, double patience_s, pid_t parent_pid, const std::string& handover) {
+             std::optional<std::string> key_folder, const std::string& about, const std::string& name,
+             uint64_t arena_bytes, uint64_t blob_bytes_max, double patience_s, pid_t parent_pid,
+             const std::string& handover) {
             auto started = unwrap(without_gil([&] {
               return start({bind, std::move(advertised), std::move(data_bind), std::move(data_advertised),
-                            std::move(controller), std::move(key_folder), about, arena_bytes, blob_bytes_max,
+                            std::move(controller), std::move(key_folder), about, name, arena_bytes, blob_bytes_max,
                             patience_s, parent_pid, handover});
             }));
             return PoolServer::Handle(started.release());
           },
           py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("data_bind"), py::arg("data_advertised"),
-          py::arg("controller"), py::arg("key_folder"), py::arg("about"), py::arg("arena_bytes"),
+          py::arg("controller"), py::arg("key_folder"), py::arg("about"), py::arg("name"), py::arg("arena_bytes"),
           py::arg("blob_bytes_max"), py::arg("patience_s"), py::arg("parent_pid"), py::arg("handover"))
       .def_property_readonly("worker_id", &PoolServer::worker_id)
       .def_property_readonly("endpoint", [](const PoolServer& self) { return self.endpoint().text(); })

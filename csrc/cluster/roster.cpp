@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -283,7 +284,12 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
 std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {
   std::vector<WorkerStatus> result;
   for (const auto& [worker_id, worker] : workers_)
-    result.push_back({worker.report, worker.trainer_id, worker.is_withdrawn, now - worker.reported_at});
+    result.push_back({.report = worker.report,
+                      .assigned_to = worker.trainer_id,
+                      .is_withdrawn = worker.is_withdrawn,
+                      .is_leaving = worker.is_leaving(),
+                      .assigned_order = worker.assigned_order,
+                      .since_report = now - worker.reported_at});
   return result;
 }
 
@@ -303,6 +309,15 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
                       .change_count = trainer.scaler.change_count()});
   }
   return result;
+}
+
+uint32_t Roster::wanted_worker_count() const {
+  uint64_t count = 0;
+  for (const auto& [trainer_id, trainer] : trainers_) {
+    const uint32_t demand = trainer.scaler.demand();
+    count += trainer.scaler.measured() ? demand : std::min(demand, kFirstDemand);
+  }
+  return static_cast<uint32_t>(std::min<uint64_t>(count, std::numeric_limits<uint32_t>::max()));
 }
 
 }  // namespace penstock::cluster

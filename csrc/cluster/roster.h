@@ -74,6 +74,8 @@ class Roster {
     wire::WorkerReport report;
     uint64_t assigned_to = 0;  // trainer
     bool is_withdrawn = false;
+    bool is_leaving = false;      // drains, or is to
+    uint64_t assigned_order = 0;  // ever rising
     Duration since_report{};
   };
   struct TrainerStatus {
@@ -90,6 +92,8 @@ class Roster {
   };
   std::vector<WorkerStatus> workers(Instant now) const;
   std::vector<TrainerStatus> trainers(Instant now) const;
+  // How many workers the trainers have use for, all together. One of which nothing is measured counts for kFirstDemand.
+  uint32_t wanted_worker_count() const;
   bool is_settled(Instant now) const { return now >= settled_at_; }
   uint64_t controller_id() const { return controller_id_; }
   uint64_t fenced_count() const { return fenced_total_; }

@@ -17,7 +17,7 @@
 namespace penstock::controller {
 
 Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpoint, const net::KeyRing& keys,
-                                                       cluster::RosterOptions shares) {
+                                                      cluster::RosterOptions shares) {
   PENSTOCK_ASSERT(keys.own_role() == Role::kController, "a controller was given the keys of another role");
   const auto id = draw_identity();
   if (!id) return id.error();
@@ -33,8 +33,7 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id,
-                       cluster::RosterOptions shares)
+                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
@@ -92,14 +91,30 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);
     if (!farewell->is_worker && role == Role::kTrainer) return roster_.trainer_left(farewell->id, now);
   }
-  if (std::holds_alternative<wire::StatusRequest>(message) && role == Role::kOperator)
+  if (role == Role::kOperator) return take_of_operator(peer, message, now);
+  refuse_role(peer);
+}
+
+void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
+  if (std::holds_alternative<wire::StatusRequest>(message))
     return send(peer.routing_id,
-                wire::Status{status_json(roster_, endpoint().text(), now, wire::kControlTextBytesMax)});
-  if (const auto* drain = std::get_if<wire::DrainRequest>(&message); drain != nullptr && role == Role::kOperator) {
+                wire::Status{status_json(roster_, scaling_, endpoint().text(), now, wire::kControlTextBytesMax)});
+  if (const auto* drain = std::get_if<wire::DrainRequest>(&message)) {
     const bool is_known = roster_.drain(drain->worker_id, now);
     return send(peer.routing_id, wire::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});
   }
-  refuse(peer, "the key that was shown is that of a " + std::string(net::role_name(role)) +
+  if (const auto* report = std::get_if<wire::ScaleReport>(&message)) {
+    auto orders = scaling_.adapter_reported(*report, roster_, now);
+    if (!orders) return refuse(peer, orders.error().message);
+    return send(peer.routing_id, std::move(orders).value());
+  }
+  if (std::holds_alternative<wire::EndRequest>(message))
+    return send(peer.routing_id, wire::EndAnswer{.has_engine = scaling_.end(now)});
+  refuse_role(peer);
+}
+
+void Controller::refuse_role(const net::Peer& peer) {
+  refuse(peer, "the key that was shown is that of a " + std::string(net::role_name(peer.identity.role)) +
                    ", which may not send this to a controller; use the key of the role that may");
 }
 

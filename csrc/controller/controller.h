@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's process: a socket and a clock around cluster/roster.h, on one thread. Workers, trainers and
-// operators are told apart by the role of their key. A request that the role may not make is refused with a sentence,
-// and so is a message that does not belong to this protocol.
+// The controller's process: a socket and a clock around cluster/roster.h and cluster/scaling.h, on one thread.
+// Workers, trainers and operators are told apart by the role of their key. A request that the role may not make is
+// refused with a sentence, and so is a message that does not belong to this protocol.
 
 #include <cstdint>
 #include <map>
@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "cluster/pool_scaling.h"
 #include "cluster/roster.h"
 #include "net/authenticator.h"
 #include "net/key_ring.h"
@@ -53,7 +54,9 @@ class Controller {
 
   void receive(const net::ServerReceipt& receipt, Instant now);
   void take(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
+  void take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now);
   void refuse(const net::Peer& peer, std::string reason);
+  void refuse_role(const net::Peer& peer);
   void push_rosters();
   // To a peer that is gone nothing is said; it will report again.
   void send(const std::string& routing_id, const wire::ControlMessage& message);
@@ -63,6 +66,7 @@ class Controller {
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
   cluster::Roster roster_;
+  cluster::PoolScaling scaling_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   ControllerCounters counters_;
   net::ServerReceipt receipt_;

@@ -14,6 +14,7 @@ namespace penstock::controller {
 namespace {
 
 constexpr size_t kStatusBytesMin = 16 << 10;
+constexpr size_t kEngineTextBytesMax = 400;
 constexpr size_t kFrameBytes = 256;  // the text around the two lists, their counts included
 
 // Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
@@ -100,6 +101,36 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   return json + ", \"delivered_batches\": " + std::to_string(queue.delivered_batches) + "}}";
 }
 
+// Cut short, so that texts of an engine leave room for workers however they are escaped.
+std::string short_text(const std::string& text) {
+  return quoted(std::string_view(text).substr(0, kEngineTextBytesMax));
+}
+std::string short_text_or_null(const std::string& text) { return text.empty() ? "null" : short_text(text); }
+std::string money(uint64_t micros) { return number(static_cast<double>(micros) / 1e6); }
+
+std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& standing) {
+  if (!standing) return "null";
+  const wire::ScaleReport& report = standing->report;
+  const bool has_price = report.price_micros_per_hour != 0;
+  std::string json = "{\"name\": " + short_text(report.engine);
+  json += ", \"wanted\": " + std::to_string(standing->orders.wanted_count);
+  json += ", \"reason\": " + short_text(standing->orders.reason);
+  json += ", \"running\": " + std::to_string(standing->running_count);
+  json += ", \"starting\": " + std::to_string(standing->starting_count);
+  json += ", \"stopping\": " + std::to_string(standing->stopping_count);
+  json += ", \"refusals\": " + std::to_string(report.refusal_count);
+  json += ", \"refusal\": " + short_text_or_null(report.refusal);
+  json += ", \"trouble\": " + short_text_or_null(report.trouble);
+  json += ", \"workers_min\": " + std::to_string(report.worker_count_min);
+  json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
+  json += ", \"idle_s\": " + number(static_cast<double>(report.idle_ms) / 1e3);
+  json += ", \"price_per_hour\": " + (has_price ? money(report.price_micros_per_hour) : "null");
+  json += ", \"budget\": " + (report.has_budget ? money(report.budget_micros) : "null");
+  json += ", \"spent\": " + (has_price ? money(standing->spent_micros) : "null");
+  json += std::string(", \"is_ending\": ") + yes_or_no(standing->orders.is_to_end);
+  return json + ", \"since_report_s\": " + seconds(standing->since_report) + "}";
+}
+
 struct EntryList {
   std::string json{};  // the entries alone
   size_t left_out_count = 0;
@@ -128,12 +159,14 @@ std::string spoken_id(uint64_t id) {
   return text.data();
 }
 
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now, size_t bytes_max) {
+std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
+                        Instant now, size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
   std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
   json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
   json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count());
   json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : quoted(roster.policy_trouble())) + "}";
+  json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kFrameBytes;
   const EntryList trainers = list_of(roster.trainers(now), trainer_json, room / 2);

@@ -13,10 +13,17 @@
 //                "workers_wanted": 12, "limited_by": "workers", "reason": "…", "changes": 3, "step_s": 0.05 or null,
 //                "starved_s": 0.01 or null, "worker_s": 0.5 or null, "worker_cpu_share": 0.9 or null,
 //                "batch_bytes": 602112 or null, "link_bytes_per_s": 117000000 or null, "is_paused": false,
-//                "queue": {"ready_batches": 1, "wanted_batches": 4, "asked_batches": 2, "bytes_in_flight": 3, "waited_s": 0.5,
+//                "queue": {"ready_batches": 1, "wanted_batches": 4, "asked_batches": 2, "bytes_in_flight": 3,
+//                "waited_s": 0.5,
 //                          "delivered_batches": 4}}],
-//  "workers_left_out": 0, "trainers_left_out": 0}
+//  "workers_left_out": 0, "trainers_left_out": 0,
+//  "engine": null or {"name": "slurm", "wanted": 5, "reason": "…", "running": 3, "starting": 1, "stopping": 0,
+//                     "refusals": 2, "refusal": "…" or null, "trouble": "…" or null, "workers_min": 0,
+//                     "workers_max": 64, "idle_s": 60.0, "price_per_hour": 0.12 or null, "budget": 5.0 or null,
+//                     "spent": 1.2 or null, "is_ending": false, "since_report_s": 0.1}}
 //
+// "engine" is what starts and stops workers (cluster/scaling.h): "running" are those that report to the controller too,
+// "refusal" is why the engine granted less than was asked for the last time, "trouble" why it cannot be reached.
 // "unfit_reason" is for the last of "unfit_for". "idle_s" is for how long a trainer has had no use for workers, as
 // between epochs or at the end of a program's training; 0 while it has. The rates are those of the last seconds.
 // "limited_by" is what would have to be more or faster (cluster/scaling.h), "reason" why so many workers are wanted.
@@ -28,6 +35,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cluster/pool_scaling.h"
 #include "cluster/roster.h"
 
 namespace penstock::controller {
@@ -35,6 +43,7 @@ namespace penstock::controller {
 std::string spoken_id(uint64_t id);
 
 // Has at most `bytes_max` bytes, which must be 16 KiB or more.
-std::string status_json(const cluster::Roster& roster, const std::string& endpoint, Instant now, size_t bytes_max);
+std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
+                        Instant now, size_t bytes_max);
 
 }  // namespace penstock::controller

@@ -32,6 +32,7 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.about, kControlAboutBytesMax);
   visit(m.declined, kDeclinedCountMax);
   visit(m.decline_reason, kControlReasonBytesMax);
+  visit(m.name, kWorkerNameBytesMax);
 }
 template <typename Visitor>
 void fields(Visitor& visit, WorkerOrders& m) {
@@ -112,17 +113,61 @@ template <typename Visitor>
 void fields(Visitor& visit, Refusal& m) {
   visit(m.reason, kControlAboutBytesMax);
 }
+template <typename Visitor>
+void fields(Visitor& visit, EngineWorker& m) {
+  visit(m.name, kWorkerNameBytesMax);
+  visit(m.state, EngineWorker::State::kStopping);
+}
+template <typename Visitor>
+void fields(Visitor& visit, ScaleReport& m) {
+  visit(m.adapter_id);
+  visit(m.engine, kWorkerNameBytesMax);
+  visit(m.worker_count_min);
+  visit(m.worker_count_max);
+  visit(m.idle_ms);
+  visit(m.start_allowance_ms);
+  visit(m.price_micros_per_hour);
+  visit(m.has_budget);
+  visit(m.budget_micros);
+  visit(m.spent_worker_ms);
+  visit(m.refusal_count);
+  visit(m.refusal, kControlReasonBytesMax);
+  visit(m.trouble, kControlReasonBytesMax);
+  visit(m.workers, kEngineWorkerCountMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, std::string& name) {
+  visit(name, kWorkerNameBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, ScaleOrders& m) {
+  visit(m.adapter_id);
+  visit(m.wanted_count);
+  visit(m.reason, kControlReasonBytesMax);
+  visit(m.is_to_end);
+  visit(m.stops, kEngineWorkerCountMax);
+}
+template <typename Visitor>
+void fields(Visitor&, EndRequest&) {}
+template <typename Visitor>
+void fields(Visitor& visit, EndAnswer& m) {
+  visit(m.has_engine);
+}
 
 class Writer {
  public:
+  // Inlined into write_control, where the vector is known to be empty, g++ 12 sees an overflow that there is not.
   template <PlainNumber T>
-  void operator()(const T& value) {
+  [[gnu::noinline]] void operator()(const T& value) {
     if constexpr (std::is_same_v<T, bool>) {
       bytes.write<uint8_t>(value ? 1 : 0);
     } else {
       bytes.write(value);
     }
   }
+  template <typename T>
+  requires std::is_enum_v<T>
+  void operator()(const T& value, T) { bytes.write(static_cast<uint8_t>(value)); }
   void operator()(const std::string& text, size_t bytes_max) {
     const auto kept = std::string_view(text).substr(0, bytes_max);
     bytes.write(static_cast<uint32_t>(kept.size()));
@@ -152,6 +197,13 @@ class Reader {
     } else {
       value = bytes_.read<T>();
     }
+  }
+  template <typename T>
+  requires std::is_enum_v<T>
+  void operator()(T& value, T largest) {
+    const auto byte = bytes_.read<uint8_t>();
+    if (byte > static_cast<uint8_t>(largest)) fail(malformed("a state is " + std::to_string(byte)));
+    value = static_cast<T>(byte);
   }
   void operator()(std::string& text, size_t bytes_max) {
     const auto size = bytes_.read<uint32_t>();

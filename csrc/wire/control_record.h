@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages between a controller and workers, trainers and operators, as bytes: one part each, below
-// kControlBytesMax. The connection's key says who sent a message, and not its content. PROTOCOL.md is the
+// The messages between a controller and workers, trainers, operators and engine adapters, as bytes: one part each,
+// below kControlBytesMax. The connection's key says who sent a message, and not its content. PROTOCOL.md is the
 // specification.
 
 #include <cstddef>
@@ -22,12 +22,14 @@ constexpr uint16_t kControlVersion = 2;
 // Caps, checked before anything is allocated.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
 constexpr size_t kControlAboutBytesMax = 4096;
-constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer
+constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer, or an engine a request
+constexpr size_t kWorkerNameBytesMax = 128;       // of an engine's name for a worker
 constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
 constexpr size_t kRosterCountMax = 4096;
 constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;
 static_assert(kRosterCountMax * (kControlNameBytesMax + 32) + kRosterDeclineCountMax * (kControlReasonBytesMax + 12) <
               kControlBytesMax);
+static_assert(kEngineWorkerCountMax * (kWorkerNameBytesMax + 8) + 4 * kControlReasonBytesMax < kControlBytesMax);
 
 // A worker or a trainer ends by its own will.
 struct Farewell {
@@ -62,8 +64,19 @@ struct Refusal {
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
 
-using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest,
-                                    Status, DrainRequest, DrainAnswer, Refusal>;
+// The pool is to end: its engine stops all workers, and the adapter ends. Answered like a drain request.
+struct EndRequest {
+  friend bool operator==(const EndRequest&, const EndRequest&) = default;
+};
+struct EndAnswer {
+  bool has_engine = false;  // one reports, and is told to end
+
+  friend bool operator==(const EndAnswer&, const EndAnswer&) = default;
+};
+
+using ControlMessage =
+    std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest, Status,
+                 DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest, EndAnswer>;
 
 // Texts above their caps are cut off, rosters above theirs too.
 std::vector<std::byte> write_control(const ControlMessage& message);

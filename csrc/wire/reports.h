@@ -13,7 +13,8 @@
 namespace penstock::wire {
 
 constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to have declined; older ones may ask again
-constexpr size_t kRosterDeclineCountMax = 16;  // workers of which a roster says why they declined
+constexpr size_t kRosterDeclineCountMax = 16;   // workers of which a roster says why they declined
+constexpr size_t kEngineWorkerCountMax = 4096;  // workers of which an engine tells
 
 struct WorkerReport {
   uint64_t worker_id = 0;
@@ -24,6 +25,7 @@ struct WorkerReport {
   std::string about{};               // its host, process and versions, for people
   std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
   std::string decline_reason{};      // why it cannot run that of the latest, for people
+  std::string name{};                // that the engine which started it knows it by; empty without an engine
 
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
   // Whether `decline_reason` is about this trainer.
@@ -106,6 +108,50 @@ struct TrainerRoster {
   std::vector<Decline> declines{};  // as far as the reasons are known, kRosterDeclineCountMax at most
 
   friend bool operator==(const TrainerRoster&, const TrainerRoster&) = default;
+};
+
+// A worker as the engine that starts it sees it.
+struct EngineWorker {
+  enum class State : uint8_t {
+    kStarting = 0,
+    kRunning = 1,
+    kStopping = 2,
+  };
+  std::string name{};
+  State state = State::kStarting;
+
+  friend bool operator==(const EngineWorker&, const EngineWorker&) = default;
+};
+
+// How an engine adapter stands: the limits that it was started with, and what its engine runs. Money is in millionths.
+struct ScaleReport {
+  uint64_t adapter_id = 0;  // of this run of the adapter, not 0
+  std::string engine{};     // its name, such as "local"
+  uint32_t worker_count_min = 0;
+  uint32_t worker_count_max = 0;
+  uint64_t idle_ms = 0;                // for which workers must have been too many before they are given back
+  uint64_t start_allowance_ms = 0;     // a start that takes longer is reported
+  uint64_t price_micros_per_hour = 0;  // of one worker; 0 if there is none
+  bool has_budget = false;
+  uint64_t budget_micros = 0;
+  uint64_t spent_worker_ms = 0;  // time of all workers, since the pool began
+  uint64_t refusal_count = 0;    // of requests that the engine did not grant in full, since the adapter began
+  std::string refusal{};         // why not the last of them; empty once all were granted
+  std::string trouble{};         // why the adapter cannot reach or trust its engine; empty if it can
+  std::vector<EngineWorker> workers{};
+
+  friend bool operator==(const ScaleReport&, const ScaleReport&) = default;
+};
+
+// What an engine is to run.
+struct ScaleOrders {
+  uint64_t adapter_id = 0;  // that they are for
+  uint32_t wanted_count = 0;
+  std::string reason{};              // a sentence for people
+  bool is_to_end = false;            // the pool ends: the adapter stops all workers, and then itself
+  std::vector<std::string> stops{};  // names of workers to stop; they have been told to drain
+
+  friend bool operator==(const ScaleOrders&, const ScaleOrders&) = default;
 };
 
 }  // namespace penstock::wire

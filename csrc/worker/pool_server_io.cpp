@@ -68,9 +68,9 @@ Result<void> PoolServerIo::begin() {
     handover_ = std::move(handover).value();
   }
   if (!options_.controller) return {};
-  auto registration =
-      Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
-                         {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about}, clock_now());
+  auto registration = Registration::open(
+      *context_, *resolver_, *options_.controller, options_.keys,
+      {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about, .name = options_.name}, clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
   return {};

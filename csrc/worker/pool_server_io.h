@@ -46,6 +46,7 @@ struct PoolServerOptions {
   std::optional<net::Endpoint> data_advertised = {};
   uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
   std::string about = {};                 // this process, for people
+  std::string name = {};                  // that its engine knows it by; empty without one
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.

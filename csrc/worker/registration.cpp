@@ -88,6 +88,7 @@ void Registration::report(const cluster::WorkerSession& session, Instant now) {
   auto report = enrolment_.report(session);
   report.endpoint = description_.endpoint;
   report.about = description_.about;
+  report.name = description_.name;
   report.decline_reason = decline_reason_;
   // One that does not get through is made good by the next.
   static_cast<void>(socket_->send(wire::write_control(report)));

@@ -24,11 +24,12 @@ namespace penstock::worker {
 // Confined to the I/O thread.
 class Registration {
  public:
-  // `endpoint` and `about` describe this worker in its reports.
+  // All but `worker_id` describe this worker in its reports.
   struct Description {
     uint64_t worker_id = 0;
     std::string endpoint;
     std::string about;
+    std::string name;  // that its engine knows it by; empty without one
   };
   static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, net::Resolver& resolver,
                                                     const net::Endpoint& controller, const net::KeyRing& keys,

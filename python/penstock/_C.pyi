@@ -128,6 +128,7 @@ class PoolServer:
         controller: str | None,
         key_folder: str | None,
         about: str,
+        name: str,
         arena_bytes: int,
         blob_bytes_max: int,
         patience_s: float,

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kHeadBytes = 8;
 constexpr size_t kEmptyEntryBytes = 17;    // of a roster, without an endpoint
 constexpr size_t kEmptyDeclineBytes = 12;  // without a reason
+constexpr size_t kEmptyEngineWorkerBytes = 5;
 
 void check_text(const std::string& text, size_t bytes_max) {
   expect(text.size() <= bytes_max, "texts are within their caps");
@@ -31,7 +32,8 @@ std::vector<Bytes> make_seeds() {
                                              .endpoint = "tcp://a:1",
                                              .about = "x",
                                              .declined = {3, 4},
-                                             .decline_reason = "z"}),
+                                             .decline_reason = "z",
+                                             .name = "pool-1"}),
       wire::write_control(wire::WorkerOrders{.incarnation = 1, .is_fenced = true}),
       wire::write_control(wire::TrainerReport{.trainer_id = 3, .job = "train.py", .worker_count_max = 4, .about = "y"}),
       wire::write_control(wire::TrainerRoster{.controller_id = 1,
@@ -45,6 +47,18 @@ std::vector<Bytes> make_seeds() {
       wire::write_control(wire::DrainRequest{.worker_id = 5}),
       wire::write_control(wire::DrainAnswer{.worker_id = 5, .is_known = true}),
       wire::write_control(wire::Refusal{.reason = "another version"}),
+      wire::write_control(wire::ScaleReport{
+          .adapter_id = 1,
+          .engine = "slurm",
+          .worker_count_max = 64,
+          .has_budget = true,
+          .refusal = "full",
+          .trouble = "hangs",
+          .workers = {{"a", wire::EngineWorker::State::kRunning}, {"b", wire::EngineWorker::State::kStopping}}}),
+      wire::write_control(
+          wire::ScaleOrders{.adapter_id = 1, .wanted_count = 2, .reason = "y", .is_to_end = true, .stops = {"a", "b"}}),
+      wire::write_control(wire::EndRequest{}),
+      wire::write_control(wire::EndAnswer{.has_engine = true}),
   };
 }
 
@@ -58,7 +72,7 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[7] = std::byte{0};
   // A length somewhere, or a list of as many entries as it says: random lengths are far above any cap.
   const auto length = static_cast<uint32_t>(choices.below(2 * wire::kRosterCountMax + 2));
-  switch (choices.below(4)) {
+  switch (choices.below(5)) {
     case 0:
       if (bytes.size() >= kHeadBytes + sizeof length)
         std::memcpy(bytes.data() + kHeadBytes + choices.below(bytes.size() - kHeadBytes - 3), &length, sizeof length);
@@ -73,6 +87,11 @@ void mutate(Bytes& bytes, Choices& choices) {
       bytes = wire::write_control(wire::TrainerRoster{});
       std::memcpy(bytes.data() + bytes.size() - sizeof length, &length, sizeof length);
       bytes.resize(bytes.size() + length * kEmptyDeclineBytes);
+      break;
+    case 3:
+      bytes = wire::write_control(wire::ScaleReport{});
+      std::memcpy(bytes.data() + bytes.size() - sizeof length, &length, sizeof length);
+      bytes.resize(bytes.size() + length * kEmptyEngineWorkerBytes);
       break;
     default: break;
   }
@@ -89,6 +108,7 @@ void check(std::span<const std::byte> bytes) {
     check_text(worker->endpoint, wire::kControlNameBytesMax);
     check_text(worker->about, wire::kControlAboutBytesMax);
     check_text(worker->decline_reason, wire::kControlReasonBytesMax);
+    check_text(worker->name, wire::kWorkerNameBytesMax);
     expect(worker->declined.size() <= wire::kDeclinedCountMax, "lists are within their caps");
   } else if (const auto* trainer = std::get_if<wire::TrainerReport>(&message)) {
     check_text(trainer->job, wire::kControlNameBytesMax);
@@ -102,6 +122,16 @@ void check(std::span<const std::byte> bytes) {
     check_text(status->json, wire::kControlTextBytesMax);
   } else if (const auto* refusal = std::get_if<wire::Refusal>(&message)) {
     check_text(refusal->reason, wire::kControlAboutBytesMax);
+  } else if (const auto* scale = std::get_if<wire::ScaleReport>(&message)) {
+    check_text(scale->engine, wire::kWorkerNameBytesMax);
+    check_text(scale->refusal, wire::kControlReasonBytesMax);
+    check_text(scale->trouble, wire::kControlReasonBytesMax);
+    expect(scale->workers.size() <= wire::kEngineWorkerCountMax, "lists are within their caps");
+    for (const auto& one : scale->workers) check_text(one.name, wire::kWorkerNameBytesMax);
+  } else if (const auto* orders = std::get_if<wire::ScaleOrders>(&message)) {
+    check_text(orders->reason, wire::kControlReasonBytesMax);
+    expect(orders->stops.size() <= wire::kEngineWorkerCountMax, "lists are within their caps");
+    for (const auto& name : orders->stops) check_text(name, wire::kWorkerNameBytesMax);
   }
   expect(std::ranges::equal(wire::write_control(message), bytes), "a message that is written again is the same bytes");
 }

@@ -83,7 +83,13 @@ def shown(
     with_idle: bool = False,
     **controller: Any,
 ) -> str:
-    fields = {"controller": {**CONTROLLER, **controller}, "workers": workers, "trainers": trainers}
+    engine = controller.pop("engine", None)
+    fields = {
+        "controller": {**CONTROLLER, **controller},
+        "engine": engine,
+        "workers": workers,
+        "trainers": trainers,
+    }
     return status_text(PoolStatus(fields), with_idle=with_idle)
 
 
@@ -205,6 +211,43 @@ def test_a_worker_is_found_by_its_name_or_how_its_id_begins() -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             status.find_worker(wanted)
+
+
+ENGINE = {
+    "name": "slurm",
+    "wanted": 6,
+    "reason": "the jobs can use 6",
+    "running": 4,
+    "starting": 1,
+    "stopping": 2,
+    "refusals": 0,
+    "refusal": None,
+    "trouble": None,
+    "workers_min": 0,
+    "workers_max": 8,
+    "idle_s": 60.0,
+    "price_per_hour": None,
+    "budget": None,
+    "spent": None,
+    "is_ending": False,
+    "since_report_s": 0.5,
+}
+
+
+def test_an_engine_is_shown_with_what_it_runs_and_why() -> None:
+    text = shown([], [], engine=ENGINE)
+    assert (
+        "engine slurm: 4 at work, 1 starting, 2 leaving, 6 wanted of 0 to 8; the jobs can use 6"
+        in text
+    )
+    text = shown([], [], engine={**ENGINE, "spent": 1.5, "budget": 3.0, "starting": 0})
+    assert "4 at work, 2 leaving, 6 wanted of 0 to 8; 1.50 of 3 spent; the jobs" in text
+    text = shown([], [], engine={**ENGINE, "refusals": 3, "refusal": "no node", "trouble": "hangs"})
+    assert "engine slurm has refused 3 times, last: no node" in text
+    assert "engine slurm: hangs" in text
+    text = shown([], [], engine={**ENGINE, "since_report_s": 12.0})
+    assert "engine slurm: its adapter has not reported for 12 s" in text
+    assert "engine" not in shown([], [])
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def run_worker(
         controller=spec.controller,
         key_folder=spec.key_folder,
         about=_about(),
+        name=spec.name,
         arena_bytes=arena_bytes(),
         blob_bytes_max=job_bytes(),
         patience_s=spec.patience_s,

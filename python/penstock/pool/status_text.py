@@ -21,6 +21,7 @@ _LIMITS = {
     "sampler": "its sampler limits it",
     "other": "more workers are of no use to it",
 }
+_SILENT_SHOWN_S = 5.0  # of an engine's adapter, which reports each second
 _IDLE_SHOWN_S = 60.0  # then a job that asks for nothing is only counted
 
 
@@ -32,6 +33,7 @@ def status_text(status: PoolStatus, *, with_idle: bool = False) -> str:
 class _Page:
     def __init__(self, fields: dict[str, Any], with_idle: bool) -> None:
         self._controller = fields["controller"]
+        self._engine = fields["engine"]
         self._workers = fields["workers"]
         self._trainers = {trainer["id"]: trainer for trainer in fields["trainers"]}
         self._shown = [
@@ -44,6 +46,8 @@ class _Page:
         controller = self._controller
         state = "" if controller["is_settled"] else "; it has just started and assigns nobody yet"
         yield f"controller {short_id(controller['id'])} at {controller['endpoint']}{state}"
+        if self._engine is not None:
+            yield from self._engine_lines(self._engine)
         yield ""
         yield from self._worker_lines()
         yield ""
@@ -51,6 +55,36 @@ class _Page:
         for more in (self._demand_lines(), self._notes()):
             if lines := [*more]:
                 yield from ["", *lines]
+
+    def _engine_lines(self, engine: dict[str, Any]) -> Iterator[str]:
+        name = text_of(engine["name"])
+        silent_s = engine["since_report_s"]
+        if silent_s > _SILENT_SHOWN_S:
+            yield f"engine {name}: its adapter has not reported for {silent_s:.0f} s (penstock up)"
+            return
+        counts = [
+            f"{engine[what]} {word}"
+            for what, word in (
+                ("running", "at work"),
+                ("starting", "starting"),
+                ("stopping", "leaving"),
+            )
+            if engine[what] or what == "running"
+        ]
+        money = ""
+        if engine["spent"] is not None:
+            of = "" if engine["budget"] is None else f" of {engine['budget']:g}"
+            money = f"; {engine['spent']:.2f}{of} spent"
+        bounds = f"{engine['workers_min']} to {engine['workers_max']}"
+        yield (
+            f"engine {name}: {', '.join(counts)}, {engine['wanted']} wanted of {bounds}{money}; "
+            f"{text_of(engine['reason'])}"
+        )
+        if engine["refusal"] is not None:
+            last = text_of(engine["refusal"])
+            yield f"engine {name} has refused {engine['refusals']} times, last: {last}"
+        if engine["trouble"] is not None:
+            yield f"engine {name}: {text_of(engine['trouble'])}"
 
     def _worker_lines(self) -> Iterator[str]:
         rows = [

@@ -29,3 +29,5 @@ class PoolWorkerSpec:
     parent_pid: int  # with which it ends; 0 is its parent when it starts
     # A name at which it listens for a trainer of this machine, to hand batches over as slabs.
     handover: str = ""
+    # What the engine that starts the worker knows it by; "" without an engine.
+    name: str = ""

@@ -16,7 +16,8 @@ std::vector<ControlMessage> samples() {
                        .trainer_id = 9,
                        .about = "host a, process 17",
                        .declined = {5, 0x1122334455667788},
-                       .decline_reason = "no module named 'images'"},
+                       .decline_reason = "no module named 'images'",
+                       .name = "pool-3f2a-17"},
           WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
           TrainerReport{.trainer_id = 5,
                         .job = "train.py",
@@ -51,7 +52,29 @@ std::vector<ControlMessage> samples() {
           Status{.json = R"({"workers": []})"},
           DrainRequest{.worker_id = 7},
           DrainAnswer{.worker_id = 7, .is_known = true},
-          Refusal{.reason = "another version"}};
+          Refusal{.reason = "another version"},
+          ScaleReport{.adapter_id = 3,
+                      .engine = "slurm",
+                      .worker_count_min = 1,
+                      .worker_count_max = 64,
+                      .idle_ms = 60'000,
+                      .start_allowance_ms = 30'000,
+                      .price_micros_per_hour = 120'000,
+                      .has_budget = true,
+                      .budget_micros = 5'000'000,
+                      .spent_worker_ms = 77,
+                      .refusal_count = 2,
+                      .refusal = "the partition is full",
+                      .trouble = "squeue did not answer within 10 s",
+                      .workers = {{"pool-3f2a-16", EngineWorker::State::kRunning},
+                                  {"pool-3f2a-17", EngineWorker::State::kStopping}}},
+          ScaleOrders{.adapter_id = 3,
+                      .wanted_count = 5,
+                      .reason = "jobs can use 5",
+                      .is_to_end = true,
+                      .stops = {"pool-3f2a-16", "pool-3f2a-17"}},
+          EndRequest{},
+          EndAnswer{.has_engine = true}};
 }
 
 template <typename T>
@@ -106,11 +129,11 @@ TEST(ControlRecord, NoFlippedBitCrashesOrAddsUnseenBytes) {
 }
 
 TEST(ControlRecord, AnotherVersionIsAMismatchThatNamesBoth) {
-  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 1));
+  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 3));
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, Errc::kMismatch);
+  EXPECT_NE(parsed.error().message.find("version 3"), std::string::npos);
   EXPECT_NE(parsed.error().message.find("version 2"), std::string::npos);
-  EXPECT_NE(parsed.error().message.find("version 1"), std::string::npos);
 }
 
 TEST(ControlRecord, LengthsAboveTheirCapsAreRefusedBeforeTheyAreBelieved) {
@@ -132,6 +155,13 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   ASSERT_TRUE(cut) << cut.error().message;
   EXPECT_EQ(std::get<TrainerRoster>(cut.value()).entries.size(), kRosterCountMax);
   EXPECT_EQ(std::get<TrainerRoster>(cut.value()).declines.size(), kRosterDeclineCountMax);
+  ScaleReport scale;
+  scale.workers.resize(kEngineWorkerCountMax + 1);
+  scale.refusal.resize(kControlReasonBytesMax + 1);
+  const auto cut_scale = parse_control(write_control(scale));
+  ASSERT_TRUE(cut_scale) << cut_scale.error().message;
+  EXPECT_EQ(std::get<ScaleReport>(cut_scale.value()).workers.size(), kEngineWorkerCountMax);
+  EXPECT_EQ(std::get<ScaleReport>(cut_scale.value()).refusal.size(), kControlReasonBytesMax);
   WorkerReport report;
   report.declined.resize(kDeclinedCountMax + 1);
   report.decline_reason.resize(kControlReasonBytesMax + 1);
@@ -139,6 +169,12 @@ TEST(ControlRecord, WhatIsAboveACapIsCutOffByTheWriter) {
   ASSERT_TRUE(shorter) << shorter.error().message;
   EXPECT_EQ(std::get<WorkerReport>(shorter.value()).declined.size(), kDeclinedCountMax);
   EXPECT_EQ(std::get<WorkerReport>(shorter.value()).decline_reason.size(), kControlReasonBytesMax);
+}
+
+TEST(ControlRecord, StateThatNoWorkerHasIsMalformed) {
+  auto bytes = write_control(ScaleReport{.workers = {{"a", EngineWorker::State::kRunning}}});
+  bytes.back() = std::byte{3};
+  EXPECT_EQ(parse_control(bytes).error().code, Errc::kMalformed);
 }
 
 }  // namespace
