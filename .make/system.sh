@@ -55,7 +55,11 @@ for group in "$@"; do
       need_header sodium.h libsodium-dev
       need_header openssl/evp.h libssl-dev
       ;;
-    test) need_header gtest/gtest.h libgtest-dev ;;
+    test)
+      need_header gtest/gtest.h libgtest-dev
+      need_tool sbatch slurm-wlm # whose daemons the tests of its engine start themselves
+      need_tool munge munge
+      ;;
     bench) need_header benchmark/benchmark.h libbenchmark-dev ;;
     lint)
       need_tool clang-format-14 clang-format-14

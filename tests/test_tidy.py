@@ -48,8 +48,8 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "loader": ("pool", "tracking", "tuning"),
     "cut": ("loader",),
     "explanation": ("cut",),
-    "cli": ("explanation",),
-    "engines": ("pool",),  # of clusters; none is there yet
+    "engines": ("pool",),
+    "cli": ("explanation", "engines"),
 }
 
 # An outside header, and the files of csrc that may include it. The first entry that matches a

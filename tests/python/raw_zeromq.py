@@ -139,7 +139,12 @@ def worker_report(worker_id: int, endpoint: str, version: int = 2) -> bytes:
 
 
 def trainer_report(trainer_id: int) -> bytes:
-    return control(3, struct.pack("<QIIIIQQQB9Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 9), _text("j"), _text(""))
+    return control(
+        3,
+        struct.pack("<QIIIIQQQB9Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 9),
+        _text("j"),
+        _text(""),
+    )
 
 
 def drain_request(worker_id: int) -> bytes:

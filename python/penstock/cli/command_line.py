@@ -29,6 +29,8 @@ POOL_COMMANDS = {
     "keys": Command("pool_commands", "make the keys of a pool that spans machines"),
     "controller": Command("pool_commands", "run the controller of a pool"),
     "worker": Command("pool_commands", "run worker processes of a pool on this host"),
+    "up": Command("elastic_commands", "run a pool whose workers come and go with its jobs"),
+    "down": Command("elastic_commands", "end a pool that penstock up runs, with its workers"),
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
     "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
 }

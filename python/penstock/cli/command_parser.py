@@ -163,5 +163,16 @@ def seconds(least: float) -> Callable[[str], float]:
     return convert
 
 
+def amount(text: str) -> float:
+    """A type of argparse's: of money."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if 0 <= value < 1e9:
+        return value
+    raise argparse.ArgumentTypeError(f"is {text!r}; an amount from 0 on is expected")
+
+
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"

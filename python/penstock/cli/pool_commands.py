@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock import _pool
 from penstock.cli.command_parser import CommandError, CommandParser, seconds, whole_number
+from penstock.engines.engine import NAME_VARIABLE
 from penstock.errors import PenstockError
 from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
@@ -21,9 +22,9 @@ from penstock.pool.status_text import status_text
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 _DEFAULT_TIMEOUT_S = 5.0
-_FAILED_EXIT_CODE = 1
+FAILED_EXIT_CODE = 1
 _PROCESSES_MAX = 1024
-_ADDRESS = "tcp://HOST:PORT"
+ADDRESS = "tcp://HOST:PORT"
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
         return _COMMANDS[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
         print(f"penstock {command}: {error}", file=sys.stderr)
-        return _FAILED_EXIT_CODE
+        return FAILED_EXIT_CODE
 
 
 def _make_keys(arguments: Sequence[str]) -> int:
@@ -61,7 +62,7 @@ single machine has keys that this user's processes share.""",
 def _control(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "controller",
-        f"controller --bind {_ADDRESS} [--keys DIR] [--policy NAME] [--terms FILE]",
+        f"controller --bind {ADDRESS} [--keys DIR] [--policy NAME] [--terms FILE]",
         """\
 Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
 or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
@@ -73,7 +74,7 @@ examples:
     parser.add_argument(
         "--bind",
         required=True,
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         help="address to listen at; port 0 is a free port, which is printed",
     )
     parser.add_argument(
@@ -116,7 +117,7 @@ def _work(arguments: Sequence[str]) -> int:
 
     parser = CommandParser(
         "worker",
-        f"worker [--controller {_ADDRESS}] [--processes N] [OPTION ...]",
+        f"worker [--controller {ADDRESS}] [--processes N] [OPTION ...]",
         """\
 Runs worker processes of a pool on this host, which make batches for whichever trainer the
 controller gives them to. One that dies is started again. SIGTERM or Ctrl-C has them finish what
@@ -136,26 +137,26 @@ examples:
     )
     parser.add_argument(
         "--bind",
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         help="address at which trainers connect to the first process; each further process takes "
         "the next port (default: a free port of the interface towards the controller)",
     )
     parser.add_argument(
         "--advertise",
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         help="address that trainers are told to connect to, where that is another one than they "
         "are bound to, as behind NAT (default: the one that is bound)",
     )
     parser.add_argument(
         "--data-bind",
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         help="address of the second port of the first process, over which the bytes of batches "
         "cross, sealed; each further process takes the next port (default: a free port of the "
         "interface of --bind)",
     )
     parser.add_argument(
         "--data-advertise",
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         help="address that trainers are told to connect to for the bytes of batches, where that is "
         "another one than they can see (default: the host of --advertise, the port that is bound)",
     )
@@ -168,7 +169,7 @@ examples:
         f"ends (default: {PATIENCE_S:g})",
     )
     args = parser.parse(arguments)
-    where = _controller(parser, args)
+    where = controller_of(parser, args)
     addresses = worker_addresses(
         where,
         args.bind,
@@ -189,6 +190,7 @@ examples:
                 patience_s=args.patience,
                 code_root="",  # each process has its own
                 parent_pid=os.getpid(),
+                name=os.environ.get(NAME_VARIABLE, ""),
             )
             for address in addresses
         ]
@@ -198,7 +200,7 @@ examples:
 def _show_status(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "status",
-        f"status [--controller {_ADDRESS}] [--all | --json] [OPTION ...]",
+        f"status [--controller {ADDRESS}] [--all | --json] [OPTION ...]",
         """\
 Shows the workers of a pool and the jobs that they work for. A job has the batches a second that its
 trainer was given lately, and how much of that time the trainer waited for them. A job that asks for
@@ -208,7 +210,7 @@ examples:
   penstock status --controller tcp://127.0.0.1:7000
   penstock status --json > status.json""",
     )
-    _add_controller(parser)
+    add_controller(parser)
     parser.add_argument(
         "--all", action="store_true", help="show jobs that have asked for nothing for long, too"
     )
@@ -216,7 +218,7 @@ examples:
         "--json", action="store_true", help="print all that the controller knows, for programs"
     )
     args = parser.parse(arguments)
-    fields = json.loads(_pool.pool_status(_controller(parser, args), args.keys, args.timeout))
+    fields = json.loads(_pool.pool_status(controller_of(parser, args), args.keys, args.timeout))
     if args.json:
         print(json.dumps(fields, indent=2))
     else:
@@ -227,7 +229,7 @@ examples:
 def _drain(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "drain",
-        f"drain WORKER [--controller {_ADDRESS}] [OPTION ...]",
+        f"drain WORKER [--controller {ADDRESS}] [OPTION ...]",
         """\
 Has a worker finish what it has begun, hand back the rest and leave its pool. It is not started
 again.""",
@@ -241,9 +243,9 @@ example:
         help="name of the worker, HOST/PROCESS as `penstock status` shows it, or its id, or how "
         "its id begins",
     )
-    _add_controller(parser)
+    add_controller(parser)
     args = parser.parse(arguments)
-    where = _controller(parser, args)
+    where = controller_of(parser, args)
     status = PoolStatus(json.loads(_pool.pool_status(where, args.keys, args.timeout)))
     worker = status.find_worker(args.worker)
     name = f"{name_of(worker)} ({worker['id']})"
@@ -275,14 +277,14 @@ def _add_keys(parser: CommandParser) -> None:
 def _add_pool(parser: CommandParser) -> None:
     parser.add_argument(
         "--controller",
-        metavar=_ADDRESS,
+        metavar=ADDRESS,
         default=os.environ.get(POOL_VARIABLE) or None,
         help=f"address of the pool's controller (default: {POOL_VARIABLE})",
     )
     _add_keys(parser)
 
 
-def _add_controller(parser: CommandParser) -> None:
+def add_controller(parser: CommandParser) -> None:
     _add_pool(parser)
     parser.add_argument(
         "--timeout",
@@ -293,10 +295,10 @@ def _add_controller(parser: CommandParser) -> None:
     )
 
 
-def _controller(parser: CommandParser, args: argparse.Namespace) -> str:
+def controller_of(parser: CommandParser, args: argparse.Namespace) -> str:
     if args.controller is None:
         raise CommandError(
-            f"say where the controller is: --controller {_ADDRESS}, or {POOL_VARIABLE} in the "
+            f"say where the controller is: --controller {ADDRESS}, or {POOL_VARIABLE} in the "
             f"environment",
             parser.command,
         )

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of a pool whose workers come and go by themselves: up, down."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock import _pool
+from penstock.cli.command_parser import CommandError, CommandParser, amount, seconds, whole_number
+from penstock.cli.pool_commands import ADDRESS, FAILED_EXIT_CODE, add_controller, controller_of
+from penstock.engines.adapter import TURN_S, Adapter, AdapterLimits
+from penstock.engines.engine import Engine, WorkerCommand
+from penstock.engines.journal import Journal
+from penstock.engines.local_engine import LocalEngine
+from penstock.engines.slurm_engine import SlurmEngine
+from penstock.errors import PenstockError
+from penstock.pool.job_terms import read_job_terms
+from penstock.pool.pool_log import PoolLog
+
+_ENGINES = ("local", "slurm")
+_COUNT_MAX = 4096
+_PATIENCE_S = 60.0
+_END_LIMIT_S = 120.0
+
+
+def run_command(command: str, arguments: Sequence[str]) -> int:
+    """Carries out a command of this module; returns the exit code. Raises CommandError for
+    arguments that the command does not take."""
+    try:
+        return _COMMANDS[command](arguments)
+    except (PenstockError, ValueError, OSError) as error:
+        print(f"penstock {command}: {error}", file=sys.stderr)
+        return FAILED_EXIT_CODE
+
+
+def _up(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "up",
+        "up --engine local|slurm [--min N] [--max N] [OPTION ...]",
+        """\
+Runs the controller of a pool and an engine that starts as many workers as its jobs have use for,
+and gives back those that they have none for. SIGTERM, Ctrl-C or `penstock down` ends it: workers
+finish their batches first. One that was killed goes on where it was when it is started again.""",
+        """\
+examples:
+  penstock up --engine local --max 8
+  penstock up --engine slurm --max 64 --bind tcp://alpha:7000 --keys keys --partition harvest""",
+    )
+    parser.add_argument("--engine", choices=_ENGINES, required=True, help="what runs the workers")
+    parser.add_argument(
+        "--bind",
+        default="tcp://127.0.0.1:0",
+        metavar=ADDRESS,
+        help="address at which the controller listens; port 0 is a free one, which is printed, and "
+        "the same one after a restart (default: tcp://127.0.0.1:0)",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        help="folder of the pool's keys (default: shared by this user's processes)",
+    )
+    parser.add_argument(
+        "--min",
+        type=whole_number(0, _COUNT_MAX),
+        default=0,
+        metavar="N",
+        help="workers that are kept at any time (default: 0)",
+    )
+    parser.add_argument(
+        "--max",
+        type=whole_number(0, _COUNT_MAX),
+        default=64,
+        metavar="N",
+        help="the most workers that there may be (default: 64)",
+    )
+    parser.add_argument(
+        "--idle",
+        type=seconds(0),
+        default=60.0,
+        metavar="SECONDS",
+        help="time for which a worker is kept without use (default: 60)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds(0),
+        default=30.0,
+        metavar="SECONDS",
+        help="time that a worker has to finish its batches before it is ended (default: 30)",
+    )
+    parser.add_argument(
+        "--price",
+        type=amount,
+        metavar="AMOUNT",
+        help="price of a worker's hour, for the status and the budget",
+    )
+    parser.add_argument(
+        "--budget",
+        type=amount,
+        metavar="AMOUNT",
+        help="what workers may cost in all; needs --price (default: no bound)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=("gpu-progress", "max-min"),
+        default="gpu-progress",
+        metavar="NAME",
+        help="as of penstock controller",
+    )
+    parser.add_argument("--terms", metavar="FILE", help="as of penstock controller")
+    parser.add_argument(
+        "--state",
+        metavar="DIR",
+        help="folder of the journal and the logs (default: ~/.local/state/penstock/ENGINE)",
+    )
+    parser.add_argument("--partition", metavar="NAME", help="slurm: partition of the workers' jobs")
+    parser.add_argument("--account", metavar="NAME", help="slurm: account of the workers' jobs")
+    parser.add_argument(
+        "--cpus",
+        type=whole_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="slurm: CPUs of a worker (default: 1)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=whole_number(1, 1 << 24),
+        metavar="MB",
+        help="slurm: memory of a worker (default: the partition's)",
+    )
+    args = parser.parse(arguments)
+    if args.min > args.max:
+        raise CommandError(
+            f"--min is {args.min} and --max is {args.max}; it must not be larger", "up"
+        )
+    if args.budget is not None and args.price is None:
+        raise CommandError("a --budget needs the --price of a worker's hour", "up")
+    state = Path(args.state or Path.home() / ".local" / "state" / "penstock" / args.engine)
+    state.mkdir(parents=True, exist_ok=True)
+    with open(state / "lock", "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PenstockError(
+                f"another penstock up runs on {state}; end it (penstock down), or name another "
+                f"folder with --state"
+            ) from None
+        return _Elastic(args, state).run()
+
+
+class _Elastic:
+    """A controller, and an adapter beside it. Confined to the main thread."""
+
+    def __init__(self, args: Any, state: Path) -> None:
+        self._log = PoolLog("penstock up")
+        terms = read_job_terms(args.terms) if args.terms else {}
+        journal = Journal(state / "journal")
+        self._controller = _pool.Controller.start(
+            _same_port(args.bind, state), args.keys, args.policy, terms
+        )
+        endpoint = self._controller.endpoint
+        (state / "endpoint").write_text(endpoint)
+        command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), _PATIENCE_S)
+        limits = AdapterLimits(
+            worker_count_min=args.min,
+            worker_count_max=args.max,
+            idle_s=args.idle,
+            grace_s=args.grace,
+            price_per_hour=args.price,
+            budget=args.budget,
+        )
+        engine = _engine_of(args, command, journal.pool, state)
+        self._adapter = Adapter(engine, journal, limits, endpoint, args.keys, self._log.tell)
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+
+    def run(self) -> int:
+        is_to_end = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: is_to_end.set())
+        serving = threading.Thread(target=self._controller.run, args=(self._stop_read,))
+        serving.start()
+        endpoint = self._controller.endpoint
+        self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
+        self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
+        try:
+            while self._adapter.turn(is_to_end=is_to_end.is_set()):
+                is_to_end.wait(TURN_S) if not is_to_end.is_set() else time.sleep(TURN_S / 4)
+        finally:
+            self._adapter.close()
+            os.write(self._stop_write, b"x")
+            serving.join()
+        self._log.say("has ended, and no worker is left")
+        return 0
+
+
+def _same_port(bind: str, state: Path) -> str:
+    """Where the controller listened before, if any free port will do: workers that live look for it
+    there."""
+    path = state / "endpoint"
+    host, _, port = bind.rpartition(":")
+    if port != "0" or not path.exists():
+        return bind
+    before = path.read_text().strip()
+    return before if before.rpartition(":")[0] == host else bind
+
+
+def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Engine:
+    if args.engine == "local":
+        return LocalEngine(command, f"{pool}-", state / "logs")
+    return SlurmEngine(
+        command,
+        f"{pool}-",
+        state / "logs",
+        partition=args.partition,
+        account=args.account,
+        cpus=args.cpus,
+        memory_mb=args.memory,
+        grace_s=args.grace,
+    )
+
+
+def _down(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "down",
+        f"down [--controller {ADDRESS}] [OPTION ...]",
+        """\
+Ends a pool that `penstock up` runs: its workers finish their batches and leave, then the engine's
+adapter and the controller end. Returns when the controller has ended.""",
+        "example:\n  penstock down --controller tcp://127.0.0.1:7000",
+    )
+    add_controller(parser)
+    args = parser.parse(arguments)
+    where = controller_of(parser, args)
+    if not _pool.end_pool(where, args.keys, args.timeout):
+        raise PenstockError(
+            f"the controller at {where} has no engine, so there is nothing that could end its "
+            f"workers; end the controller and the workers where they were started"
+        )
+    deadline = time.monotonic() + _END_LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            _pool.pool_status(where, args.keys, 1.0)
+        except PenstockError:
+            print(f"penstock down: the pool at {where} has ended")
+            return 0
+        time.sleep(0.2)
+    raise PenstockError(
+        f"the pool at {where} has not ended within {_END_LIMIT_S:g} s; penstock status shows which "
+        f"workers are left"
+    )
+
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"up": _up, "down": _down}

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has an engine run as many workers as the controller wants.
+
+Once a turn the adapter asks the engine which workers there are, tells the controller, and does what
+is missing to what the controller wants. Nothing of it follows from what was done before, but for
+what the journal has: an adapter that is killed at any moment goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from penstock import _pool
+from penstock.engines.bounded_call import BoundedCalls
+from penstock.engines.engine import Engine, EngineRefusal, EngineTrouble, WorkerState
+from penstock.engines.journal import Journal
+from penstock.errors import PenstockError
+
+TURN_S = 1.0
+_CALL_LIMIT_S = 15.0
+_ASK_LIMIT_S = 3.0
+_SPENT_NOTED_S = 10.0
+_SPAWNED_SHOWN_S = 5.0  # an engine tells of a worker that it was asked for by then
+
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """How many workers there may be, and for how long they are kept without use."""
+
+    worker_count_min: int = 0
+    worker_count_max: int = 64
+    idle_s: float = 60.0
+    start_allowance_s: float = 120.0
+    grace_s: float = 30.0  # that a worker has to finish its batches before it is ended
+    price_per_hour: float | None = None  # of one worker, in the budget's unit
+    budget: float | None = None
+
+
+class Adapter:
+    """Confined to one thread. ``say`` takes sentences for the log."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        journal: Journal,
+        limits: AdapterLimits,
+        controller: str,
+        key_folder: str | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._limits = limits
+        self._controller = controller
+        self._key_folder = key_folder
+        self._say = say
+        self._call = BoundedCalls(engine.title, _CALL_LIMIT_S)
+        self._adapter_id = _pool.draw_identity()
+        self._refusal_count = 0
+        self._refusal = ""
+        self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
+        self._told = ""
+        self._counted_at: float | None = None
+        self._running_count = 0
+        self._noted_at = time.monotonic()
+        self._spent_ms = float(journal.spent_worker_ms)
+
+    def turn(self, *, is_to_end: bool = False) -> bool:
+        """One turn. False once the pool has ended: no worker is left. With ``is_to_end`` it ends
+        whatever the controller says."""
+        trouble = ""
+        workers: dict[str, WorkerState] | None = None
+        try:
+            workers = self._list()
+        except EngineTrouble as error:
+            trouble = str(error)
+        self._tell(trouble)
+        orders = self._ask(workers or {}, trouble)
+        if workers is None:
+            return True
+        is_to_end = is_to_end or (orders is not None and orders.is_to_end)
+        stops = set(workers) if is_to_end else set(orders.stops if orders else ())
+        try:
+            self._stop(stops & workers.keys())
+            if orders is not None and not is_to_end:
+                self._spawn(orders.wanted_count - self._present_count(workers, stops))
+        except EngineTrouble as error:
+            self._tell(str(error))
+        return not (is_to_end and not workers and not self._asked_at)
+
+    def _list(self) -> dict[str, WorkerState]:
+        workers: dict[str, WorkerState] = self._call("list its workers", self._engine.workers)
+        now = time.monotonic()
+        for name in [*self._asked_at]:
+            if name in workers or now - self._asked_at[name] > _SPAWNED_SHOWN_S:
+                del self._asked_at[name]
+        for name in [*self._journal.stopped_at]:
+            if name in workers:
+                workers[name] = WorkerState.STOPPING
+            else:
+                self._journal.note_gone(name)
+        if self._counted_at is not None:
+            self._spent_ms += 1e3 * (now - self._counted_at) * self._running_count
+        self._counted_at = now
+        self._running_count = len(workers)
+        if now - self._noted_at >= _SPENT_NOTED_S:
+            self._noted_at = now
+            self._journal.note_spent(int(self._spent_ms))
+        return workers
+
+    def _ask(self, workers: dict[str, WorkerState], trouble: str) -> Any:
+        """The controller's orders; None where it does not answer, so that all stays as it is."""
+        limits = self._limits
+        report = _pool.ScaleReport()
+        report.adapter_id = self._adapter_id
+        report.engine = self._engine.title
+        report.worker_count_min = limits.worker_count_min
+        report.worker_count_max = limits.worker_count_max
+        report.idle_ms = int(1e3 * limits.idle_s)
+        report.start_allowance_ms = int(1e3 * limits.start_allowance_s)
+        report.price_micros_per_hour = int(1e6 * (limits.price_per_hour or 0))
+        report.has_budget = limits.budget is not None
+        report.budget_micros = int(1e6 * (limits.budget or 0))
+        report.spent_worker_ms = int(self._spent_ms)
+        report.refusal_count = self._refusal_count
+        report.refusal = self._refusal
+        report.trouble = trouble
+        asked = dict.fromkeys(self._asked_at, WorkerState.STARTING)
+        report.workers = [
+            _pool.EngineWorker(name, int(state)) for name, state in (asked | workers).items()
+        ]
+        try:
+            return _pool.report_scale(self._controller, self._key_folder, report, _ASK_LIMIT_S)
+        except PenstockError as error:
+            self._tell(f"the controller gives no orders: {error}")
+            return None
+
+    def _present_count(self, workers: dict[str, WorkerState], stops: set[str]) -> int:
+        stopping = {name for name, state in workers.items() if state == WorkerState.STOPPING}
+        return len((workers.keys() | self._asked_at.keys()) - stopping - stops)
+
+    def _stop(self, names: set[str]) -> None:
+        for name in sorted(names):
+            stopped_at = self._journal.stopped_at.get(name)
+            now = time.time()
+            if stopped_at is None:
+                self._journal.note_stop(name, now)
+                self._call(f"stop {name}", partial(self._engine.stop, name, at_once=False))
+            elif not 0 <= now - stopped_at < self._limits.grace_s:
+                self._call(f"end {name}", partial(self._engine.stop, name, at_once=True))
+
+    def _spawn(self, count: int) -> None:
+        if count <= 0:
+            return
+        names = self._journal.take_names(count)
+        now = time.monotonic()
+        self._asked_at.update(dict.fromkeys(names, now))
+        try:
+            self._call(f"start {count} workers", lambda: self._engine.spawn(names))
+        except EngineRefusal as error:
+            for name in names[error.granted_count :]:
+                del self._asked_at[name]
+            self._refusal_count += 1
+            self._refusal = str(error)
+            self._tell(
+                f"the engine {self._engine.title} starts {error.granted_count} of {count}: {error}"
+            )
+        else:
+            self._refusal = ""
+
+    def _tell(self, sentence: str) -> None:
+        if sentence and sentence != self._told:
+            self._say(sentence)
+        self._told = sentence or self._told
+
+    def close(self) -> None:
+        self._journal.note_spent(int(self._spent_ms))

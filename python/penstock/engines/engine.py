@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine can do: start workers, stop them, and say which there are.
+
+An engine keeps no state of its own: what `workers` says follows from what really runs, so that an
+adapter that was killed finds every worker again. Names are made by the adapter, and no name is
+used twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
+
+
+class WorkerState(enum.IntEnum):
+    """The numbers are those of the wire's `EngineWorker`."""
+
+    STARTING = 0
+    RUNNING = 1
+    STOPPING = 2
+
+
+class EngineRefusal(Exception):
+    """The engine grants no more workers now. Says why, and how many it has granted."""
+
+    def __init__(self, reason: str, granted_count: int = 0) -> None:
+        super().__init__(reason)
+        self.granted_count = granted_count
+
+
+class EngineTrouble(Exception):
+    """The engine cannot be asked: it does not answer, or what it answers makes no sense."""
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """How a worker of the pool is started."""
+
+    controller: str
+    key_folder: str | None
+    patience_s: float
+    options: Sequence[str] = field(default_factory=tuple)  # further ones of `penstock worker`
+
+    def arguments(self) -> list[str]:
+        command = ["worker", "--controller", self.controller, "--patience", f"{self.patience_s:g}"]
+        if self.key_folder is not None:
+            command += ["--keys", self.key_folder]
+        return [*command, *self.options]
+
+
+class Engine(Protocol):
+    """Confined to one thread at a time. Each call may block, for a bounded time at best."""
+
+    title: str  # its name, for people
+
+    def spawn(self, names: Sequence[str]) -> None:
+        """Starts a worker of each name, in this order. Raises EngineRefusal where it does not start
+        all of them, and EngineTrouble."""
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        """Has the worker finish its batches and leave, or ends it at once. Does nothing for one
+        that has ended. Raises EngineTrouble."""
+
+    def workers(self) -> dict[str, WorkerState]:
+        """The workers of this pool that have not ended, by name. Raises EngineTrouble."""
+        ...

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter has to know after it was killed: the number of the next name, what the workers'
+time has come to, and which workers were told to stop, and when.
+
+A journal is a file of JSON lines. A line is on the disk before what it announces is done. The last
+line may be cut off, as of a process that was killed while it wrote. Which workers there are is not
+in it: the engine is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+
+_LINES_MAX = 4096  # then the file is written anew
+
+
+class Journal:
+    """The only one on its file. Thread-compatible."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.pool = ""  # begins the names of its workers
+        self.next_number = 1
+        self.spent_worker_ms = 0
+        self.stopped_at: dict[str, float] = {}  # seconds of the system's clock, by name
+        self._line_count = 0
+        self._read()
+        if not self.pool:
+            self.pool = f"pk-{os.urandom(5).hex()}"
+        self._compact()
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        lines = self._path.read_bytes().split(b"\n")
+        for number, line in enumerate(
+            lines[:-1], 1
+        ):  # what is behind the last line end was cut off
+            try:
+                self._apply(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise PenstockError(
+                    f"the journal {self._path} cannot be read: line {number} is {line[:80]!r}; if "
+                    f"no worker of the pool runs any more, remove the file"
+                ) from error
+
+    def _apply(self, entry: Any) -> None:
+        if not isinstance(entry, dict):
+            raise TypeError("no object")
+        if "pool" in entry:
+            self.pool = str(entry["pool"])
+        if "next" in entry:
+            self.next_number = int(entry["next"])
+        if "spent_ms" in entry:
+            self.spent_worker_ms = int(entry["spent_ms"])
+        if "stop" in entry:
+            self.stopped_at[str(entry["stop"])] = float(entry["at"])
+        if "gone" in entry:
+            self.stopped_at.pop(str(entry["gone"]), None)
+
+    def take_names(self, count: int) -> list[str]:
+        """Names that no worker of the pool ever had."""
+        first = self.next_number
+        self.next_number += count
+        self._write({"next": self.next_number})
+        return [f"{self.pool}-{number}" for number in range(first, first + count)]
+
+    def note_stop(self, name: str, at: float) -> None:
+        self.stopped_at[name] = at
+        self._write({"stop": name, "at": at})
+
+    def note_gone(self, name: str) -> None:
+        if self.stopped_at.pop(name, None) is not None:
+            self._write({"gone": name})
+
+    def note_spent(self, spent_worker_ms: int) -> None:
+        self.spent_worker_ms = spent_worker_ms
+        self._write({"spent_ms": spent_worker_ms})
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._line_count >= _LINES_MAX:
+            return self._compact()
+        _append(self._path, [entry])
+        self._line_count += 1
+
+    def _compact(self) -> None:
+        """Writes a file of what counts beside the old one, and puts it in its place."""
+        entries: list[dict[str, Any]] = [
+            {"pool": self.pool, "next": self.next_number, "spent_ms": self.spent_worker_ms},
+            *({"stop": name, "at": at} for name, at in self.stopped_at.items()),
+        ]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        _append(new, entries)
+        new.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._line_count = len(entries)
+
+
+def _append(path: Path, entries: list[dict[str, Any]]) -> None:
+    with open(path, "ab") as file:
+        file.write(b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as processes of this machine.
+
+A worker's process is known by a variable of its environment, so that it is found again by whoever
+looks for it, whatever became of the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.engines.engine import NAME_VARIABLE, EngineRefusal, WorkerCommand, WorkerState
+
+_VARIABLE = NAME_VARIABLE.encode() + b"="
+
+
+class LocalEngine:
+    """An `Engine`. ``prefix`` begins the names of this pool's workers, and of no other's."""
+
+    title = "local"
+
+    def __init__(self, command: WorkerCommand, prefix: str, log_folder: Path) -> None:
+        self._command = [sys.executable, "-m", "penstock", *command.arguments()]
+        self._prefix = prefix
+        self._log_folder = log_folder
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._stopped: set[str] = set()
+
+    def spawn(self, names: Sequence[str]) -> None:
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        for granted_count, name in enumerate(names):
+            try:
+                with open(self._log_folder / f"{name}.log", "ab") as log:
+                    # A session of its own: Ctrl-C at the terminal is for the adapter alone.
+                    child = subprocess.Popen(
+                        self._command,
+                        env={**os.environ, NAME_VARIABLE: name},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise EngineRefusal(
+                    f"this machine starts no process: {error}", granted_count
+                ) from error
+            self._children.append(child)
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        self._stopped.add(name)
+        for pid in self._processes().get(name, []):
+            try:
+                os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+
+    def workers(self) -> dict[str, WorkerState]:
+        self._children = [child for child in self._children if child.poll() is None]
+        names = self._processes()
+        self._stopped &= names.keys()
+        return {
+            name: WorkerState.STOPPING if name in self._stopped else WorkerState.RUNNING
+            for name in names
+        }
+
+    def _processes(self) -> dict[str, list[int]]:
+        """By name, the processes that no other process of the name has started."""
+        found: dict[int, tuple[str, int]] = {}
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal() and (name := _name_of(entry.path, self._prefix)):
+                parent = _parent_of(entry.path)
+                if parent is not None:
+                    found[int(entry.name)] = (name, parent)
+        result: dict[str, list[int]] = {}
+        for pid, (name, parent) in found.items():
+            if found.get(parent, ("", 0))[0] != name:
+                result.setdefault(name, []).append(pid)
+        return result
+
+
+def _name_of(folder: str, prefix: str) -> str | None:
+    try:
+        with open(f"{folder}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:  # another user's, or it has ended
+        return None
+    for variable in variables:
+        if variable.startswith(_VARIABLE):
+            name = variable[len(_VARIABLE) :].decode(errors="replace")
+            return name if name.startswith(prefix) else None
+    return None
+
+
+def _parent_of(folder: str) -> int | None:
+    """The process that started it; none where it has ended, as a process whose parent has not
+    asked for its exit code yet."""
+    try:
+        with open(f"{folder}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return None if state in (b"Z", b"X") else int(parent)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock up`: workers come and go with the jobs of a pool, and the stream stays exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_processes import SECONDS_MAX, PoolProcesses, Process
+from torch.utils.data import Dataset
+
+from penstock import DataLoader
+from penstock.engines.engine import NAME_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, count: int, seconds: float = 0.02) -> None:
+        self.count = count
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.full((3,), float(index))
+
+
+class Elastic:
+    """A pool that `penstock up` runs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool = PoolProcesses(folder)
+        self.state = folder / "state"
+        for name in ("XDG_RUNTIME_DIR",):
+            monkeypatch.setenv(name, self.pool.environment[name])
+        for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+            monkeypatch.delenv(name, raising=False)
+
+    def up(self, *arguments: str) -> Process:
+        process = Process(
+            ["up", "--engine", "local", "--state", str(self.state), *arguments],
+            self.pool.environment,
+        )
+        self.pool.processes.append(process)
+        line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
+        self.pool.endpoint = line.rpartition("=")[2]
+        return process
+
+    def down(self) -> Process:
+        process = Process(["down", "--controller", self.pool.endpoint], self.pool.environment)
+        self.pool.processes.append(process)
+        return process
+
+    def status_when(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_so(status := self.pool.status()):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+        return status
+
+    def has_workers(self, count: int) -> dict[str, Any]:
+        def is_so(status: dict[str, Any]) -> bool:
+            staying = [one for one in status["workers"] if not one["is_draining"]]
+            return len(staying) == count and len(self.processes()) == count
+
+        return self.status_when(is_so)
+
+    def processes(self) -> dict[str, int]:
+        """The engine's processes that supervise a worker, by the worker's name."""
+        prefix = f"{NAME_VARIABLE}="
+        found: dict[int, str] = {}
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdecimal():
+                continue
+            try:
+                environ = Path(entry.path, "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            runtime = f"XDG_RUNTIME_DIR={self.pool.environment['XDG_RUNTIME_DIR']}".encode()
+            names = [one for one in environ if one.startswith(prefix.encode())]
+            if names and runtime in environ:
+                found[int(entry.name)] = names[0].decode().partition("=")[2]
+        children = set()
+        for pid in found:
+            try:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent in found:
+                children.add(pid)
+        return {name: pid for pid, name in found.items() if pid not in children}
+
+    def loader(self, count: int, seconds: float = 0.02, **options: Any) -> Any:
+        torch.manual_seed(3)
+        return DataLoader(
+            Slow(count, seconds), batch_size=4, shuffle=True, pool=self.pool.endpoint, **options
+        )
+
+    def close(self) -> None:
+        for pid in self.processes().values():
+            os.kill(pid, signal.SIGKILL)
+        self.pool.close()
+
+
+def expected(count: int) -> list[list[list[float]]]:
+    torch.manual_seed(3)
+    loader = torch.utils.data.DataLoader(Slow(count, 0), batch_size=4, shuffle=True)
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.fixture
+def elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elastic]:
+    one = Elastic(tmp_path, monkeypatch)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_workers_come_with_a_job_and_go_with_it(elastic: Elastic) -> None:
+    up = elastic.up("--min", "0", "--max", "3", "--idle", "1")
+    assert elastic.processes() == {}
+    for _ in range(2):  # from zero, and from zero again
+        batches = [batch.tolist() for batch in elastic.loader(60)]
+        assert batches == expected(60)
+        elastic.has_workers(0)
+    down = elastic.down()
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+    assert elastic.processes() == {}
+
+
+def test_a_job_that_waits_gets_more_workers_up_to_the_most(elastic: Elastic) -> None:
+    elastic.up("--max", "3", "--idle", "2")
+    batches = iter(elastic.loader(4000, 0.05))
+    given = [next(batches).tolist()]
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(elastic.processes()) < 3:
+        given.append(next(batches).tolist())
+        assert time.monotonic() < deadline
+    assert elastic.pool.status()["engine"]["name"] == "local"
+    assert given == expected(4000)[: len(given)]
+    del batches
+    elastic.has_workers(0)
+
+
+def test_a_worker_that_is_killed_is_replaced(elastic: Elastic) -> None:
+    elastic.up("--min", "2", "--max", "2")
+    elastic.has_workers(2)
+    before = elastic.processes()
+    name, pid = next(iter(before.items()))
+    batches = iter(elastic.loader(200))
+    given = [next(batches).tolist() for _ in range(10)]
+    os.kill(pid, signal.SIGKILL)
+    given += [batch.tolist() for batch in batches]
+    assert given == expected(200)
+    elastic.status_when(lambda _: len(elastic.processes()) == 2 and name not in elastic.processes())
+
+
+def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elastic) -> None:
+    up = elastic.up("--min", "2", "--max", "2")
+    elastic.has_workers(2)
+    before = elastic.processes()
+    endpoint = elastic.pool.endpoint
+    batches = iter(elastic.loader(400))
+    given = [next(batches).tolist() for _ in range(5)]
+    up.end(signal.SIGKILL)
+    given += [next(batches).tolist() for _ in range(5)]
+    elastic.up("--min", "2", "--max", "2")
+    assert elastic.pool.endpoint == endpoint
+    given += [batch.tolist() for batch in batches]
+    assert given == expected(400)
+    elastic.has_workers(2)
+    assert elastic.processes() == before
+
+
+def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
+    elastic.up()
+    second = Process(
+        ["up", "--engine", "local", "--state", str(elastic.state)], elastic.pool.environment
+    )
+    assert second.wait() == 1
+    assert f"another penstock up runs on {elastic.state}; end it (penstock down)" in second.output
+
+
+def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
+    elastic.up("--max", "3", "--price", "1", "--budget", "0")
+    loader = elastic.loader(8, timeout=3)
+    with pytest.raises(RuntimeError, match="timed out after 3 seconds"):
+        next(iter(loader))
+    assert elastic.processes() == {}
+    assert "budget" in elastic.pool.status()["engine"]["reason"]
+
+
+def test_arguments_that_make_no_sense_are_refused(elastic: Elastic) -> None:
+    for arguments, words in [
+        (["--min", "5", "--max", "2"], "--min is 5 and --max is 2"),
+        (["--budget", "3"], "a --budget needs the --price"),
+        (["--price", "cheap"], "is 'cheap'; an amount from 0 on is expected"),
+    ]:
+        process = Process(["up", "--engine", "local", *arguments], elastic.pool.environment)
+        assert process.wait() == 2
+        assert words in process.output
+
+
+def test_down_of_a_pool_without_an_engine_says_so(elastic: Elastic) -> None:
+    elastic.pool.start_controller()
+    down = elastic.down()
+    assert down.wait() == 1
+    assert "has no engine" in down.output
