@@ -46,7 +46,7 @@ test:
 	@sh .make/test.sh $(ARGS)
 
 test-all:
-	@python=$$(sh .make/system.sh build test bench model) && sh .make/packages.sh "$$python" test lint
+	@python=$$(sh .make/system.sh build test bench model) && sh .make/packages.sh "$$python" test lint cluster
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 lint:

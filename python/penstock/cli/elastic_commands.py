@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import fcntl
 import os
 import signal
@@ -20,12 +22,13 @@ from penstock.engines.adapter import TURN_S, Adapter, AdapterLimits
 from penstock.engines.engine import Engine, WorkerCommand
 from penstock.engines.journal import Journal
 from penstock.engines.local_engine import LocalEngine
+from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
 from penstock.errors import PenstockError
 from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
 
-_ENGINES = ("local", "slurm")
+_ENGINES = ("local", "ray", "slurm")
 _COUNT_MAX = 4096
 _PATIENCE_S = 60.0
 _END_LIMIT_S = 120.0
@@ -44,7 +47,7 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _up(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "up",
-        "up --engine local|slurm [--min N] [--max N] [OPTION ...]",
+        "up --engine local|ray|slurm [--min N] [--max N] [OPTION ...]",
         """\
 Runs the controller of a pool and an engine that starts as many workers as its jobs have use for,
 and gives back those that they have none for. SIGTERM, Ctrl-C or `penstock down` ends it: workers
@@ -127,13 +130,26 @@ examples:
         type=whole_number(1, 1024),
         default=1,
         metavar="N",
-        help="slurm: CPUs of a worker (default: 1)",
+        help="ray, slurm: CPUs of a worker (default: 1)",
     )
     parser.add_argument(
         "--memory",
         type=whole_number(1, 1 << 24),
         metavar="MB",
         help="slurm: memory of a worker (default: the partition's)",
+    )
+    parser.add_argument(
+        "--address",
+        default="auto",
+        metavar="HOST:PORT",
+        help="ray: address of the cluster (default: auto, the one of this machine)",
+    )
+    parser.add_argument(
+        "--resource",
+        type=_resource,
+        action="append",
+        metavar="NAME=N",
+        help="ray: custom resource that a worker takes; may be given several times",
     )
     args = parser.parse(arguments)
     if args.min > args.max:
@@ -200,6 +216,15 @@ class _Elastic:
         return 0
 
 
+def _resource(text: str) -> tuple[str, float]:
+    """A type of argparse's."""
+    name, equals, count = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name and equals and 0 < float(count) < 1e6:
+            return name, float(count)
+    raise argparse.ArgumentTypeError(f"is {text!r}; NAME=N is expected, such as dataworker=1")
+
+
 def _same_port(bind: str, state: Path) -> str:
     """Where the controller listened before, if any free port will do: workers that live look for it
     there."""
@@ -214,6 +239,11 @@ def _same_port(bind: str, state: Path) -> str:
 def _engine_of(args: Any, command: WorkerCommand, pool: str, state: Path) -> Engine:
     if args.engine == "local":
         return LocalEngine(command, f"{pool}-", state / "logs")
+    if args.engine == "ray":
+        resources = dict(args.resource or ())
+        return RayEngine(
+            command, f"{pool}-", address=args.address, cpus=args.cpus, resources=resources
+        )
     return SlurmEngine(
         command,
         f"{pool}-",

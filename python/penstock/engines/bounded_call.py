@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engines.engine import EngineTrouble
+from penstock.engines.engine import EngineRefusal, EngineTrouble
 
 
 class BoundedCalls:
@@ -32,7 +32,8 @@ class BoundedCalls:
                 self._results.put((False, error))
 
     def __call__(self, what: str, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, or its exception. Raises EngineTrouble after the limit."""
+        """The result of ``call``, or its EngineRefusal. Raises EngineTrouble for any other
+        exception, and after the limit."""
         if self._hanging is not None:
             try:  # the outcome of a call that nobody waited for
                 self._results.get_nowait()
@@ -47,7 +48,12 @@ class BoundedCalls:
             raise self._trouble(what) from None
         if has_returned:
             return outcome
-        raise outcome
+        if isinstance(outcome, EngineRefusal | EngineTrouble):
+            raise outcome
+        raise EngineTrouble(
+            f"the engine {self._title} failed at a call to {what}: "
+            f"{type(outcome).__name__}: {outcome}"
+        ) from outcome
 
     def _trouble(self, what: str) -> EngineTrouble:
         return EngineTrouble(

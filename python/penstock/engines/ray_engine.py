@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as actors of a Ray cluster: one detached actor for each, which starts the worker's
+process beside it.
+
+Ray places workers and starts nodes for them; batches cross on penstock's own connections. No actor
+is restarted by Ray (``max_restarts=0``), since the adapter alone decides what runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.engines.engine import (
+    NAME_VARIABLE,
+    EngineRefusal,
+    EngineTrouble,
+    WorkerCommand,
+    WorkerState,
+)
+
+_NAMESPACE = "penstock"
+_ANSWER_S = 2.0  # for what an actor says of its process
+_CONCURRENCY = 4  # a call that waits for the process holds up no other
+
+
+class RayEngine:
+    """An `Engine`. ``prefix`` begins the names of this pool's actors, and of no other's.
+
+    ``address`` is that of a cluster that runs; "auto" finds the one of this machine. An actor takes
+    ``cpus`` and the custom ``resources``. The nodes have Python and penstock where this machine has
+    them. Connects on the first call, and again where the connection is lost.
+    """
+
+    title = "ray"
+
+    def __init__(
+        self,
+        command: WorkerCommand,
+        prefix: str,
+        *,
+        address: str = "auto",
+        cpus: float = 1.0,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        self._command = [sys.executable, "-m", "penstock", *command.arguments()]
+        self._prefix = prefix
+        self._address = address
+        self._cpus = cpus
+        self._resources = dict(resources or {})
+        self._requested_count: int | None = None
+        self._asked: dict[str, Any] = {}  # actors and what they were asked and have not answered
+        self._states: dict[str, WorkerState] = {}
+
+    def spawn(self, names: Sequence[str]) -> None:
+        ray = self._connect()
+        self._request(ray, len(self._states) + len(names))
+        actor = ray.remote(_actor_class())
+        options: dict[str, Any] = {
+            "namespace": _NAMESPACE,
+            "lifetime": "detached",
+            "max_restarts": 0,
+            "num_cpus": self._cpus,
+            "resources": self._resources or None,
+            "max_concurrency": _CONCURRENCY,
+            "scheduling_strategy": "SPREAD",
+        }
+        for granted_count, name in enumerate(names):
+            try:
+                actor.options(name=name, **options).remote(self._command, {NAME_VARIABLE: name})
+            except (ValueError, ray.exceptions.RayError) as error:
+                raise EngineRefusal(f"Ray made no actor: {error}", granted_count) from error
+            self._states[name] = WorkerState.STARTING
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        ray = self._connect()
+        try:
+            actor = ray.get_actor(name, namespace=_NAMESPACE)
+        except ValueError:
+            return
+        if at_once or self._states.get(name) is WorkerState.STARTING:
+            ray.kill(actor, no_restart=True)  # the worker ends with the actor that started it
+        else:
+            actor.drain.remote()
+
+    def workers(self) -> dict[str, WorkerState]:
+        ray = self._connect()
+        try:
+            found = ray.util.list_named_actors(all_namespaces=True)
+        except ray.exceptions.RayError as error:
+            raise EngineTrouble(f"Ray does not list its actors: {error}") from error
+        names = [
+            actor["name"]
+            for actor in found
+            if actor["namespace"] == _NAMESPACE and str(actor["name"]).startswith(self._prefix)
+        ]
+        self._states = {name: self._states.get(name, WorkerState.STARTING) for name in names}
+        self._hear(ray)
+        if self._requested_count is not None and len(self._states) < self._requested_count:
+            self._request(ray, len(self._states))
+        return dict(self._states)
+
+    def _connect(self) -> Any:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+            import ray.util
+        except ImportError as error:
+            raise EngineTrouble(
+                f"the engine ray needs the package ray, which cannot be imported ({error}); "
+                f"install it here and on the cluster's nodes"
+            ) from error
+        if not ray.is_initialized():
+            try:
+                ray.init(
+                    address=self._address,
+                    namespace=_NAMESPACE,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                )
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise EngineTrouble(
+                    f"there is no cluster of Ray at {self._address}: {error}"
+                ) from error
+        return ray
+
+    def _request(self, ray: Any, count: int) -> None:
+        """Tells Ray's autoscaler, where there is one, what the workers need all together."""
+        from ray.autoscaler.sdk import request_resources
+
+        if count != self._requested_count:
+            request_resources(bundles=[{"CPU": self._cpus, **self._resources}] * count)
+            self._requested_count = count
+
+    def _hear(self, ray: Any) -> None:
+        """Asks each actor how its process is. Those that do not answer are as they were."""
+        for name in self._states.keys() - self._asked.keys():
+            try:
+                actor = ray.get_actor(name, namespace=_NAMESPACE)
+            except ValueError:
+                del self._states[name]
+                continue
+            self._asked[name] = (actor, actor.is_running.remote())
+        self._asked = {name: asked for name, asked in self._asked.items() if name in self._states}
+        pending = {answer: name for name, (_, answer) in self._asked.items()}
+        if not pending:
+            return
+        ready, _ = ray.wait([*pending], num_returns=len(pending), timeout=_ANSWER_S)
+        for answer in ready:
+            name = pending[answer]
+            actor, _ = self._asked.pop(name)
+            try:
+                is_running = ray.get(answer)
+            except ray.exceptions.RayError:
+                del self._states[name]  # the actor or its node is gone
+                continue
+            if is_running:
+                self._states[name] = WorkerState.RUNNING
+            else:
+                del self._states[name]
+                ray.kill(actor, no_restart=True)
+
+
+def _actor_class() -> type:
+    """A class that pickles by value, so that the cluster's own processes need no penstock; the
+    worker that they start does."""
+
+    class PenstockWorker:
+        def __init__(self, arguments: list[str], variables: dict[str, str]) -> None:
+            import ctypes
+            import os
+            import signal
+            import subprocess
+
+            libc = ctypes.CDLL(None)
+
+            def end_with_parent() -> None:
+                libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **variables},
+                preexec_fn=end_with_parent,
+            )
+
+        def is_running(self) -> bool:
+            return self._process.poll() is None
+
+        def drain(self) -> None:
+            self._process.terminate()
+
+    return PenstockWorker

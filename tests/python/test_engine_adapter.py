@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter goes on with an engine that refuses, fails, hangs or lies, and the pool serves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pool_processes import PoolProcesses, pool_of
+
+from penstock.engines.adapter import Adapter, AdapterLimits
+from penstock.engines.bounded_call import BoundedCalls
+from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerState
+from penstock.engines.journal import Journal
+
+
+class Scripted:
+    """An engine whose workers are names alone."""
+
+    title = "scripted"
+
+    def __init__(self) -> None:
+        self.names: dict[str, WorkerState] = {}
+        self.granted_max = 100
+        self.error: Exception | None = None
+        self.spawned: list[str] = []
+
+    def spawn(self, names: Sequence[str]) -> None:
+        granted = names[: max(0, self.granted_max - len(self.names))]
+        self.spawned += granted
+        self.names.update(dict.fromkeys(granted, WorkerState.STARTING))
+        if len(granted) < len(names):
+            raise EngineRefusal("no room is left", len(granted))
+
+    def stop(self, name: str, *, at_once: bool) -> None:
+        self.names.pop(name, None)
+
+    def workers(self) -> dict[str, WorkerState]:
+        if self.error is not None:
+            raise self.error
+        return dict(self.names)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def adapter_of(pool: PoolProcesses, engine: Any, said: list[str], count: int = 4) -> Adapter:
+    limits = AdapterLimits(worker_count_min=count, worker_count_max=count)
+    journal = Journal(pool.folder / "state" / "journal")
+    return Adapter(engine, journal, limits, pool.endpoint, None, said.append)
+
+
+def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    engine.granted_max = 2
+    adapter = adapter_of(pool, engine, said)
+    for _ in range(3):
+        assert adapter.turn()
+    assert len(engine.names) == 2
+    assert said == ["the engine scripted starts 2 of 4: no room is left"]
+    status = pool.status()["engine"]
+    assert (status["refusals"], status["refusal"]) == (1, "no room is left")
+    assert status["starting"] == 2
+    engine.granted_max = 100
+    for _ in range(60):
+        adapter.turn()
+        if len(engine.names) == 4:
+            break
+        threading.Event().wait(0.1)
+    assert len(engine.spawned) == 4, "none was started twice"
+
+
+def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    engine.error = KeyError("surprise")
+    adapter = adapter_of(pool, engine, said)
+    for _ in range(3):
+        assert adapter.turn()
+    assert said == [
+        "the engine scripted failed at a call to list its workers: KeyError: 'surprise'"
+    ]
+    assert engine.spawned == []
+    assert "surprise" in pool.status()["engine"]["trouble"]
+    engine.error = None
+    adapter.turn()
+    assert len(engine.names) == 4
+    adapter.turn()
+    assert pool.status()["engine"]["trouble"] is None
+
+
+def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    adapter = adapter_of(pool, engine, said)
+    adapter.turn()
+    before = dict(engine.names)
+    pool.processes[0].process.kill()
+    pool.processes[0].process.wait()
+    assert adapter.turn()
+    assert engine.names == before
+    assert "the controller gives no orders" in said[-1]
+
+
+def test_the_end_of_the_pool_stops_all_workers(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    adapter = adapter_of(pool, engine, said)
+    adapter.turn()
+    assert len(engine.names) == 4
+    while adapter.turn(is_to_end=True):
+        pass
+    assert engine.names == {}
+
+
+def test_a_call_that_hangs_is_left_to_itself() -> None:
+    calls = BoundedCalls("stuck", 0.2)
+    end = threading.Event()
+    for _ in range(2):
+        with pytest.raises(EngineTrouble, match="stuck has not answered a call to wait within 0.2"):
+            calls("wait", end.wait)
+    end.set()
+    threading.Event().wait(0.3)
+    assert calls("add", lambda: 1 + 1) == 2

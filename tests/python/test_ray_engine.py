@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as actors of a real Ray cluster: the stream stays exact whatever becomes of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_processes import SECONDS_MAX, PoolProcesses, Process
+from test_elastic_pool import Slow, expected
+
+from penstock import DataLoader
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
+
+
+class RayPool:
+    """Two nodes of two workers each, and a head of none."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        self.pool = PoolProcesses(folder)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
+        from ray.cluster_utils import Cluster
+
+        self.state = folder / "state"
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = [
+            self.cluster.add_node(
+                num_cpus=2, object_store_memory=100 << 20, resources={"dataworker": 2}
+            )
+            for _ in range(2)
+        ]
+
+    def up(self, *arguments: str) -> Process:
+        process = Process(
+            ["up", "--engine", "ray", "--address", self.cluster.address, "--state", str(self.state),
+             "--resource", "dataworker=1", *arguments],
+            self.pool.environment,
+        )  # fmt: skip
+        self.pool.processes.append(process)
+        line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
+        self.pool.endpoint = line.rpartition("=")[2]
+        return process
+
+    def status_when(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_so(status := self.pool.status()):
+            assert time.monotonic() < deadline, (status, self.pool.processes[0].output)
+            time.sleep(0.2)
+        return status
+
+    def has_workers(self, count: int) -> dict[str, Any]:
+        return self.status_when(
+            lambda status: (
+                len(status["workers"]) == count and (status["engine"] or {}).get("running") == count
+            )
+        )
+
+    def loader(self, count: int) -> Any:
+        torch.manual_seed(3)
+        return DataLoader(Slow(count), batch_size=4, shuffle=True, pool=self.pool.endpoint)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.cluster.shutdown()
+
+
+@pytest.fixture
+def on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayPool]:
+    one = RayPool(tmp_path, monkeypatch)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_actors_come_with_a_training_and_go_with_it(on_ray: RayPool) -> None:
+    up = on_ray.up("--max", "3", "--idle", "1")
+    batches = [batch.tolist() for batch in on_ray.loader(200)]
+    assert batches == expected(200)
+    on_ray.has_workers(0)
+    down = Process(["down", "--controller", on_ray.pool.endpoint], on_ray.pool.environment)
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+
+
+def test_a_node_that_dies_is_done_without(on_ray: RayPool) -> None:
+    on_ray.up("--min", "2", "--max", "2")
+    before = {one["id"] for one in on_ray.has_workers(2)["workers"]}
+    batches = iter(on_ray.loader(800))
+    given = [next(batches).tolist() for _ in range(5)]
+    on_ray.cluster.remove_node(on_ray.nodes.pop(), allow_graceful=False)
+    given += [batch.tolist() for batch in batches]
+    assert given == expected(800)
+    after = {one["id"] for one in on_ray.has_workers(2)["workers"]}
+    assert len(after & before) == 1  # actors are spread over the nodes
+
+
+def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> None:
+    up = on_ray.up("--min", "2", "--max", "2")
+    before = {one["id"] for one in on_ray.has_workers(2)["workers"]}
+    up.process.kill()
+    up.wait()
+    on_ray.up("--min", "2", "--max", "2")
+    assert {one["id"] for one in on_ray.has_workers(2)["workers"]} == before
+
+
+def test_what_the_cluster_has_no_room_for_waits(on_ray: RayPool) -> None:
+    on_ray.up("--min", "6", "--max", "6")
+    status = on_ray.status_when(
+        lambda status: len(status["workers"]) == 4 and (status["engine"] or {}).get("running") == 4
+    )
+    assert status["engine"]["starting"] == 2
