@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,21 +32,24 @@ class RayPool:
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         self.pool = PoolProcesses(folder)
         monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
-        from ray.cluster_utils import Cluster
-
         self.state = folder / "state"
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [
-            self.cluster.add_node(
-                num_cpus=2, object_store_memory=100 << 20, resources={"dataworker": 2}
-            )
-            for _ in range(2)
-        ]
+        self._cluster = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._cluster.stdout is not None
+        lines = iter(self._cluster.stdout.readline, "")
+        self.address = next(line for line in lines if line.startswith("address ")).split()[1]
+
+    def kill_node(self) -> None:
+        assert self._cluster.stdin is not None
+        print("kill", file=self._cluster.stdin, flush=True)
 
     def up(self, *arguments: str) -> Process:
         process = Process(
-            ["up", "--engine", "ray", "--address", self.cluster.address, "--state", str(self.state),
+            ["up", "--engine", "ray", "--address", self.address, "--state", str(self.state),
              "--resource", "dataworker=1", *arguments],
             self.pool.environment,
         )  # fmt: skip
@@ -71,9 +76,13 @@ class RayPool:
         torch.manual_seed(3)
         return DataLoader(Slow(count), batch_size=4, shuffle=True, pool=self.pool.endpoint)
 
+    def down(self) -> None:
+        down = Process(["down", "--controller", self.pool.endpoint], self.pool.environment)
+        assert down.wait() == 0, down.output
+
     def close(self) -> None:
         self.pool.close()
-        self.cluster.shutdown()
+        self._cluster.communicate("", timeout=SECONDS_MAX)
 
 
 @pytest.fixture
@@ -90,8 +99,7 @@ def test_actors_come_with_a_training_and_go_with_it(on_ray: RayPool) -> None:
     batches = [batch.tolist() for batch in on_ray.loader(200)]
     assert batches == expected(200)
     on_ray.has_workers(0)
-    down = Process(["down", "--controller", on_ray.pool.endpoint], on_ray.pool.environment)
-    assert down.wait() == 0, down.output
+    on_ray.down()
     assert up.wait() == 0, up.output
 
 
@@ -100,11 +108,12 @@ def test_a_node_that_dies_is_done_without(on_ray: RayPool) -> None:
     before = {one["id"] for one in on_ray.has_workers(2)["workers"]}
     batches = iter(on_ray.loader(800))
     given = [next(batches).tolist() for _ in range(5)]
-    on_ray.cluster.remove_node(on_ray.nodes.pop(), allow_graceful=False)
+    on_ray.kill_node()
     given += [batch.tolist() for batch in batches]
     assert given == expected(800)
     after = {one["id"] for one in on_ray.has_workers(2)["workers"]}
     assert len(after & before) == 1  # actors are spread over the nodes
+    on_ray.down()
 
 
 def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> None:
@@ -114,6 +123,7 @@ def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> Non
     up.wait()
     on_ray.up("--min", "2", "--max", "2")
     assert {one["id"] for one in on_ray.has_workers(2)["workers"]} == before
+    on_ray.down()
 
 
 def test_what_the_cluster_has_no_room_for_waits(on_ray: RayPool) -> None:
@@ -122,3 +132,4 @@ def test_what_the_cluster_has_no_room_for_waits(on_ray: RayPool) -> None:
         lambda status: len(status["workers"]) == 4 and (status["engine"] or {}).get("running") == 4
     )
     assert status["engine"]["starting"] == 2
+    on_ray.down()
