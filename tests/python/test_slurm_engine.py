@@ -150,6 +150,25 @@ def test_a_job_that_waits_is_starting_and_can_be_stopped(slurm: SlurmPool) -> No
     engine.stop("pk-test-1", at_once=True)
 
 
+def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
+    engine = engine_of(slurm, partition="harvest")
+    names = [f"pk-test-{number}" for number in range(1995, 2004)]  # beyond the tasks of an array
+    engine.spawn(names)
+    assert {*engine.workers()} == {*names}
+    lines = slurm.cluster.ask("squeue", "--noheader", "--format=%F", "--array").split()
+    assert len({*lines}) == 1
+    deadline = time.monotonic() + SECONDS_MAX
+    while WorkerState.RUNNING not in engine.workers().values():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    running = [name for name, one in engine.workers().items() if one == WorkerState.RUNNING]
+    for name in [*running, names[-1]]:
+        engine.stop(name, at_once=True)
+    while any(name in engine.workers() for name in [*running, names[-1]]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None:
     engine = engine_of(slurm)
     slurm.cluster.kill_node("slurmctld")

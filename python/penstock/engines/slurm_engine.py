@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as jobs of Slurm, one job a worker.
+"""Workers as jobs of Slurm, one job a worker. Many that are asked for at once are an array of jobs.
 
 Slurm does not start a job again by itself (``--no-requeue``): the adapter asks for another. A job
 is known by its name. One that is preempted gets SIGTERM, with which a worker finishes its batches.
@@ -23,9 +23,18 @@ from penstock.engines.engine import (
 )
 
 _CALL_LIMIT_S = 10.0
-_STARTING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"}
-_RUNNING = {"RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"}
-_STOPPING = {"COMPLETING"}
+_ARRAY_COUNT_MIN = 8  # workers that are asked for at once, in one call
+_ARRAY = "array-"
+_STATES = {
+    **dict.fromkeys(
+        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"),
+        WorkerState.STARTING,
+    ),
+    **dict.fromkeys(
+        ("RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED"), WorkerState.RUNNING
+    ),
+    "COMPLETING": WorkerState.STOPPING,
+}
 
 
 class SlurmEngine:
@@ -65,39 +74,69 @@ class SlurmEngine:
 
     def spawn(self, names: Sequence[str]) -> None:
         self._log_folder.mkdir(parents=True, exist_ok=True)
+        first = self._first_of_row(names)
+        if len(names) >= _ARRAY_COUNT_MIN and first is not None:
+            # Tasks count from 0, since Slurm bounds their numbers.
+            array = [f"--array=0-{len(names) - 1}", f"--job-name={self._prefix}{_ARRAY}{first}"]
+            log = f"{self._prefix}{first}+%a"
+            self._submit(array, log, f"{self._prefix}$(({first} + SLURM_ARRAY_TASK_ID))", 0)
+            return
         for granted_count, name in enumerate(names):
-            log = self._log_folder / f"{name}.log"
-            try:
-                _run(
-                    ["sbatch", *self._options, f"--job-name={name}", f"--output={log}"],
-                    # exec: the signals of the batch step reach the worker itself.
-                    text="#!/bin/sh\n"
-                    f"export {NAME_VARIABLE}={name}\n"
-                    f"exec {shlex.join(self._command)}\n",
-                )
-            except EngineTrouble as error:
-                raise EngineRefusal(str(error), granted_count) from error
+            self._submit([f"--job-name={name}"], name, name, granted_count)
+
+    def _first_of_row(self, names: Sequence[str]) -> int | None:
+        """The number of the first name, where those of the others follow it."""
+        ends = [name.removeprefix(self._prefix) for name in names]
+        if not all(end.isdecimal() for end in ends):
+            return None
+        first = int(ends[0])
+        return first if ends == [str(first + place) for place in range(len(ends))] else None
+
+    def _submit(
+        self, arguments: Sequence[str], log_name: str, worker_name: str, granted_count: int
+    ) -> None:
+        log = self._log_folder / f"{log_name}.log"
+        try:
+            _run(
+                ["sbatch", *self._options, *arguments, f"--output={log}"],
+                # exec: the signals of the batch step reach the worker itself.
+                text="#!/bin/sh\n"
+                f"export {NAME_VARIABLE}={worker_name}\n"
+                f"exec {shlex.join(self._command)}\n",
+            )
+        except EngineTrouble as error:
+            raise EngineRefusal(str(error), granted_count) from error
 
     def stop(self, name: str, *, at_once: bool) -> None:
-        is_running = self.workers().get(name) == WorkerState.RUNNING
+        job = self._jobs().get(name)
+        if job is None:
+            return
+        job_id, state = job
         # A job that waits has nothing to finish.
-        how = ["--signal=TERM", "--batch"] if is_running and not at_once else []
-        _run(["scancel", *how, f"--name={name}", f"--user={_user()}"])
+        is_to_drain = state == WorkerState.RUNNING and not at_once
+        _run(["scancel", *(["--signal=TERM", "--batch"] if is_to_drain else []), job_id])
 
     def workers(self) -> dict[str, WorkerState]:
-        lines = _run(["squeue", "--noheader", "--format=%j %T", f"--user={_user()}"]).splitlines()
-        found: dict[str, WorkerState] = {}
+        return {name: state for name, (_, state) in self._jobs().items()}
+
+    def _jobs(self) -> dict[str, tuple[str, WorkerState]]:
+        """By the worker's name, the job's number and its state."""
+        form = "--format=%j|%i|%T"
+        lines = _run(["squeue", "--noheader", "--array", form, f"--user={_user()}"]).splitlines()
+        found: dict[str, tuple[str, WorkerState]] = {}
         for line in lines:
-            name, _, state = line.strip().rpartition(" ")
-            if not name.startswith(self._prefix):
-                continue
-            if state in _STARTING:
-                found[name] = WorkerState.STARTING
-            elif state in _RUNNING:
-                found[name] = WorkerState.RUNNING
-            elif state in _STOPPING:
-                found[name] = WorkerState.STOPPING
+            job_name, job_id, word = line.strip().rsplit("|", 2)
+            state = _STATES.get(word)
+            if state is not None and job_name.startswith(self._prefix):
+                found[self._worker_name(job_name, job_id)] = (job_id, state)
         return found
+
+    def _worker_name(self, job_name: str, job_id: str) -> str:
+        first = job_name.removeprefix(self._prefix + _ARRAY)
+        task = job_id.partition("_")[2]
+        if first == job_name or not (first.isdecimal() and task.isdecimal()):
+            return job_name
+        return f"{self._prefix}{int(first) + int(task)}"
 
 
 def _user() -> str:
