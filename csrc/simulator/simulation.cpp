@@ -29,6 +29,9 @@ struct RunningJob {
   std::vector<std::pair<double, uint32_t>> starting{};  // when they begin to work
   double fixed_cpus = 0;                                // without a pool
   double needed_count = 0;                              // as measured, smoothed
+  double local_share = 0;                               // of its highest speed, by workers beside its GPUs
+  double link_share = kNever;                           // that its link adds, as measured when it was the limit
+  bool is_link_bound = false;
   double bytes_per_s = 0;
 
   double ends_s() const { return speed > 0 ? since_s + work_s / speed : kNever; }
@@ -248,15 +251,11 @@ class Run {
     std::vector<PooledJob> pooled;
     for (RunningJob& it : running_) {
       measure(it);
-      const double gpus = job_of(it).gpus;
-      const Profile& profile = profile_of(it);
-      const double speed = profile.speed(it.count / gpus);
       pooled.push_back({.job_id = it.job,
                         .gpus = job_of(it).gpus,
                         .count = it.count,
                         .needed_count = it.needed_count,
-                        .gain_of_one_more = speed > 0 ? profile.speed((it.count + 1) / gpus) / speed - 1 : 1,
-                        .loss_of_one_less = it.count > 0 ? 1 - profile.speed((it.count - 1) / gpus) / speed : 0});
+                        .share_max = std::min(1.0, it.local_share + it.link_share)});
     }
     const std::vector<uint32_t> counts = pooled_counts(
         settings_.cpus, pooled, cluster_.server_count * cluster_.cpus_per_server(), cluster_.cpus_per_gpu, settings_);
@@ -274,9 +273,12 @@ class Run {
     if (active == 0 || it.speed <= 0) return;
     const Profile& profile = profile_of(it);
     const double trainer_s = profile.iteration_s / profile.speed_max();
-    const bool is_starved = it.speed < profile.speed_max() * (1 - 1e-9);
-    const double needed = is_starved ? active * profile.speed_max() / it.speed
+    // A worker's seconds are its own. They do not grow while its batches wait for the link.
+    const double workers_speed = profile.speed(active / static_cast<double>(job_of(it).gpus));
+    const bool is_starved = workers_speed < profile.speed_max() * (1 - 1e-9);
+    const double needed = is_starved ? active * profile.speed_max() / workers_speed
                                      : std::min(1.0 * active, profile.cpus_needed() * job_of(it).gpus);
+    if (it.is_link_bound) it.link_share = it.speed / profile.speed_max() - it.local_share;
     const double seen = measured_need(needed * trainer_s * std::exp(settings_.noise * normal()), trainer_s);
     it.needed_count = it.needed_count == 0 ? seen : it.needed_count + kNewestWeight * (seen - it.needed_count);
   }
@@ -337,6 +339,8 @@ class Run {
     const double bytes_per_speed = profile.bytes_per_s() * gpus;
     double speed = profile.speed(active / gpus);
     if (bytes_per_speed > 0) speed = std::min(speed, local_speed + link_bytes_per_s / bytes_per_speed);
+    it.local_share = local_speed / profile.speed_max();
+    it.is_link_bound = speed < profile.speed(active / gpus);
     it.bytes_per_s = std::max(0.0, speed - local_speed) * bytes_per_speed;
     change_speed(it, speed);
   }
