@@ -42,6 +42,8 @@ std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_co
     // Workers beyond what the link lets through are of no use.
     for (uint32_t count = 0; count < needed; ++count) claim.progress.push_back(std::min(count / needed, job.share_max));
     claim.progress.push_back(std::min(1.0, job.share_max));
+    // What waits for a full link is free for a job beside it.
+    if (job.share_max < 1) claim.worker_count = std::min(claim.worker_count, claim.demand_count());
     claims.push_back(std::move(claim));
   }
   const cluster::AllocationOptions options{

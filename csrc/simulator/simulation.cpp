@@ -255,16 +255,46 @@ class Run {
                         .gpus = job_of(it).gpus,
                         .count = it.count,
                         .needed_count = it.needed_count,
-                        .share_max = std::min(1.0, it.local_share + it.link_share)});
+                        .share_max = std::min(1.0, near_share(it) + it.link_share)});
     }
     const std::vector<uint32_t> counts = pooled_counts(
         settings_.cpus, pooled, cluster_.server_count * cluster_.cpus_per_server(), cluster_.cpus_per_gpu, settings_);
     std::vector<uint32_t> before;
     for (const RunningJob& it : running_) before.push_back(it.count);
     for (size_t place = 0; place < running_.size(); ++place) shrink(running_[place], counts[place]);
+    std::vector<bool> is_nearer;
+    for (RunningJob& it : running_) is_nearer.push_back(come_near(it));
     for (size_t place = 0; place < running_.size(); ++place) grow(running_[place], counts[place]);
     for (size_t place = 0; place < running_.size(); ++place)
-      if (running_[place].count != before[place]) set_speed(running_[place]);
+      if (is_nearer[place] || running_[place].count != before[place]) set_speed(running_[place]);
+  }
+
+  // Of its highest speed, by the CPUs beside its GPUs that it has or that are free.
+  double near_share(const RunningJob& it) const {
+    double near = 0;
+    for (uint32_t server = 0; server < cluster_.server_count; ++server)
+      if (it.gpus[server] > 0) near += it.workers[server] + free_cpus_[server];
+    return profile_of(it).speed(near / job_of(it).gpus) / profile_of(it).speed_max();
+  }
+
+  // Exchanges workers behind a full link for free CPUs beside the job's GPUs. Returns whether there were any.
+  bool come_near(RunningJob& it) {
+    if (!it.is_link_bound) return false;
+    uint32_t moved = 0;
+    uint32_t far = 0;
+    for (uint32_t near = 0; near < cluster_.server_count; ++near) {
+      while (it.gpus[near] > 0 && free_cpus_[near] > 0) {
+        while (far < cluster_.server_count && (it.gpus[far] > 0 || it.workers[far] == 0)) ++far;
+        if (far == cluster_.server_count) break;
+        --it.workers[far], ++free_cpus_[far];
+        ++it.workers[near], --free_cpus_[near];
+        ++moved;
+      }
+    }
+    outcome_.move_count += moved;
+    moved = std::min(moved, it.active_count());
+    if (moved > 0 && settings_.start_delay_s > 0) it.starting.push_back({now_s_ + settings_.start_delay_s, moved});
+    return moved > 0;
   }
 
   // What trainer and workers see: their seconds a batch, with noise.

@@ -17,7 +17,7 @@ from penstock.cli.command_line import main
 Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]
 
-COMMANDS = ("run", "explain", "keys", "controller", "worker", "status", "drain")
+COMMANDS = ("run", "explain", "keys", "controller", "worker", "status", "drain", "simulate")
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 
 
