@@ -133,6 +133,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
         hours = hours_of(result)
         gain = result["penstock"]["speedup_over_first"]
         gained_s = gain["waiting_gain_s"] + gain["running_gain_s"]
+        is_gain = gained_s > 0.01 * 3600 * fmean(hours["proportional"])
         operations = fmean(r["operations_per_job_minute"] for r in result["penstock"]["runs"])
         cells = [
             name,
@@ -142,7 +143,7 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
                 for policy in POLICIES
                 if policy != "penstock"
             ),
-            f"{gain['waiting_gain_s'] / gained_s:.0%}",
+            f"{gain['waiting_gain_s'] / gained_s:.0%}" if is_gain else "-",
             f"{operations:.3f}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
