@@ -31,7 +31,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "loader": ("shm", "net", "cluster"),
     "worker": ("shm", "net", "cluster", "runtime"),
     "controller": ("net", "cluster"),
-    "bindings": ("loader", "worker", "controller"),
+    "bindings": ("loader", "worker", "controller", "simulator"),
 }
 
 # The same of the packages of python/penstock. "" is the façade: what stands in the root. `__init__`

@@ -9,11 +9,14 @@
 namespace penstock::bindings {
 
 void bind_controller(pybind11::module_& module);
+void bind_simulator(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
 PYBIND11_MODULE(_pool, module) {
-  module.doc() = "The native part of penstock that needs no torch: keys, controller, an operator's requests.";
+  module.doc() =
+      "The native part of penstock that needs no torch: keys, controller, an operator's requests, the simulator.";
   module.def("zmq_version", &penstock::net::zmq_version);
   penstock::bindings::bind_controller(module);
+  penstock::bindings::bind_simulator(module);
 }

@@ -11,22 +11,10 @@
 namespace penstock::simulator {
 namespace {
 
-constexpr double kCachewGain = 0.07;
-constexpr double kCachewLoss = 0.03;
-constexpr uint32_t kRayStepMax = 256;
-
-uint32_t wanted_count(CpuPolicy policy, const PooledJob& job, uint32_t share) {
+// By tf.data service's formula. A new job has its share.
+uint32_t wanted_count(const PooledJob& job, uint32_t share) {
   if (job.count == 0) return share;
-  switch (policy) {
-    case CpuPolicy::kTfDataService:
-      return std::min(static_cast<uint32_t>(std::ceil(job.needed_count)), std::min(4 * job.count, job.count + 500));
-    case CpuPolicy::kCachew:
-      if (job.gain_of_one_more > kCachewGain) return job.count + 1;
-      return job.count > 1 && job.loss_of_one_less < kCachewLoss ? job.count - 1 : job.count;
-    case CpuPolicy::kRayData:
-      return job.needed_count >= 0.5 * job.count ? std::min(2 * job.count, job.count + kRayStepMax) : job.count;
-    default: return share;
-  }
+  return std::min(static_cast<uint32_t>(std::ceil(job.needed_count)), std::min(4 * job.count, job.count + 500));
 }
 
 std::vector<uint32_t> granted(std::span<const PooledJob> jobs, std::span<const uint32_t> wanted, uint32_t cpu_count) {
@@ -51,12 +39,15 @@ std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_co
     const double needed =
         std::clamp(job.count == 0 ? 1.0 * job.gpus * cpus_per_gpu : job.needed_count, 1.0, 1.0 * cpu_count);
     cluster::JobClaim claim{.job_id = job.job_id, .worker_count = job.count, .gpus = 1.0 * job.gpus};
-    for (uint32_t count = 0; count < needed; ++count) claim.progress.push_back(count / needed);
-    claim.progress.push_back(1.0);
+    // Workers beyond what the link lets through are of no use.
+    for (uint32_t count = 0; count < needed; ++count) claim.progress.push_back(std::min(count / needed, job.share_max));
+    claim.progress.push_back(std::min(1.0, job.share_max));
+    // What waits for a full link is free for a job beside it.
+    if (job.share_max < 1) claim.worker_count = std::min(claim.worker_count, claim.demand_count());
     claims.push_back(std::move(claim));
   }
   const cluster::AllocationOptions options{
-      .floor_share = settings.floor_share, .move_cost_s = settings.start_delay_s, .horizon_s = settings.horizon_s};
+      .floor_share = settings.floor_share, .move_cost_s = settings.move_cost_s, .horizon_s = settings.horizon_s};
   std::vector<uint32_t> counts = cluster::gpu_progress(claims, cpu_count, options);
   const auto fault = cluster::check_allocation(claims, cpu_count, options, counts);
   PENSTOCK_ASSERT(!fault, *fault);
@@ -71,7 +62,7 @@ std::vector<uint32_t> pooled_counts(CpuPolicy policy, std::span<const PooledJob>
                                     uint32_t cpus_per_gpu, const Settings& settings) {
   if (policy == CpuPolicy::kPenstock) return allocated(jobs, cpu_count, cpus_per_gpu, settings);
   std::vector<uint32_t> wanted;
-  for (const PooledJob& job : jobs) wanted.push_back(wanted_count(policy, job, job.gpus * cpus_per_gpu));
+  for (const PooledJob& job : jobs) wanted.push_back(wanted_count(job, job.gpus * cpus_per_gpu));
   return granted(jobs, wanted, cpu_count);
 }
 

@@ -4,12 +4,13 @@
 // CPU is a worker. What a policy knows of a job is what a trainer and its workers measure.
 //
 //   tf-data-service  as many workers as the trainer's rate needs, at most four times those that there are
-//   cachew           one more while that makes batches 7 % faster, one less while that makes them less than 3 % slower
-//   ray-data         twice as many while they are at work for half of the time or more, else as many as before
-//   penstock         cluster::allocate's `gpu_progress` on what was measured
+//   penstock         cluster::gpu_progress on what was measured
 //
-// The first three ask each for itself. Each job has one CPU a GPU for sure; the rest is granted in the order in which
+// The first asks for each job by itself. Each job has one CPU a GPU for sure; the rest is granted in the order in which
 // the jobs began.
+//
+// Cachew's and Ray Data's rules are left out. Cachew looks again after stable periods and Ray Data gives workers back
+// once they idle; a rule without these would say nothing about either.
 
 #include <cstdint>
 #include <span>
@@ -22,10 +23,9 @@ namespace penstock::simulator {
 struct PooledJob {
   uint64_t job_id = 0;
   uint32_t gpus = 1;
-  uint32_t count = 0;           // CPUs that it has
-  double needed_count = 1;      // CPUs that keep its GPUs busy, as measured
-  double gain_of_one_more = 0;  // of the speed, as a share
-  double loss_of_one_less = 0;
+  uint32_t count = 0;       // CPUs that it has
+  double needed_count = 1;  // CPUs that keep its GPUs busy, as measured
+  double share_max = 1;     // of its speed with enough CPUs, that its link lets it have, as measured
 };
 
 // Estimates how many workers keep a trainer busy: seconds of one worker for a batch over those of a step that waits for

@@ -29,6 +29,9 @@ struct RunningJob {
   std::vector<std::pair<double, uint32_t>> starting{};  // when they begin to work
   double fixed_cpus = 0;                                // without a pool
   double needed_count = 0;                              // as measured, smoothed
+  double local_share = 0;                               // of its highest speed, by workers beside its GPUs
+  double link_share = kNever;                           // that its link adds, as measured when it was the limit
+  bool is_link_bound = false;
   double bytes_per_s = 0;
 
   double ends_s() const { return speed > 0 ? since_s + work_s / speed : kNever; }
@@ -248,24 +251,50 @@ class Run {
     std::vector<PooledJob> pooled;
     for (RunningJob& it : running_) {
       measure(it);
-      const double gpus = job_of(it).gpus;
-      const Profile& profile = profile_of(it);
-      const double speed = profile.speed(it.count / gpus);
       pooled.push_back({.job_id = it.job,
                         .gpus = job_of(it).gpus,
                         .count = it.count,
                         .needed_count = it.needed_count,
-                        .gain_of_one_more = speed > 0 ? profile.speed((it.count + 1) / gpus) / speed - 1 : 1,
-                        .loss_of_one_less = it.count > 0 ? 1 - profile.speed((it.count - 1) / gpus) / speed : 0});
+                        .share_max = std::min(1.0, near_share(it) + it.link_share)});
     }
     const std::vector<uint32_t> counts = pooled_counts(
         settings_.cpus, pooled, cluster_.server_count * cluster_.cpus_per_server(), cluster_.cpus_per_gpu, settings_);
     std::vector<uint32_t> before;
     for (const RunningJob& it : running_) before.push_back(it.count);
     for (size_t place = 0; place < running_.size(); ++place) shrink(running_[place], counts[place]);
+    std::vector<bool> is_nearer;
+    for (RunningJob& it : running_) is_nearer.push_back(come_near(it));
     for (size_t place = 0; place < running_.size(); ++place) grow(running_[place], counts[place]);
     for (size_t place = 0; place < running_.size(); ++place)
-      if (running_[place].count != before[place]) set_speed(running_[place]);
+      if (is_nearer[place] || running_[place].count != before[place]) set_speed(running_[place]);
+  }
+
+  // Of its highest speed, by the CPUs beside its GPUs that it has or that are free.
+  double near_share(const RunningJob& it) const {
+    double near = 0;
+    for (uint32_t server = 0; server < cluster_.server_count; ++server)
+      if (it.gpus[server] > 0) near += it.workers[server] + free_cpus_[server];
+    return profile_of(it).speed(near / job_of(it).gpus) / profile_of(it).speed_max();
+  }
+
+  // Exchanges workers behind a full link for free CPUs beside the job's GPUs. Returns whether there were any.
+  bool come_near(RunningJob& it) {
+    if (!it.is_link_bound) return false;
+    uint32_t moved = 0;
+    uint32_t far = 0;
+    for (uint32_t near = 0; near < cluster_.server_count; ++near) {
+      while (it.gpus[near] > 0 && free_cpus_[near] > 0) {
+        while (far < cluster_.server_count && (it.gpus[far] > 0 || it.workers[far] == 0)) ++far;
+        if (far == cluster_.server_count) break;
+        --it.workers[far], ++free_cpus_[far];
+        ++it.workers[near], --free_cpus_[near];
+        ++moved;
+      }
+    }
+    outcome_.move_count += moved;
+    moved = std::min(moved, it.active_count());
+    if (moved > 0 && settings_.start_delay_s > 0) it.starting.push_back({now_s_ + settings_.start_delay_s, moved});
+    return moved > 0;
   }
 
   // What trainer and workers see: their seconds a batch, with noise.
@@ -274,9 +303,12 @@ class Run {
     if (active == 0 || it.speed <= 0) return;
     const Profile& profile = profile_of(it);
     const double trainer_s = profile.iteration_s / profile.speed_max();
-    const bool is_starved = it.speed < profile.speed_max() * (1 - 1e-9);
-    const double needed = is_starved ? active * profile.speed_max() / it.speed
+    // A worker's seconds are its own. They do not grow while its batches wait for the link.
+    const double workers_speed = profile.speed(active / static_cast<double>(job_of(it).gpus));
+    const bool is_starved = workers_speed < profile.speed_max() * (1 - 1e-9);
+    const double needed = is_starved ? active * profile.speed_max() / workers_speed
                                      : std::min(1.0 * active, profile.cpus_needed() * job_of(it).gpus);
+    if (it.is_link_bound) it.link_share = it.speed / profile.speed_max() - it.local_share;
     const double seen = measured_need(needed * trainer_s * std::exp(settings_.noise * normal()), trainer_s);
     it.needed_count = it.needed_count == 0 ? seen : it.needed_count + kNewestWeight * (seen - it.needed_count);
   }
@@ -337,6 +369,8 @@ class Run {
     const double bytes_per_speed = profile.bytes_per_s() * gpus;
     double speed = profile.speed(active / gpus);
     if (bytes_per_speed > 0) speed = std::min(speed, local_speed + link_bytes_per_s / bytes_per_speed);
+    it.local_share = local_speed / profile.speed_max();
+    it.is_link_bound = speed < profile.speed(active / gpus);
     it.bytes_per_s = std::max(0.0, speed - local_speed) * bytes_per_speed;
     change_speed(it, speed);
   }

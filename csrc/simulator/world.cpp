@@ -59,7 +59,7 @@ Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile
                  "the cluster has no server, GPU or CPU, or a negative link; at least one of each is "
                  "expected"};
   if (!(settings.interval_s > 0) || !(settings.horizon_s > 0) || !(settings.start_delay_s >= 0) ||
-      !(settings.noise >= 0) || !(settings.restart_cost_s >= 0))
+      !(settings.move_cost_s >= 0) || !(settings.noise >= 0) || !(settings.restart_cost_s >= 0))
     return Error{Errc::kMalformed,
                  "an interval or a horizon is not positive, or a delay, a cost or the noise is negative"};
   for (const Profile& profile : profiles) {

@@ -49,10 +49,10 @@ struct Cluster {
 
 enum class GpuOrder : uint8_t { kFifo, kSrtf };
 
-enum class CpuPolicy : uint8_t { kProportional, kTuned, kCachew, kTfDataService, kRayData, kPenstock, kInfinite };
+enum class CpuPolicy : uint8_t { kProportional, kTuned, kTfDataService, kPenstock, kInfinite };
 
-inline constexpr std::array<std::string_view, 7> kCpuPolicyNames{
-    "proportional", "tuned", "cachew", "tf-data-service", "ray-data", "penstock", "infinite"};
+inline constexpr std::array<std::string_view, 5> kCpuPolicyNames{"proportional", "tuned", "tf-data-service", "penstock",
+                                                                 "infinite"};
 std::optional<CpuPolicy> cpu_policy_named(std::string_view name);
 
 struct Settings {
@@ -60,7 +60,8 @@ struct Settings {
   bool preempts = false;       // of kSrtf alone
   double restart_cost_s = 60;  // of work, for a job that was preempted
   CpuPolicy cpus = CpuPolicy::kProportional;
-  double start_delay_s = 5;  // from when a worker is given to a job until it works; its moving cost, too
+  double start_delay_s = 5;  // from when a worker is given to a job until it works
+  double move_cost_s = 5;    // that penstock's policy reckons with for a move
   double interval_s = 60;    // between decisions about a pool
   double horizon_s = 300;    // over which the gain of a move is counted
   double floor_share = 0.25;

@@ -17,7 +17,9 @@ from penstock.cli.command_line import main
 Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]
 
-COMMANDS = ("run", "explain", "keys", "controller", "worker", "up", "down", "status", "drain")
+COMMANDS = (
+    "run", "explain", "keys", "controller", "worker", "up", "down", "status", "drain", "simulate",
+)  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 
 

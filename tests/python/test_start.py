@@ -73,6 +73,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         ("worker --help", 0),
         ("status --timeout 0.1", 1),  # which nobody answers
         ("drain 3f2a --timeout 0.1", 1),
+        ("simulate --seeds 1", 0),
         ("run --help", 0),
         ("explain --help", 0),
         ("explain --formt json train.py", 2),

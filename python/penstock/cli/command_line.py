@@ -34,7 +34,12 @@ POOL_COMMANDS = {
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
     "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
 }
-COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS}
+CLUSTER_COMMANDS = {
+    "simulate": Command(
+        "simulate_command", "simulate the jobs of a cluster by several ways to share its CPUs"
+    ),
+}
+COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS}
 OPTIONS = {"--version": "print the version of penstock", "-h, --help": "print this help"}
 # The exit status of Python and its tools when they are called wrongly.
 USAGE_EXIT_CODE = 2
@@ -83,9 +88,9 @@ def _help() -> str:
     def table(rows: dict[str, str]) -> str:
         return "".join(f"  {name:<12}{text}\n" for name, text in rows.items())
 
-    programs, pools = (
+    programs, pools, clusters = (
         table({name: command.summary for name, command in commands.items()})
-        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS)
+        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS, CLUSTER_COMMANDS)
     )
     return f"""\
 usage: penstock COMMAND [ARGUMENT ...]
@@ -97,6 +102,8 @@ commands for a program:
 {programs}
 commands for a pool of data workers, on one machine or several:
 {pools}
+command for a cluster that is planned:
+{clusters}
 options:
 {table(OPTIONS)}
 `penstock COMMAND --help` tells about one command. `python -m penstock` is the same as `penstock`.

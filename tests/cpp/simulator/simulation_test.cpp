@@ -123,6 +123,22 @@ TEST(Simulation, AJobThatFitsNoClusterIsRefused) {
   EXPECT_EQ(outcome.error().message, "job 0 has 25 GPUs; 1 to 24 are expected");
 }
 
+// Workers were given to a job that had nothing of them, since its batches waited for its link.
+TEST(CpuPolicy, AJobWhoseLinkIsFullLeavesTheRestToOthers) {
+  const std::vector<PooledJob> jobs{{.job_id = 1, .count = 5, .needed_count = 10, .share_max = 0.3},
+                                    {.job_id = 2, .count = 5, .needed_count = 10}};
+  EXPECT_EQ(pooled_counts(CpuPolicy::kPenstock, jobs, 10, 3, {.floor_share = 0}), (std::vector<uint32_t>{3, 7}));
+}
+
+// The formula asked for ever more workers, since those that waited for a link were taken for slow ones.
+TEST(CpuPolicy, WorkersThatWaitForALinkAreNotTakenForSlowOnes) {
+  const std::vector<Job> jobs{{.duration_s = 9000, .gpus = 1}};
+  const Cluster cluster{.server_count = 8, .gpus_per_server = 1, .cpus_per_gpu = 3, .link_bytes_per_s = 1e6};
+  auto outcome = simulate(jobs, profiles(), cluster, {.cpus = CpuPolicy::kTfDataService, .noise = 0});
+  ASSERT_TRUE(outcome);
+  EXPECT_LE(outcome.value().move_count, 8U);  // `hungry` needs 9 at most
+}
+
 TEST(CpuPolicy, TuningTakesBackOnlyWhatIsBeyondTheShare) {
   const std::vector<double> demands{20, 2, 10}, shares{12, 6, 6};
   EXPECT_EQ(tuned_counts(demands, shares, 40), demands);

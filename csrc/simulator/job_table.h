@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The jobs that are simulated: those of a trace, or synthetic ones. Pure; a caller reads the file.
+//
+// A trace is CSV with the columns submit_s,duration_s,num_gpus,vc, where `vc` names the virtual cluster that a job was
+// sent to. Seconds count from any beginning. The rows may stand in any order.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "simulator/world.h"
+
+namespace penstock::simulator {
+
+inline constexpr size_t kTableJobsMax = 1'000'000;
+
+struct JobTable {
+  std::vector<Job> jobs{};  // in the order of their arrival
+};
+
+struct JobFilter {
+  std::string vc{};           // empty: all
+  double duration_min_s = 0;  // shorter jobs are left out
+  uint32_t gpus_max = 0;      // larger jobs are left out
+  size_t job_count_max = 0;   // the first so many of those that remain; 0: all
+};
+
+// `file` is a name for messages. kMalformed: the line, its fault and the remedy; no job that remains is one, too.
+Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const JobFilter& filter);
+
+// Jobs whose arrivals are a Poisson process, scaled so that the GPUs would be in use for `load` of the time from the
+// first arrival to the last. Durations are log-normal with a median of an hour.
+struct SyntheticJobs {
+  size_t job_count = 500;
+  uint32_t gpu_count = 64;
+  double load = 1.0;
+  uint64_t seed = 0;
+};
+
+Result<JobTable> synthetic_jobs(const SyntheticJobs& options);
+
+}  // namespace penstock::simulator

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulator/job_table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace penstock::simulator {
+namespace {
+
+constexpr std::string_view kTable =
+    "# a trace\n"
+    "submit_s,duration_s,num_gpus,vc\r\n"
+    "30,100,1,a\n"
+    "\n"
+    "10,59,1,a\n"
+    "20,60,8,b\n"
+    "20,70.5,16,a\n"
+    "5,200,2,a\n"
+    "6,200,0,a\n";
+
+std::vector<double> arrivals(const JobFilter& filter) {
+  auto table = parse_jobs("trace.csv", kTable, filter);
+  EXPECT_TRUE(table);
+  std::vector<double> found;
+  for (const Job& job : table.value().jobs) found.push_back(job.submit_s);
+  return found;
+}
+
+std::string fault(const std::string& text) {
+  auto table = parse_jobs("trace.csv", text, {.gpus_max = 8});
+  EXPECT_FALSE(table) << text;
+  return table ? "" : table.error().message;
+}
+
+std::string fault_of_row(const std::string& row) { return fault("submit_s,duration_s,num_gpus,vc\n" + row + "\n"); }
+
+TEST(JobTable, HasTheJobsThatTheFilterLeavesByTheirArrival) {
+  EXPECT_EQ(arrivals({.gpus_max = 16}), (std::vector<double>{5, 10, 20, 20, 30}));
+  EXPECT_EQ(arrivals({.vc = "a", .duration_min_s = 60, .gpus_max = 8}), (std::vector<double>{5, 30}));
+  EXPECT_EQ(arrivals({.vc = "a", .duration_min_s = 60, .gpus_max = 8, .job_count_max = 1}), (std::vector<double>{5}));
+  EXPECT_EQ(arrivals({.vc = "b", .gpus_max = 8}), (std::vector<double>{20}));
+}
+
+TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
+  EXPECT_EQ(fault_of_row("1,x,1,a"),
+            "trace.csv, line 2: duration_s is 'x'; a number from 0 to 10000000000 is expected; correct this line");
+  EXPECT_EQ(fault_of_row("1,60,1.5,a"),
+            "trace.csv, line 2: num_gpus is '1.5'; a whole number from 0 to 1000000 is expected; correct this line");
+  EXPECT_EQ(fault_of_row("1,60,1"),
+            "trace.csv, line 2: 3 fields; submit_s,duration_s,num_gpus,vc is expected; correct this line");
+  EXPECT_EQ(fault("a,b\n1,2\n"),
+            "trace.csv, line 1: the first row has other columns; submit_s,duration_s,num_gpus,vc is expected; correct "
+            "this line");
+  EXPECT_EQ(fault("# nothing\n"),
+            "trace.csv, line 1: the table is empty; submit_s,duration_s,num_gpus,vc is expected; correct this line");
+  for (const std::string row :
+       {"-1,60,1,a", "nan,60,1,a", "inf,60,1,a", "1,60,-1,a", "1,60,1e9,a", ",60,1,a", "1 ,6,1,a"})
+    EXPECT_NE(fault_of_row(row).find("line 2: "), std::string::npos) << row;
+}
+
+TEST(JobTable, NoJobThatIsLeftIsAFault) {
+  EXPECT_EQ(fault_of_row("1,60,9,a"),
+            "trace.csv: none of 1 jobs is left; at least one with 1 to 8 GPUs that is long enough is expected; choose "
+            "another VC or a larger cluster");
+}
+
+TEST(JobTable, SyntheticJobsFollowFromTheirSeedAndHaveTheirLoad) {
+  const SyntheticJobs options{.job_count = 2000, .gpu_count = 64, .load = 0.8, .seed = 3};
+  auto table = synthetic_jobs(options);
+  auto again = synthetic_jobs(options);
+  ASSERT_TRUE(table);
+  ASSERT_TRUE(again);
+  const std::vector<Job>& jobs = table.value().jobs;
+  double gpu_s = 0;
+  for (size_t job = 0; job < jobs.size(); ++job) {
+    gpu_s += jobs[job].duration_s * jobs[job].gpus;
+    EXPECT_EQ(jobs[job].submit_s, again.value().jobs[job].submit_s);
+    EXPECT_GE(jobs[job].duration_s, 60);
+    EXPECT_LE(jobs[job].gpus, 16U);
+  }
+  EXPECT_TRUE(std::is_sorted(jobs.begin(), jobs.end(), [](auto& a, auto& b) { return a.submit_s < b.submit_s; }));
+  // The span to the arrival that would follow the last one.
+  EXPECT_NEAR(gpu_s / 64 / jobs.back().submit_s, 0.8, 0.02);
+  auto other = synthetic_jobs({.job_count = 2000, .gpu_count = 64, .load = 0.8, .seed = 4});
+  EXPECT_NE(other.value().jobs[0].duration_s, jobs[0].duration_s);
+  EXPECT_FALSE(synthetic_jobs({.job_count = 0}));
+  EXPECT_FALSE(synthetic_jobs({.load = 0}));
+}
+
+}  // namespace
+}  // namespace penstock::simulator

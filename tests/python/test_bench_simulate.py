@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke run of bench/simulate.py: its table, its lines and its picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "bench" / "simulate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> None:
+    lines, picture = tmp_path / "lines.jsonl", tmp_path / "picture.svg"
+    trace = str(ROOT / "tests" / "data" / "philly_jobs.csv")
+    done = run_bench(
+        *("--jobs", trace, "--only", "goal", "--first", "40", "--seeds", "2", "--markdown"),
+        *("--out", str(lines), "--picture", str(picture)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\n| goal | " in done.stdout
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [record["n"] for record in records] == [2] * 5
+    assert len(ElementTree.parse(picture).findall("{*}rect")) == 1 + 5 + 5
+
+
+def test_a_trace_that_is_not_there_ends_it(tmp_path: Path) -> None:
+    done = run_bench("--jobs", str(tmp_path / "none.csv"), "--only", "goal")
+    assert done.returncode == 2 and "none.csv" in done.stderr
