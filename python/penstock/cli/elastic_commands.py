@@ -198,15 +198,22 @@ class _Elastic:
 
     def run(self) -> int:
         is_to_end = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: is_to_end.set())
+
+        def hear_signals() -> None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: is_to_end.set())
+
+        hear_signals()
         serving = threading.Thread(target=self._controller.run, args=(self._stop_read,))
         serving.start()
         endpoint = self._controller.endpoint
         self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
         self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
         try:
-            while self._adapter.turn(is_to_end=is_to_end.is_set()):
+            while True:
+                hear_signals()  # Ray puts handlers of its own in their place when it connects
+                if not self._adapter.turn(is_to_end=is_to_end.is_set()):
+                    break
                 is_to_end.wait(TURN_S) if not is_to_end.is_set() else time.sleep(TURN_S / 4)
         finally:
             self._adapter.close()

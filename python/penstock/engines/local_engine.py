@@ -28,7 +28,7 @@ class LocalEngine:
         self._command = [sys.executable, "-m", "penstock", *command.arguments()]
         self._prefix = prefix
         self._log_folder = log_folder
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopped: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
@@ -49,20 +49,24 @@ class LocalEngine:
                 raise EngineRefusal(
                     f"this machine starts no process: {error}", granted_count
                 ) from error
-            self._children.append(child)
+            self._children[name] = child
 
     def stop(self, name: str, *, at_once: bool) -> None:
         self._stopped.add(name)
-        for pid in self._processes().get(name, []):
+        child = self._children.get(name)
+        for pid in self._processes().get(name, [child.pid] if child is not None else []):
             try:
                 os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
             except ProcessLookupError:
                 continue
 
     def workers(self) -> dict[str, WorkerState]:
-        self._children = [child for child in self._children if child.poll() is None]
-        names = self._processes()
-        self._stopped &= names.keys()
+        self._children = {
+            name: child for name, child in self._children.items() if child.poll() is None
+        }
+        # The environment of a process that has just been started cannot be read yet.
+        names = self._processes().keys() | self._children.keys()
+        self._stopped &= names
         return {
             name: WorkerState.STOPPING if name in self._stopped else WorkerState.RUNNING
             for name in names

@@ -23,6 +23,7 @@ from penstock.engines.engine import (
 )
 
 _NAMESPACE = "penstock"
+_SHARED_VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR")
 _ANSWER_S = 2.0  # for what an actor says of its process
 _CONCURRENCY = 4  # a call that waits for the process holds up no other
 
@@ -51,6 +52,10 @@ class RayEngine:
         self._address = address
         self._cpus = cpus
         self._resources = dict(resources or {})
+        # Where this user's processes share keys, which a node's own environment may not say.
+        self._variables = {
+            name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ
+        }
         self._requested_count: int | None = None
         self._asked: dict[str, Any] = {}  # actors and what they were asked and have not answered
         self._states: dict[str, WorkerState] = {}
@@ -70,7 +75,9 @@ class RayEngine:
         }
         for granted_count, name in enumerate(names):
             try:
-                actor.options(name=name, **options).remote(self._command, {NAME_VARIABLE: name})
+                actor.options(name=name, **options).remote(
+                    self._command, {**self._variables, NAME_VARIABLE: name}
+                )
             except (ValueError, ray.exceptions.RayError) as error:
                 raise EngineRefusal(f"Ray made no actor: {error}", granted_count) from error
             self._states[name] = WorkerState.STARTING
