@@ -135,7 +135,8 @@ def _text(text: str) -> bytes:
 
 def worker_report(worker_id: int, endpoint: str, version: int = 2) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
-    return control(1, head, _text(endpoint), _text("by hand"), bytes(4), _text(""), version=version)
+    fields = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
+    return control(1, head, *fields, version=version)
 
 
 def trainer_report(trainer_id: int) -> bytes:

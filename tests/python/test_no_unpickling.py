@@ -51,6 +51,7 @@ WHOSE_BYTES = {
         "pickle.load",
     ): "local workers', and with trust_workers=True a "
     "pool's: check_nest() refuses a batch that needs it before it is called",
+    ("engines/ray_engine.py", "_actor_class.PenstockWorker.__init__", "ctypes.CDLL"): "libc's",
     ("worker/batch_pickle.py", "_BatchUnpickler", "pickle.Unpickler"): "as the line above",
     (
         "loader/loader_state.py",
