@@ -20,10 +20,6 @@ constexpr double kSpareWorth = 0.05;  // of a job's progress
 
 using Reason = WorkerChoice::Reason;
 
-uint32_t count_at_work(const wire::QueueSignal& queue, uint32_t worker_count) {
-  return queue.made_batches > 0 ? std::max(1U, worker_count) : worker_count;
-}
-
 bool counts_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) {
   return now.delivered_batches < before.delivered_batches || now.step_count < before.step_count ||
          now.made_batches < before.made_batches || now.starved_ns < before.starved_ns;
@@ -32,6 +28,11 @@ bool counts_anew(const wire::QueueSignal& now, const wire::QueueSignal& before) 
 bool is_other(double now, double then) { return now > kOtherTimes * then || then > kOtherTimes * now; }
 
 double seconds(uint64_t ns) { return static_cast<double>(ns) / 1e9; }
+
+// In steps and waiting for batches, from one report to another.
+double trained_s(const wire::QueueSignal& first, const wire::QueueSignal& last) {
+  return seconds(last.stepping_ns - first.stepping_ns + last.starved_ns - first.starved_ns);
+}
 
 }  // namespace
 
@@ -73,8 +74,8 @@ void JobScaler::begin_stretch(uint32_t worker_count, Instant now) {
 
 bool JobScaler::is_due(const wire::QueueSignal& queue) const {
   const wire::QueueSignal& first = *stretch_.first;
-  const uint64_t trained_ns = queue.stepping_ns - first.stepping_ns + queue.starved_ns - first.starved_ns;
-  return trained_ns >= static_cast<uint64_t>(kStretchMin.count()) && queue.step_count - first.step_count >= kStepsMin &&
+  return trained_s(first, queue) >= std::chrono::duration<double>(kStretchMin).count() &&
+         queue.step_count - first.step_count >= kStepsMin &&
          queue.made_batches - first.made_batches >= 2 * uint64_t{stretch_.worker_count};
 }
 
@@ -84,7 +85,7 @@ MeasuredWork JobScaler::measure(const wire::QueueSignal& queue) const {
   const auto made_count = static_cast<double>(queue.made_batches - first.made_batches);
   const double made_s = seconds(queue.made_ns - first.made_ns);
   return {
-      .workers = count_at_work(queue, stretch_.worker_count),
+      .workers = stretch_.worker_count,
       .wait_s = seconds(queue.starved_ns - first.starved_ns) / step_count,
       .trainer_s = seconds(queue.stepping_ns - first.stepping_ns) / step_count,
       .worker_s = made_s / made_count,
@@ -96,15 +97,12 @@ void JobScaler::choose(const wire::QueueSignal& queue, uint32_t worker_count_max
   // The number of workers has not followed the demand, as where others have them: what is known is as before.
   if (choice_ && choice_->workers > measured.workers && measured.workers <= choice_->measured.workers)
     lessons_ = lessons_before_;
-  // What a worker's time is spent on bounds the number of local workers alone.
-  MeasuredWork by_clock = measured;
-  by_clock.cpu_share.reset();
   const uint32_t count_max = std::max(1U, worker_count_max);
   const WorkerLimits limits{
-      .cpus = count_max, .waiting_workers = count_max, .growth_max = kGrowthOfPool, .idle_share_min = kIdleShareOfPool};
-  const auto bottleneck = bottleneck_of(queue);
+      .cpus = count_max, .growth_max = kGrowthOfPool, .idle_share_min = kIdleShareOfPool, .is_of_pool = true};
+  const auto bottleneck = bottleneck_of(measured, queue);
   auto [choice, lessons] =
-      bottleneck ? std::pair(choice_of(by_clock), lessons_) : choose_workers(by_clock, limits, lessons_);
+      bottleneck ? std::pair(beside_bottleneck(measured), lessons_) : choose_workers(measured, limits, lessons_);
   if (!settled_ || is_other(measured.trainer_s, settled_->trainer_s)) {
     quick_changes_left_ = kQuickChanges;
     settled_ = measured;
@@ -131,12 +129,10 @@ bool JobScaler::may_change(Instant now) {
 }
 
 // The trainer waits, and its workers do so too.
-std::optional<JobLimit> JobScaler::bottleneck_of(const wire::QueueSignal& queue) const {
-  const MeasuredWork measured = measure(queue);
+std::optional<JobLimit> JobScaler::bottleneck_of(const MeasuredWork& measured, const wire::QueueSignal& queue) const {
   if (measured.stalled_share() <= kStalledShareMax || measured.idle_share() < kIdleBesides) return std::nullopt;
   const wire::QueueSignal& first = *stretch_.first;
-  const uint64_t trained_ns = queue.stepping_ns - first.stepping_ns + queue.starved_ns - first.starved_ns;
-  const double bytes_per_s = static_cast<double>(queue.made_bytes - first.made_bytes) / seconds(trained_ns);
+  const double bytes_per_s = static_cast<double>(queue.made_bytes - first.made_bytes) / trained_s(first, queue);
   if (queue.link_bytes_per_s > 0 && bytes_per_s >= kLinkFull * static_cast<double>(queue.link_bytes_per_s))
     return JobLimit::kLink;
   if (2 * stretch_.short_asked_count > stretch_.report_count) return JobLimit::kSampler;
@@ -144,7 +140,7 @@ std::optional<JobLimit> JobScaler::bottleneck_of(const wire::QueueSignal& queue)
 }
 
 // As many workers as are at work, and some to spare, where more would wait as well.
-WorkerChoice JobScaler::choice_of(const MeasuredWork& measured) {
+WorkerChoice JobScaler::beside_bottleneck(const MeasuredWork& measured) {
   const double at_work = measured.workers * (1 - measured.idle_share());
   const auto kept = static_cast<uint32_t>(std::max(1.0, std::ceil(kSpareBesides * at_work)));
   return {.workers = std::min(measured.workers, kept), .reason = Reason::kNoGain, .measured = measured};
@@ -171,11 +167,6 @@ double JobScaler::progress(uint32_t worker_count) const {
   return (1 - kSpareWorth) * busy + kSpareWorth * useful / most;
 }
 
-std::string JobScaler::reason() const {
-  if (!choice_) return "nothing is measured yet";
-  WorkerChoice told = *choice_;
-  told.measured.cpu_share = measured_->cpu_share;
-  return told.why();
-}
+std::string JobScaler::reason() const { return choice_ ? choice_->why() : "nothing is measured yet"; }
 
 }  // namespace penstock::cluster

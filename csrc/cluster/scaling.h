@@ -78,8 +78,8 @@ class JobScaler {
   bool is_due(const wire::QueueSignal& queue) const;
   MeasuredWork measure(const wire::QueueSignal& queue) const;
   void choose(const wire::QueueSignal& queue, uint32_t worker_count_max, Instant now);
-  std::optional<JobLimit> bottleneck_of(const wire::QueueSignal& queue) const;
-  static WorkerChoice choice_of(const MeasuredWork& measured);
+  std::optional<JobLimit> bottleneck_of(const MeasuredWork& measured, const wire::QueueSignal& queue) const;
+  static WorkerChoice beside_bottleneck(const MeasuredWork& measured);
   JobLimit limit_of(const WorkerChoice& choice) const;
   bool may_change(Instant now);
 

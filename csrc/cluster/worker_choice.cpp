@@ -29,6 +29,7 @@ uint32_t needed(const MeasuredWork& measured) {
 // The most workers that are of use, and why not more. One CPU is left to a trainer that has it in use half of the time.
 // Workers that wait use less than a CPU each, those with threads more.
 std::pair<uint32_t, LimitedBy> limit_of(const MeasuredWork& measured, const WorkerLimits& limits) {
+  if (limits.is_of_pool) return {limits.cpus, LimitedBy::kPool};
   const uint32_t cpus = measured.trainer_cpus > 0.5 ? std::max(1U, limits.cpus - 1) : limits.cpus;
   const double share = measured.cpu_share ? std::max(*measured.cpu_share, 1e-3) : 1.0;
   uint32_t most = cpus;
@@ -42,7 +43,6 @@ std::pair<uint32_t, LimitedBy> limit_of(const MeasuredWork& measured, const Work
   } else if (share > 1 / kCpuBoundShare) {
     most = count_of(cpus / share);
   }
-  if (limits.is_of_pool) return {limits.cpus, LimitedBy::kPool};
   if (limits.shards && *limits.shards < most) return {*limits.shards, LimitedBy::kShards};
   return {most, why};
 }

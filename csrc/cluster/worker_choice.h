@@ -41,7 +41,7 @@ struct WorkerLimits {
   std::optional<uint32_t> shards{};  // of an iterable dataset; further workers would have nothing to do
   double growth_max = 2;             // times as many, in one step
   double idle_share_min = kIdleShareMin;
-  // The bounds are those of a pool, whose workers have CPUs of their own.
+  // `cpus` bounds a pool's workers, which have CPUs of their own, and nothing else does.
   bool is_of_pool = false;
 
   static WorkerLimits of(uint32_t cpus, std::optional<uint32_t> shards = std::nullopt);

@@ -209,6 +209,7 @@ void Stream::finish() {
 }
 
 void Stream::tell_pace() {
+  if (!client_->is_elastic()) return;  // no controller is to know
   client_->note_pace({.stored_count = client_->stored_count() + static_cast<uint32_t>(ahead_.size()),
                       .wanted_count = client_->depth(),
                       .steps = step_clock_.times(),

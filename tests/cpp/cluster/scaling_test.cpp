@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace penstock::cluster {
@@ -181,6 +182,14 @@ TEST(Scaling, AJobThatIsNotGrantedWhatItWantsKeepsWantingIt) {
   EXPECT_GE(poor.scaler.demand(), 12U) << poor.scaler.reason();
   EXPECT_EQ(poor.scaler.limit(), JobLimit::kWorkers);
   EXPECT_NEAR(poor.scaler.progress(6), 0.5, 0.02);
+}
+
+TEST(Scaling, AJobThatMayHaveNoMoreIsToldSo) {
+  Job job;
+  job.granted_max = 6;
+  job.train(seconds(60));
+  EXPECT_EQ(job.scaler.demand(), 6U);
+  EXPECT_NE(job.scaler.reason().find("but it may have no more than 6;"), std::string::npos) << job.scaler.reason();
 }
 
 TEST(Scaling, PausesAreNotStarvation) {
