@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from elastic_pools import Elastic
 from pool_processes import SECONDS_MAX, Process
-from test_elastic_pool import Elastic
 
 pytestmark = pytest.mark.slow
 

@@ -6,17 +6,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from pool_processes import SECONDS_MAX, PoolProcesses, Process
-from test_elastic_pool import Slow, expected
-
-from penstock import DataLoader
+from elastic_pools import Elastic, expected
+from pool_processes import SECONDS_MAX
 
 pytestmark = [
     pytest.mark.long,
@@ -25,14 +21,12 @@ pytestmark = [
 ]
 
 
-class RayPool:
+class RayPool(Elastic):
     """Two nodes of two workers each, and a head of none."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        self.pool = PoolProcesses(folder)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
-        self.state = folder / "state"
+        super().__init__(folder, monkeypatch, "--resource", "dataworker=1", title="ray")
         self._cluster = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
             stdin=subprocess.PIPE,
@@ -41,29 +35,12 @@ class RayPool:
         )
         assert self._cluster.stdout is not None
         lines = iter(self._cluster.stdout.readline, "")
-        self.address = next(line for line in lines if line.startswith("address ")).split()[1]
+        address = next(line for line in lines if line.startswith("address ")).split()[1]
+        self._engine += ["--address", address]
 
     def kill_node(self) -> None:
         assert self._cluster.stdin is not None
         print("kill", file=self._cluster.stdin, flush=True)
-
-    def up(self, *arguments: str) -> Process:
-        process = Process(
-            ["up", "--engine", "ray", "--address", self.address, "--state", str(self.state),
-             "--resource", "dataworker=1", *arguments],
-            self.pool.environment,
-        )  # fmt: skip
-        self.pool.processes.append(process)
-        line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
-        self.pool.endpoint = line.rpartition("=")[2]
-        return process
-
-    def status_when(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not is_so(status := self.pool.status()):
-            assert time.monotonic() < deadline, (status, self.pool.processes[0].output)
-            time.sleep(0.2)
-        return status
 
     def has_workers(self, count: int) -> dict[str, Any]:
         return self.status_when(
@@ -72,12 +49,8 @@ class RayPool:
             )
         )
 
-    def loader(self, count: int) -> Any:
-        torch.manual_seed(3)
-        return DataLoader(Slow(count), batch_size=4, shuffle=True, pool=self.pool.endpoint)
-
-    def down(self) -> None:
-        down = Process(["down", "--controller", self.pool.endpoint], self.pool.environment)
+    def end(self) -> None:
+        down = self.down()
         assert down.wait() == 0, down.output
 
     def close(self) -> None:
@@ -99,7 +72,7 @@ def test_actors_come_with_a_training_and_go_with_it(on_ray: RayPool) -> None:
     batches = [batch.tolist() for batch in on_ray.loader(200)]
     assert batches == expected(200)
     on_ray.has_workers(0)
-    on_ray.down()
+    on_ray.end()
     assert up.wait() == 0, up.output
 
 
@@ -113,7 +86,7 @@ def test_a_node_that_dies_is_done_without(on_ray: RayPool) -> None:
     assert given == expected(800)
     after = {one["id"] for one in on_ray.has_workers(2)["workers"]}
     assert len(after & before) == 1  # actors are spread over the nodes
-    on_ray.down()
+    on_ray.end()
 
 
 def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> None:
@@ -123,7 +96,7 @@ def test_workers_outlive_the_adapter_and_are_found_again(on_ray: RayPool) -> Non
     up.wait()
     on_ray.up("--min", "2", "--max", "2")
     assert {one["id"] for one in on_ray.has_workers(2)["workers"]} == before
-    on_ray.down()
+    on_ray.end()
 
 
 def test_what_the_cluster_has_no_room_for_waits(on_ray: RayPool) -> None:
@@ -132,4 +105,4 @@ def test_what_the_cluster_has_no_room_for_waits(on_ray: RayPool) -> None:
         lambda status: len(status["workers"]) == 4 and (status["engine"] or {}).get("running") == 4
     )
     assert status["engine"]["starting"] == 2
-    on_ray.down()
+    on_ray.end()

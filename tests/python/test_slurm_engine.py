@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from pool_processes import SECONDS_MAX, PoolProcesses, Process
+from elastic_pools import Elastic, expected
+from pool_processes import SECONDS_MAX
 from slurm_cluster import MISSING, SlurmCluster
-from test_elastic_pool import Slow, expected
 
-from penstock import DataLoader
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
 from penstock.engines.slurm_engine import SlurmEngine
 
@@ -24,46 +22,19 @@ pytestmark = [
 ]
 
 
-class SlurmPool:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, grace_s: int = 0) -> None:
-        self.cluster = SlurmCluster(folder / "slurm", grace_s=grace_s)
+class SlurmPool(Elastic):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster = SlurmCluster(folder / "slurm")
         for name, value in self.cluster.environment.items():
             monkeypatch.setenv(name, value)
-        self.pool = PoolProcesses(folder)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
-        self.state = folder / "state"
-
-    def up(self, *arguments: str) -> Process:
-        process = Process(
-            ["up", "--engine", "slurm", "--partition", "harvest", "--state", str(self.state),
-             *arguments],
-            self.pool.environment,
-        )  # fmt: skip
-        self.pool.processes.append(process)
-        line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
-        self.pool.endpoint = line.rpartition("=")[2]
-        return process
+        super().__init__(folder, monkeypatch, "--partition", "harvest", title="slurm")
 
     def jobs(self, state: str = "RUNNING") -> list[str]:
         lines = self.cluster.ask("squeue", "--noheader", "--format=%j %T").splitlines()
         return [line.split()[0] for line in lines if line.split()[1] == state]
 
-    def status_when(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + SECONDS_MAX
-        while not is_so(status := self.pool.status()):
-            assert time.monotonic() < deadline, (status, self.logs())
-            time.sleep(0.1)
-        return status
-
-    def has_workers(self, count: int) -> None:
-        self.status_when(lambda status: len(status["workers"]) == count)
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text()[-800:] for path in self.state.glob("logs/*.log"))
-
-    def loader(self, count: int, seconds: float = 0.02) -> Any:
-        torch.manual_seed(3)
-        return DataLoader(Slow(count, seconds), batch_size=4, shuffle=True, pool=self.pool.endpoint)
+    def has_workers(self, count: int) -> dict[str, Any]:
+        return self.status_when(lambda status: len(status["workers"]) == count)
 
     def close(self) -> None:
         self.cluster.close()
@@ -85,7 +56,7 @@ def test_jobs_come_with_a_training_and_go_with_it(slurm: SlurmPool) -> None:
     batches = [batch.tolist() for batch in slurm.loader(200)]
     assert batches == expected(200)
     slurm.status_when(lambda _: slurm.jobs() == [])
-    down = Process(["down", "--controller", slurm.pool.endpoint], slurm.pool.environment)
+    down = slurm.down()
     assert down.wait() == 0, down.output
     assert up.wait() == 0, up.output
 

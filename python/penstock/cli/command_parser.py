@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command of penstock reads its arguments, and its message when one is wrong.
+"""How a command of penstock reads its arguments, and its message when one is wrong or it fails.
 
 argparse prints the whole usage for a typo. Here the caller prints two lines: the error, with the
 name that was probably meant, and where there is help.
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
+
+from penstock.errors import PenstockError
 
 _FIRST_COLUMN = 28  # of the texts beside options
 _WIDTH = 100
+_FAILED_EXIT_CODE = 1
 
 
 class CommandError(Exception):
@@ -119,6 +123,17 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
     found = get_close_matches(name, list(names), n=1)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def carry_out(
+    commands: Mapping[str, Callable[[Sequence[str]], int]], command: str, arguments: Sequence[str]
+) -> int:
+    """Calls one of ``commands``; what it fails at is told on standard error."""
+    try:
+        return commands[command](arguments)
+    except (PenstockError, ValueError, OSError) as error:
+        print(f"penstock {command}: {error}", file=sys.stderr)
+        return _FAILED_EXIT_CODE
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from penstock import _pool
-from penstock.cli.command_parser import CommandError, CommandParser, amount, seconds, whole_number
-from penstock.cli.pool_commands import ADDRESS, FAILED_EXIT_CODE, add_controller, controller_of
+from penstock.cli.command_parser import (
+    CommandError,
+    CommandParser,
+    amount,
+    carry_out,
+    one_of,
+    seconds,
+    whole_number,
+)
+from penstock.cli.pool_commands import (
+    ADDRESS,
+    add_controller,
+    add_keys,
+    add_shares,
+    controller_of,
+    start_controller,
+)
 from penstock.engines.adapter import TURN_S, Adapter, AdapterLimits
 from penstock.engines.engine import Engine, WorkerCommand
 from penstock.engines.journal import Journal
@@ -25,23 +39,19 @@ from penstock.engines.local_engine import LocalEngine
 from penstock.engines.ray_engine import RayEngine
 from penstock.engines.slurm_engine import SlurmEngine
 from penstock.errors import PenstockError
-from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
+from penstock.pool.worker_spec import PATIENCE_S
 
 _ENGINES = ("local", "ray", "slurm")
 _COUNT_MAX = 4096
-_PATIENCE_S = 60.0
 _END_LIMIT_S = 120.0
+_ENDING_TURN_S = 0.25  # while workers leave
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Carries out a command of this module; returns the exit code. Raises CommandError for
     arguments that the command does not take."""
-    try:
-        return _COMMANDS[command](arguments)
-    except (PenstockError, ValueError, OSError) as error:
-        print(f"penstock {command}: {error}", file=sys.stderr)
-        return FAILED_EXIT_CODE
+    return carry_out(_COMMANDS, command, arguments)
 
 
 def _up(arguments: Sequence[str]) -> int:
@@ -57,7 +67,13 @@ examples:
   penstock up --engine local --max 8
   penstock up --engine slurm --max 64 --bind tcp://alpha:7000 --keys keys --partition harvest""",
     )
-    parser.add_argument("--engine", choices=_ENGINES, required=True, help="what runs the workers")
+    parser.add_argument(
+        "--engine",
+        type=one_of(_ENGINES),
+        metavar="NAME",
+        required=True,
+        help=f"what runs the workers: {', '.join(_ENGINES)}",
+    )
     parser.add_argument(
         "--bind",
         default="tcp://127.0.0.1:0",
@@ -65,11 +81,7 @@ examples:
         help="address at which the controller listens; port 0 is a free one, which is printed, and "
         "the same one after a restart (default: tcp://127.0.0.1:0)",
     )
-    parser.add_argument(
-        "--keys",
-        metavar="DIR",
-        help="folder of the pool's keys (default: shared by this user's processes)",
-    )
+    add_keys(parser)
     parser.add_argument(
         "--min",
         type=whole_number(0, _COUNT_MAX),
@@ -110,14 +122,7 @@ examples:
         metavar="AMOUNT",
         help="what workers may cost in all; needs --price (default: no bound)",
     )
-    parser.add_argument(
-        "--policy",
-        choices=("gpu-progress", "max-min"),
-        default="gpu-progress",
-        metavar="NAME",
-        help="as of penstock controller",
-    )
-    parser.add_argument("--terms", metavar="FILE", help="as of penstock controller")
+    add_shares(parser)
     parser.add_argument(
         "--state",
         metavar="DIR",
@@ -176,14 +181,11 @@ class _Elastic:
 
     def __init__(self, args: Any, state: Path) -> None:
         self._log = PoolLog("penstock up")
-        terms = read_job_terms(args.terms) if args.terms else {}
         journal = Journal(state / "journal")
-        self._controller = _pool.Controller.start(
-            _same_port(args.bind, state), args.keys, args.policy, terms
-        )
+        self._controller = start_controller(_same_port(args.bind, state), args)
         endpoint = self._controller.endpoint
         (state / "endpoint").write_text(endpoint)
-        command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), _PATIENCE_S)
+        command = WorkerCommand(endpoint, args.keys and os.path.abspath(args.keys), PATIENCE_S)
         limits = AdapterLimits(
             worker_count_min=args.min,
             worker_count_max=args.max,
@@ -214,7 +216,10 @@ class _Elastic:
                 hear_signals()  # Ray puts handlers of its own in their place when it connects
                 if not self._adapter.turn(is_to_end=is_to_end.is_set()):
                     break
-                is_to_end.wait(TURN_S) if not is_to_end.is_set() else time.sleep(TURN_S / 4)
+                if is_to_end.is_set():
+                    time.sleep(_ENDING_TURN_S)
+                else:
+                    is_to_end.wait(TURN_S)
         finally:
             self._adapter.close()
             os.write(self._stop_write, b"x")

@@ -7,13 +7,18 @@ import argparse
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock import _pool
-from penstock.cli.command_parser import CommandError, CommandParser, seconds, whole_number
+from penstock.cli.command_parser import (
+    CommandError,
+    CommandParser,
+    carry_out,
+    one_of,
+    seconds,
+    whole_number,
+)
 from penstock.engines.engine import NAME_VARIABLE
-from penstock.errors import PenstockError
 from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
@@ -22,7 +27,6 @@ from penstock.pool.status_text import status_text
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 _DEFAULT_TIMEOUT_S = 5.0
-FAILED_EXIT_CODE = 1
 _PROCESSES_MAX = 1024
 ADDRESS = "tcp://HOST:PORT"
 
@@ -30,11 +34,7 @@ ADDRESS = "tcp://HOST:PORT"
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Carries out a command of this module; returns the exit code. Raises CommandError for
     arguments that the command does not take."""
-    try:
-        return _COMMANDS[command](arguments)
-    except (PenstockError, ValueError, OSError) as error:
-        print(f"penstock {command}: {error}", file=sys.stderr)
-        return FAILED_EXIT_CODE
+    return carry_out(_COMMANDS, command, arguments)
 
 
 def _make_keys(arguments: Sequence[str]) -> int:
@@ -77,25 +77,10 @@ examples:
         metavar=ADDRESS,
         help="address to listen at; port 0 is a free port, which is printed",
     )
-    parser.add_argument(
-        "--policy",
-        choices=("gpu-progress", "max-min"),
-        default="gpu-progress",
-        metavar="NAME",
-        help="how workers are shared out among jobs: gpu-progress gives each an even share, as far "
-        "as it has use for it, and the rest to whom it helps most; max-min gives each as many as "
-        "any other (default: gpu-progress)",
-    )
-    parser.add_argument(
-        "--terms",
-        metavar="FILE",
-        help="JSON file of jobs' priorities and quotas, by name: "
-        '{"train.py: Images": {"priority": 2, "quota": 16}} (default: all jobs are equal)',
-    )
-    _add_keys(parser)
+    add_shares(parser)
+    add_keys(parser)
     args = parser.parse(arguments)
-    terms = read_job_terms(args.terms) if args.terms else {}
-    controller = _pool.Controller.start(args.bind, args.keys, args.policy, terms)
+    controller = start_controller(args.bind, args)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
     signal.set_wakeup_fd(stop_write)
@@ -264,7 +249,31 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def _add_keys(parser: CommandParser) -> None:
+def add_shares(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--policy",
+        type=one_of(("gpu-progress", "max-min")),
+        default="gpu-progress",
+        metavar="NAME",
+        help="how workers are shared out among jobs: gpu-progress gives each an even share, as far "
+        "as it has use for it, and the rest to whom it helps most; max-min gives each as many as "
+        "any other (default: gpu-progress)",
+    )
+    parser.add_argument(
+        "--terms",
+        metavar="FILE",
+        help="JSON file of jobs' priorities and quotas, by name: "
+        '{"train.py: Images": {"priority": 2, "quota": 16}} (default: all jobs are equal)',
+    )
+
+
+def start_controller(bind: str, args: argparse.Namespace) -> _pool.Controller:
+    """With the options of add_keys() and add_shares()."""
+    terms = read_job_terms(args.terms) if args.terms else {}
+    return _pool.Controller.start(bind, args.keys, args.policy, terms)
+
+
+def add_keys(parser: CommandParser) -> None:
     parser.add_argument(
         "--keys",
         metavar="DIR",
@@ -281,7 +290,7 @@ def _add_pool(parser: CommandParser) -> None:
         default=os.environ.get(POOL_VARIABLE) or None,
         help=f"address of the pool's controller (default: {POOL_VARIABLE})",
     )
-    _add_keys(parser)
+    add_keys(parser)
 
 
 def add_controller(parser: CommandParser) -> None:

@@ -7,22 +7,26 @@ import argparse
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from penstock import _pool
-from penstock.cli.command_parser import CommandParser, did_you_mean, one_of, seconds, whole_number
+from penstock.cli.command_parser import (
+    CommandParser,
+    carry_out,
+    did_you_mean,
+    one_of,
+    seconds,
+    whole_number,
+)
 from penstock.cli.simulation_table import FIGURES, Runs, comparison, table
-from penstock.errors import PenstockError
 
 DURATION_MIN_S = 60.0
 INTERVAL_S = 60.0
 FLOOR_SHARE = 0.25
 SYNTHETIC_JOBS = 500
 SYNTHETIC_LOAD = 1.0
-_FAILED_EXIT_CODE = 1
 _GPUS_MAX = 4096
 _SEEDS_MAX = 1000
 _FILE_BYTES_MAX = 1 << 28
@@ -33,19 +37,19 @@ _SHIPPED_PROFILES = "synergy_profiles.csv"
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Carries the command out; returns the exit code. Raises CommandError for arguments that it
     does not take."""
-    args = _parser(command).parse(arguments)
-    try:
-        runs = _simulate(args, _jobs(args), _profiles(args.profiles))
-    except (PenstockError, ValueError, OSError) as error:
-        print(f"penstock {command}: {error}", file=sys.stderr)
-        return _FAILED_EXIT_CODE
+    return carry_out({command: _simulate_command}, command, arguments)
+
+
+def _simulate_command(arguments: Sequence[str]) -> int:
+    args = _parser().parse(arguments)
+    runs = _simulate(args, _jobs(args), _profiles(args.profiles))
     print(json.dumps(_fields(args, runs), indent=2) if args.json else _text(args, runs))
     return 0
 
 
-def _parser(command: str) -> CommandParser:
+def _parser() -> CommandParser:
     parser = CommandParser(
-        command,
+        "simulate",
         "simulate [--jobs FILE] [OPTION ...]",
         """\
 Simulates the jobs of a cluster, and says how long they take by each way to share its CPUs. Each

@@ -9,8 +9,9 @@ used twice.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
@@ -43,13 +44,13 @@ class WorkerCommand:
     controller: str
     key_folder: str | None
     patience_s: float
-    options: Sequence[str] = field(default_factory=tuple)  # further ones of `penstock worker`
 
     def arguments(self) -> list[str]:
-        command = ["worker", "--controller", self.controller, "--patience", f"{self.patience_s:g}"]
-        if self.key_folder is not None:
-            command += ["--keys", self.key_folder]
-        return [*command, *self.options]
+        keys = [] if self.key_folder is None else ["--keys", self.key_folder]
+        return [
+            sys.executable, "-m", "penstock", "worker", "--controller", self.controller,
+            "--patience", f"{self.patience_s:g}", *keys,
+        ]  # fmt: skip
 
 
 class Engine(Protocol):

@@ -38,9 +38,8 @@ class Journal:
         if not self._path.exists():
             return
         lines = self._path.read_bytes().split(b"\n")
-        for number, line in enumerate(
-            lines[:-1], 1
-        ):  # what is behind the last line end was cut off
+        del lines[-1]  # what is behind the last line end was cut off
+        for number, line in enumerate(lines, 1):
             try:
                 self._apply(json.loads(line))
             except (ValueError, TypeError, KeyError, AttributeError) as error:

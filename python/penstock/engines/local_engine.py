@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ class LocalEngine:
     title = "local"
 
     def __init__(self, command: WorkerCommand, prefix: str, log_folder: Path) -> None:
-        self._command = [sys.executable, "-m", "penstock", *command.arguments()]
+        self._command = command.arguments()
         self._prefix = prefix
         self._log_folder = log_folder
         self._children: dict[str, subprocess.Popen[bytes]] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +46,7 @@ class RayEngine:
         cpus: float = 1.0,
         resources: Mapping[str, float] | None = None,
     ) -> None:
-        self._command = [sys.executable, "-m", "penstock", *command.arguments()]
+        self._command = command.arguments()
         self._prefix = prefix
         self._address = address
         self._cpus = cpus

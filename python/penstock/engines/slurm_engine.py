@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,7 +53,7 @@ class SlurmEngine:
         memory_mb: int | None = None,
         grace_s: float = 30.0,
     ) -> None:
-        self._command = [sys.executable, "-m", "penstock", *command.arguments()]
+        self._command = command.arguments()
         self._prefix = prefix
         self._log_folder = log_folder
         self._options = [

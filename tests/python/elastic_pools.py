@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool that `penstock up` runs, and a training that two cores can play with many workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_processes import SECONDS_MAX, PoolProcesses, Process
+from torch.utils.data import Dataset
+
+from penstock import DataLoader
+from penstock.engines.engine import NAME_VARIABLE
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, count: int, seconds: float = 0.02) -> None:
+        self.count = count
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.full((3,), float(index))
+
+
+class Elastic:
+    """A pool that `penstock up` runs, with an engine and options of it."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *engine: str, title: str = "local"
+    ) -> None:
+        self._engine = ["--engine", title, *engine]
+        self.pool = PoolProcesses(folder)
+        self.state = folder / "state"
+        monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
+        for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
+            monkeypatch.delenv(name, raising=False)
+
+    def up(self, *arguments: str) -> Process:
+        process = Process(
+            ["up", *self._engine, "--state", str(self.state), *arguments],
+            self.pool.environment,
+        )
+        self.pool.processes.append(process)
+        line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
+        self.pool.endpoint = line.rpartition("=")[2]
+        return process
+
+    def down(self) -> Process:
+        process = Process(["down", "--controller", self.pool.endpoint], self.pool.environment)
+        self.pool.processes.append(process)
+        return process
+
+    def status_when(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_so(status := self.pool.status()):
+            assert time.monotonic() < deadline, (status, self.logs())
+            time.sleep(0.1)
+        return status
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-800:] for path in self.state.glob("logs/*.log"))
+
+    def has_workers(self, count: int) -> dict[str, Any]:
+        def is_so(status: dict[str, Any]) -> bool:
+            staying = [one for one in status["workers"] if not one["is_draining"]]
+            return len(staying) == count and len(self.processes()) == count
+
+        return self.status_when(is_so)
+
+    def processes(self) -> dict[str, int]:
+        """The engine's processes that supervise a worker, by the worker's name."""
+        found: dict[int, str] = {}
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdecimal():
+                continue
+            try:
+                environ = Path(entry.path, "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            runtime = f"XDG_RUNTIME_DIR={self.pool.environment['XDG_RUNTIME_DIR']}".encode()
+            names = [one for one in environ if one.startswith(f"{NAME_VARIABLE}=".encode())]
+            if names and runtime in environ:
+                found[int(entry.name)] = names[0].decode().partition("=")[2]
+        children = set()
+        for pid in found:
+            try:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent in found:
+                children.add(pid)
+        return {name: pid for pid, name in found.items() if pid not in children}
+
+    def loader(self, count: int, seconds: float = 0.02, **options: Any) -> Any:
+        torch.manual_seed(3)
+        return DataLoader(
+            Slow(count, seconds), batch_size=4, shuffle=True, pool=self.pool.endpoint, **options
+        )
+
+    def close(self) -> None:
+        for pid in self.processes().values():
+            os.kill(pid, signal.SIGKILL)
+        self.pool.close()
+
+
+def expected(count: int) -> list[list[list[float]]]:
+    torch.manual_seed(3)
+    loader = torch.utils.data.DataLoader(Slow(count, 0), batch_size=4, shuffle=True)
+    return [batch.tolist() for batch in loader]
