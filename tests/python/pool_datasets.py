@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,18 @@ CODE = str(Path(__file__).parent)  # where this module lies
 
 
 class Augmented(Dataset[dict[str, Any]]):
-    """Samples that draw from all three global generators."""
+    """Samples that draw from all three global generators, and take so many seconds."""
 
-    def __init__(self, count: int, values: int = 64) -> None:
+    def __init__(self, count: int, values: int = 64, seconds: float = 0) -> None:
         self.count = count
         self.values = values
+        self.seconds = seconds
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
         noise = torch.rand(self.values) + random.random() + float(np.random.rand())
         return {"index": index, "x": noise + index, "name": f"sample {index}"}
 

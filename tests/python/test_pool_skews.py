@@ -194,15 +194,16 @@ def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: Poo
                     return found["assigned_to"], found["unfit_for"]
             time.sleep(0.05)
 
+    # The jobs have use for more workers than there are.
     with (
         serving(pool.start_worker(environment={"PYTHONPATH": path})) as able,
-        consuming(iter(pooled(pool, Augmented(100_000)))),
+        consuming(iter(pooled(pool, Augmented(100_000, seconds=0.05)))),
     ):
         easy, _ = wait_for_trainer(able)
         with serving(pool.start_worker()) as unable:
             assert wait_for_trainer(unable) == (easy, [])
             # The worker that came last goes to who came last, which can do nothing with it.
-            batches = iter(pooled(pool, Augmented(100_000), code_paths=None))
+            batches = iter(pooled(pool, Augmented(100_000, seconds=0.05), code_paths=None))
             with pytest.warns(PoolWarning, match="does not work for this trainer"):
                 found = [next(batches)["index"].item() for _ in range(40)]
             assert found == list(range(40))
