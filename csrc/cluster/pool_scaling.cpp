@@ -36,6 +36,7 @@ Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport&
   report_ = report;
   reported_at_ = now;
   const PoolLimits limits = limits_of(report);
+  if (report.trouble.empty()) drain_orphans(roster, now);
   Census census = take_census(roster, now);
   give_up_lost(census.present, limits, now);
   const auto registered = static_cast<uint32_t>(std::count_if(census.present.begin(), census.present.end(),
@@ -112,6 +113,21 @@ PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) 
     if (!told.contains(name) && !worker.is_leaving) ++census.foreign_count;
   std::erase_if(stops_, [&](const std::string& name) { return !told.contains(name); });
   return census;
+}
+
+void PoolScaling::drain_orphans(Roster& roster, Instant now) {
+  std::set<std::string> told;
+  for (const wire::EngineWorker& worker : report_->workers) told.insert(worker.name);
+  std::map<std::string, Instant> untold;
+  for (const Roster::WorkerStatus& worker : roster.workers(now)) {
+    const std::string& name = worker.report.name;
+    if (name.empty() || worker.is_leaving || told.contains(name)) continue;
+    const auto known = untold_since_.find(name);
+    const Instant since = known == untold_since_.end() ? now : known->second;
+    untold[name] = since;
+    if (now - since >= kOrphanAllowance) roster.drain(worker.report.worker_id, now);
+  }
+  untold_since_ = std::move(untold);
 }
 
 void PoolScaling::give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now) {

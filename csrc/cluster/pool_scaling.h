@@ -11,6 +11,8 @@
 //            drains them, and the engine is told to stop them.
 //   lost     a worker that runs according to its engine, and that the controller has not heard of for the time that a
 //            start may take, is stopped and replaced.
+//   orphans  a worker that has an engine's name, and that the engine does not tell of for kOrphanAllowance, is drained:
+//            nobody else would end it. So it is with the processes of a node that the engine has given up.
 //   silence  without an adapter the pool goes on with the workers that it has.
 
 #include <cstdint>
@@ -30,6 +32,7 @@ namespace penstock::cluster {
 
 constexpr Duration kAdapterLease = std::chrono::seconds(3);  // then another adapter may take its place
 constexpr Duration kStartAllowanceMin = std::chrono::seconds(5);
+constexpr Duration kOrphanAllowance = std::chrono::seconds(30);
 
 // Thread-compatible.
 class PoolScaling {
@@ -66,6 +69,7 @@ class PoolScaling {
   };
 
   Census take_census(const Roster& roster, Instant now);
+  void drain_orphans(Roster& roster, Instant now);
   void give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now);
   void choose_stops(std::vector<Hand> present, uint32_t wanted_count, Roster& roster, Instant now);
 
@@ -77,6 +81,7 @@ class PoolScaling {
   bool is_to_end_ = false;
   std::set<std::string> stops_;                   // that the engine still tells of
   std::map<std::string, Instant> unheard_since_;  // workers that run and do not report
+  std::map<std::string, Instant> untold_since_;   // workers that report and of which the engine does not tell
 };
 
 }  // namespace penstock::cluster

@@ -112,6 +112,32 @@ TEST_F(PoolScalingTest, WorkerThatRunsAndIsNeverHeardOfIsReplaced) {
   EXPECT_EQ(last_.wanted_count, 2u) << "a start that waits in a queue keeps its place";
 }
 
+TEST_F(PoolScalingTest, WorkerThatItsEngineHasForgottenIsDrained) {
+  pass(kSettling);
+  trainer(5);
+  const auto is_leaving = [&] { return roster_.workers(now_).at(0).is_leaving; };
+  const auto turns = [&](Duration time) {
+    for (const Instant end = now_ + time; now_ < end;) {
+      pass(milliseconds(500));
+      trainer(5);
+      worker(1, "a");
+      report();
+    }
+  };
+  turns(kOrphanAllowance - seconds(1));
+  engine_ = {{"a", State::kRunning}};
+  turns(seconds(1));
+  engine_.clear();
+  report_.trouble = "the engine does not answer";
+  turns(kOrphanAllowance + seconds(2));
+  EXPECT_FALSE(is_leaving()) << "an engine that cannot be asked has forgotten nobody";
+  report_.trouble.clear();
+  turns(kOrphanAllowance - seconds(1));
+  EXPECT_FALSE(is_leaving());
+  turns(seconds(2));
+  EXPECT_TRUE(is_leaving());
+}
+
 TEST_F(PoolScalingTest, ControllerThatStartsAnewStopsNobodyBeforeItHasSettled) {
   engine_ = {{"a", State::kRunning}, {"b", State::kRunning}};
   report_.idle_ms = 0;
