@@ -3,11 +3,13 @@
 process beside it.
 
 Ray places workers and starts nodes for them; batches cross on penstock's own connections. No actor
-is restarted by Ray (``max_restarts=0``), since the adapter alone decides what runs.
+is restarted by Ray (``max_restarts=0``), since the adapter alone decides what runs. Where Ray
+drains a node, as before a preemption, its workers finish their batches and are replaced elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -58,6 +60,8 @@ class RayEngine:
         self._requested_count: int | None = None
         self._asked: dict[str, Any] = {}  # actors and what they were asked and have not answered
         self._states: dict[str, WorkerState] = {}
+        self._nodes: dict[str, str] = {}  # where they run, as far as it is known
+        self._leaving: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
         ray = self._connect()
@@ -90,7 +94,11 @@ class RayEngine:
         if at_once or self._states.get(name) is WorkerState.STARTING:
             ray.kill(actor, no_restart=True)  # the worker ends with the actor that started it
         else:
-            actor.drain.remote()
+            self._drain(name, actor)
+
+    def _drain(self, name: str, actor: Any) -> None:
+        self._leaving.add(name)
+        actor.drain.remote()
 
     def workers(self) -> dict[str, WorkerState]:
         ray = self._connect()
@@ -105,9 +113,17 @@ class RayEngine:
         ]
         self._states = {name: self._states.get(name, WorkerState.STARTING) for name in names}
         self._hear(ray)
+        self._leaving &= self._states.keys()
+        self._leave_draining_nodes(ray)
         if self._requested_count is not None and len(self._states) < self._requested_count:
             self._request(ray, len(self._states))
-        return dict(self._states)
+        return {
+            name: WorkerState.STOPPING if name in self._leaving else state
+            for name, state in self._states.items()
+        }
+
+    def last_words(self, name: str) -> str:
+        return ""  # Ray keeps what actors print in a folder of the node's
 
     def _connect(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -149,7 +165,7 @@ class RayEngine:
             except ValueError:
                 del self._states[name]
                 continue
-            self._asked[name] = (actor, actor.is_running.remote())
+            self._asked[name] = (actor, actor.node.remote())
         self._asked = {name: asked for name, asked in self._asked.items() if name in self._states}
         pending = {answer: name for name, (_, answer) in self._asked.items()}
         if not pending:
@@ -159,15 +175,34 @@ class RayEngine:
             name = pending[answer]
             actor, _ = self._asked.pop(name)
             try:
-                is_running = ray.get(answer)
+                node = ray.get(answer)
             except ray.exceptions.RayError:
                 del self._states[name]  # the actor or its node is gone
                 continue
-            if is_running:
+            if node is not None:
                 self._states[name] = WorkerState.RUNNING
+                self._nodes[name] = node
             else:
                 del self._states[name]
                 ray.kill(actor, no_restart=True)
+
+    def _leave_draining_nodes(self, ray: Any) -> None:
+        self._nodes = {name: node for name, node in self._nodes.items() if name in self._states}
+        draining = _draining_nodes()
+        for name in [name for name, node in self._nodes.items() if node in draining]:
+            if name not in self._leaving:
+                with contextlib.suppress(ValueError):
+                    self._drain(name, ray.get_actor(name, namespace=_NAMESPACE))
+
+
+def _draining_nodes() -> Mapping[str, int]:
+    """Ids of the nodes that Ray is about to take away. Ray has no public call for it; its own
+    libraries use this one. Nothing where a version of Ray has none."""
+    from ray._private.state import state
+
+    ask = getattr(state, "get_draining_nodes", None)
+    nodes: Mapping[str, int] = {} if ask is None else ask()
+    return nodes
 
 
 def _actor_class() -> type:
@@ -194,8 +229,13 @@ def _actor_class() -> type:
                 preexec_fn=end_with_parent,
             )
 
-        def is_running(self) -> bool:
-            return self._process.poll() is None
+        def node(self) -> str | None:
+            """The id of its node; none once the process has ended."""
+            import ray
+
+            if self._process.poll() is not None:
+                return None
+            return str(ray.get_runtime_context().get_node_id())
 
         def drain(self) -> None:
             self._process.terminate()
