@@ -38,6 +38,9 @@ class Scripted:
     def stop(self, name: str, *, at_once: bool) -> None:
         self.names.pop(name, None)
 
+    def last_words(self, name: str) -> str:
+        return f"{name} dies"
+
     def workers(self) -> dict[str, WorkerState]:
         if self.error is not None:
             raise self.error
@@ -73,6 +76,34 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
             break
         threading.Event().wait(0.1)
     assert len(engine.spawned) == 4, "none was started twice"
+
+
+def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    adapter = adapter_of(pool, engine, said, count=1)
+    for _ in range(80):
+        adapter.turn()
+        adapter.turn()
+        engine.names.clear()
+        threading.Event().wait(0.05)
+    adapter.turn()
+    assert 2 <= len(engine.spawned) <= 4, "after 1 s, 2 s and so on"
+    status = pool.status()["engine"]
+    assert "has ended by itself 0 s after it was started; its last words: pk-" in status["refusal"]
+    assert "it is asked again in" in status["reason"]
+
+
+def test_an_engine_that_fails_at_a_start_is_told_of(pool: PoolProcesses) -> None:
+    engine, said = Scripted(), []
+    engine.spawn = lambda names: 1 / 0  # type: ignore[method-assign]
+    adapter = adapter_of(pool, engine, said)
+    for _ in range(3):
+        assert adapter.turn()
+    status = pool.status()["engine"]
+    assert status["refusal"].endswith(
+        "at a call to start 4 workers: ZeroDivisionError: division by zero"
+    )
+    assert status["refusals"] >= 1
 
 
 def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses) -> None:

@@ -8,6 +8,7 @@ what the journal has: an adapter that is killed at any moment goes on where it w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _CALL_LIMIT_S = 15.0
 _ASK_LIMIT_S = 3.0
 _SPENT_NOTED_S = 10.0
 _SPAWNED_SHOWN_S = 5.0  # an engine tells of a worker that it was asked for by then
+_YOUNG_S = 10.0  # a worker that ends by itself before that has failed to start
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Adapter:
         self._adapter_id = _pool.draw_identity()
         self._refusal_count = 0
         self._refusal = ""
+        self._granted_at: float | None = None  # since the last refusal
+        self._seen_at: dict[str, float] | None = None  # when the engine first told of a worker
         self._asked_at: dict[str, float] = {}  # of names that the engine does not tell of yet
         self._told = ""
         self._counted_at: float | None = None
@@ -96,8 +100,14 @@ class Adapter:
         workers: dict[str, WorkerState] = self._call("list its workers", self._engine.workers)
         now = time.monotonic()
         for name in [*self._asked_at]:
-            if name in workers or now - self._asked_at[name] > _SPAWNED_SHOWN_S:
+            if name in workers:
                 del self._asked_at[name]
+            elif now - self._asked_at[name] > _SPAWNED_SHOWN_S:
+                del self._asked_at[name]
+                self._note_failed_start(name, "was started, and the engine does not tell of it")
+        self._note_failed_starts(workers, now)
+        if self._granted_at is not None and now - self._granted_at >= _YOUNG_S:
+            self._refusal = ""
         for name in [*self._journal.stopped_at]:
             if name in workers:
                 workers[name] = WorkerState.STOPPING
@@ -111,6 +121,27 @@ class Adapter:
             self._noted_at = now
             self._journal.note_spent(int(self._spent_ms))
         return workers
+
+    def _note_failed_starts(self, workers: dict[str, WorkerState], now: float) -> None:
+        """A worker that ends at once would end at once again: the controller waits for longer and
+        longer before it wants another, as where an engine refuses."""
+        before = self._seen_at
+        self._seen_at = {
+            name: -math.inf if before is None else before.get(name, now) for name in workers
+        }
+        for name in (before or {}).keys() - workers.keys() - self._journal.stopped_at.keys():
+            age_s = now - (before or {})[name]
+            if age_s < _YOUNG_S:
+                self._note_failed_start(
+                    name, f"has ended by itself {age_s:.0f} s after it was started"
+                )
+
+    def _note_failed_start(self, name: str, what: str) -> None:
+        words = self._engine.last_words(name)
+        self._note_refusal(
+            f"worker {name} {what}" + (f"; its last words: {words}" if words else "")
+        )
+        self._tell(self._refusal)
 
     def _ask(self, workers: dict[str, WorkerState], trouble: str) -> Any:
         """The controller's orders; None where it does not answer, so that all stays as it is."""
@@ -164,13 +195,20 @@ class Adapter:
         except EngineRefusal as error:
             for name in names[error.granted_count :]:
                 del self._asked_at[name]
-            self._refusal_count += 1
-            self._refusal = str(error)
+            self._note_refusal(str(error))
             self._tell(
                 f"the engine {self._engine.title} starts {error.granted_count} of {count}: {error}"
             )
+        except EngineTrouble as error:  # which of them were started, the engine tells next time
+            self._note_refusal(str(error))
+            self._tell(str(error))
         else:
-            self._refusal = ""
+            self._granted_at = now
+
+    def _note_refusal(self, reason: str) -> None:
+        self._refusal_count += 1
+        self._granted_at = None
+        self._refusal = reason
 
     def _tell(self, sentence: str) -> None:
         if sentence and sentence != self._told:

@@ -9,9 +9,11 @@ used twice.
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 NAME_VARIABLE = "PENSTOCK_WORKER_NAME"  # tells a worker the name that its engine knows it by
@@ -69,3 +71,22 @@ class Engine(Protocol):
     def workers(self) -> dict[str, WorkerState]:
         """The workers of this pool that have not ended, by name. Raises EngineTrouble."""
         ...
+
+    def last_words(self, name: str) -> str:
+        """The last line that the worker wrote to its log; empty where the engine has none. Raises
+        nothing."""
+        ...
+
+
+_LAST_BYTES = 4096
+
+
+def last_line(path: Path) -> str:
+    """The last line of a text file that is not empty; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

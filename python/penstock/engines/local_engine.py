@@ -13,7 +13,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engines.engine import NAME_VARIABLE, EngineRefusal, WorkerCommand, WorkerState
+from penstock.engines.engine import (
+    NAME_VARIABLE,
+    EngineRefusal,
+    WorkerCommand,
+    WorkerState,
+    last_line,
+)
 
 _VARIABLE = NAME_VARIABLE.encode() + b"="
 
@@ -31,9 +37,9 @@ class LocalEngine:
         self._stopped: set[str] = set()
 
     def spawn(self, names: Sequence[str]) -> None:
-        self._log_folder.mkdir(parents=True, exist_ok=True)
         for granted_count, name in enumerate(names):
             try:
+                self._log_folder.mkdir(parents=True, exist_ok=True)
                 with open(self._log_folder / f"{name}.log", "ab") as log:
                     # A session of its own: Ctrl-C at the terminal is for the adapter alone.
                     child = subprocess.Popen(
@@ -70,6 +76,9 @@ class LocalEngine:
             name: WorkerState.STOPPING if name in self._stopped else WorkerState.RUNNING
             for name in names
         }
+
+    def last_words(self, name: str) -> str:
+        return last_line(self._log_folder / f"{name}.log")
 
     def _processes(self) -> dict[str, list[int]]:
         """By name, the processes that no other process of the name has started."""

@@ -19,6 +19,7 @@ from penstock.engines.engine import (
     EngineTrouble,
     WorkerCommand,
     WorkerState,
+    last_line,
 )
 
 _CALL_LIMIT_S = 10.0
@@ -117,6 +118,9 @@ class SlurmEngine:
 
     def workers(self) -> dict[str, WorkerState]:
         return {name: state for name, (_, state) in self._jobs().items()}
+
+    def last_words(self, name: str) -> str:
+        return last_line(self._log_folder / f"{name}.log")
 
     def _jobs(self) -> dict[str, tuple[str, WorkerState]]:
         """By the worker's name, the job's number and its state."""
