@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,19 @@ class Slow(Dataset[torch.Tensor]):
 
 
 class Elastic:
-    """A pool that `penstock up` runs, with an engine and options of it."""
+    """A pool that `penstock up` runs, with an engine and options of it. ``within`` stands in front
+    of its commands."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *engine: str, title: str = "local"
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *engine: str,
+        title: str = "local",
+        within: Sequence[str] = (),
     ) -> None:
         self._engine = ["--engine", title, *engine]
+        self._within = within
         self.pool = PoolProcesses(folder)
         self.state = folder / "state"
         monkeypatch.setenv("XDG_RUNTIME_DIR", self.pool.environment["XDG_RUNTIME_DIR"])
@@ -49,14 +56,19 @@ class Elastic:
         process = Process(
             ["up", *self._engine, "--state", str(self.state), *arguments],
             self.pool.environment,
+            self._within,
         )
         self.pool.processes.append(process)
         line = process.wait_for_lines(lambda line: "export PENSTOCK_POOL=" in line)[0]
         self.pool.endpoint = line.rpartition("=")[2]
         return process
 
-    def down(self) -> Process:
-        process = Process(["down", "--controller", self.pool.endpoint], self.pool.environment)
+    def down(self, *arguments: str) -> Process:
+        process = Process(
+            ["down", "--controller", self.pool.endpoint, *arguments],
+            self.pool.environment,
+            self._within,
+        )
         self.pool.processes.append(process)
         return process
 
@@ -71,11 +83,21 @@ class Elastic:
         return "\n".join(path.read_text()[-800:] for path in self.state.glob("logs/*.log"))
 
     def has_workers(self, count: int) -> dict[str, Any]:
+        """Waits until so many report and stay, and no more of their processes run."""
+
         def is_so(status: dict[str, Any]) -> bool:
             staying = [one for one in status["workers"] if not one["is_draining"]]
             return len(staying) == count and len(self.processes()) == count
 
         return self.status_when(is_so)
+
+    def runs_processes(self, is_so: Callable[[set[str]], bool]) -> set[str]:
+        """Waits for names of workers whose processes run."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while not is_so(names := {*self.processes()}):
+            assert time.monotonic() < deadline, (names, self.logs())
+            time.sleep(0.1)
+        return names
 
     def processes(self) -> dict[str, int]:
         """The engine's processes that supervise a worker, by the worker's name."""
@@ -102,15 +124,17 @@ class Elastic:
         return {name: pid for pid, name in found.items() if pid not in children}
 
     def loader(self, count: int, seconds: float = 0.02, **options: Any) -> Any:
-        torch.manual_seed(3)
-        return DataLoader(
-            Slow(count, seconds), batch_size=4, shuffle=True, pool=self.pool.endpoint, **options
-        )
+        return loader(self.pool.endpoint, count, seconds, **options)
 
     def close(self) -> None:
         for pid in self.processes().values():
             os.kill(pid, signal.SIGKILL)
         self.pool.close()
+
+
+def loader(endpoint: str, count: int, seconds: float = 0.02, **options: Any) -> Any:
+    torch.manual_seed(3)
+    return DataLoader(Slow(count, seconds), batch_size=4, shuffle=True, pool=endpoint, **options)
 
 
 def expected(count: int) -> list[list[list[float]]]:

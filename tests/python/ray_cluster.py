@@ -1,28 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster of Ray's on this machine: a head that runs nothing, and two nodes of two workers each.
 
-Says the cluster's address. A line "kill" on standard input kills a node; its end ends the cluster.
+Says the cluster's address. Lines on standard input are orders: "node" kills a node, "actor NAME" an
+actor of penstock's, "drain NAME SECONDS" takes that actor's node away with notice, "fill" has
+actors of another program wait for each place that gets free, and "requested" says what the
+autoscaler was asked for. Answers "done" to each. The end of standard input ends the cluster.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+
+import ray
+from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray.cluster_utils import Cluster
+from ray.experimental.internal_kv import _internal_kv_get
+
+WORKERS_OF_NODE = 2
+NODES = 2
+
+
+@ray.remote(num_cpus=0, resources={"dataworker": 1})
+class Filler:
+    def stay(self) -> None:
+        pass
+
+
+def connect(cluster: Cluster) -> None:
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, log_to_driver=False)
+
+
+def drain(cluster: Cluster, name: str, seconds: str) -> None:
+    """As a cloud tells Ray that it takes the node back."""
+    connect(cluster)
+    node = ray.get(ray.get_actor(name, namespace="penstock").node.remote())
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", cluster.address, "--node-id", node),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "preempted"),
+            *("--deadline-remaining-seconds", seconds),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def main() -> None:
-    from ray.cluster_utils import Cluster
-
     memory = 100 << 20
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": memory}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [
-        cluster.add_node(num_cpus=2, object_store_memory=memory, resources={"dataworker": 2})
-        for _ in range(2)
+        cluster.add_node(
+            num_cpus=WORKERS_OF_NODE,
+            object_store_memory=memory,
+            resources={"dataworker": WORKERS_OF_NODE},
+        )
+        for _ in range(NODES)
     ]
     print(f"address {cluster.address}", flush=True)
     for line in sys.stdin:
-        if line.strip() == "kill":
+        what, _, name = line.strip().partition(" ")
+        if what == "node":
             cluster.remove_node(nodes.pop(), allow_graceful=False)
+        elif what == "actor":
+            connect(cluster)
+            ray.kill(ray.get_actor(name, namespace="penstock"), no_restart=True)
+        elif what == "drain":
+            drain(cluster, *name.split())
+        elif what == "requested":
+            connect(cluster)
+            found = _internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
+            print(f"requested {(found or b'[]').decode()}", flush=True)
+        elif what == "fill":
+            connect(cluster)
+            fillers = [Filler.remote() for _ in range(2 * WORKERS_OF_NODE)]
+            ray.wait([fillers[0].stay.remote()], timeout=30)
+        print("done", flush=True)
     cluster.shutdown()
 
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 SECONDS_MAX = 30.0
@@ -32,10 +33,14 @@ def free_ports(count: int) -> list[int]:
 
 class SlurmCluster:
     """Nodes ``n0``, ``n1`` and so on of two CPUs each, in the partitions ``harvest`` and ``train``.
-    Jobs of ``train`` take the nodes of ``harvest`` from its jobs."""
+    Jobs of ``train`` take the nodes of ``harvest`` from its jobs, which have ``grace_s`` before
+    they are ended. ``within`` stands in front of its commands."""
 
-    def __init__(self, folder: Path, node_count: int = 2, grace_s: int = 0) -> None:
+    def __init__(
+        self, folder: Path, node_count: int = 2, grace_s: int = 0, within: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
+        self._within = within
         folder.mkdir(parents=True, exist_ok=True)
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         host = socket.gethostname().split(".")[0]
@@ -117,7 +122,7 @@ PartitionName=train Nodes={names} PriorityTier=10 PreemptMode=OFF State=UP
     def _start(self, program: str, arguments: list[str], name: str | None = None) -> None:
         with open(self._folder / f"{name or program}.out", "wb") as out:
             self._daemons[name or program] = subprocess.Popen(
-                [program, *arguments],
+                [*self._within, program, *arguments],
                 env={**os.environ, **self.environment},
                 stdout=out,
                 stderr=out,
@@ -137,7 +142,7 @@ PartitionName=train Nodes={names} PriorityTier=10 PreemptMode=OFF State=UP
 
     def ask(self, *command: str) -> str:
         done = subprocess.run(
-            command,
+            [*self._within, *command],
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
@@ -149,10 +154,17 @@ PartitionName=train Nodes={names} PriorityTier=10 PreemptMode=OFF State=UP
     def kill_node(self, name: str) -> None:
         self._daemons.pop(name).kill()
 
+    def _end_jobs(self) -> None:
+        """A node's daemon that ends with a job waits for it for 10 s."""
+        deadline = time.monotonic() + 5
+        while self.ask("squeue", "--noheader").strip() and time.monotonic() < deadline:
+            self.ask("scancel", f"--user={os.getuid()}")
+            self.ask("scancel", f"--user={os.getuid()}", "--signal=KILL", "--full")
+            time.sleep(0.1)
+
     def close(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired, AssertionError):
-            self.ask("scancel", f"--user={os.getuid()}")
-            time.sleep(0.2)
+            self._end_jobs()
         for daemon in reversed([*self._daemons.values()]):
             daemon.terminate()
         for daemon in self._daemons.values():

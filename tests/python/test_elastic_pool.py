@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock up`: workers come and go with the jobs of a pool, and the stream stays exact."""
+"""`penstock up` and `penstock down`: what they find again, and what they refuse."""
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from elastic_pools import Elastic, expected
-from pool_processes import SECONDS_MAX, Process
+from pool_processes import Process
 
 pytestmark = pytest.mark.slow
 
@@ -23,46 +21,6 @@ def elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elastic
         yield one
     finally:
         one.close()
-
-
-def test_workers_come_with_a_job_and_go_with_it(elastic: Elastic) -> None:
-    up = elastic.up("--min", "0", "--max", "3", "--idle", "1")
-    assert elastic.processes() == {}
-    for _ in range(2):  # from zero, and from zero again
-        batches = [batch.tolist() for batch in elastic.loader(60)]
-        assert batches == expected(60)
-        elastic.has_workers(0)
-    down = elastic.down()
-    assert down.wait() == 0, down.output
-    assert up.wait() == 0, up.output
-    assert elastic.processes() == {}
-
-
-def test_a_job_that_waits_gets_more_workers_up_to_the_most(elastic: Elastic) -> None:
-    elastic.up("--max", "3", "--idle", "2")
-    batches = iter(elastic.loader(4000, 0.05))
-    given = [next(batches).tolist()]
-    deadline = time.monotonic() + SECONDS_MAX
-    while len(elastic.processes()) < 3:
-        given.append(next(batches).tolist())
-        assert time.monotonic() < deadline
-    assert elastic.pool.status()["engine"]["name"] == "local"
-    assert given == expected(4000)[: len(given)]
-    del batches
-    elastic.has_workers(0)
-
-
-def test_a_worker_that_is_killed_is_replaced(elastic: Elastic) -> None:
-    elastic.up("--min", "2", "--max", "2")
-    elastic.has_workers(2)
-    before = elastic.processes()
-    name, pid = next(iter(before.items()))
-    batches = iter(elastic.loader(200))
-    given = [next(batches).tolist() for _ in range(10)]
-    os.kill(pid, signal.SIGKILL)
-    given += [batch.tolist() for batch in batches]
-    assert given == expected(200)
-    elastic.status_when(lambda _: len(elastic.processes()) == 2 and name not in elastic.processes())
 
 
 def test_workers_outlive_a_killed_controller_and_are_found_again(elastic: Elastic) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as jobs of Slurm's own daemons: the stream stays exact whatever becomes of the jobs."""
+"""What is Slurm's alone beside the contract of engines: its states, its words, its arrays."""
 
 from __future__ import annotations
 
@@ -9,36 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_pools import Elastic, expected
+from engine_pools import SlurmPool, needs_slurm
 from pool_processes import SECONDS_MAX
-from slurm_cluster import MISSING, SlurmCluster
 
 from penstock.engines.engine import EngineRefusal, EngineTrouble, WorkerCommand, WorkerState
 from penstock.engines.slurm_engine import SlurmEngine
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: no {', '.join(MISSING)}"),
-]
-
-
-class SlurmPool(Elastic):
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cluster = SlurmCluster(folder / "slurm")
-        for name, value in self.cluster.environment.items():
-            monkeypatch.setenv(name, value)
-        super().__init__(folder, monkeypatch, "--partition", "harvest", title="slurm")
-
-    def jobs(self, state: str = "RUNNING") -> list[str]:
-        lines = self.cluster.ask("squeue", "--noheader", "--format=%j %T").splitlines()
-        return [line.split()[0] for line in lines if line.split()[1] == state]
-
-    def has_workers(self, count: int) -> dict[str, Any]:
-        return self.status_when(lambda status: len(status["workers"]) == count)
-
-    def close(self) -> None:
-        self.cluster.close()
-        self.pool.close()
+pytestmark = [pytest.mark.slow, needs_slurm]
 
 
 @pytest.fixture
@@ -48,47 +25,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmPool
         yield one
     finally:
         one.close()
-
-
-def test_jobs_come_with_a_training_and_go_with_it(slurm: SlurmPool) -> None:
-    up = slurm.up("--max", "3", "--idle", "1")
-    assert slurm.jobs() == []
-    batches = [batch.tolist() for batch in slurm.loader(200)]
-    assert batches == expected(200)
-    slurm.status_when(lambda _: slurm.jobs() == [])
-    down = slurm.down()
-    assert down.wait() == 0, down.output
-    assert up.wait() == 0, up.output
-
-
-@pytest.mark.long
-def test_a_job_that_is_cancelled_is_replaced(slurm: SlurmPool) -> None:
-    slurm.up("--min", "2", "--max", "2")
-    slurm.has_workers(2)
-    batches = iter(slurm.loader(400))
-    given = [next(batches).tolist() for _ in range(5)]
-    before = slurm.jobs()
-    slurm.cluster.ask("scancel", "--signal=KILL", "--full", f"--name={before[0]}")
-    given += [batch.tolist() for batch in batches]
-    assert given == expected(400)
-    slurm.status_when(lambda _: len(slurm.jobs()) == 2 and before[0] not in slurm.jobs())
-
-
-def test_training_on_the_same_nodes_preempts_workers(slurm: SlurmPool) -> None:
-    slurm.up("--min", "2", "--max", "2")
-    slurm.has_workers(2)
-    before = set(slurm.jobs())
-    batches = iter(slurm.loader(400))
-    given = [next(batches).tolist() for _ in range(5)]
-    train = slurm.cluster.ask(
-        "sbatch", "--parsable", "--partition=train", "--nodes=2", "--ntasks=4", "--exclusive",
-        "--output=/dev/null", "--wrap=sleep 3",
-    ).strip()  # fmt: skip
-    slurm.status_when(lambda _: not before & set(slurm.jobs()))
-    given += [batch.tolist() for batch in batches]
-    assert given == expected(400)
-    slurm.status_when(lambda _: train not in slurm.jobs() and len(slurm.jobs()) >= 2)
-    slurm.has_workers(2)
 
 
 @pytest.mark.long

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of every engine: whatever becomes of its workers, training gets torch's batches, and
+the pool comes back to as many workers as it should have."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_pools import expected
+from engine_pools import POOLS, EnginePool, needs_ray, needs_slurm
+from namespaces import NotHere, network
+from pool_processes import Process
+
+pytestmark = pytest.mark.slow
+
+# `make test` runs Ray's cases nowhere, and of Slurm's those that no other engine stands for.
+LOCAL = pytest.param("local", id="local")
+SLURM = pytest.param("slurm", id="slurm", marks=needs_slurm)
+LONG_SLURM = pytest.param("slurm", id="slurm", marks=[needs_slurm, pytest.mark.long])
+RAY = pytest.param("ray", id="ray", marks=[needs_ray, pytest.mark.long])
+
+MakePool = Callable[..., EnginePool]
+
+
+@pytest.fixture
+def make_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
+    with ExitStack() as stack:
+
+        def make(title: str, **options: Any) -> EnginePool:
+            pool: EnginePool = POOLS[title](tmp_path, monkeypatch, **options)
+            stack.callback(pool.close)
+            return pool
+
+        yield make
+
+
+def disturbed(pool: EnginePool, disturb: Callable[[str], None], count: int = 400) -> set[str]:
+    """A training with two workers, of which one is disturbed early on. Its batches are torch's, and
+    in the end there are two workers. The names of the workers before."""
+    pool.up("--min", "2", "--max", "2")
+    pool.has_workers(2)
+    before = {*pool.processes()}
+    batches = iter(pool.loader(count))
+    given = [next(batches).tolist() for _ in range(5)]
+    disturb(min(before))
+    given += [batch.tolist() for batch in batches]
+    assert given == expected(count)
+    return before
+
+
+def vanished_count(pool: EnginePool) -> int:
+    """Workers that the controller heard no more of, and that had not taken leave."""
+    count: int = pool.pool.status()["controller"]["fenced_incarnations"]
+    return count
+
+
+@pytest.mark.parametrize("engine", [LOCAL, SLURM, RAY])
+def test_workers_come_with_a_job_and_go_with_it(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine)
+    up = pool.up("--min", "0", "--max", "3", "--idle", "1")
+    assert pool.processes() == {}
+    for _ in range(2):  # from zero, and from zero again
+        names: set[str] = set()
+        batches = []
+        for batch in pool.loader(200):
+            batches.append(batch.tolist())
+            names |= pool.processes().keys()
+        assert batches == expected(200)
+        assert len(names) >= 2
+        pool.has_workers(0)
+    down = pool.down()
+    assert down.wait() == 0, down.output
+    assert up.wait() == 0, up.output
+    assert pool.processes() == {}
+
+
+@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+def test_a_worker_that_is_killed_is_replaced(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine)
+    before = disturbed(pool, pool.kill_worker)
+    pool.runs_processes(lambda names: len(names) == 2 and len(names & before) == 1)
+    pool.has_workers(2)
+    assert vanished_count(pool) == 1
+
+
+@pytest.mark.parametrize("engine", [LONG_SLURM, RAY])
+def test_a_node_that_dies_is_done_without(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine)
+    before = disturbed(pool, pool.kill_node, 800)
+    pool.runs_processes(lambda names: len(names) == 2 and len(names & before) <= 1)
+    pool.has_workers(2)
+
+
+@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine)
+    before = disturbed(pool, lambda name: pool.take_away(name, with_notice=False))
+    pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
+    pool.has_workers(2)
+
+
+@pytest.mark.parametrize("engine", [LOCAL, SLURM, RAY])
+def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine, has_notice=True)
+    before = disturbed(pool, lambda name: pool.take_away(name, with_notice=True))
+    pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
+    pool.has_workers(2)
+    assert vanished_count(pool) == 0
+
+
+@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+def test_an_engine_that_starts_nobody_is_told_of(make_pool: MakePool, engine: str) -> None:
+    pool = make_pool(engine)
+
+    def refuse(name: str) -> None:
+        pool.refuse()
+        pool.kill_worker(name)
+
+    disturbed(pool, refuse)
+
+    def is_told(status: dict[str, Any]) -> bool:
+        engine = status["engine"]
+        is_said = engine["refusal"] is not None if pool.can_refuse else engine["starting"] == 1
+        return len(status["workers"]) == 1 and is_said
+
+    pool.status_when(is_told)
+
+
+@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+def test_a_link_that_is_cut_costs_time_alone(make_pool: MakePool, engine: str) -> None:
+    count = 400
+    with ExitStack() as stack:
+        try:
+            net = stack.enter_context(network())
+        except NotHere as reason:
+            pytest.skip(str(reason))
+        pool = make_pool(engine, within=net.far)
+        stack.callback(pool.close)
+        keys = pool.state.parent / "keys"
+        assert Process(["keys", str(keys)], pool.pool.environment).wait() == 0
+        pool.up(
+            "--min", "2", "--max", "2", "--keys", str(keys), "--bind", f"tcp://{net.far_address}:0"
+        )
+        trainer = Process(
+            [pool.pool.endpoint, str(count)],
+            {**pool.pool.environment, "PENSTOCK_KEYS": str(keys)},
+            net.near,
+            program=(str(Path(__file__).with_name("elastic_training.py")),),
+        )
+        stack.callback(trainer.process.kill)
+        trainer.wait_for_lines(lambda line: line.startswith("["), 5)
+        net.cut("black hole")
+        time.sleep(4)  # beyond the lease of both sides
+        net.heal("black hole")
+        trainer.wait_for_lines(lambda line: line == "done")
+        assert trainer.wait() == 0
+        given = [json.loads(line) for line in trainer.lines if line.startswith("[")]
+        assert given == expected(count)
+        pool.runs_processes(lambda names: len(names) == 2)
+        down = pool.down("--keys", str(keys))
+        assert down.wait() == 0, down.output
