@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests of examples/kubernetes, and the pods, containers and commands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from kubernetes_schemas import Manifest, pod_templates
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "examples" / "kubernetes"
+FILES = ("pool.yaml", "ray-cluster.yaml")
+
+
+def manifests(file: str) -> list[Manifest]:
+    return list(yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8")))
+
+
+def manifest(file: str, kind: str, name: str) -> Manifest:
+    found = [m for m in manifests(file) if (m["kind"], m["metadata"]["name"]) == (kind, name)]
+    assert len(found) == 1
+    return found[0]
+
+
+def every_pod() -> dict[str, Manifest]:
+    """The pods that the manifests ask for, by a name."""
+    return {
+        name: template
+        for file in FILES
+        for found in manifests(file)
+        for name, template in pod_templates(found).items()
+    }
+
+
+def containers(template: Manifest) -> list[Manifest]:
+    spec = template["spec"]
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def command_of(container: Manifest) -> list[str]:
+    return [*container.get("command", ()), *container.get("args", ())]
+
+
+def penstock_arguments(command: Sequence[str]) -> list[str] | None:
+    """What follows penstock in a command, by itself or behind the program that starts it."""
+    return list(command[command.index("penstock") + 1 :]) if "penstock" in command else None
+
+
+def services(file: str) -> dict[str, Manifest]:
+    return {m["metadata"]["name"]: m for m in manifests(file) if m["kind"] == "Service"}
+
+
+def key_items(template: Manifest) -> list[str]:
+    """The files of the pod's keys; none in a pod that has no keys."""
+    for volume in template["spec"].get("volumes", ()):
+        if "secret" in volume:
+            assert volume["secret"]["secretName"] == "penstock-keys"
+            items = volume["secret"]["items"]
+            assert all(item["key"] == item["path"] for item in items)
+            return [item["path"] for item in items]
+    return []

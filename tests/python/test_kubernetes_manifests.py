@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifests for Kubernetes: their fields by the published schemas, and the names that must
+agree. No cluster is needed.
+
+With PENSTOCK_RAYCLUSTER_CRD=FILE the RayCluster is checked against the whole definition, too; an
+operator's own is printed by `kubectl get crd rayclusters.ray.io -o yaml`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Not there beside a GPU (.make/gpu_packages.txt).
+yaml = pytest.importorskip("yaml")
+schemas = pytest.importorskip("kubernetes_schemas", reason="needs kubernetes-validate")
+files = pytest.importorskip("kubernetes_files")
+Manifest = dict[str, Any]
+
+FILES = files.FILES
+PODS = files.every_pod()
+KUBERNETES = ("1.30", "1.37")  # versions whose schemas the manifests are to satisfy
+CRD_VARIABLE = "PENSTOCK_RAYCLUSTER_CRD"
+
+EVERY_MANIFEST = [
+    pytest.param(found, id=f"{file}-{found['kind']}-{found['metadata']['name']}")
+    for file in FILES
+    for found in files.manifests(file)
+]
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("found", EVERY_MANIFEST)
+def test_manifests_satisfy_the_published_schemas(found: Manifest, kubernetes: str) -> None:
+    assert schemas.manifest_faults(found, kubernetes) == []
+
+
+def changed(found: Manifest, path: str, value: Any) -> Manifest:
+    """A copy with another value at a path; None takes the field away."""
+    result = copy.deepcopy(found)
+    *way, last = path.split(".")
+    place: Any = result
+    for step in way:
+        place = place[int(step) if step.isdecimal() else step]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return result
+
+
+POD = "spec.template.spec"
+GROUP = "spec.workerGroupSpecs.0"
+FAULTS = [
+    # Fields that there are not.
+    ("pool.yaml", "Service", "penstock-controller", "spec.selectors", {"a": "b"}, "'selectors'"),
+    ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.gracePeriod", 60, "'gracePeriod'"),
+    ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.cmd", [], "'cmd'"),
+    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.max", 16, "'max'"),
+    ("ray-cluster.yaml", "Job", "penstock-up", f"{POD}.containers.0.arg", [], "'arg'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.autoscaling", True, "'autoscaling'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.max", 16, "'max'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.template.spec.x", 1, "'x'"),
+    # Values of another type, and one that is not among those that there are.
+    ("pool.yaml", "Service", "penstock-controller", "spec.ports.0.port", "7000", "'7000'"),
+    ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers.0.args", [4], "4 is not"),
+    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", "9", "'9'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.maxReplicas", "9", "'9'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.rayStartParams.x", 4, "4 is not"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.authOptions.mode", "open", "'open'"),
+    # Fields that must be there.
+    ("pool.yaml", "Deployment", "penstock-worker", "spec.selector", None, "'selector'"),
+    ("pool.yaml", "Deployment", "penstock-worker", f"{POD}.containers", None, "'containers'"),
+    ("pool.yaml", "HorizontalPodAutoscaler", "penstock-worker", "spec.maxReplicas", None, "'max"),
+    ("ray-cluster.yaml", "Job", "penstock-up", "spec.template", None, "'template'"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", "spec.headGroupSpec", None, "'headGroup"),
+    ("ray-cluster.yaml", "RayCluster", "penstock-ray", f"{GROUP}.groupName", None, "'groupName'"),
+]
+
+
+@pytest.mark.parametrize(("file", "kind", "name", "path", "value", "told"), FAULTS)
+def test_a_wrong_field_is_a_fault(
+    file: str, kind: str, name: str, path: str, value: Any, told: str
+) -> None:
+    wrong = changed(files.manifest(file, kind, name), path, value)
+    faults = schemas.manifest_faults(wrong, KUBERNETES[-1])
+    assert len(faults) == 1
+    assert told in faults[0]
+
+
+@pytest.mark.skipif(CRD_VARIABLE not in os.environ, reason=f"{CRD_VARIABLE} names no definition")
+def test_ray_cluster_satisfies_the_whole_definition() -> None:
+    definition = yaml.safe_load(Path(os.environ[CRD_VARIABLE]).read_text(encoding="utf-8"))
+    schema = schemas.strict_schema_of(definition)
+    assert (
+        schemas.schema_faults(
+            files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray"), schema
+        )
+        == []
+    )
+    for file, kind, name, path, value, told in FAULTS:
+        if kind == "RayCluster":
+            faults = schemas.schema_faults(
+                changed(files.manifest(file, kind, name), path, value), schema
+            )
+            assert [told in fault for fault in faults] == [True]
+
+
+def labels_of(found: Manifest, template: Manifest) -> dict[str, str]:
+    labels = dict(template["metadata"]["labels"])
+    if found["kind"] == "RayCluster":
+        labels["ray.io/cluster"] = found["metadata"]["name"]  # KubeRay's
+    return labels
+
+
+def selected(file: str, selector: dict[str, str]) -> list[Manifest]:
+    """The pods of a file that have all of the labels."""
+    return [
+        template
+        for found in files.manifests(file)
+        for template in schemas.pod_templates(found).values()
+        if selector.items() <= labels_of(found, template).items()
+    ]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_service_leads_to_a_port_of_one_kind_of_pod(file: str) -> None:
+    for service in files.services(file).values():
+        (template,) = selected(file, service["spec"]["selector"])
+        ports = {
+            port["name"]: port["containerPort"]
+            for container in files.containers(template)
+            for port in container.get("ports", ())
+        }
+        for port in service["spec"]["ports"]:
+            assert ports[port["targetPort"]] == port["port"]
+
+
+@pytest.mark.parametrize("found", EVERY_MANIFEST)
+def test_a_deployment_selects_its_own_pods_alone(found: Manifest) -> None:
+    if found["kind"] == "Deployment":
+        selector = found["spec"]["selector"]["matchLabels"]
+        assert selected("pool.yaml", selector) == [found["spec"]["template"]]
+
+
+@pytest.mark.parametrize("template", PODS.values(), ids=PODS)
+def test_a_pod_mounts_volumes_that_it_has(template: Manifest) -> None:
+    volumes = {volume["name"] for volume in template["spec"].get("volumes", ())}
+    mounted = {
+        mount["name"]
+        for container in files.containers(template)
+        for mount in container.get("volumeMounts", ())
+    }
+    assert mounted == volumes
+
+
+def test_the_images_are_one_and_are_made_by_the_dockerfile() -> None:
+    text = (files.FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    pods = PODS.values()
+    (image,) = {container["image"] for pod in pods for container in files.containers(pod)}
+    assert f"-t {image} " in text
+    (uid,) = {pod["spec"]["securityContext"]["runAsUser"] for pod in pods}
+    assert f"--uid {uid} " in text
+    ray = files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray")["spec"]
+    assert f"ARG RAY={ray['rayVersion']}\n" in text
+    readme = (files.ROOT / "README.md").read_text(encoding="utf-8")
+    (packages,) = re.findall(r"apt-get install (.*)", readme)
+    assert f" {packages} " in text
+
+
+def test_the_job_calls_the_head_of_the_cluster_with_its_token() -> None:
+    name = files.manifest("ray-cluster.yaml", "RayCluster", "penstock-ray")["metadata"]["name"]
+    job = files.manifest("ray-cluster.yaml", "Job", "penstock-up")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    # KubeRay's names of the head's Service and of the token's Secret.
+    assert f"http://{name}-head-svc:8265" in container["command"]
+    (token,) = [v["valueFrom"]["secretKeyRef"] for v in container["env"] if "valueFrom" in v]
+    assert token == {"name": name, "key": "auth_token"}
