@@ -24,6 +24,7 @@ namespace {
 constexpr size_t kMessagesInTurn = 16;                 // of one worker, so that no other waits for long
 constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
+constexpr auto kHeldMax = std::chrono::seconds(60);    // without a request in mid-epoch, however long steps take
 constexpr auto kPauseShown = std::chrono::seconds(1);  // a shorter one is over before it is told
 constexpr auto kLinkTold = milliseconds(20);           // how often the link's rate is worked out
 constexpr auto kSilenceLooked = std::chrono::seconds(1);  // how often silent workers are looked for
@@ -161,7 +162,7 @@ wire::TrainerReport PoolIo::make_report() {
   const Instant now = clock_now();
   return {.trainer_id = trainer_id_,
           .job = options_.job,
-          .worker_count_max = is_idle(now) ? 0 : options_.worker_count_max,
+          .worker_count_max = is_idle(pace, now) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
                     .wanted_batches = pace.wanted_count,
                     .asked_batches = static_cast<uint32_t>(asked_count),
@@ -496,8 +497,10 @@ void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
   stages_.arrive({.kind = Arrival::Kind::kEnd, .epoch = key.epoch, .sequence = key.sequence, .batch = {}, .error = {}});
 }
 
-bool PoolIo::is_idle(Instant now) const {
-  return session_.dispatch().unanswered_count() == 0 && now - answered_at_ >= kIdleAfter;
+// A trainer whose batches are all here and whose steps are long has use for its workers all the same.
+bool PoolIo::is_idle(const TrainerPace& pace, Instant now) const {
+  if (session_.dispatch().unanswered_count() > 0 || now - answered_at_ < kIdleAfter) return false;
+  return !pace.is_in_epoch || now - pace.given_at > std::clamp<Duration>(pace.pause_min, kIdleAfter, kHeldMax);
 }
 
 void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
@@ -562,7 +565,7 @@ void PoolIo::ask(cluster::SharedContent content) {
       content->indices.size() + content->seeds->size() + content->blobs->size() * sizeof(wire::BlobId);
   if (bytes > wire::kPoolBodyBytesMax / 2) return deliver(key, error_of_indices(key, content->indices.size()));
   const Instant now = clock_now();
-  if (is_idle(now) && controller_) controller_->hurry(now);
+  if (controller_ && is_idle(pace_.get(), now)) controller_->hurry(now);
   session_.ask(key, lane, now, std::move(content));
 }
 
@@ -572,7 +575,7 @@ void PoolIo::recall(const Batch::Origin& origin) {
   const wire::Request& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   if (session_.dispatch().is_unanswered(key)) return;
-  if (is_idle(now) && controller_) controller_->hurry(now);
+  if (controller_ && is_idle(pace_.get(), now)) controller_->hurry(now);
   session_.ask(key, wire::kNoLane, now, origin.request, origin.worker_id);
 }
 

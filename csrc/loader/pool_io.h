@@ -130,7 +130,7 @@ class PoolIo final : public EventLoop::Handler {
   void deliver(BatchKey key, std::unique_ptr<Batch> batch);
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
   // Nothing was asked for since a while, so that workers would wait here for nothing.
-  bool is_idle(Instant now) const;
+  bool is_idle(const TrainerPace& pace, Instant now) const;
   // Its program does something else than to train.
   bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);

@@ -125,3 +125,17 @@ def test_a_program_that_does_something_else_is_paused(pool: PoolProcesses) -> No
     assert seen["queue"]["ready_batches"] > 0
     next(batches)
     trainer_when(pool, lambda one: not one["is_paused"])
+
+
+@pytest.mark.long
+def test_a_job_of_long_steps_keeps_its_workers_while_its_queue_is_full(pool: PoolProcesses) -> None:
+    pool.start_worker(processes=1)
+    training = Training(pool, batch_s=0.01, step_s=3.0)
+    try:
+        trainer_when(pool, lambda one: one["workers"] == 1 and one["step_s"] is not None)
+        for _ in range(40):
+            assert pool.status()["trainers"][0]["workers"] == 1
+            time.sleep(0.25)
+    finally:
+        training.stop()
+    assert training.is_right
