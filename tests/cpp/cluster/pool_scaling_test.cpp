@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -146,6 +147,26 @@ TEST_F(PoolScalingTest, ControllerThatStartsAnewStopsNobodyBeforeItHasSettled) {
   pass(kSettling);
   trainer(2);
   EXPECT_TRUE(report().stops.empty());
+}
+
+TEST_F(PoolScalingTest, HundredJobsThatComeAndGoWithinAMinuteMakeAndEndNoWorkersOfTheirOwn) {
+  pass(kSettling);
+  report_.idle_ms = 10'000;
+  uint32_t spawned_count = 0, most = 0;
+  for (uint64_t turn = 0; turn < 120; ++turn) {  // a job comes at every turn of half a second and stays for four
+    pass(milliseconds(500));
+    for (uint64_t job = turn; job > 0 && job + 4 > turn; --job)
+      if (job <= 100) roster_.trainer_reported({.trainer_id = 100 + job, .job = "job", .worker_count_max = 64}, now_);
+    if (turn >= 4) roster_.trainer_left(100 + turn - 4, now_);
+    uint64_t id = 0;
+    for (const auto& [name, state] : engine_) worker(++id, name);
+    report();
+    EXPECT_TRUE(turn >= 100 || last_.stops.empty()) << turn;
+    while (engine_.size() < last_.wanted_count) engine_["w" + std::to_string(spawned_count++)] = State::kRunning;
+    most = std::max(most, last_.wanted_count);
+  }
+  EXPECT_LE(most, report_.worker_count_max);
+  EXPECT_EQ(spawned_count, most) << "workers stay while one job follows the other";
 }
 
 TEST_F(PoolScalingTest, SecondAdapterIsRefusedWhileTheFirstReports) {
