@@ -30,17 +30,20 @@ Result<net::KeyRing> load_keys(const std::optional<std::string>& folder, Role ro
   return folder ? net::load_key_folder(*folder, role) : net::load_shared_keys(role);
 }
 
-// By the job's name: its priority and its quota.
+// By the name of a job or a user: its priority and its quota.
 using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
 
 Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
                                                      const std::optional<std::string>& folder,
-                                                     const std::string& policy, const Terms& terms) {
+                                                     const std::string& policy, const Terms& terms,
+                                                     const Terms& user_terms) {
   cluster::RosterOptions shares;
   shares.policy = cluster::policy_named(policy);
   if (shares.policy == nullptr)
     throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
   for (const auto& [job, given] : terms) shares.terms[job] = {.priority = given.first, .quota = given.second};
+  for (const auto& [user, given] : user_terms)
+    shares.user_terms[user] = {.priority = given.first, .quota = given.second};
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = load_keys(folder, Role::kController);
@@ -107,16 +110,24 @@ void bind_controller(py::module_& module) {
       "make_key_folder",
       [](const std::string& folder) { unwrap(without_gil([&] { return net::make_key_folder(folder); })); },
       py::arg("folder"));
+  module.def(
+      "make_user_keys",
+      [](const std::string& folder, const std::string& user, const std::string& user_folder) {
+        unwrap(without_gil([&] { return net::make_user_keys(folder, user, user_folder); }));
+      },
+      py::arg("folder"), py::arg("user"), py::arg("user_folder"));
   module.def("shared_key_folder", [] { return unwrap(without_gil([] { return net::shared_key_folder(); })); });
 
   py::class_<Controller>(module, "Controller")
       .def_static(
           "start",
           [](const std::string& endpoint, const std::optional<std::string>& key_folder, const std::string& policy,
-             const Terms& terms) {
-            return unwrap(without_gil([&] { return start_controller(endpoint, key_folder, policy, terms); }));
+             const Terms& terms, const Terms& user_terms) {
+            return unwrap(
+                without_gil([&] { return start_controller(endpoint, key_folder, policy, terms, user_terms); }));
           },
-          py::arg("endpoint"), py::arg("key_folder"), py::arg("policy") = "gpu-progress", py::arg("terms") = Terms())
+          py::arg("endpoint"), py::arg("key_folder"), py::arg("policy") = "gpu-progress", py::arg("terms") = Terms(),
+          py::arg("user_terms") = Terms())
       .def_property_readonly("endpoint", [](const Controller& self) { return self.endpoint().text(); })
       .def(
           "run", [](Controller& self, int stop_fd) { unwrap(without_gil([&] { return self.run(stop_fd); })); },

@@ -16,31 +16,40 @@ constexpr double kGainMin = 1e-12;  // a smaller difference is rounding
 class Room {
  public:
   Room(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions& options)
-      : free_count_(worker_count), owners_(claims.size(), kNobody) {
+      : free_count_(worker_count), owners_(claims.size()) {
     std::map<std::string, size_t> places;
     for (const auto& [owner, quota] : options.quotas) {
       places[owner] = left_.size();
       left_.push_back(quota);
     }
     for (size_t job = 0; job < claims.size(); ++job)
-      if (const auto place = places.find(claims[job].owner); place != places.end()) owners_[job] = place->second;
+      for (const std::string& owner : claims[job].owners)
+        if (const auto place = places.find(owner); place != places.end()) owners_[job].push_back(place->second);
   }
 
-  bool has_for(size_t job) const { return free_count_ > 0 && is_within_quota(job); }
-  bool is_within_quota(size_t job) const { return owners_[job] == kNobody || left_[owners_[job]] > 0; }
-  bool share_owner(size_t a, size_t b) const { return owners_[a] == owners_[b]; }
+  bool has_for(size_t job) const { return free_count_ > 0 && is_within_quotas(job); }
+  bool is_within_quotas(size_t job) const {
+    return std::all_of(owners_[job].begin(), owners_[job].end(), [&](size_t owner) { return left_[owner] > 0; });
+  }
+  // Whether a worker of the giver's counts towards each quota of the taker's that is used up.
+  bool is_fit_giver(size_t giver, size_t taker) const {
+    const std::vector<size_t>& givers = owners_[giver];
+    return std::all_of(owners_[taker].begin(), owners_[taker].end(), [&](size_t owner) {
+      return left_[owner] > 0 || std::find(givers.begin(), givers.end(), owner) != givers.end();
+    });
+  }
   void take(size_t job) {
     --free_count_;
-    if (owners_[job] != kNobody) --left_[owners_[job]];
+    for (const size_t owner : owners_[job]) --left_[owner];
   }
   void give_back(size_t job) {
     ++free_count_;
-    if (owners_[job] != kNobody) ++left_[owners_[job]];
+    for (const size_t owner : owners_[job]) ++left_[owner];
   }
 
  private:
   uint32_t free_count_;
-  std::vector<size_t> owners_;  // by job: its place in left_
+  std::vector<std::vector<size_t>> owners_;  // by job: their places in left_
   std::vector<uint32_t> left_;
 };
 
@@ -122,7 +131,7 @@ class Exchange {
     return best;
   }
 
-  // The best single move, if it pays. A job of an owner at its quota takes only from its owner's jobs.
+  // The best single move, if it pays. A job of an owner at its quota takes only from that owner's jobs.
   bool move_one() {
     size_t from = kNobody, to = kNobody;
     double best = kGainMin;
@@ -135,10 +144,10 @@ class Exchange {
     const size_t cheapest = cheapest_giver([](size_t) { return true; });
     for (size_t job = 0; job < counts_.size(); ++job) {
       if (gain(job) * useful <= kGainMin) continue;
-      if (room_.is_within_quota(job)) {
+      if (room_.is_within_quotas(job)) {
         look(cheapest, job);
       } else {
-        look(cheapest_giver([&](size_t other) { return room_.share_owner(other, job); }), job);
+        look(cheapest_giver([&](size_t other) { return room_.is_fit_giver(other, job); }), job);
       }
     }
     if (to == kNobody) return false;
@@ -228,7 +237,7 @@ std::optional<std::string> check_allocation(std::span<const JobClaim> claims, ui
   std::map<std::string, uint64_t> sums;
   for (size_t job = 0; job < claims.size(); ++job) {
     sum += counts[job];
-    sums[claims[job].owner] += counts[job];
+    for (const std::string& owner : claims[job].owners) sums[owner] += counts[job];
   }
   if (sum > worker_count)
     return "the policy gave away " + std::to_string(sum) + " workers and the pool has " + std::to_string(worker_count);

@@ -29,19 +29,21 @@ struct JobClaim {
   std::vector<double> progress{};
   double gpus = 1;
   double priority = 1;
-  std::string owner{};
+  std::vector<std::string> owners{};  // whose quotas it counts towards
 
   // The fewest workers with which it is as fast as it gets.
   uint32_t demand_count() const;
 };
 
 struct AllocationOptions {
-  // No job has less than min(its demand, floor_share * an even share), unless its owner's quota forbids it. Jobs that
+  // No job has less than min(its demand, floor_share * an even share), unless an owner's quota forbids it. Jobs that
   // have use for workers share evenly.
   double floor_share = 0;
-  double move_cost_s = 0;                    // for which a moved worker serves nobody
-  double horizon_s = 60;                     // over which a gain is counted
-  std::map<std::string, uint32_t> quotas{};  // the most workers of all jobs of an owner; none: no bound
+  double move_cost_s = 0;  // for which a moved worker serves nobody
+  double horizon_s = 60;   // over which a gain is counted
+  // The most workers of all jobs of an owner; none: no bound. Of two owners that share a job, all jobs of the one are
+  // jobs of the other.
+  std::map<std::string, uint32_t> quotas{};
 };
 
 using AllocationPolicy = std::vector<uint32_t> (*)(std::span<const JobClaim>, uint32_t worker_count,

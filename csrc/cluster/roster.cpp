@@ -53,11 +53,12 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   return orders;
 }
 
-wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, Instant now) {
+wire::TrainerRoster Roster::trainer_reported(const wire::TrainerReport& report, Instant now, const std::string& user) {
   const bool is_new = !trainers_.contains(report.trainer_id);
   Trainer& trainer = trainers_[report.trainer_id];
   if (is_new || trainer.report.worker_count_max != report.worker_count_max) is_balanced_ = false;
   trainer.report = report;
+  trainer.user = user;
   trainer.reported_at = now;
   if (is_new || report.worker_count_max > 0) trainer.wanted_at = now;
   trainer.rates.note(report.queue, now);
@@ -139,6 +140,20 @@ uint32_t Roster::count_of_workers(uint64_t trainer_id) const {
   }));
 }
 
+void Roster::apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOptions& options) const {
+  const auto apply = [&](const std::map<std::string, JobTerms>& terms, const std::string& name, std::string owner) {
+    const auto found = terms.find(name);
+    if (found == terms.end()) return;
+    claim.priority *= found->second.priority;
+    if (!found->second.quota) return;
+    options.quotas[owner] = *found->second.quota;
+    claim.owners.push_back(std::move(owner));
+  };
+  const std::string of_user = trainer.user.empty() ? "" : " of the user " + trainer.user;
+  apply(options_.terms, trainer.report.job, "the job " + trainer.report.job + of_user);
+  if (!trainer.user.empty()) apply(options_.user_terms, trainer.user, "the user " + trainer.user);
+}
+
 std::vector<uint32_t> Roster::allocate() {
   std::vector<JobClaim> claims;
   uint32_t pool_count = 0;
@@ -152,13 +167,7 @@ std::vector<uint32_t> Roster::allocate() {
     const uint32_t count_max = std::min(trainer.scaler.demand(), static_cast<uint32_t>(able_count));
     JobClaim claim{.job_id = trainer_id, .worker_count = count_of_workers(trainer_id)};
     for (uint32_t count = 0; count <= count_max; ++count) claim.progress.push_back(trainer.scaler.progress(count));
-    if (const auto terms = options_.terms.find(trainer.report.job); terms != options_.terms.end()) {
-      claim.priority = terms->second.priority;
-      if (terms->second.quota) {
-        claim.owner = trainer.report.job;
-        options.quotas[claim.owner] = *terms->second.quota;
-      }
-    }
+    apply_terms(trainer, claim, options);
     claims.push_back(std::move(claim));
   }
   std::vector<uint32_t> counts;
@@ -298,6 +307,7 @@ std::vector<Roster::TrainerStatus> Roster::trainers(Instant now) const {
   for (const auto& [trainer_id, trainer] : trainers_) {
     const bool is_idle = trainer.report.worker_count_max == 0;
     result.push_back({.report = trainer.report,
+                      .user = trainer.user,
                       .worker_count = count_of_workers(trainer_id),
                       .since_report = now - trainer.reported_at,
                       .idle = is_idle ? now - trainer.wanted_at : Duration{},

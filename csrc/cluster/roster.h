@@ -35,10 +35,10 @@ namespace penstock::cluster {
 constexpr Duration kSettling = std::chrono::seconds(2);
 constexpr size_t kFencedCountMax = 4096;  // incarnations that are remembered
 
-// What an operator lays down for the jobs of one name.
+// What an operator lays down for the jobs of one name, or for one user.
 struct JobTerms {
-  double priority = 1;
-  std::optional<uint32_t> quota{};  // the most workers of all trainers of that name
+  double priority = 1;              // that of the job times that of the user
+  std::optional<uint32_t> quota{};  // the most workers of all their trainers
 };
 
 struct RosterOptions {
@@ -47,7 +47,8 @@ struct RosterOptions {
   double floor_share = 1;
   double move_cost_s = 15;
   double horizon_s = 60;
-  std::map<std::string, JobTerms> terms{};  // by the job's name
+  std::map<std::string, JobTerms> terms{};  // by the job's name; jobs of two users are two jobs
+  std::map<std::string, JobTerms> user_terms{};
 };
 
 // Thread-compatible.
@@ -56,7 +57,8 @@ class Roster {
   Roster(uint64_t controller_id, Instant now, RosterOptions options = {});
 
   wire::WorkerOrders worker_reported(const wire::WorkerReport& report, Instant now);
-  wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now);
+  // `user` is the one whose key it shows; empty for a trainer with the role's key.
+  wire::TrainerRoster trainer_reported(const wire::TrainerReport& report, Instant now, const std::string& user = {});
   // They leave by their own will, which fences nothing.
   void worker_left(uint64_t worker_id, Instant now);
   void trainer_left(uint64_t trainer_id, Instant now);
@@ -80,6 +82,7 @@ class Roster {
   };
   struct TrainerStatus {
     wire::TrainerReport report;
+    std::string user{};
     uint32_t worker_count = 0;
     Duration since_report{};
     Duration idle{};  // for how long it has had no use for workers; 0 while it has
@@ -114,6 +117,7 @@ class Roster {
   };
   struct Trainer {
     wire::TrainerReport report;
+    std::string user{};
     Instant reported_at{};
     Instant wanted_at{};  // when it last had a use for workers
     RecentRates rates{};
@@ -126,6 +130,8 @@ class Roster {
   void share_out_workers();
   // How many workers each trainer is to have, in their order.
   std::vector<uint32_t> allocate();
+  // Sets the claim's priority and owners, and their quotas.
+  void apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOptions& options) const;
   uint32_t count_of_workers(uint64_t trainer_id) const;
   void assign(Worker& worker, uint64_t trainer_id);
   void withdraw(Worker& worker);

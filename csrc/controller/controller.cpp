@@ -29,14 +29,16 @@ Result<std::unique_ptr<Controller>> Controller::start(const net::Endpoint& endpo
   auto server = net::ServerSocket::bind(*context, *authenticator.value(), endpoint, keys, options);
   if (!server) return server.error();
   return std::make_unique<Controller>(std::move(context), std::move(authenticator).value(), std::move(server).value(),
-                                      id.value(), std::move(shares));
+                                      keys.users(), id.value(), std::move(shares));
 }
 
 Controller::Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-                       std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares)
+                       std::unique_ptr<net::ServerSocket> server, net::UserKeys users, uint64_t controller_id,
+                       cluster::RosterOptions shares)
     : context_(std::move(context)),
       authenticator_(std::move(authenticator)),
       server_(std::move(server)),
+      users_(std::move(users)),
       roster_(controller_id, clock_now(), std::move(shares)) {}
 
 Result<void> Controller::run(int stop_fd) {
@@ -85,7 +87,9 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     return send(peer.routing_id, roster_.worker_reported(*worker, now));
   if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
     trainers_[trainer->trainer_id] = peer.routing_id;
-    return send(peer.routing_id, roster_.trainer_reported(*trainer, now));
+    const auto user = users_.find(peer.identity.key);
+    return send(peer.routing_id,
+                roster_.trainer_reported(*trainer, now, user == users_.end() ? std::string() : user->second));
   }
   if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
     if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);

@@ -35,7 +35,8 @@ class Controller {
 
   // For `start`.
   Controller(std::unique_ptr<net::SocketContext> context, std::unique_ptr<net::Authenticator> authenticator,
-             std::unique_ptr<net::ServerSocket> server, uint64_t controller_id, cluster::RosterOptions shares);
+             std::unique_ptr<net::ServerSocket> server, net::UserKeys users, uint64_t controller_id,
+             cluster::RosterOptions shares);
   Controller(const Controller&) = delete;
   Controller& operator=(const Controller&) = delete;
 
@@ -65,6 +66,7 @@ class Controller {
   std::unique_ptr<net::SocketContext> context_;
   std::unique_ptr<net::Authenticator> authenticator_;
   std::unique_ptr<net::ServerSocket> server_;
+  net::UserKeys users_;
   cluster::Roster roster_;
   cluster::PoolScaling scaling_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer

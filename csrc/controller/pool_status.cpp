@@ -73,6 +73,7 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   const wire::TrainerReport& report = trainer.report;
   const wire::QueueSignal& queue = report.queue;
   std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
+  json += ", \"user\": " + (trainer.user.empty() ? "null" : quoted(trainer.user));
   json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
   json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
   json += ", \"since_report_s\": " + seconds(trainer.since_report) + ", \"idle_s\": " + seconds(trainer.idle);

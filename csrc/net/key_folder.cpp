@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/key_folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/file_descriptor.h"
@@ -19,6 +24,8 @@ constexpr mode_t kFolderMode = 0700;
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kOthersMode = S_IRWXG | S_IRWXO;
 constexpr size_t kFileBytes = kKeyTextLength + 1;  // a key and a newline
+
+constexpr std::string_view kUserEnding = ".user.public";
 
 using FileText = Wiped<kFileBytes>;
 
@@ -107,8 +114,7 @@ Error not_z85(const std::string& path) {
                    "copy the file again, or make new keys with penstock keys");
 }
 
-Result<PublicKey> load_public(int folder_fd, const std::string& folder, Role role) {
-  const std::string name = file_name(role, ".public");
+Result<PublicKey> load_public(int folder_fd, const std::string& folder, const std::string& name) {
   FileText text;
   auto read = read_key_file(folder_fd, folder, name, text);
   if (!read) return read.error();
@@ -192,6 +198,16 @@ class NewFiles {
   std::vector<std::string> names_;
 };
 
+std::string with_newline(std::string text) { return std::move(text) + '\n'; }
+
+Result<void> add_secret(NewFiles& files, const std::string& name, const KeyPair& pair) {
+  FileText secret;
+  const SecretText text = pair.secret_text();
+  text.text().copy(secret.characters().data(), kKeyTextLength);
+  secret.characters()[kKeyTextLength] = '\n';
+  return files.add(name, secret.text());
+}
+
 Result<void> fill_key_folder(const std::string& folder) {
   auto fd = open_folder(folder);
   if (!fd) return fd.error();
@@ -209,15 +225,85 @@ Result<void> fill_key_folder(const std::string& folder) {
   NewFiles files(folder_fd, folder);
   for (const Role role : kRoles) {
     const KeyPair pair = KeyPair::generate();
-    FileText secret;
-    const SecretText text = pair.secret_text();
-    text.text().copy(secret.characters().data(), kKeyTextLength);
-    secret.characters()[kKeyTextLength] = '\n';
-    if (auto made = files.add(file_name(role, ".secret"), secret.text()); !made) return made.error();
-    std::string public_text = pair.public_key().text();
-    public_text += '\n';
-    if (auto made = files.add(file_name(role, ".public"), public_text); !made) return made.error();
+    if (auto made = add_secret(files, file_name(role, ".secret"), pair); !made) return made.error();
+    if (auto made = files.add(file_name(role, ".public"), with_newline(pair.public_key().text())); !made)
+      return made.error();
   }
+  return files.keep();
+}
+
+bool is_user_name(std::string_view name) {
+  return !name.empty() && name.size() <= kUserNameBytesMax && name.front() != '.' &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return c < 0x80 && (std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.');
+         });
+}
+
+Result<RoleKeys> load_role_keys(int folder_fd, const std::string& folder) {
+  RoleKeys keys;
+  for (size_t place = 0; place < kRoles.size(); ++place) {
+    auto key = load_public(folder_fd, folder, file_name(kRoles[place], ".public"));
+    if (!key) return key.error();
+    for (size_t before = 0; before < place; ++before) {
+      if (keys[before] != key.value()) continue;
+      return key_error(Errc::kMismatch, folder,
+                       "the roles " + std::string(role_name(kRoles[before])) + " and " +
+                           std::string(role_name(kRoles[place])) +
+                           " have the same key, and a key must stand for one role",
+                       "make new keys with penstock keys");
+    }
+    keys[place] = key.value();
+  }
+  return keys;
+}
+
+// The names of the folder's users.
+Result<std::vector<std::string>> user_names(int folder_fd, const std::string& folder) {
+  const int listed_fd = ::openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> listed(listed_fd < 0 ? nullptr : ::fdopendir(listed_fd), ::closedir);
+  if (!listed) return system_error("listing the key folder", folder, errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(listed.get())) {
+    const std::string_view file = entry->d_name;
+    if (!file.ends_with(kUserEnding)) continue;
+    const std::string_view name = file.substr(0, file.size() - kUserEnding.size());
+    if (!is_user_name(name)) continue;  // as of a file that is being made
+    if (names.size() == kUserCountMax)
+      return key_error(Errc::kMismatch, folder, "it has keys of more than " + std::to_string(kUserCountMax) + " users",
+                       "remove those of users who have left");
+    names.emplace_back(name);
+  }
+  if (errno != 0) return system_error("listing the key folder", folder, errno);
+  return names;
+}
+
+Result<UserKeys> load_user_keys(int folder_fd, const std::string& folder, const RoleKeys& roles) {
+  auto names = user_names(folder_fd, folder);
+  if (!names) return names.error();
+  UserKeys users;
+  for (const std::string& name : names.value()) {
+    auto key = load_public(folder_fd, folder, name + std::string(kUserEnding));
+    if (!key) return key.error();
+    const bool is_of_role = std::find(roles.begin(), roles.end(), key.value()) != roles.end();
+    if (is_of_role || !users.emplace(key.value(), name).second)
+      return key_error(Errc::kMismatch, folder, "the user " + name + " has the key of a role or of another user",
+                       "make keys for each user with penstock keys --user");
+  }
+  return users;
+}
+
+// The user's own folder, which was just made.
+Result<void> fill_user_folder(const std::string& user_folder, const RoleKeys& keys, const KeyPair& pair) {
+  auto fd = open_folder(user_folder);
+  if (!fd) return fd.error();
+  NewFiles files(fd.value().get(), user_folder);
+  for (size_t place = 0; place < kRoles.size(); ++place) {
+    const PublicKey& key = kRoles[place] == Role::kTrainer ? pair.public_key() : keys[place];
+    if (auto made = files.add(file_name(kRoles[place], ".public"), with_newline(key.text())); !made)
+      return made.error();
+  }
+  if (auto made = add_secret(files, file_name(Role::kTrainer, ".secret"), pair); !made) return made.error();
   return files.keep();
 }
 
@@ -231,23 +317,35 @@ Result<void> make_key_folder(const std::string& folder) {
   return filled;
 }
 
+Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder) {
+  if (!is_user_name(user))
+    return Error{Errc::kMalformed, "'" + user + "' cannot name a user; take up to " +
+                                       std::to_string(kUserNameBytesMax) +
+                                       " letters, digits, '-', '_' and '.', the first of them no '.'"};
+  auto fd = open_folder(folder);
+  if (!fd) return fd.error();
+  auto keys = load_role_keys(fd.value().get(), folder);
+  if (!keys) return keys.error();
+  const KeyPair pair = KeyPair::generate();
+  NewFiles files(fd.value().get(), folder);
+  if (auto made = files.add(user + std::string(kUserEnding), with_newline(pair.public_key().text())); !made)
+    return made.error();
+  if (::mkdir(user_folder.c_str(), kFolderMode) != 0)
+    return system_error("making the folder for the user's keys,", user_folder, errno);
+  if (auto filled = fill_user_folder(user_folder, keys.value(), pair); !filled) {
+    ::rmdir(user_folder.c_str());
+    return filled.error();
+  }
+  return files.keep();
+}
+
 Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin) {
   auto fd = open_folder(folder);
   if (!fd) return fd.error();
   const int folder_fd = fd.value().get();
-  std::vector<PublicKey> keys;
-  for (const Role role : kRoles) {
-    auto key = load_public(folder_fd, folder, role);
-    if (!key) return key.error();
-    for (size_t index = 0; index < keys.size(); ++index) {
-      if (keys[index] != key.value()) continue;
-      return key_error(Errc::kMismatch, folder,
-                       "the roles " + std::string(role_name(kRoles[index])) + " and " + std::string(role_name(role)) +
-                           " have the same key, and a key must stand for one role",
-                       "make new keys with penstock keys");
-    }
-    keys.push_back(key.value());
-  }
+  auto loaded = load_role_keys(folder_fd, folder);
+  if (!loaded) return loaded.error();
+  const RoleKeys& keys = loaded.value();
   auto own = load_secret(folder_fd, folder, own_role);
   if (!own) return own.error();
   if (own.value().public_key() != keys[static_cast<size_t>(own_role)]) {
@@ -255,7 +353,9 @@ Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOri
                      file_name(own_role, ".secret") + " does not belong to " + file_name(own_role, ".public"),
                      "copy both from the folder that penstock keys made");
   }
-  return KeyRing(own_role, std::move(own).value(), {keys[0], keys[1], keys[2], keys[3]}, origin);
+  auto users = load_user_keys(folder_fd, folder, keys);
+  if (!users) return users.error();
+  return KeyRing(own_role, std::move(own).value(), keys, origin, std::move(users).value());
 }
 
 }  // namespace penstock::net

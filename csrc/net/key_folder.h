@@ -3,6 +3,9 @@
 // A folder of keys: ROLE.public and ROLE.secret for each role, each file one key in Z85 and a newline. The folder is
 // 0700 and its files are 0600. A host holds the secret of its own role and all the public keys: whoever holds a role's
 // secret can act in that role. A folder that others could have read or written is refused as a whole.
+//
+// NAME.user.public is the key of a user who trains with keys of his own. Controllers and workers let him in as a
+// trainer, and the controller knows his trainers as his.
 
 #include <string>
 
@@ -14,6 +17,14 @@ namespace penstock::net {
 // Makes a key pair for each role. The folder is made if it is not there. An existing key is never overwritten: then,
 // and on any other failure, nothing is changed.
 Result<void> make_key_folder(const std::string& folder);
+
+constexpr size_t kUserNameBytesMax = 64;
+constexpr size_t kUserCountMax = 4096;
+
+// Makes a pair for the user: NAME.user.public in the pool's folder, and a folder of the user's own, which must not be
+// there, with the pair as trainer.public and trainer.secret, and the other public keys. Names are of letters, digits,
+// "-", "_" and "."; on any failure nothing is changed.
+Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder);
 
 // The keys for a process of `own_role`. The secrets of other roles are not read and need not be there.
 Result<KeyRing> load_key_folder(const std::string& folder, Role own_role, KeyOrigin origin = KeyOrigin::kGiven);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The keys of one process of a pool: the pair of its own role, and the public key of every role. A key says who a peer
-// is; the peer's own claims count for nothing.
+// The keys of one process of a pool: the pair of its own role, the public key of every role, and those of users who
+// train with keys of their own. A key says who a peer is; the peer's own claims count for nothing.
 
 #include <array>
-#include <optional>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "net/keys.h"
@@ -14,14 +15,16 @@ namespace penstock::net {
 // Where the keys come from. Shared ones were made by this user's own processes on this machine, for this machine alone.
 enum class KeyOrigin : uint8_t { kGiven, kShared };
 
+// By key, the user's name.
+using UserKeys = std::map<PublicKey, std::string>;
 using RoleKeys = std::array<PublicKey, kRoles.size()>;  // in the order of kRoles
 
 // Thread-compatible.
 class KeyRing {
  public:
   // The public key of `own` is the one that `keys` has for `own_role`, and no two roles have the same.
-  KeyRing(Role own_role, KeyPair own, const RoleKeys& keys, KeyOrigin origin)
-      : own_role_(own_role), own_(std::move(own)), keys_(keys), origin_(origin) {
+  KeyRing(Role own_role, KeyPair own, const RoleKeys& keys, KeyOrigin origin, UserKeys users = {})
+      : own_role_(own_role), own_(std::move(own)), keys_(keys), origin_(origin), users_(std::move(users)) {
     PENSTOCK_ASSERT(own_.public_key() == public_key(own_role_));
   }
 
@@ -32,19 +35,15 @@ class KeyRing {
   const PublicKey& public_key(Role role) const { return keys_[static_cast<size_t>(role)]; }
   const PublicKey& controller_key() const { return public_key(Role::kController); }
 
-  // The role that a key stands for; none if the key is not of this pool.
-  std::optional<Role> role_of(const PublicKey& key) const {
-    for (const Role role : kRoles) {
-      if (public_key(role) == key) return role;
-    }
-    return std::nullopt;
-  }
+  // Keys of trainers beside that of the role.
+  const UserKeys& users() const { return users_; }
 
  private:
   Role own_role_;
   KeyPair own_;
   RoleKeys keys_;
   KeyOrigin origin_;
+  UserKeys users_;
 };
 
 }  // namespace penstock::net

@@ -166,6 +166,33 @@ def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path:
     assert words in worker.output and "penstock keys" in worker.output
 
 
+def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: Path) -> None:
+    pool = PoolProcesses(tmp_path)
+    keys, anns = tmp_path / "keys", tmp_path / "of ann"
+    try:
+        for arguments in (["keys", str(keys)], ["keys", str(keys), "--user", "ann"]):
+            made = Process(
+                [*arguments, *(["--out", str(anns)] if "--user" in arguments else [])],
+                pool.environment,
+            )
+            assert made.wait() == 0, made.output
+        terms = tmp_path / "terms.json"
+        terms.write_text('{"users": {"ann": {"quota": 1}}}')
+        pool.start_controller("--keys", str(keys), "--terms", str(terms))
+        pool.start_worker("--keys", str(keys), processes=2)
+        options: dict[str, Any] = {"batch_size": 4, "timeout": 30, "code_paths": [CODE]}
+        loader = DataLoader(Augmented(400), pool=pool.endpoint, keys=str(anns), **options)
+        batches = iter(loader)
+        next(batches)
+        status = json.loads(_pool.pool_status(pool.endpoint, str(keys), SERVED_SECONDS_MAX))
+        assert [(one["user"], one["workers"]) for one in status["trainers"]] == [("ann", 1)]
+        for role in ("operator", "worker"):
+            assert not (anns / f"{role}.secret").exists()
+        assert 1 + sum(1 for _ in batches) == 100
+    finally:
+        pool.close()
+
+
 def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool: KeyedPool, tmp_path: Path
 ) -> None:

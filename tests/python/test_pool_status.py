@@ -48,6 +48,7 @@ def trainer(number: int, **others: Any) -> dict[str, Any]:
     return {
         "id": f"11a{number}000000000001",
         "job": "train.py: Images",
+        "user": None,
         "about": f"gpu{number}, process 4, torch 2.11.0",
         "workers": 2,
         "workers_max": 4096,

@@ -19,10 +19,10 @@ from penstock.cli.command_parser import (
     whole_number,
 )
 from penstock.engines.engine import NAME_VARIABLE
-from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
 from penstock.pool.status_text import status_text
+from penstock.pool.terms import Terms, read_terms
 
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
@@ -40,16 +40,32 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _make_keys(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "keys",
-        "keys DIR",
+        "keys DIR [--user NAME --out FOLDER]",
         """\
 Makes the keys of a pool: a pair for each role. A pool that spans machines needs them; one on a
-single machine has keys that this user's processes share.""",
-        "example:\n  penstock keys keys",
+single machine has keys that this user's processes share. With --user, makes a folder of keys for
+one user's training programs, whom the pool then knows apart from others.""",
+        "examples:\n  penstock keys keys\n  penstock keys keys --user ann --out keys-of-ann",
     )
     parser.add_argument(
-        "folder", metavar="DIR", help="folder for the keys; it is made, with mode 0700"
+        "folder",
+        metavar="DIR",
+        help="folder for the keys, which is made, with mode 0700; with --user that of the pool",
     )
-    folder = parser.parse(arguments).folder
+    parser.add_argument("--user", metavar="NAME", help="make keys for a user of this pool")
+    parser.add_argument("--out", metavar="FOLDER", help="folder for the user's keys; it is made")
+    args = parser.parse(arguments)
+    folder = args.folder
+    if (args.user is None) != (args.out is None):
+        raise CommandError("--user NAME and --out FOLDER go together", "keys")
+    if args.user is not None:
+        _pool.make_user_keys(folder, args.user, args.out)
+        print(
+            f"penstock keys: {args.out} is what {args.user} needs to train, and "
+            f"{folder}/{args.user}.user.public lets {args.user} in: copy it to the key folders of "
+            f"the controller and the workers, and start them again."
+        )
+        return 0
     _pool.make_key_folder(folder)
     print(
         f"penstock keys: {folder} has a pair of keys for each role. A host needs all the .public "
@@ -262,15 +278,16 @@ def add_shares(parser: CommandParser) -> None:
     parser.add_argument(
         "--terms",
         metavar="FILE",
-        help="JSON file of jobs' priorities and quotas, by name: "
-        '{"train.py: Images": {"priority": 2, "quota": 16}} (default: all jobs are equal)',
+        help="JSON file of priorities and quotas of jobs and of users, by name: "
+        '{"jobs": {"train.py: Images": {"priority": 2, "quota": 16}}, "users": {"ann": {"quota": '
+        "32}}} (default: all are equal)",
     )
 
 
 def start_controller(bind: str, args: argparse.Namespace) -> _pool.Controller:
     """With the options of add_keys() and add_shares()."""
-    terms = read_job_terms(args.terms) if args.terms else {}
-    return _pool.Controller.start(bind, args.keys, args.policy, terms)
+    terms = read_terms(args.terms) if args.terms else Terms()
+    return _pool.Controller.start(bind, args.keys, args.policy, terms.jobs, terms.users)
 
 
 def add_keys(parser: CommandParser) -> None:

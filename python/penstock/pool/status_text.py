@@ -120,7 +120,7 @@ class _Page:
 
     def _job_row(self, trainer: dict[str, Any]) -> tuple[str, ...]:
         queue = trainer["queue"]
-        who = (text_of(trainer["job"]), name_of(trainer), short_id(trainer["id"]))
+        who = (self._name_of_job(trainer), name_of(trainer), short_id(trainer["id"]))
         delivered = f"{queue['delivered_batches']:,}"
         if trainer["workers_max"] == 0:
             return (*who, "-", f"idle for {trainer['idle_s']:.0f} s", "", delivered, "", "", "")
@@ -134,6 +134,11 @@ class _Page:
             str(queue["asked_batches"]),
             f"{queue['bytes_in_flight'] / 1e6:.1f} MB",
         )
+
+    @staticmethod
+    def _name_of_job(trainer: dict[str, Any]) -> str:
+        job, user = text_of(trainer["job"]), trainer["user"]
+        return job if user is None else f"{job} ({text_of(user)})"
 
     def _worker_count(self, trainer: dict[str, Any]) -> str:
         count, most = trainer["workers"], trainer["workers_max"]

@@ -1,35 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator lays down for a pool's jobs: a JSON file of priorities and quotas, by the name
-that `penstock status` shows of a job.
+"""What an operator lays down for a pool's jobs and users: a JSON file of priorities and quotas.
 
-    {"train.py: Images": {"priority": 2.0, "quota": 16}, "sweep.py: Rows": {"quota": 4}}
+    {"jobs": {"train.py: Images": {"priority": 2.0, "quota": 16}},
+     "users": {"ann": {"quota": 32}}}
 
-A priority multiplies what a job's progress counts for; 1 where none is given. A quota is the most
-workers that all trainers of the name have together; without one there is no bound.
+Jobs go by the name that `penstock status` shows, users by the name that their keys were made for
+(``penstock keys --user``). A priority multiplies what a job's progress counts for; 1 where none is
+given; that of the job and that of its user are multiplied. A quota is the most workers that all
+trainers of the name have together; without one there is no bound. Jobs of one name and two users
+are two jobs.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
-JobTerms = dict[str, tuple[float, int | None]]  # priority and quota, by the job's name
+NamedTerms = dict[str, tuple[float, int | None]]  # priority and quota, by name
 
 _QUOTA_MAX = 1 << 20
+_EXAMPLE = '{"jobs": {"train.py: Images": {"priority": 2}}, "users": {"ann": {"quota": 16}}}'
 
 
-def read_job_terms(path: str) -> JobTerms:
+@dataclass(frozen=True)
+class Terms:
+    jobs: NamedTerms = field(default_factory=dict)
+    users: NamedTerms = field(default_factory=dict)
+
+
+def read_terms(path: str) -> Terms:
     """Raises ValueError, which names the file and the entry, and OSError."""
     with open(path, encoding="utf-8") as file:
         try:
-            entries = json.load(file)
+            parts = json.load(file)
         except ValueError as error:
-            raise ValueError(f"the terms of jobs in {path} are no JSON: {error}") from error
+            raise ValueError(f"the terms in {path} are no JSON: {error}") from error
+    if not isinstance(parts, dict) or not parts.keys() <= {"jobs", "users"}:
+        seen = f"the keys {[*parts]}" if isinstance(parts, dict) else f"a {type(parts).__name__}"
+        raise ValueError(
+            f"the terms in {path} are {seen}; expected an object of jobs, users or both, such as "
+            f"{_EXAMPLE}"
+        )
+    return Terms(*(_named_terms(path, part, parts.get(part, {})) for part in ("jobs", "users")))
+
+
+def _named_terms(path: str, part: str, entries: Any) -> NamedTerms:
     if not isinstance(entries, dict):
         raise ValueError(
-            f"the terms of jobs in {path} are a JSON {type(entries).__name__}; expected an object "
-            f'such as {{"train.py: Images": {{"priority": 2, "quota": 16}}}}'
+            f"the {part} in {path} are a {type(entries).__name__}; expected an object, such as in "
+            f"{_EXAMPLE}"
         )
     return {name: _terms_of(path, name, entry) for name, entry in entries.items()}
 

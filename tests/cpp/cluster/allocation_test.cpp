@@ -65,11 +65,15 @@ Case random_case(uint64_t seed) {
                            .progress = curve,
                            .gpus = 1.0 + below(8),
                            .priority = 1.0 + below(2),
-                           .owner = below(2) == 0 ? "ann" : "ben"});
+                           .owners = {}});
+    const std::string user = below(2) == 0 ? "ann" : "ben";
+    made.claims.back().owners = {user, user + (below(2) == 0 ? "'s images" : "'s rows")};
   }
   if (below(2) == 0) made.options.floor_share = below(5) / 4.0;
   if (below(2) == 0) made.options.quotas["ann"] = below(5);
   if (below(4) == 0) made.options.quotas["ben"] = below(5);
+  if (below(3) == 0) made.options.quotas["ann's rows"] = below(4);
+  if (below(3) == 0) made.options.quotas["ben's images"] = below(4);
   return made;
 }
 
@@ -115,7 +119,7 @@ TEST(Allocation, AFreeWorkerIsGivenWhateverAMoveCosts) {
 TEST(Allocation, FloorsHoldUnlessAQuotaForbidsThem) {
   std::vector<JobClaim> claims{linear(1, 8, 8, 100), linear(2, 0, 8, 1)};
   EXPECT_EQ(gpu_progress(claims, 8, {.floor_share = 0.5}), (std::vector<uint32_t>{6, 2}));
-  claims[1].owner = "ben";
+  claims[1].owners = {"ben"};
   EXPECT_EQ(gpu_progress(claims, 8, {.floor_share = 0.5, .quotas = {{"ben", 1}}}), (std::vector<uint32_t>{7, 1}));
 }
 
@@ -133,12 +137,13 @@ TEST(Allocation, PoliciesAreFoundByName) {
 }
 
 TEST(Allocation, NonsenseOfAPolicyIsNamed) {
-  const std::vector<JobClaim> claims{linear(1, 0, 4), linear(2, 0, 4)};
+  std::vector<JobClaim> claims{linear(1, 0, 4), linear(2, 0, 4)};
+  claims[0].owners = claims[1].owners = {"ann"};
   EXPECT_EQ(check_allocation(claims, 4, {}, std::vector<uint32_t>{1}), "the policy gave 1 counts for 2 jobs");
   EXPECT_EQ(check_allocation(claims, 4, {}, std::vector<uint32_t>{3, 2}),
             "the policy gave away 5 workers and the pool has 4");
-  EXPECT_EQ(check_allocation(claims, 4, {.quotas = {{"", 2}}}, std::vector<uint32_t>{2, 1}),
-            "the policy gave 3 workers to jobs of '', whose quota is 2");
+  EXPECT_EQ(check_allocation(claims, 4, {.quotas = {{"ann", 2}}}, std::vector<uint32_t>{2, 1}),
+            "the policy gave 3 workers to jobs of 'ann', whose quota is 2");
   EXPECT_EQ(check_allocation(claims, 4, {.floor_share = 1}, std::vector<uint32_t>{4, 0}),
             "the policy gave job 2 0 workers, and no job has fewer than its floor, here 2");
 }

@@ -244,9 +244,10 @@ TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
 // Reports of a trainer that is measured: of `step_s` and `worker_s` a batch, and with as many workers as it has.
 class MeasuredTrainer {
  public:
-  MeasuredTrainer(uint64_t id, std::string job, double step_s, double worker_s)
+  MeasuredTrainer(uint64_t id, std::string job, double step_s, double worker_s, std::string user = {})
       : step_s_(step_s),
         worker_s_(worker_s),
+        user_(std::move(user)),
         report_{.trainer_id = id, .job = std::move(job), .worker_count_max = 64} {}
 
   void train(Roster& roster, Instant now, double seconds) {
@@ -261,12 +262,13 @@ class MeasuredTrainer {
     queue.stepping_ns = static_cast<uint64_t>(batches_ * step_s_ * 1e9);
     queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
     queue.made_ns = static_cast<uint64_t>(batches_ * worker_s_ * 1e9);
-    roster.trainer_reported(report_, now);
+    roster.trainer_reported(report_, now, user_);
   }
 
  private:
   double step_s_, worker_s_;
   double batches_ = 0, starved_s_ = 0;
+  std::string user_;
   wire::TrainerReport report_;
 };
 
@@ -326,6 +328,20 @@ TEST(RosterShares, PrioritiesAndQuotasAreKept) {
   bounded.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
   EXPECT_EQ(bounded.count_of(100), 2u);
   EXPECT_EQ(bounded.count_of(200), 6u);
+}
+
+TEST(RosterShares, UsersHavePrioritiesAndQuotasBesideTheirJobs) {
+  SharedPool pool({.terms = {{"a", {.quota = 2}}}, .user_terms = {{"ann", {.quota = 5}}}}, 12);
+  pool.run({{100, "a", 0.05, 2, "ann"}, {200, "b", 0.05, 2, "ann"}, {300, "a", 0.05, 2}, {400, "c", 0.05, 2, "ben"}},
+           std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(100), 2u) << "the quota of the job";
+  EXPECT_EQ(pool.count_of(200), 3u) << "what is left of the user's";
+  EXPECT_EQ(pool.count_of(300), 2u) << "another job of that name";
+  EXPECT_EQ(pool.count_of(400), 5u);
+  SharedPool unequal({.floor_share = 0.25, .user_terms = {{"ben", {.priority = 3}}}}, 8);
+  unequal.run({{100, "a", 0.05, 2, "ann"}, {200, "a", 0.05, 2, "ben"}}, std::chrono::seconds(60));
+  EXPECT_EQ(unequal.count_of(100), 1u);
+  EXPECT_EQ(unequal.count_of(200), 7u);
 }
 
 std::vector<uint32_t> nonsense(std::span<const JobClaim> claims, uint32_t worker_count, const AllocationOptions&) {

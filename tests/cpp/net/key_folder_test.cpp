@@ -67,9 +67,52 @@ TEST_F(KeyFolder, EveryRoleFindsItsOwnPairAndTheOthersPublicKeys) {
     EXPECT_EQ(keys.value().origin(), KeyOrigin::kGiven);
     EXPECT_EQ(keys.value().own().public_key(), keys.value().public_key(role));
     EXPECT_EQ(keys.value().controller_key().text() + "\n", file_text(file("controller.public")));
-    for (const Role other : kRoles) EXPECT_EQ(keys.value().role_of(keys.value().public_key(other)), other);
-    EXPECT_EQ(keys.value().role_of(KeyPair::generate().public_key()), std::nullopt);
+    EXPECT_TRUE(keys.value().users().empty());
   }
+}
+
+TEST_F(KeyFolder, UsersHaveTrainersKeysOfTheirOwn) {
+  const std::string anns = temp_ / "of-ann", bens = temp_ / "of-ben";
+  ASSERT_TRUE(make_user_keys(folder_, "ann", anns));
+  ASSERT_TRUE(make_user_keys(folder_, "ben.2", bens));
+  const auto ann = load_key_folder(anns, Role::kTrainer);
+  ASSERT_TRUE(ann) << ann.error().message;
+  EXPECT_TRUE(ann.value().users().empty());
+  EXPECT_EQ(file_mode(anns), 0700u);
+  EXPECT_EQ(file_mode(anns + "/trainer.secret"), 0600u);
+  EXPECT_EQ(names_in(anns).size(), kRoles.size() + 1) << "the secrets of other roles are not ann's";
+  const auto ben = load_key_folder(bens, Role::kTrainer);
+  ASSERT_TRUE(ben) << ben.error().message;
+  const auto pool = load_key_folder(folder_, Role::kController);
+  ASSERT_TRUE(pool) << pool.error().message;
+  EXPECT_EQ(pool.value().users(),
+            (UserKeys{{ann.value().own().public_key(), "ann"}, {ben.value().own().public_key(), "ben.2"}}));
+  EXPECT_EQ(ann.value().controller_key(), pool.value().controller_key());
+}
+
+TEST_F(KeyFolder, UserThatIsThereOrHasNoNameIsRefusedAndNothingIsChanged) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  const auto before = names_in(folder_);
+  const auto again = make_user_keys(folder_, "ann", temp_ / "again");
+  ASSERT_FALSE(again);
+  EXPECT_NE(again.error().message.find("ann.user.public is there already"), std::string::npos) << again.error().message;
+  EXPECT_FALSE(std::filesystem::exists(temp_ / "again"));
+  EXPECT_FALSE(make_user_keys(folder_, "ben", temp_ / "of-ann")) << "somebody's folder";
+  for (const auto* name : {"", ".ann", "a/b", "a b", "\xc3\xa4nn"})
+    EXPECT_FALSE(make_user_keys(folder_, name, temp_ / "other")) << name;
+  EXPECT_EQ(names_in(folder_), before);
+}
+
+TEST_F(KeyFolder, UserWithTheKeyOfARoleIsRefused) {
+  write_file(file("eve.user.public"), file_text(file("operator.public")));
+  ASSERT_EQ(::chmod(file("eve.user.public").c_str(), 0600), 0);
+  expect_refused(Errc::kMismatch, {"the user eve has the key of a role"});
+}
+
+TEST_F(KeyFolder, UsersKeyThatOthersCouldHaveWrittenIsRefused) {
+  ASSERT_TRUE(make_user_keys(folder_, "ann", temp_ / "of-ann"));
+  ASSERT_EQ(::chmod(file("ann.user.public").c_str(), 0622), 0);
+  expect_refused(Errc::kMismatch, {"ann.user.public", "0622"});
 }
 
 TEST_F(KeyFolder, AHostNeedsNoSecretButItsOwn) {
