@@ -29,5 +29,7 @@ say "The way of a batch from a pool's worker to its trainer"
 "$VENV"/bin/python bench/pool_transport.py --out bench/out/pool-transport.jsonl --markdown
 say "Does a pool give back what it takes?"
 "$VENV"/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown
+say "A job that one worker starves, on a pool that grows by itself"
+"$VENV"/bin/python bench/elastic.py --out bench/out/elastic.jsonl --picture bench/out/elastic.svg --markdown
 say "How long a command takes to start"
 "$VENV"/bin/python bench/start.py --out bench/out/start.jsonl --markdown

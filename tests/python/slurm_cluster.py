@@ -32,12 +32,18 @@ def free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """Nodes ``n0``, ``n1`` and so on of two CPUs each, in the partitions ``harvest`` and ``train``.
-    Jobs of ``train`` take the nodes of ``harvest`` from its jobs, which have ``grace_s`` before
-    they are ended. ``within`` stands in front of its commands."""
+    """Nodes ``n0``, ``n1`` and so on of so many CPUs each, whatever this machine has, in the
+    partitions ``harvest`` and ``train``. Jobs of ``train`` take the nodes of ``harvest`` from its
+    jobs, which have ``grace_s`` before they are ended. ``within`` stands in front of its commands.
+    """
 
     def __init__(
-        self, folder: Path, node_count: int = 2, grace_s: int = 0, within: Sequence[str] = ()
+        self,
+        folder: Path,
+        node_count: int = 2,
+        grace_s: int = 0,
+        within: Sequence[str] = (),
+        cpus: int = 2,
     ) -> None:
         self._folder = folder
         self._within = within
@@ -50,7 +56,7 @@ class SlurmCluster:
         self._munge_socket = folder / "munge.socket"
         self._write_key(folder / "munge.key")
         nodes = "\n".join(
-            f"NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 "
+            f"NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
             f"RealMemory=1000"
             for node, port in enumerate(node_ports)
         )
@@ -83,6 +89,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 ReturnToService=2
 SlurmdTimeout=10
+SlurmdParameters=config_overrides
 KillWait=5
 SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}

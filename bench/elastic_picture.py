@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of bench/elastic.py, as SVG: batches a second and workers over time, and what
+happened meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_WIDTH, _HEIGHT = 820, 210  # of each of the two plots
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 44, 30
+_STYLE = """\
+<style>
+  text { font: 12px sans-serif; fill: #24292f }
+  .grid { stroke: #d0d7de; stroke-width: 1 }
+  .line { fill: none; stroke-width: 2 }
+  .ideal { stroke: #8c959f; stroke-dasharray: 5 4 }
+  .one { stroke: #0969da } .two { stroke: #bc4c00 }
+  .event { stroke: #57606a; stroke-width: 1; stroke-dasharray: 2 3 }
+</style>"""
+_STYLES = ("one", "two")
+
+
+class Curve(NamedTuple):
+    name: str
+    points: Sequence[tuple[float, float]]  # seconds and a value
+
+
+def draw(
+    seconds: float,
+    ceiling: float,
+    rates: Sequence[Curve],
+    counts: Sequence[Curve],
+    events: Sequence[tuple[float, str]],
+) -> str:
+    """Two plots, one above the other, over the same seconds."""
+    upper = _Plot(0, "batches a second", seconds, 1.15 * ceiling)
+    upper.line([(0.0, ceiling), (seconds, ceiling)], "ideal")
+    for curve, style in zip(rates, _STYLES, strict=False):
+        upper.line(curve.points, style)
+    most = max((value for curve in counts for _, value in curve.points), default=1.0)
+    lower = _Plot(_HEIGHT, "workers", seconds, 1.15 * max(most, 1.0))
+    for curve, style in zip(counts, _STYLES, strict=False):
+        lower.line(_steps(curve.points), style)
+    for plot in (upper, lower):
+        for at, words in events:
+            plot.event(at, words if plot is upper else "")
+    legend = [("ideal", "the same loop on batches that are ready")]
+    legend += [(style, curve.name) for curve, style in zip(rates, _STYLES, strict=False)]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{2 * _HEIGHT}" '
+            f'viewBox="0 0 {_WIDTH} {2 * _HEIGHT}">',
+            _STYLE,
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            *upper.parts,
+            *lower.parts,
+            *_legend(legend),
+            "</svg>\n",
+        ]
+    )
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    corners: list[tuple[float, float]] = []
+    for at, value in points:
+        if corners:
+            corners.append((at, corners[-1][1]))
+        corners.append((at, value))
+    return corners
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
+    parts, x = [], 200
+    for style, words in entries:
+        parts.append(f'<path class="line {style}" d="M{x} 12h24"/>')
+        parts.append(f'<text x="{x + 30}" y="16">{words}</text>')
+        x += 60 + 7 * len(words)
+    return parts
+
+
+class _Plot:
+    def __init__(self, y0: float, title: str, seconds: float, most: float) -> None:
+        self._y0, self._seconds, self._most = y0, seconds, most
+        self.parts = [f'<text x="{_LEFT}" y="{y0 + 16}" font-weight="bold">{title}</text>']
+        step = 5 if most > 8 else 1
+        for value in range(0, int(most) + 1, step):
+            y = self._y(value)
+            self._grid(_LEFT, y, _WIDTH - _RIGHT, y)
+            self._text(_LEFT - 6, y + 4, str(value), "end")
+        for second in range(0, int(seconds) + 1, 25):
+            x = self._x(second)
+            self._grid(x, self._y(0), x, self._y(0) + 4)
+            self._text(x, self._y(0) + 18, f"{second} s", "middle")
+
+    def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        shown = [(at, value) for at, value in points if 0 <= at <= self._seconds]
+        places = " ".join(f"{self._x(at):.1f},{self._y(value):.1f}" for at, value in shown)
+        self.parts.append(f'<polyline class="line {style}" points="{places}"/>')
+
+    def event(self, at: float, words: str) -> None:
+        x = self._x(at)
+        top = self._y(self._most)
+        self.parts.append(
+            f'<line class="event" x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{self._y(0):.1f}"/>'
+        )
+        self._text(x + 4, top - 4, words, "start")
+
+    def _x(self, at: float) -> float:
+        return _LEFT + at / self._seconds * (_WIDTH - _LEFT - _RIGHT)
+
+    def _y(self, value: float) -> float:
+        return self._y0 + _HEIGHT - _BOTTOM - value / self._most * (_HEIGHT - _TOP - _BOTTOM)
+
+    def _grid(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        self.parts.append(
+            f'<line class="grid" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+        )
+
+    def _text(self, x: float, y: float, words: str, anchor: str) -> None:
+        if words:
+            self.parts.append(
+                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
+            )
