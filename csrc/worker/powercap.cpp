@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/powercap.h"
 
+#include <dirent.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 namespace penstock::worker {
@@ -48,13 +48,14 @@ bool is_summed(std::string_view name) { return name.starts_with("package") || na
 }  // namespace
 
 Result<Powercap> Powercap::open(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::directory_iterator entries(folder, error);
-  if (error)
-    return Error{Errc::kUnsupported, "this machine does not tell its energy: " + folder + ": " + error.message()};
+  // Not std::filesystem: libtorch exports symbols of it that fail when they are called from outside.
+  DIR* const entries = ::opendir(folder.c_str());
+  if (entries == nullptr)
+    return Error{Errc::kUnsupported, "this machine does not tell its energy: " + folder + ": " + std::strerror(errno)};
   std::vector<std::string> paths;
-  for (const auto& entry : entries)
-    if (entry.path().filename().native().starts_with(kZonePrefix)) paths.push_back(entry.path());
+  while (const dirent* entry = ::readdir(entries))
+    if (std::string_view(entry->d_name).starts_with(kZonePrefix)) paths.push_back(folder + "/" + entry->d_name);
+  ::closedir(entries);
   std::sort(paths.begin(), paths.end());
   Powercap powercap;
   for (const std::string& path : paths) {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
 
 #include "base/live_clock.h"
 #include "powercap_folder.h"
@@ -63,7 +62,7 @@ TEST(EnergyMeter, WhatIsNotKnownOnceIsNeverKnownAgain) {
   PowercapFolder folder;
   folder.add("intel-rapl:0", "package-0", kRange, 0);
   auto meter = EnergyMeter::open(folder.path()).value();
-  std::filesystem::remove(folder.file("intel-rapl:0", "energy_uj"));
+  folder.remove("intel-rapl:0", "energy_uj");
   const Instant now = clock_now();
   meter.tick(now);
   EXPECT_FALSE(meter.process_uj());

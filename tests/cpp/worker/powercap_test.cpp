@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 
 #include "powercap_folder.h"
@@ -17,8 +16,7 @@ class PowercapTest : public testing::Test {
  protected:
   // What a machine with two processors has.
   void make_machine() {
-    std::filesystem::create_directories(folder_.path() + "/intel-rapl");  // the control type: no zone
-    test::write_file(folder_.path() + "/intel-rapl/enabled", "1\n");
+    folder_.add_folder("intel-rapl");  // the control type
     folder_.add("intel-rapl:0", "package-0", kRange, 1000);
     folder_.add("intel-rapl:0:0", "core", kRange, 400);
     folder_.add("intel-rapl:0:1", "dram", 65'712'999'613, 50);
@@ -72,20 +70,20 @@ TEST_F(PowercapTest, MachineWithoutCountersSaysSo) {
 
 TEST_F(PowercapTest, OneCounterThatCannotBeReadMakesTheSumUnknown) {
   make_machine();
-  std::filesystem::remove(folder_.file("intel-rapl:0:1", "energy_uj"));
+  folder_.remove("intel-rapl:0:1", "energy_uj");
   EXPECT_NE(refusal().find("intel-rapl:0:1/energy_uj cannot be read"), std::string::npos) << refusal();
 }
 
 TEST_F(PowercapTest, CounterThatCanNoLongerBeReadIsAnError) {
   make_machine();
   auto powercap = Powercap::open(folder_.path()).value();
-  std::filesystem::remove(folder_.file("intel-rapl:1", "energy_uj"));
+  folder_.remove("intel-rapl:1", "energy_uj");
   EXPECT_FALSE(powercap.read());
 }
 
 TEST_F(PowercapTest, CounterThatIsNoNumberIsAnErrorThatShowsIt) {
   folder_.add("intel-rapl:0", "package-0", kRange, 1);
-  test::write_file(folder_.file("intel-rapl:0", "energy_uj"), "12 J\n");
+  folder_.write("intel-rapl:0", "energy_uj", "12 J\n");
   EXPECT_NE(refusal().find("is \"12 J\" and no number"), std::string::npos) << refusal();
 }
 
