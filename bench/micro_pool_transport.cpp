@@ -231,7 +231,7 @@ class Assembly {
   size_t offset_ = 0;
 };
 
-constexpr std::array<std::byte, wire::kPoolHeadBytes> kHead{};
+constexpr std::array<std::byte, wire::kToTrainerHeadBytes> kHead{};
 
 void serve_zmq(int port_fd, size_t batch_bytes) {
   const net::SocketContext context;

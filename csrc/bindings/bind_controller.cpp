@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -93,6 +94,14 @@ void bind_scaling(py::module_& module) {
       .def_readonly("stops", &ScaleOrders::stops);
 }
 
+constexpr double kMicros = 1e6;
+
+wire::CostFactor factor_of(std::optional<double> value) {
+  if (!value) return {};
+  if (!(*value >= 0 && *value <= 1e12)) throw py::value_error("a price or a factor is from 0 to 1e12");
+  return {.is_given = true, .micros = static_cast<uint64_t>(std::llround(*value * kMicros))};
+}
+
 template <typename Answer>
 Answer expect(const wire::ControlMessage& message) {
   const auto* answer = std::get_if<Answer>(&message);
@@ -129,6 +138,20 @@ void bind_controller(py::module_& module) {
         return expect<wire::Status>(unwrap(std::move(answer))).json;
       },
       py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"));
+  module.def(
+      "pool_costs",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, double timeout_s,
+         std::optional<double> price_per_hour, std::optional<double> energy_price_per_kwh,
+         std::optional<double> gco2_per_kwh) {
+        const wire::CostsRequest request{.price_per_hour = factor_of(price_per_hour),
+                                         .energy_price_per_kwh = factor_of(energy_price_per_kwh),
+                                         .gco2_per_kwh = factor_of(gco2_per_kwh)};
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, request, timeout_s); });
+        return expect<wire::Costs>(unwrap(std::move(answer))).json;
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"), py::kw_only(),
+      py::arg("price_per_hour") = py::none(), py::arg("energy_price_per_kwh") = py::none(),
+      py::arg("gco2_per_kwh") = py::none());
   module.def(
       "drain_worker",
       [](const std::string& endpoint, const std::optional<std::string>& key_folder, uint64_t worker_id,

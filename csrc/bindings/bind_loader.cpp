@@ -241,6 +241,14 @@ py::dict counters_of(Stream& stream) {
   result["fetch_s"] = static_cast<double>(counters.fetch_ns.value()) * 1e-9;
   result["prefix_s"] = static_cast<double>(counters.prefix_ns.value()) * 1e-9;
   result["epochs_s"] = std::chrono::duration<double>(stream.epochs_time()).count();
+  const wire::JobCosts costs = client.costs();
+  result["pool_tenancies"] = costs.tenancy_count;
+  result["pool_metered_tenancies"] = costs.metered_tenancy_count;
+  result["pool_samples"] = costs.sample_count;
+  result["pool_bytes"] = costs.batch_bytes;
+  result["pool_worker_s"] = static_cast<double>(costs.served_ns) * 1e-9;
+  result["pool_cpu_s"] = static_cast<double>(costs.cpu_ns) * 1e-9;
+  result["pool_metered_energy_j"] = static_cast<double>(costs.energy_uj) * 1e-6;
   result["outstanding"] = client.outstanding_count();
   result["ready"] = stream.ready_count();
   return result;

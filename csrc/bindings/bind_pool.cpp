@@ -41,6 +41,7 @@ struct PoolSettings {
   bool is_iterable;
   bool trust_workers;
   std::vector<std::tuple<uint64_t, std::string, std::string>> own_workers;
+  std::string gpu_uuid;
 };
 
 Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, const ClientOptions& options) {
@@ -72,7 +73,8 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
                                                             .credit_bytes = settings.arena_bytes,
                                                             .arena_bytes = settings.arena_bytes,
                                                             .is_iterable = settings.is_iterable,
-                                                            .allow_pickle = settings.trust_workers},
+                                                            .allow_pickle = settings.trust_workers,
+                                                            .gpu_uuid = settings.gpu_uuid},
                                       id.value(), std::move(own_keys), std::move(own_workers));
 }
 
@@ -99,7 +101,7 @@ void bind_pool(py::module_& module) {
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
                        const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
                        uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
-                       int device_index) {
+                       int device_index, const std::string& gpu_uuid) {
              return make_client({.controller = controller,
                                  .key_folder = key_folder,
                                  .job = job,
@@ -108,7 +110,8 @@ void bind_pool(py::module_& module) {
                                  .arena_bytes = arena_bytes,
                                  .is_iterable = is_iterable,
                                  .trust_workers = trust_workers,
-                                 .own_workers = own_workers},
+                                 .own_workers = own_workers,
+                                 .gpu_uuid = gpu_uuid},
                                 {.worker_count = 1,
                                  .prefetch_factor = prefetch_factor,
                                  .shard_count = shard_count,
@@ -122,7 +125,8 @@ void bind_pool(py::module_& module) {
            py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
            py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
            py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
-           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"))
+           py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"),
+           py::arg("gpu_uuid"))
       .def(
           "put_blob",
           [](PoolClient& self, const std::string& id, std::string bytes) {

@@ -46,6 +46,7 @@ struct Settings {
   double patience_s;
   pid_t parent_pid;
   std::string handover;
+  std::string powercap;
 };
 
 Result<std::optional<net::Endpoint>> parse(const std::optional<std::string>& text) {
@@ -82,7 +83,8 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .blob_bytes_max = settings.blob_bytes_max,
        .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s)),
        .parent_pid = settings.parent_pid,
-       .handover = settings.handover});
+       .handover = settings.handover,
+       .powercap = settings.powercap});
 }
 
 py::bytes to_python(std::span<const std::byte> bytes) {
@@ -102,10 +104,12 @@ std::optional<py::bytes> fetch_blob(PoolServer& server, const std::string& id_by
 }
 
 void answer(PoolServer& server, const PoolWork& work, const py::object& batch, bool threads_drew,
-            const std::optional<py::bytes>& state, const py::object& dumps) {
+            const std::optional<py::bytes>& state, const py::object& dumps, uint32_t sample_count) {
   EncodedNest encoded = dumps.is_none() ? encode_plain_nest(batch, "batch") : encode_nest(batch, dumps);
   worker::BatchContent content{.tensors = encoded.tensors, .boundary_keys = {}, .nest = encoded.nest.view()};
-  worker::PoolMarks marks{.flags = threads_drew ? wire::kDescriptorThreadsDrew : uint8_t{0}, .state = copy_of(state)};
+  worker::PoolMarks marks{.flags = threads_drew ? wire::kDescriptorThreadsDrew : uint8_t{0},
+                          .state = copy_of(state),
+                          .sample_count = sample_count};
   unwrap(without_gil([&] { return server.answer(work, std::move(content), std::move(marks)); }));
 }
 
@@ -126,7 +130,8 @@ Result<bool> answer_rows(PoolServer& server, const PoolWork& work, const std::ve
   const std::span indices(reinterpret_cast<const int64_t*>(work.indices.data()), work.indices.size() / sizeof(int64_t));
   const auto batch = worker::gather_batch(server.writer(), sources, indices);
   if (!batch) return false;
-  if (auto sent = server.answer(work, batch->content(), {}); !sent) return sent.error();
+  worker::PoolMarks marks{.sample_count = static_cast<uint32_t>(indices.size())};
+  if (auto sent = server.answer(work, batch->content(), std::move(marks)); !sent) return sent.error();
   return true;
 }
 
@@ -162,17 +167,18 @@ void bind_pool_worker(py::module_& module) {
              std::optional<std::string> data_advertised, std::optional<std::string> controller,
              std::optional<std::string> key_folder, const std::string& about, const std::string& name,
              uint64_t arena_bytes, uint64_t blob_bytes_max, double patience_s, pid_t parent_pid,
-             const std::string& handover) {
+             const std::string& handover, const std::string& powercap) {
             auto started = unwrap(without_gil([&] {
               return start({bind, std::move(advertised), std::move(data_bind), std::move(data_advertised),
                             std::move(controller), std::move(key_folder), about, name, arena_bytes, blob_bytes_max,
-                            patience_s, parent_pid, handover});
+                            patience_s, parent_pid, handover, powercap});
             }));
             return PoolServer::Handle(started.release());
           },
           py::kw_only(), py::arg("bind"), py::arg("advertised"), py::arg("data_bind"), py::arg("data_advertised"),
           py::arg("controller"), py::arg("key_folder"), py::arg("about"), py::arg("name"), py::arg("arena_bytes"),
-          py::arg("blob_bytes_max"), py::arg("patience_s"), py::arg("parent_pid"), py::arg("handover"))
+          py::arg("blob_bytes_max"), py::arg("patience_s"), py::arg("parent_pid"), py::arg("handover"),
+          py::arg("powercap"))
       .def_property_readonly("worker_id", &PoolServer::worker_id)
       .def_property_readonly("endpoint", [](const PoolServer& self) { return self.endpoint().text(); })
       .def_property_readonly("advertised", [](const PoolServer& self) { return self.advertised(); })
@@ -201,7 +207,7 @@ void bind_pool_worker(py::module_& module) {
           py::arg("id"), py::arg("message"))
       .def("begin", [](PoolServer& self) { self.writer().begin(); })
       .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
-           py::arg("dumps"))
+           py::arg("dumps"), py::arg("sample_count"))
       .def(
           "answer_rows",
           [](PoolServer& self, const PoolWork& work, const std::vector<at::Tensor>& sources) {

@@ -10,6 +10,7 @@
 
 #include "base/identity.h"
 #include "base/live_clock.h"
+#include "controller/pool_costs.h"
 #include "controller/pool_status.h"
 #include "net/control_limits.h"
 #include "net/readiness.h"
@@ -85,11 +86,15 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     return send(peer.routing_id, roster_.worker_reported(*worker, now));
   if (const auto* trainer = std::get_if<wire::TrainerReport>(&message); trainer != nullptr && role == Role::kTrainer) {
     trainers_[trainer->trainer_id] = peer.routing_id;
+    costs_.reported(*trainer, now);
     return send(peer.routing_id, roster_.trainer_reported(*trainer, now));
   }
   if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
     if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);
-    if (!farewell->is_worker && role == Role::kTrainer) return roster_.trainer_left(farewell->id, now);
+    if (!farewell->is_worker && role == Role::kTrainer) {
+      costs_.left(farewell->id);
+      return roster_.trainer_left(farewell->id, now);
+    }
   }
   if (role == Role::kOperator) return take_of_operator(peer, message, now);
   refuse_role(peer);
@@ -99,6 +104,10 @@ void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMess
   if (std::holds_alternative<wire::StatusRequest>(message))
     return send(peer.routing_id,
                 wire::Status{status_json(roster_, scaling_, endpoint().text(), now, wire::kControlTextBytesMax)});
+  if (const auto* asked = std::get_if<wire::CostsRequest>(&message)) {
+    const auto factors = factors_of(*asked, scaling_.standing(now));
+    return send(peer.routing_id, wire::Costs{costs_json(costs_, factors, now, wire::kControlTextBytesMax)});
+  }
   if (const auto* drain = std::get_if<wire::DrainRequest>(&message)) {
     const bool is_known = roster_.drain(drain->worker_id, now);
     return send(peer.routing_id, wire::DrainAnswer{.worker_id = drain->worker_id, .is_known = is_known});

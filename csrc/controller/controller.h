@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "cluster/cost_ledger.h"
 #include "cluster/pool_scaling.h"
 #include "cluster/roster.h"
 #include "net/authenticator.h"
@@ -67,6 +68,7 @@ class Controller {
   std::unique_ptr<net::ServerSocket> server_;
   cluster::Roster roster_;
   cluster::PoolScaling scaling_;
+  cluster::CostLedger costs_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
   ControllerCounters counters_;
   net::ServerReceipt receipt_;

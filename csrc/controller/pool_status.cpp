@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "controller/json_text.h"
 
 namespace penstock::controller {
 namespace {
@@ -17,43 +18,7 @@ constexpr size_t kStatusBytesMin = 16 << 10;
 constexpr size_t kEngineTextBytesMax = 400;
 constexpr size_t kFrameBytes = 256;  // the text around the two lists, their counts included
 
-// Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
-std::string quoted(std::string_view text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      result += '\\';
-      result += c;
-    } else if (byte >= 0x20 && byte < 0x7f) {
-      result += c;
-    } else {
-      std::array<char, 8> escaped;
-      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", byte);
-      result += escaped.data();
-    }
-  }
-  return result + "\"";
-}
-
 std::string id_or_null(uint64_t id) { return id == 0 ? "null" : quoted(spoken_id(id)); }
-const char* yes_or_no(bool value) { return value ? "true" : "false"; }
-
-std::string number(double value) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.3f", value);
-  return text.data();
-}
-
-// Of a batch, which may take microseconds.
-std::string fine_number(double value) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.7f", value);
-  return text.data();
-}
-
-std::string seconds(std::chrono::nanoseconds time) { return number(std::chrono::duration<double>(time).count()); }
-std::string number_or_null(std::optional<double> value) { return value ? number(*value) : "null"; }
 
 std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   const wire::WorkerReport& report = worker.report;
@@ -129,26 +94,6 @@ std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& sta
   json += ", \"spent\": " + (has_price ? money(standing->spent_micros) : "null");
   json += std::string(", \"is_ending\": ") + yes_or_no(standing->orders.is_to_end);
   return json + ", \"since_report_s\": " + seconds(standing->since_report) + "}";
-}
-
-struct EntryList {
-  std::string json{};  // the entries alone
-  size_t left_out_count = 0;
-};
-
-// Leaves out each entry that does not fit, and no other: one large entry must not hide those behind it.
-template <typename Entry>
-EntryList list_of(const std::vector<Entry>& entries, std::string (*to_json)(const Entry&), size_t bytes_max) {
-  EntryList list;
-  for (const Entry& entry : entries) {
-    const std::string text = (list.json.empty() ? "" : ", ") + to_json(entry);
-    if (list.json.size() + text.size() > bytes_max) {
-      ++list.left_out_count;
-    } else {
-      list.json += text;
-    }
-  }
-  return list;
 }
 
 }  // namespace

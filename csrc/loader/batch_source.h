@@ -17,6 +17,7 @@
 #include "loader/stage_chain.h"
 #include "loader/trainer_pace.h"
 #include "wire/message.h"
+#include "wire/reports.h"
 
 namespace penstock::loader {
 
@@ -55,6 +56,8 @@ class BatchSource {
   virtual uint32_t worker_count() const = 0;
   // The link to workers elsewhere, as far as it is known; none where the workers share this machine's memory.
   virtual std::optional<LinkStanding> link() const { return std::nullopt; }
+  // What a pool's workers have spent so far. Thread-safe.
+  virtual wire::JobCosts costs() const { return {}; }
   // Whether a batch that the user keeps can make a worker wait for memory.
   virtual bool has_bounded_memory() const = 0;
   // How the trainer fares; of a pool, for its controller.

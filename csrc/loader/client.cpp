@@ -378,6 +378,7 @@ uint32_t Client::undelivered_count() const { return impl_->undelivered_count(); 
 uint32_t Client::shard_count() const { return impl_->order_options({}).shard_count; }
 uint32_t Client::worker_count() const { return impl_->source->worker_count(); }
 std::optional<LinkStanding> Client::link() const { return impl_->source->link(); }
+wire::JobCosts Client::costs() const { return impl_->source->costs(); }
 bool Client::may_any_worker() const { return impl_->options.any_worker; }
 uint64_t Client::largest_batch_bytes() const { return impl_->largest_batch_bytes; }
 bool Client::is_elastic() const { return !impl_->source->has_bounded_memory(); }

@@ -103,6 +103,7 @@ class Client {
   // How many workers there are now, and the link to them: as BatchSource.
   uint32_t worker_count() const;
   std::optional<LinkStanding> link() const;
+  wire::JobCosts costs() const;          // of a pool's workers
   uint64_t largest_batch_bytes() const;  // of those that have come; 0 before the first
   // Whether workers come and go.
   bool is_elastic() const;

@@ -62,8 +62,9 @@ void ControllerLink::report(const std::function<wire::TrainerReport()>& make_rep
   if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(make_report())));
 }
 
-void ControllerLink::say_farewell(uint64_t trainer_id) {
-  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = trainer_id, .is_worker = false})));
+void ControllerLink::say_farewell(const wire::TrainerReport& last) {
+  static_cast<void>(socket_->send(wire::write_control(last)));
+  static_cast<void>(socket_->send(wire::write_control(wire::Farewell{.id = last.trainer_id, .is_worker = false})));
   socket_->set_linger(net::kFarewellTime);
 }
 

@@ -36,8 +36,8 @@ class ControllerLink {
   void report(const std::function<wire::TrainerReport()>& make_report, Instant now);
   // Something changed that the controller should know now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
-  // Says that this trainer ends. Messages that were sent may still take a moment to leave.
-  void say_farewell(uint64_t trainer_id);
+  // Says that this trainer ends, after its last report. Messages that were sent may still take a moment to leave.
+  void say_farewell(const wire::TrainerReport& last);
 
   Instant due_at() const { return enrolment_.clock.due_at(); }
   bool has_answered() const { return has_answered_; }

@@ -36,6 +36,11 @@ class PoolDirectory {
     std::erase_if(own_workers_, [&](const OwnWorker& worker) { return worker.worker_id == worker_id; });
   }
 
+  bool is_own(uint64_t worker_id) const {
+    return std::any_of(own_workers_.begin(), own_workers_.end(),
+                       [&](const OwnWorker& worker) { return worker.worker_id == worker_id; });
+  }
+
   // All of them.
   std::vector<wire::RosterEntry> entries() const {
     std::vector<wire::RosterEntry> entries;

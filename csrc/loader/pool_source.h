@@ -50,6 +50,7 @@ class PoolSource : public BatchSource {
   uint32_t worker_of(uint32_t) const override { return 0; }
   uint32_t worker_count() const override { return io_.worker_count(); }
   std::optional<LinkStanding> link() const override { return io_.link(); }
+  wire::JobCosts costs() const override { return io_.costs(); }
   bool has_bounded_memory() const override { return false; }
   void note_pace(const TrainerPace& pace) override { io_.note_pace(pace); }
   void retire_held() override { io_.retire_held(); }

@@ -60,10 +60,28 @@ void fields(Visitor& visit, QueueSignal& m) {
   visit(m.link_bytes_per_s);
 }
 template <typename Visitor>
+void fields(Visitor& visit, JobCosts& m) {
+  visit(m.served_ns);
+  visit(m.cpu_ns);
+  visit(m.energy_uj);
+  visit(m.tenancy_count);
+  visit(m.metered_tenancy_count);
+  visit(m.batch_count);
+  visit(m.sample_count);
+  visit(m.batch_bytes);
+}
+template <typename Visitor>
+void fields(Visitor& visit, GpuMeter& m) {
+  visit(m.begin_uj);
+  visit(m.now_uj);
+}
+template <typename Visitor>
 void fields(Visitor& visit, TrainerReport& m) {
   visit(m.trainer_id);
   visit(m.worker_count_max);
   fields(visit, m.queue);
+  fields(visit, m.costs);
+  fields(visit, m.gpu);
   visit(m.job, kControlNameBytesMax);
   visit(m.about, kControlAboutBytesMax);
 }
@@ -152,6 +170,21 @@ void fields(Visitor&, EndRequest&) {}
 template <typename Visitor>
 void fields(Visitor& visit, EndAnswer& m) {
   visit(m.has_engine);
+}
+template <typename Visitor>
+void fields(Visitor& visit, CostFactor& m) {
+  visit(m.is_given);
+  visit(m.micros);
+}
+template <typename Visitor>
+void fields(Visitor& visit, CostsRequest& m) {
+  fields(visit, m.price_per_hour);
+  fields(visit, m.energy_price_per_kwh);
+  fields(visit, m.gco2_per_kwh);
+}
+template <typename Visitor>
+void fields(Visitor& visit, Costs& m) {
+  visit(m.json, kControlTextBytesMax);
 }
 
 class Writer {

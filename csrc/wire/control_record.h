@@ -64,6 +64,13 @@ struct Refusal {
   friend bool operator==(const Refusal&, const Refusal&) = default;
 };
 
+// What the jobs have cost; csrc/controller/pool_costs.h has the fields.
+struct Costs {
+  std::string json;
+
+  friend bool operator==(const Costs&, const Costs&) = default;
+};
+
 // The pool is to end: its engine stops all workers, and the adapter ends. Answered like a drain request.
 struct EndRequest {
   friend bool operator==(const EndRequest&, const EndRequest&) = default;
@@ -74,9 +81,9 @@ struct EndAnswer {
   friend bool operator==(const EndAnswer&, const EndAnswer&) = default;
 };
 
-using ControlMessage =
-    std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest, Status,
-                 DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest, EndAnswer>;
+using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest,
+                                    Status, DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest,
+                                    EndAnswer, CostsRequest, Costs>;
 
 // Texts above their caps are cut off, rosters above theirs too.
 std::vector<std::byte> write_control(const ControlMessage& message);

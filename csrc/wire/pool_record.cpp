@@ -34,7 +34,7 @@ struct ToWorkerHead {
   uint16_t link_mb_per_s = 0;
   uint32_t seeds_bytes = 0;
 };
-static_assert(sizeof(ToWorkerHead) == kPoolHeadBytes);
+static_assert(sizeof(ToWorkerHead) == kToWorkerHeadBytes);
 
 struct ToTrainerHead {
   uint32_t magic = kToTrainerMagic;
@@ -57,8 +57,12 @@ struct ToTrainerHead {
   uint8_t cpu_share = 0;
   uint8_t reserved = 0;
   uint64_t sent_at = 0;
+  uint64_t cpu_ns = 0;
+  uint64_t energy_uj = kUnknownEnergy;
+  uint32_t sample_count = 0;
+  uint32_t zero = 0;
 };
-static_assert(sizeof(ToTrainerHead) == kPoolHeadBytes);
+static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
 Error malformed(const char* from, const std::string& what) {
   return {Errc::kMalformed, std::string("a message of a ") + from + " of the pool is malformed: " + what +
@@ -88,9 +92,10 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
   return head;
 }
 
-std::vector<std::byte> joined(const void* head, std::initializer_list<std::span<const std::byte>> bodies) {
-  const auto* bytes = static_cast<const std::byte*>(head);
-  std::vector<std::byte> part(bytes, bytes + kPoolHeadBytes);
+template <typename Head>
+std::vector<std::byte> joined(const Head& head, std::initializer_list<std::span<const std::byte>> bodies) {
+  const auto bytes = std::as_bytes(std::span(&head, 1));
+  std::vector<std::byte> part(bytes.begin(), bytes.end());
   for (const auto body : bodies) part.insert(part.end(), body.begin(), body.end());
   PENSTOCK_ASSERT(part.size() <= kPartBytesMax, "a message of ", part.size(), " bytes");
   return part;
@@ -175,8 +180,8 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
   PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
-  if (request.offer) return joined(&head, {write_seal_half(request.offer->ciphers, request.offer->nonce)});
-  return joined(&head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
+  if (request.offer) return joined(head, {write_seal_half(request.offer->ciphers, request.offer->nonce)});
+  return joined(head, {request.indices, request.seeds, request.state, std::as_bytes(request.blobs)});
 }
 
 Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
@@ -248,11 +253,14 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
       .answer_kind = static_cast<uint8_t>(answer.kind),
       .answer_flags = answer.flags,
       .cpu_share = answer.cpu_share,
-      .sent_at = answer.sent_at};
+      .sent_at = answer.sent_at,
+      .cpu_ns = answer.meter.cpu_ns,
+      .energy_uj = answer.meter.energy_uj,
+      .sample_count = answer.sample_count};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
-    return joined(&head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce), endpoint});
+    return joined(head, {write_seal_half(static_cast<uint8_t>(grant->cipher), grant->nonce), endpoint});
   }
   PENSTOCK_ASSERT(!answer.place || answer.kind == AnswerKind::kBatch, "only a batch lies in a slab");
   if (const auto& place = answer.place; place) {
@@ -261,10 +269,10 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
                                  .generation = place->generation,
                                  .is_transient = place->is_transient ? 1u : 0u,
                                  .slab_bytes = place->slab_bytes};
-    return joined(&head, {std::as_bytes(std::span(&record, 1)), answer.state});
+    return joined(head, {std::as_bytes(std::span(&record, 1)), answer.state});
   }
   const auto body = is_reason(m.kind) ? answer.body.first(std::min(answer.body.size(), kReasonBytesMax)) : answer.body;
-  return joined(&head, {body, answer.state});
+  return joined(head, {body, answer.state});
 }
 
 Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
@@ -272,7 +280,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
-  if (head.reserved != 0) return malformed("worker", "a reserved byte is not zero");
+  if (head.reserved != 0 || head.zero != 0) return malformed("worker", "a reserved byte is not zero");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
   if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
@@ -298,6 +306,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   }
   if (!is_batch && head.payload_bytes != 0) return malformed("worker", "it has a payload and is no batch");
   if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
+  if (!is_batch && head.sample_count != 0) return malformed("worker", "it has samples and is no batch");
   if (is_batch && head.record_bytes == 0) return malformed("worker", "a batch has no record");
   if (is_in_slab && !is_batch) return malformed("worker", "it lies in a slab and is no batch");
   std::optional<SealGrant> grant;
@@ -328,6 +337,8 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
       .prefix_time = head.prefix_time,
       .cpu_share = head.cpu_share,
       .sent_at = head.sent_at,
+      .meter = {.cpu_ns = head.cpu_ns, .energy_uj = head.energy_uj},
+      .sample_count = head.sample_count,
       .body = is_welcome || is_in_slab ? std::span<const std::byte>() : body.first(body.size() - head.state_bytes),
       .state = body.last(head.state_bytes),
       .grant = std::move(grant),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages between a trainer and a worker of a pool: one part, of a head of 80 bytes and variable bytes behind it.
-// The bytes of a batch come in pieces over a connection of their own (piece_record.h). PROTOCOL.md is the
+// The messages between a trainer and a worker of a pool: one part, of a head of fixed size and variable bytes behind
+// it. The bytes of a batch come in pieces over a connection of their own (piece_record.h). PROTOCOL.md is the
 // specification.
 
 #include <array>
@@ -18,6 +18,7 @@
 #include "wire/message.h"
 #include "wire/message_limits.h"
 #include "wire/piece_record.h"
+#include "wire/reports.h"
 #include "wire/slab_place.h"
 
 namespace penstock::wire {
@@ -26,10 +27,12 @@ constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
 constexpr uint16_t kPoolVersion = 4;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
-constexpr size_t kPoolHeadBytes = 80;
+constexpr size_t kToWorkerHeadBytes = 80;
+constexpr size_t kToTrainerHeadBytes = 104;
 
 // The most variable bytes behind a head.
-constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kPoolHeadBytes;
+constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kToTrainerHeadBytes;
+static_assert(kToWorkerHeadBytes <= kToTrainerHeadBytes);
 constexpr size_t kRequestBlobCountMax = 64;
 constexpr size_t kReasonBytesMax = 4096;  // of why a worker refuses or declines a trainer
 constexpr size_t kSealNonceBytes = 32;
@@ -92,6 +95,8 @@ struct PoolAnswer {
   uint32_t prefix_time = 0;
   uint8_t cpu_share = 0;  // of fetch_time, that the process was on CPUs, in parts of kCpuShareUnit; 255 and above: 255
   uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time
+  WorkerMeter meter{};    // when it was sent
+  uint32_t sample_count = 0;              // in a batch; 0 for a recall
   std::span<const std::byte> body = {};   // of an error, or the reason of a refusal
   std::span<const std::byte> state = {};  // the dataset's after the batch, or after the error in its place
   std::optional<SealGrant> grant = {};    // of a welcome

@@ -16,6 +16,18 @@ constexpr size_t kDeclinedCountMax = 64;  // trainers that a worker remembers to
 constexpr size_t kRosterDeclineCountMax = 16;   // workers of which a roster says why they declined
 constexpr size_t kEngineWorkerCountMax = 4096;  // workers of which an engine tells
 
+constexpr uint64_t kUnknownEnergy = ~uint64_t{0};
+
+// What a worker's process has spent since it began, as the worker tells its trainer with each message.
+struct WorkerMeter {
+  uint64_t cpu_ns = 0;                  // on CPUs, all its threads together
+  uint64_t energy_uj = kUnknownEnergy;  // its part of its machine's energy, where the machine tells that
+
+  bool has_energy() const { return energy_uj != kUnknownEnergy; }
+
+  friend bool operator==(const WorkerMeter&, const WorkerMeter&) = default;
+};
+
 struct WorkerReport {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
@@ -64,11 +76,38 @@ struct QueueSignal {
   friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
 };
 
+// What the pool's workers have spent on a trainer, and given for it. Totals count from the trainer's beginning. A
+// *tenancy* is the time for which one worker serves the trainer. Workers of the trainer's own are not in it.
+struct JobCosts {
+  uint64_t served_ns = 0;              // of all tenancies together
+  uint64_t cpu_ns = 0;                 // of the workers' processes, within their tenancies
+  uint64_t energy_uj = 0;              // of the metered tenancies
+  uint64_t tenancy_count = 0;          // that began
+  uint64_t metered_tenancy_count = 0;  // of them, those in which the worker has known its energy all the time
+  uint64_t batch_count = 0;            // that came
+  uint64_t sample_count = 0;           // in them
+  uint64_t batch_bytes = 0;            // of them, as they crossed
+
+  friend bool operator==(const JobCosts&, const JobCosts&) = default;
+};
+
+// What a trainer's GPU has used, by the GPU's own counter, which begins when its driver is loaded.
+struct GpuMeter {
+  uint64_t begin_uj = kUnknownEnergy;  // when the trainer began
+  uint64_t now_uj = kUnknownEnergy;
+
+  bool has_energy() const { return now_uj != kUnknownEnergy && begin_uj <= now_uj; }
+
+  friend bool operator==(const GpuMeter&, const GpuMeter&) = default;
+};
+
 struct TrainerReport {
   uint64_t trainer_id = 0;
   std::string job;  // its name, for people
   uint32_t worker_count_max = 0;
   QueueSignal queue{};
+  JobCosts costs{};
+  GpuMeter gpu{};
   std::string about{};  // as for a worker
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
@@ -141,6 +180,23 @@ struct ScaleReport {
   std::vector<EngineWorker> workers{};
 
   friend bool operator==(const ScaleReport&, const ScaleReport&) = default;
+};
+
+// A factor that an operator gives or does not give, in millionths.
+struct CostFactor {
+  bool is_given = false;
+  uint64_t micros = 0;
+
+  friend bool operator==(const CostFactor&, const CostFactor&) = default;
+};
+
+// The operator asks what the jobs have cost. Without a price the controller takes the one that its engine has.
+struct CostsRequest {
+  CostFactor price_per_hour{};        // of a worker
+  CostFactor energy_price_per_kwh{};  // in the same unit
+  CostFactor gco2_per_kwh{};
+
+  friend bool operator==(const CostsRequest&, const CostsRequest&) = default;
 };
 
 // What an engine is to run.

@@ -7,26 +7,31 @@
 
 #include "base/live_clock.h"
 #include "wire/pool_record.h"
+#include "worker/cpu_time.h"
 
 namespace penstock::worker {
 namespace {
 
-std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optional<wire::SlabPlace>& place) {
+std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optional<wire::SlabPlace>& place,
+                             uint64_t energy_uj) {
   const PoolResult* const result = outgoing.result.get();
   const std::string& text = result != nullptr ? result->text : outgoing.text;
-  wire::PoolAnswer answer{.message = outgoing.message,
-                          .worker_id = outgoing.worker_id,
-                          .incarnation = outgoing.incarnation,
-                          .sent_at = static_cast<uint64_t>(clock_now().time_since_epoch().count()),
-                          .body = std::as_bytes(std::span(text)),
-                          .grant = outgoing.grant,
-                          .place = place};
+  wire::PoolAnswer answer{
+      .message = outgoing.message,
+      .worker_id = outgoing.worker_id,
+      .incarnation = outgoing.incarnation,
+      .sent_at = static_cast<uint64_t>(clock_now().time_since_epoch().count()),
+      .meter = {.cpu_ns = static_cast<uint64_t>(process_cpu_time().count()), .energy_uj = energy_uj},
+      .body = std::as_bytes(std::span(text)),
+      .grant = outgoing.grant,
+      .place = place};
   if (result != nullptr) {
     answer.kind = result->answer;
     answer.flags = result->flags;
     answer.fetch_time = result->fetch_time;
     answer.prefix_time = result->prefix_time;
     answer.cpu_share = result->cpu_share;
+    answer.sample_count = result->sample_count;
     answer.state = result->state;
     if (result->batch) {
       answer.record_bytes = result->batch->record_bytes();
@@ -53,14 +58,14 @@ void AnswerOutbox::clear() {
   batches_.clear();
 }
 
-void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover) {
+void AnswerOutbox::pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover, uint64_t energy_uj) {
   for (; !messages_.empty(); messages_.pop_front()) {
     const OutgoingMessage& outgoing = messages_.front();
     std::optional<wire::SlabPlace> place;
     if (handover != nullptr && outgoing.result && outgoing.result->batch)
       place = handover->hand_over(*outgoing.result->batch);
     if (place) drop(outgoing.message.key);  // no pieces of it are needed
-    static_cast<void>(socket.send(outgoing.routing_id, write(outgoing, place)));
+    static_cast<void>(socket.send(outgoing.routing_id, write(outgoing, place, energy_uj)));
   }
   while (!batches_.empty() && data.has_room()) {
     Batch& batch = batches_.front();

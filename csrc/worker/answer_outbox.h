@@ -40,8 +40,9 @@ class AnswerOutbox {
   bool is_empty() const { return messages_.empty() && batches_.empty(); }
 
   // Sends as much as may be on its way. What is for a peer that is gone is dropped: it asks again on its next link.
-  // Batches are handed over by `handover` where there is one, and as far as it can.
-  void pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover);
+  // Batches are handed over by `handover` where there is one, and as far as it can. `energy_uj` is what this process
+  // has used, as WorkerMeter's.
+  void pump(net::ServerSocket& socket, net::DataServer& data, SlabHandover* handover, uint64_t energy_uj);
 
  private:
   struct Batch {

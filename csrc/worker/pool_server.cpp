@@ -94,6 +94,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
                                       std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
   }
   result.state = std::move(marks.state);
+  if (!work.is_recall()) result.sample_count = marks.sample_count;
   note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
   exchange_.finish(std::move(result));

@@ -29,6 +29,7 @@ namespace penstock::worker {
 struct PoolMarks {
   uint8_t flags = 0;               // of wire::Descriptor
   std::vector<std::byte> state{};  // the dataset's after the batch
+  uint32_t sample_count = 0;       // in the batch
 };
 
 // Confined to the thread that makes batches, but for writer()'s thread-safe calls and drain().

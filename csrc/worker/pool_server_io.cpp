@@ -67,12 +67,25 @@ Result<void> PoolServerIo::begin() {
     if (!handover) return handover.error();
     handover_ = std::move(handover).value();
   }
+  if (auto opened = open_energy_meter(); !opened) return opened;
   if (!options_.controller) return {};
   auto registration = Registration::open(
       *context_, *resolver_, *options_.controller, options_.keys,
       {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about, .name = options_.name}, clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
+  return {};
+}
+
+Result<void> PoolServerIo::open_energy_meter() {
+  const bool is_asked_for = !options_.powercap.empty();
+  auto meter = EnergyMeter::open(is_asked_for ? options_.powercap : kPowercapFolder);
+  if (meter) {
+    energy_.emplace(std::move(meter).value());
+  } else if (is_asked_for) {
+    return Error{Errc::kFailed,
+                 meter.error().message + "; without --powercap a worker serves in any case, and its energy is unknown"};
+  }
   return {};
 }
 
@@ -121,7 +134,9 @@ Result<void> PoolServerIo::serve() {
   serve_maker(now);
   carry_out();
   note_standing();
-  outbox_.pump(*server_, *data_, handover_.get());
+  if (energy_) energy_->tick(now);
+  const auto energy_uj = energy_ ? energy_->process_uj() : Result<uint64_t>(wire::kUnknownEnergy);
+  outbox_.pump(*server_, *data_, handover_.get(), energy_uj ? energy_uj.value() : wire::kUnknownEnergy);
   if (registration_) {
     registration_->report(session_, now);
     for (std::string& notice : registration_->take_notices()) exchange_.add_notice(std::move(notice));

@@ -26,6 +26,7 @@
 #include "wire/pool_record.h"
 #include "worker/answer_outbox.h"
 #include "worker/blob_fetch.h"
+#include "worker/energy_meter.h"
 #include "worker/orphan_grace.h"
 #include "worker/pool_work.h"
 #include "worker/registration.h"
@@ -55,6 +56,8 @@ struct PoolServerOptions {
   pid_t parent_pid = 0;
   // The name at which it listens for a trainer of this machine, to hand batches over as slabs; empty: it does not.
   std::string handover = {};
+  // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.
+  std::string powercap = {};
 };
 
 // Confined to its loop's thread, except where a comment says otherwise. Once the loop has ended it only looks after its
@@ -87,6 +90,7 @@ class PoolServerIo final : public EventLoop::Handler {
   };
 
   Result<void> open_data_port();
+  Result<void> open_energy_meter();
   Result<void> receive(Instant now);
   void take_request(const wire::PoolRequest& request, const std::string& routing_id, Instant now);
   void take_blob(const wire::BlobMessage& message, std::span<const std::byte> bytes, Instant now);
@@ -133,6 +137,7 @@ class PoolServerIo final : public EventLoop::Handler {
   std::optional<Error> failure_;  // of the system: no key could be made
   bool has_ended_ = false;
   OrphanGrace grace_;
+  std::optional<EnergyMeter> energy_;  // where this machine tells its energy
 
   // In the order in which they are made; they die the other way round.
   AnswerOutbox outbox_;

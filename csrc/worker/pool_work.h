@@ -88,6 +88,7 @@ struct PoolResult {
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
   uint8_t cpu_share = 0;  // as PoolAnswer's
+  uint32_t sample_count = 0;
 };
 
 }  // namespace penstock::worker

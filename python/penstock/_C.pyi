@@ -134,6 +134,7 @@ class PoolServer:
         patience_s: float,
         parent_pid: int,
         handover: str,
+        powercap: str,
     ) -> PoolServer: ...
     @property
     def worker_id(self) -> int: ...
@@ -164,6 +165,7 @@ class PoolServer:
         threads_drew: bool,
         state: bytes | None,
         dumps: Callable[[object], tuple[bytes, list[torch.Tensor]]] | None,
+        sample_count: int,
     ) -> None: ...
     def answer_rows(self, work: PoolWork, sources: Sequence[torch.Tensor]) -> bool: ...
     def answer_kept(self, work: PoolWork) -> bool:
@@ -407,6 +409,7 @@ class PoolClient(Client):
         keep_indices: bool,
         pin_memory: bool,
         device_index: int,
+        gpu_uuid: str,
     ) -> None: ...
     def put_blob(self, id: bytes, bytes: bytes) -> None: ...
     def use_blobs(self, ids: list[bytes]) -> None: ...

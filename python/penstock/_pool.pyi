@@ -26,6 +26,15 @@ class Controller:
     def run(self, stop_fd: int) -> None: ...
 
 def pool_status(endpoint: str, key_folder: str | None, timeout_s: float) -> str: ...
+def pool_costs(
+    endpoint: str,
+    key_folder: str | None,
+    timeout_s: float,
+    *,
+    price_per_hour: float | None = None,
+    energy_price_per_kwh: float | None = None,
+    gco2_per_kwh: float | None = None,
+) -> str: ...
 def drain_worker(
     endpoint: str, key_folder: str | None, worker_id: int, timeout_s: float
 ) -> bool: ...

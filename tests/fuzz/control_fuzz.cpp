@@ -59,6 +59,8 @@ std::vector<Bytes> make_seeds() {
           wire::ScaleOrders{.adapter_id = 1, .wanted_count = 2, .reason = "y", .is_to_end = true, .stops = {"a", "b"}}),
       wire::write_control(wire::EndRequest{}),
       wire::write_control(wire::EndAnswer{.has_engine = true}),
+      wire::write_control(wire::CostsRequest{.price_per_hour = {.is_given = true, .micros = 5}}),
+      wire::write_control(wire::Costs{.json = "{}"}),
   };
 }
 
@@ -120,6 +122,8 @@ void check(std::span<const std::byte> bytes) {
     for (const auto& decline : roster->declines) check_text(decline.reason, wire::kControlReasonBytesMax);
   } else if (const auto* status = std::get_if<wire::Status>(&message)) {
     check_text(status->json, wire::kControlTextBytesMax);
+  } else if (const auto* costs = std::get_if<wire::Costs>(&message)) {
+    check_text(costs->json, wire::kControlTextBytesMax);
   } else if (const auto* refusal = std::get_if<wire::Refusal>(&message)) {
     check_text(refusal->reason, wire::kControlAboutBytesMax);
   } else if (const auto* scale = std::get_if<wire::ScaleReport>(&message)) {

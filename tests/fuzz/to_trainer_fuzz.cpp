@@ -13,9 +13,9 @@ using namespace penstock::wire;
 namespace {
 
 constexpr size_t kKindAt = 6, kRecordBytesAt = 44, kPayloadBytesAt = 48, kStateBytesAt = 64, kAnswerKindAt = 68,
-                 kReservedAt = 70;
+                 kReservedAt = 71, kSampleCountAt = 96, kZeroAt = 100;
 // Behind the head of a batch in a slab: its place there.
-constexpr size_t kPlaceBytes = 24, kTransientAt = wire::kPoolHeadBytes + 12;
+constexpr size_t kPlaceBytes = 24, kTransientAt = wire::kToTrainerHeadBytes + 12;
 // Behind the head of a welcome: the cipher and the nonce, and then the endpoint.
 constexpr size_t kGrantBytesLeast = 1 + wire::kSealNonceBytes;
 
@@ -59,7 +59,7 @@ std::vector<Bytes> make_seeds() {
 
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
-  if (bytes.size() < wire::kPoolHeadBytes) bytes.resize(wire::kPoolHeadBytes);
+  if (bytes.size() < wire::kToTrainerHeadBytes) bytes.resize(wire::kToTrainerHeadBytes);
   if (choices.mostly()) std::memcpy(bytes.data(), &wire::kToTrainerMagic, sizeof wire::kToTrainerMagic);
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kPoolVersion, sizeof wire::kPoolVersion);
   const auto any_kind = static_cast<Kind>(1 + choices.below(static_cast<size_t>(Kind::kDeclined)));
@@ -71,21 +71,23 @@ void mutate(Bytes& bytes, Choices& choices) {
   const bool is_in_slab = is_batch && choices.below(3) == 0;
   if (choices.mostly()) bytes[kKindAt + 1] &= std::byte{1};
   if (is_in_slab) bytes[kKindAt + 1] |= std::byte{2};
-  if (is_in_slab && choices.mostly() && bytes.size() < wire::kPoolHeadBytes + kPlaceBytes)
-    bytes.resize(wire::kPoolHeadBytes + kPlaceBytes);
-  if (is_in_slab && choices.mostly() && bytes.size() >= wire::kPoolHeadBytes + kPlaceBytes)
+  if (is_in_slab && choices.mostly() && bytes.size() < wire::kToTrainerHeadBytes + kPlaceBytes)
+    bytes.resize(wire::kToTrainerHeadBytes + kPlaceBytes);
+  if (is_in_slab && choices.mostly() && bytes.size() >= wire::kToTrainerHeadBytes + kPlaceBytes)
     std::fill_n(bytes.begin() + kTransientAt + 1, 3, std::byte{0});
   if (choices.mostly()) bytes[kAnswerKindAt] = static_cast<std::byte>(answer);
   if (choices.mostly()) bytes[kAnswerKindAt + 1] &= std::byte{wire::kDescriptorFlags};
-  if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 10, std::byte{0});
+  if (choices.mostly()) bytes[kReservedAt] = std::byte{0};
+  if (choices.mostly()) std::fill_n(bytes.begin() + kZeroAt, 4, std::byte{0});
+  if (!is_batch && choices.mostly()) std::fill_n(bytes.begin() + kSampleCountAt, 4, std::byte{0});
   if (kind == Kind::kWelcome && choices.mostly()) {
     // Some endpoints are above their cap, and some are empty.
-    bytes.resize(wire::kPoolHeadBytes + kGrantBytesLeast + choices.below(wire::kDataEndpointBytesMax + 3));
-    bytes[wire::kPoolHeadBytes] = std::byte(choices.below(4));
+    bytes.resize(wire::kToTrainerHeadBytes + kGrantBytesLeast + choices.below(wire::kDataEndpointBytesMax + 3));
+    bytes[wire::kToTrainerHeadBytes] = std::byte(choices.below(4));
   } else if (!is_batch && !has_text(kind, answer) && choices.mostly()) {
-    bytes.resize(wire::kPoolHeadBytes);
+    bytes.resize(wire::kToTrainerHeadBytes);
   }
-  const auto body_bytes = static_cast<uint32_t>(bytes.size() - wire::kPoolHeadBytes);
+  const auto body_bytes = static_cast<uint32_t>(bytes.size() - wire::kToTrainerHeadBytes);
   auto state_bytes = is_batch ? body_bytes : 0;
   if (is_in_slab) state_bytes -= std::min<uint32_t>(state_bytes, kPlaceBytes);
   if (has_text(kind, answer) && choices.below(2) == 0)
@@ -116,6 +118,7 @@ void check(std::span<const std::byte> bytes) {
   expect(is_batch || answer.payload_bytes == 0, "only batches have a payload");
   expect(answer.record_bytes <= answer.payload_bytes, "a record lies in its payload");
   if (is_batch) expect(answer.record_bytes > 0, "a batch has a record");
+  expect(is_batch || answer.sample_count == 0, "only batches have samples");
   expect(answer.grant.has_value() == (answer.message.kind == Kind::kWelcome), "welcomes grant keys");
   if (answer.grant) {
     const size_t size = answer.grant->data_endpoint.size();

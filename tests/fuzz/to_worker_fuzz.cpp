@@ -61,7 +61,7 @@ std::vector<Bytes> make_seeds() {
 
 void mutate(Bytes& bytes, Choices& choices) {
   edit_at_random(bytes);
-  if (bytes.size() < wire::kPoolHeadBytes) bytes.resize(wire::kPoolHeadBytes);
+  if (bytes.size() < wire::kToWorkerHeadBytes) bytes.resize(wire::kToWorkerHeadBytes);
   if (choices.mostly()) std::memcpy(bytes.data(), &wire::kToWorkerMagic, sizeof wire::kToWorkerMagic);
   if (choices.mostly()) std::memcpy(bytes.data() + 4, &wire::kPoolVersion, sizeof wire::kPoolVersion);
   if (choices.mostly()) bytes[kKindAt] = std::byte(choices.below(8) == 0 ? 1 + choices.below(6) : 2);
@@ -70,13 +70,13 @@ void mutate(Bytes& bytes, Choices& choices) {
   if (choices.mostly()) bytes[kIndexKindAt] = std::byte(choices.below(4));
   if (choices.mostly()) std::fill_n(bytes.begin() + kReservedAt, 2, std::byte{0});
   if (bytes[kKindAt] == std::byte{1} && choices.mostly()) {
-    bytes.resize(wire::kPoolHeadBytes + kOfferBytes + (choices.mostly() ? 0 : choices.below(3)));
-    std::fill(bytes.begin() + kIndexBytesAt, bytes.begin() + wire::kPoolHeadBytes, std::byte{0});
-    bytes[wire::kPoolHeadBytes] = std::byte(choices.below(5));
+    bytes.resize(wire::kToWorkerHeadBytes + kOfferBytes + (choices.mostly() ? 0 : choices.below(3)));
+    std::fill(bytes.begin() + kIndexBytesAt, bytes.begin() + wire::kToWorkerHeadBytes, std::byte{0});
+    bytes[wire::kToWorkerHeadBytes] = std::byte(choices.below(5));
     return;
   }
   // The body is shared out among what may stand in it, the blobs first.
-  uint64_t left = bytes.size() - wire::kPoolHeadBytes;
+  uint64_t left = bytes.size() - wire::kToWorkerHeadBytes;
   const uint64_t blob_count = choices.below(std::min<uint64_t>(left / sizeof(wire::BlobId), 255) + 1);
   left -= blob_count * sizeof(wire::BlobId);
   uint64_t index_bytes = choices.below(left + 1);
@@ -107,7 +107,7 @@ void check(std::span<const std::byte> bytes) {
     touch(part);
     body_bytes += part.size();
   }
-  expect(body_bytes + wire::kPoolHeadBytes == bytes.size(), "nothing is left over");
+  expect(body_bytes + wire::kToWorkerHeadBytes == bytes.size(), "nothing is left over");
   expect(request.blobs.size() <= wire::kRequestBlobCountMax, "blobs are capped");
   if (request.message.kind != wire::ToWorker::Kind::kRequest)
     expect(request.index_kind == wire::IndexKind::kNone && (is_hello || body_bytes == 0), "only requests have a body");

@@ -142,7 +142,7 @@ def worker_report(worker_id: int, endpoint: str, version: int = 2) -> bytes:
 def trainer_report(trainer_id: int) -> bytes:
     return control(
         3,
-        struct.pack("<QIIIIQQQB9Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 9),
+        struct.pack("<QIIIIQQQB19Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 19),
         _text("j"),
         _text(""),
     )
@@ -162,13 +162,13 @@ def farewell_of_worker(worker_id: int) -> bytes:
 
 def hello(trainer_id: int, version: int = 4) -> bytes:
     offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
-    return _head(0x31574E50, version, kind=1, own_id=trainer_id) + offer
+    return _head(0x31574E50, version, kind=1, own_id=trainer_id) + bytes(48) + offer
 
 
 def welcome(worker_id: int, version: int = 4) -> bytes:
-    return _head(0x31544E50, version, kind=1, own_id=worker_id)
+    return _head(0x31544E50, version, kind=1, own_id=worker_id) + bytes(72)
 
 
 def _head(magic: int, version: int, kind: int, own_id: int) -> bytes:
-    """With a link and a stamp of 1, and nothing else."""
-    return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, 1, 1, 1) + bytes(48)
+    """With a link and a stamp of 1; what only one side has follows."""
+    return struct.pack("<IHBBQIIQ", magic, version, kind, 0, own_id, 1, 1, 1)

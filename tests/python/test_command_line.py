@@ -18,7 +18,8 @@ Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]
 
 COMMANDS = (
-    "run", "explain", "keys", "controller", "worker", "up", "down", "status", "drain", "simulate",
+    "run", "explain", "keys", "controller", "worker", "up", "down", "status", "costs", "drain",
+    "simulate",
 )  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 

@@ -32,6 +32,7 @@ POOL_COMMANDS = {
     "up": Command("elastic_commands", "run a pool whose workers come and go with its jobs"),
     "down": Command("elastic_commands", "end a pool that penstock up runs, with its workers"),
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
+    "costs": Command("pool_commands", "show what the jobs of a pool have cost"),
     "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
 }
 CLUSTER_COMMANDS = {

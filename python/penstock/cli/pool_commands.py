@@ -13,12 +13,14 @@ from penstock import _pool
 from penstock.cli.command_parser import (
     CommandError,
     CommandParser,
+    amount,
     carry_out,
     one_of,
     seconds,
     whole_number,
 )
 from penstock.engines.engine import NAME_VARIABLE
+from penstock.pool.cost_text import cost_text
 from penstock.pool.job_terms import read_job_terms
 from penstock.pool.pool_log import PoolLog
 from penstock.pool.pool_status import PoolStatus, name_of
@@ -153,7 +155,16 @@ examples:
         help="time after which a worker that has no trainer and hears nothing of its controller "
         f"ends (default: {PATIENCE_S:g})",
     )
+    parser.add_argument(
+        "--powercap",
+        metavar="DIR",
+        help="folder of the powercap tree, from which the energy of this host is read; the worker "
+        "ends if it cannot be (default: /sys/class/powercap, and the energy is unknown where that "
+        "cannot be read)",
+    )
     args = parser.parse(arguments)
+    if args.powercap == "":
+        raise CommandError("--powercap is empty; name the folder of the powercap tree", "worker")
     where = controller_of(parser, args)
     addresses = worker_addresses(
         where,
@@ -176,6 +187,7 @@ examples:
                 code_root="",  # each process has its own
                 parent_pid=os.getpid(),
                 name=os.environ.get(NAME_VARIABLE, ""),
+                powercap=args.powercap or "",
             )
             for address in addresses
         ]
@@ -208,6 +220,47 @@ examples:
         print(json.dumps(fields, indent=2))
     else:
         print(status_text(PoolStatus(fields), with_idle=args.all))
+    return 0
+
+
+def _show_costs(arguments: Sequence[str]) -> int:
+    parser = CommandParser(
+        "costs",
+        f"costs [--controller {ADDRESS}] [--json] [OPTION ...]",
+        """\
+Shows what the jobs of a pool have cost, those that have ended included: hours of workers and of
+CPUs, bytes, samples and energy; money and CO2 from the factors that are given. What is not known is
+called unknown, and is null in the JSON.""",
+        """\
+examples:
+  penstock costs --controller tcp://127.0.0.1:7000
+  penstock costs --price-per-hour 0.04 --energy-price 0.30 --gco2-per-kwh 350""",
+    )
+    add_controller(parser)
+    parser.add_argument("--json", action="store_true", help="print the figures for programs")
+    parser.add_argument(
+        "--price-per-hour",
+        type=amount,
+        metavar="AMOUNT",
+        help="price of a worker's hour (default: that of `penstock up --price`)",
+    )
+    parser.add_argument(
+        "--energy-price", type=amount, metavar="AMOUNT", help="price of a kWh, in the same unit"
+    )
+    parser.add_argument(
+        "--gco2-per-kwh", type=amount, metavar="GRAMS", help="CO2 of a kWh, in grams"
+    )
+    args = parser.parse(arguments)
+    answer = _pool.pool_costs(
+        controller_of(parser, args),
+        args.keys,
+        args.timeout,
+        price_per_hour=args.price_per_hour,
+        energy_price_per_kwh=args.energy_price,
+        gco2_per_kwh=args.gco2_per_kwh,
+    )
+    fields = json.loads(answer)
+    print(json.dumps(fields, indent=2) if args.json else cost_text(fields))
     return 0
 
 
@@ -245,6 +298,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "controller": _control,
     "worker": _work,
     "status": _show_status,
+    "costs": _show_costs,
     "drain": _drain,
 }
 

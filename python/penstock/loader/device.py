@@ -14,6 +14,17 @@ import torch
 from penstock.errors import UnsupportedError
 
 
+def gpu_uuid(device: torch.device | str | int | None) -> str:
+    """The NVIDIA GPU of ``device``, else torch's current one, as `nvidia-smi -L` shows it. "" where
+    there is none, or this process does not use CUDA yet: CUDA is not initialised for it."""
+    if torch.version.cuda is None or not torch.cuda.is_initialized():
+        return ""
+    index = cuda_index(device)
+    if index < 0:
+        index = torch.cuda.current_device()
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
 def cuda_index(device: torch.device | str | int | None) -> int:
     """The index of the CUDA device that batches go to, or -1 for none (None or the CPU).
 

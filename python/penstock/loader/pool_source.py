@@ -20,6 +20,7 @@ import torch
 
 from penstock import _C
 from penstock.loader.descriptor_limit import check_can_connect
+from penstock.loader.device import gpu_uuid
 from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers
@@ -225,6 +226,7 @@ def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> di
         "arena_bytes": arena_bytes(),
         "is_iterable": options.is_iterable,
         "trust_workers": loader.trust_workers,
+        "gpu_uuid": gpu_uuid(loader.device),
         "shard_count": options.shard_count,
         **options.of_client(loader),
     }

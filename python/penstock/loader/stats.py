@@ -37,6 +37,13 @@ class LoaderStats:
     came and were dropped because their epoch was left. ``arenas`` of shared memory were mapped.
     ``outstanding`` batches are asked for and not here yet, ``ready`` ones are here and not taken.
 
+    Of a pool, workers of the trainer's own apart: its workers made ``pool_samples`` in
+    ``pool_bytes`` of batches, served for ``pool_worker_s`` together in ``pool_tenancies``, and were
+    on CPUs for ``pool_cpu_s`` of it. ``pool_energy_j`` is what they have used, or None where a
+    worker does not know; ``pool_metered_energy_j`` is that of the ``pool_metered_tenancies`` in
+    which one does. The pauses between two iterators, for which workers may be kept, are in
+    ``penstock costs`` alone.
+
     ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """
 
@@ -62,7 +69,20 @@ class LoaderStats:
     prefix_s: float = 0.0
     outstanding: int = 0
     ready: int = 0
+    pool_tenancies: int = 0
+    pool_metered_tenancies: int = 0
+    pool_samples: int = 0
+    pool_bytes: int = 0
+    pool_worker_s: float = 0.0
+    pool_cpu_s: float = 0.0
+    pool_metered_energy_j: float = 0.0
     worker_choice: _C.WorkerChoice | None = None
+
+    @property
+    def pool_energy_j(self) -> float | None:
+        """Joules that a pool's workers have used for this loader; None where that is not known."""
+        is_known = self.pool_tenancies == self.pool_metered_tenancies
+        return self.pool_metered_energy_j if is_known else None
 
     def __str__(self) -> str:
         if self.iterator is None:

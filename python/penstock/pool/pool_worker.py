@@ -59,6 +59,7 @@ def run_worker(
         patience_s=spec.patience_s,
         parent_pid=spec.parent_pid,
         handover=spec.handover,
+        powercap=spec.powercap,
     )
     try:
         _set_up_process()

@@ -7,7 +7,8 @@ import pickle
 import random
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,10 @@ class RunningJob:
         self._job = job
         self._fetch = collating_into(server, job.fetch)
         self._is_iterable = job.fetch.dataset_kind == DatasetKind.Iterable
+        self._counted: _CountedCollate | None = None
+        if self._is_iterable and job.fetch.auto_collation:
+            self._counted = _CountedCollate(self._fetch.collate_fn)
+            self._fetch = replace(self._fetch, collate_fn=self._counted)
         self._dumps = dumps if job.trust_workers else None
         self._epochs: OrderedDict[tuple[int, bytes], _Epoch] = OrderedDict()
         self._threads = make_pool(job.fetch.fetch_threads)
@@ -88,6 +93,7 @@ class RunningJob:
         shard_id = max(work.lane - 1, 0)
         raised: tuple[str, str] | None = None
         batch: Any = None
+        indices: Any = None
         state: bytes | None = None
         self._server.begin()
         # An error must not be kept in a variable: its traceback would keep this frame, and the
@@ -95,7 +101,8 @@ class RunningJob:
         try:
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
-            batch = epoch.fetch(_indices_of(work), work.sequence, shard_id)
+            indices = _indices_of(work)
+            batch = epoch.fetch(indices, work.sequence, shard_id)
         except Exception as error:
             if self._is_iterable and isinstance(error, StopIteration):
                 self._server.answer_end(work)
@@ -105,13 +112,21 @@ class RunningJob:
             state = epoch.state(shard_id) if self._is_iterable else None
             if raised is None:
                 threads_drew = epoch.fetcher.threads_drew
-                self._server.answer(work, batch, threads_drew, state, self._dumps)
+                sample_count = self._sample_count(indices)
+                self._server.answer(work, batch, threads_drew, state, self._dumps, sample_count)
                 return
         except ClosedError:
             raise
         except Exception as error:
             raised = describe_error(error)
         self._server.answer_error(work, *raised, state)
+
+    def _sample_count(self, indices: Any) -> int:
+        """The samples of the batch that was just made of ``indices``. What has no length is one."""
+        if self._counted is not None:
+            return self._counted.sample_count
+        is_batch = self._job.fetch.auto_collation and isinstance(indices, Sized)
+        return len(indices) if is_batch else 1
 
     def _epoch_of(self, work: _C.PoolWork) -> _Epoch:
         key = (work.epoch, work.seeds)
@@ -122,6 +137,19 @@ class RunningJob:
             if len(self._epochs) > _EPOCHS_MAX:
                 self._epochs.popitem(last=False)
         return self._epochs[key]
+
+
+class _CountedCollate:
+    """A collate_fn of an iterable dataset, and how many samples it was given last."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+        self.draws_nothing = getattr(collate_fn, "draws_nothing", False)
+        self.sample_count = 0
+
+    def __call__(self, samples: Any) -> Any:
+        self.sample_count = len(samples)
+        return self._collate_fn(samples)
 
 
 class _Epoch:

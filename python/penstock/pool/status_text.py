@@ -91,7 +91,7 @@ class _Page:
             (name_of(worker), short_id(worker["id"]), worker["endpoint"], self._work_of(worker))
             for worker in self._workers
         ]
-        yield from _table(("worker", "id", "reached at", "works for"), rows)
+        yield from table(("worker", "id", "reached at", "works for"), rows)
 
     def _work_of(self, worker: dict[str, Any]) -> str:
         trainer_id = worker["trainer"] or worker["assigned_to"]
@@ -113,7 +113,7 @@ class _Page:
             "in flight",
         )  # fmt: skip
         if self._shown or not self._trainers:
-            yield from _table(heads, [self._job_row(trainer) for trainer in self._shown])
+            yield from table(heads, [self._job_row(trainer) for trainer in self._shown])
         if count := len(self._trainers) - len(self._shown):
             jobs, have = ("1 job", "has") if count == 1 else (f"{count} jobs", "have")
             yield f"{jobs} that {have} asked for nothing for over {_IDLE_SHOWN_S:g} s: see --all"
@@ -193,7 +193,7 @@ def _few(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Aligned lines, or one that says that there is nothing."""
     if not rows:
         yield f"no {heads[0]}s"

@@ -31,3 +31,6 @@ class PoolWorkerSpec:
     handover: str = ""
     # What the engine that starts the worker knows it by; "" without an engine.
     name: str = ""
+    # The powercap tree of this machine, which must tell its energy; "" is where Linux has it, if it
+    # can be read.
+    powercap: str = ""

@@ -158,6 +158,48 @@ TEST_F(ControllerTest, TellsATrainerOfItsWorkersAndAnOperatorOfAll) {
   EXPECT_GT(pushed.view, roster.view);
 }
 
+TEST_F(ControllerTest, TellsAnOperatorWhatAJobHasCostAlsoAfterItsEnd) {
+  const auto trainer_client = join(Role::kTrainer);
+  const auto operator_client = join(Role::kOperator);
+  wire::TrainerReport report = trainer(9);
+  report.about = "node7, process 3";
+  report.costs = {
+      .served_ns = 7'200'000'000'000, .tenancy_count = 2, .sample_count = 500, .batch_bytes = 12'345'678'901};
+  exchange(*trainer_client, report);
+  const wire::CostsRequest request{.price_per_hour = {.is_given = true, .micros = 250'000},
+                                   .gco2_per_kwh = {.is_given = true, .micros = 400'000'000}};
+  const auto running = std::get<wire::Costs>(exchange(*operator_client, request)).json;
+  EXPECT_NE(running.find("\"price_per_hour\": 0.25, \"energy_price_per_kwh\": null, \"gco2_per_kwh\": 400}"),
+            std::string::npos)
+      << running;
+  EXPECT_NE(running.find("\"job\": \"train.py\", \"about\": \"node7, process 3\", \"is_running\": true"),
+            std::string::npos)
+      << running;
+  EXPECT_NE(running.find("\"tenancies\": 2, \"metered_tenancies\": 0"), std::string::npos) << running;
+  EXPECT_NE(
+      running.find("{\"worker_hours\": 2, \"cpu_hours\": 0, \"bytes\": 12345678901, \"batches\": 0, "
+                   "\"samples\": 500, \"energy_j\": null, \"gpu_energy_j\": null, \"money\": 0.5, \"gco2\": null}"),
+      std::string::npos)
+      << running;
+  EXPECT_NE(running.find("\"per_1000_samples\": {\"worker_hours\": 4,"), std::string::npos) << running;
+
+  // The farewell is not answered, and comes before what is said on the same connection after it.
+  ASSERT_TRUE(trainer_client->send(wire::write_control(wire::Farewell{.id = 9, .is_worker = false})));
+  ASSERT_TRUE(trainer_client->send(wire::write_control(wire::StatusRequest{})));
+  while (!std::holds_alternative<wire::Refusal>(next(*trainer_client))) {
+  }
+  const auto ended = std::get<wire::Costs>(exchange(*operator_client, wire::CostsRequest{})).json;
+  EXPECT_NE(ended.find("\"is_running\": false"), std::string::npos) << ended;
+  EXPECT_NE(ended.find("\"samples\": 500, \"energy_j\": null, \"gpu_energy_j\": null, \"money\": null"),
+            std::string::npos)
+      << ended;
+}
+
+TEST_F(ControllerTest, OnlyAnOperatorMayAskForCosts) {
+  const auto trainer_client = join(Role::kTrainer);
+  EXPECT_TRUE(std::holds_alternative<wire::Refusal>(exchange(*trainer_client, wire::CostsRequest{})));
+}
+
 TEST_F(ControllerTest, SilentWorkerIsTakenOffTheRosterAndFenced) {
   const auto worker_client = join(Role::kWorker);
   const auto trainer_client = join(Role::kTrainer);

@@ -38,6 +38,15 @@ std::vector<ControlMessage> samples() {
                                   .made_cpu_ns = 13,
                                   .made_bytes = 14,
                                   .link_bytes_per_s = 15},
+                        .costs = {.served_ns = 16,
+                                  .cpu_ns = 17,
+                                  .energy_uj = 18,
+                                  .tenancy_count = 19,
+                                  .metered_tenancy_count = 20,
+                                  .batch_count = 21,
+                                  .sample_count = 22,
+                                  .batch_bytes = 23},
+                        .gpu = {.begin_uj = 24, .now_uj = 25},
                         .about = ""},
           TrainerRoster{.controller_id = 1,
                         .view = 2,
@@ -74,7 +83,11 @@ std::vector<ControlMessage> samples() {
                       .is_to_end = true,
                       .stops = {"pool-3f2a-16", "pool-3f2a-17"}},
           EndRequest{},
-          EndAnswer{.has_engine = true}};
+          EndAnswer{.has_engine = true},
+          CostsRequest{.price_per_hour = {.is_given = true, .micros = 120'000},
+                       .energy_price_per_kwh = {},
+                       .gco2_per_kwh = {.is_given = true, .micros = 350'000'000}},
+          Costs{.json = R"({"jobs": []})"}};
 }
 
 template <typename T>

@@ -45,6 +45,8 @@ class PoolRecord : public testing::Test {
             .payload_bytes = 1000,
             .fetch_time = 15,
             .prefix_time = 16,
+            .meter = {.cpu_ns = 18, .energy_uj = 19},
+            .sample_count = 20,
             .state = state_};
   }
   PoolRequest hello() const {
@@ -65,6 +67,7 @@ class PoolRecord : public testing::Test {
     raised.flags = 0;
     raised.record_bytes = 0;
     raised.payload_bytes = 0;
+    raised.sample_count = 0;
     raised.body = reason_;
     raised.state = {};
     return raised;
@@ -83,7 +86,7 @@ class PoolRecord : public testing::Test {
 
 TEST_F(PoolRecord, RequestComesBackWithAllThatBelongsToIt) {
   const auto part = write_to_worker(request());
-  ASSERT_EQ(part.size(), kPoolHeadBytes + indices_.size() + seeds_.size() + state_.size() + 2 * sizeof(BlobId));
+  ASSERT_EQ(part.size(), kToWorkerHeadBytes + indices_.size() + seeds_.size() + state_.size() + 2 * sizeof(BlobId));
   const auto parsed = parse_to_worker(part);
   ASSERT_TRUE(parsed) << parsed.error().message;
   EXPECT_EQ(parsed.value().message, request().message);
@@ -156,6 +159,8 @@ TEST_F(PoolRecord, BatchComesBack) {
   EXPECT_EQ(parsed.value().flags, kDescriptorRaises);
   EXPECT_EQ(parsed.value().record_bytes, 17u);
   EXPECT_EQ(parsed.value().payload_bytes, 1000u);
+  EXPECT_EQ(parsed.value().meter, answer().meter);
+  EXPECT_EQ(parsed.value().sample_count, 20u);
   EXPECT_EQ(parsed.value().fetch_time, 15u);
   EXPECT_EQ(parsed.value().prefix_time, 16u);
   EXPECT_TRUE(parsed.value().body.empty());
@@ -177,7 +182,7 @@ TEST_F(PoolRecord, PlaceOfABatchInSharedMemoryComesBackWithItsState) {
 }
 
 TEST_F(PoolRecord, PlaceOfOtherThanABatchOrOfAnotherLengthIsRefused) {
-  constexpr size_t kFlagsAt = 7, kTransientAt = kPoolHeadBytes + 12;
+  constexpr size_t kFlagsAt = 7, kTransientAt = kToTrainerHeadBytes + 12;
   auto error = write_to_trainer(raised());
   error[kFlagsAt] |= std::byte{2};
   EXPECT_FALSE(parse_to_trainer(error));
@@ -263,21 +268,21 @@ TEST_F(PoolRecord, OfferAndGrantOfKeysComeBack) {
 
 TEST_F(PoolRecord, HelloWithoutAnOfferOfKeysIsRefused) {
   const auto part = write_to_worker(hello());
-  for (size_t size = kPoolHeadBytes; size < part.size(); ++size)
+  for (size_t size = kToWorkerHeadBytes; size < part.size(); ++size)
     EXPECT_FALSE(parse_to_worker(std::span(part).first(size))) << size;
   auto longer = part;
   longer.push_back({});
   EXPECT_FALSE(parse_to_worker(longer));
   for (const uint8_t ciphers : {0, 4, 0xff}) {
     auto other = part;
-    other[kPoolHeadBytes] = std::byte{ciphers};
+    other[kToWorkerHeadBytes] = std::byte{ciphers};
     EXPECT_FALSE(parse_to_worker(other)) << int{ciphers};
   }
 }
 
 TEST_F(PoolRecord, WelcomeWithoutAGrantOfKeysIsRefused) {
   const auto part = write_to_trainer(welcome());
-  for (size_t size = kPoolHeadBytes; size <= part.size() - grant_.data_endpoint.size(); ++size)
+  for (size_t size = kToTrainerHeadBytes; size <= part.size() - grant_.data_endpoint.size(); ++size)
     EXPECT_FALSE(parse_to_trainer(std::span(part).first(size))) << size;
   auto longest = welcome();
   longest.grant->data_endpoint.assign(kDataEndpointBytesMax, 'x');
@@ -286,7 +291,7 @@ TEST_F(PoolRecord, WelcomeWithoutAGrantOfKeysIsRefused) {
   EXPECT_FALSE(is_taken(longest));
   for (const uint8_t cipher : {0, 3}) {
     auto other = part;
-    other[kPoolHeadBytes] = std::byte{cipher};
+    other[kToTrainerHeadBytes] = std::byte{cipher};
     EXPECT_FALSE(parse_to_trainer(other)) << int{cipher};
   }
 }
@@ -299,6 +304,20 @@ TEST_F(PoolRecord, RecordIsNeitherMissingNorLargerThanThePayload) {
   EXPECT_FALSE(is_taken(batch));
   batch.record_bytes = 0;
   EXPECT_FALSE(is_taken(batch));
+}
+
+TEST_F(PoolRecord, EnergyIsUnknownUnlessItIsTold) {
+  const auto part = write_to_trainer({.message = {.kind = ToTrainer::Kind::kPong}, .meter = {.cpu_ns = 5}});
+  const auto parsed = parse_to_trainer(part);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_FALSE(parsed.value().meter.has_energy());
+  EXPECT_TRUE((WorkerMeter{.energy_uj = 0}).has_energy());
+}
+
+TEST_F(PoolRecord, OnlyBatchesHaveSamples) {
+  auto raised_with_samples = raised();
+  raised_with_samples.sample_count = 1;
+  EXPECT_FALSE(is_taken(raised_with_samples));
 }
 
 TEST_F(PoolRecord, OnlyBatchesHaveAPayload) {
@@ -331,7 +350,7 @@ TEST_F(PoolRecord, TruncatedAndLengthenedMessagesAreRefused) {
 
 TEST_F(PoolRecord, FlippedBitIsRefusedOrSeen) {
   const auto to_worker = write_to_worker(request());
-  for (size_t bit = 0; bit < 8 * kPoolHeadBytes; ++bit) {
+  for (size_t bit = 0; bit < 8 * kToWorkerHeadBytes; ++bit) {
     auto flipped = to_worker;
     flipped[bit / 8] ^= std::byte{1} << (bit % 8);
     const auto parsed = parse_to_worker(flipped);
@@ -339,7 +358,7 @@ TEST_F(PoolRecord, FlippedBitIsRefusedOrSeen) {
     EXPECT_EQ(write_to_worker(parsed.value()), flipped);
   }
   const auto to_trainer = write_to_trainer(answer());
-  for (size_t bit = 0; bit < 8 * kPoolHeadBytes; ++bit) {
+  for (size_t bit = 0; bit < 8 * kToTrainerHeadBytes; ++bit) {
     auto flipped = to_trainer;
     flipped[bit / 8] ^= std::byte{1} << (bit % 8);
     const auto parsed = parse_to_trainer(flipped);

@@ -22,6 +22,7 @@
 #include "megabyte.h"
 #include "net/control_limits.h"
 #include "pool_trainer.h"
+#include "powercap_folder.h"
 #include "wire/control_record.h"
 #include "wire/frame.h"
 #include "wire/nest.h"
@@ -184,6 +185,45 @@ TEST_F(PoolServerTest, ErrorsAndEndsAreAnswersToo) {
   EXPECT_EQ(trainer->answer(1).kind, AnswerKind::kError);
   EXPECT_EQ(trainer->answer(1).text, std::string("KeyError\0no 'x'", 15));
   EXPECT_EQ(trainer->answer(1).state, filled(10, 1));
+}
+
+TEST_F(PoolServerTest, EachAnswerTellsWhatTheProcessHasSpent) {
+  PowercapFolder folder;
+  folder.add("intel-rapl:0", "package-0", 1'000'000'000, 0);
+  auto with_energy = options();
+  with_energy.powercap = folder.path();
+  start(std::move(with_energy));
+  work_by([this](PoolServer& server, const PoolWork& work) {
+    EXPECT_TRUE(server.answer(work, counting_batch(server.writer(), nest_, 10, 0), {.sample_count = 3}));
+  });
+  const auto trainer = train();
+  trainer->ask(0, {});
+  const auto first = trainer->answer(0).meter;
+  EXPECT_EQ(trainer->answer(0).sample_count, 3u);
+  EXPECT_GT(first.cpu_ns, 0u);
+  EXPECT_TRUE(first.has_energy());
+  folder.set("intel-rapl:0", 500'000'000);
+  auto last = first;
+  const auto deadline = Clock::now() + kPatience;
+  for (uint64_t sequence = 1; last.energy_uj == first.energy_uj && Clock::now() < deadline; ++sequence) {
+    trainer->ask(sequence, {});
+    last = trainer->answer(sequence).meter;
+    ASSERT_TRUE(last.has_energy());
+  }
+  EXPECT_GT(last.cpu_ns, first.cpu_ns);
+  EXPECT_GT(last.energy_uj, first.energy_uj);
+  EXPECT_LE(last.energy_uj, 500'000'000u);
+}
+
+TEST_F(PoolServerTest, PowercapTreeThatIsAskedForMustBeReadable) {
+  PowercapFolder folder;
+  auto with_energy = options();
+  with_energy.powercap = folder.path();
+  const auto started = PoolServer::start(std::move(with_energy));
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code, Errc::kFailed);
+  EXPECT_NE(started.error().message.find("without --powercap a worker serves"), std::string::npos)
+      << started.error().message;
 }
 
 TEST_F(PoolServerTest, WhatAMessageCannotCarryIsSaidAndCanBeAnsweredOtherwise) {

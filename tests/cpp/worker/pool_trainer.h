@@ -37,6 +37,8 @@ class PoolTrainer {
     wire::AnswerKind kind = wire::AnswerKind::kNone;
     uint8_t flags = 0;
     uint32_t record_bytes = 0;
+    wire::WorkerMeter meter{};
+    uint32_t sample_count = 0;
     Bytes payload;
     std::string text;
     Bytes state;
@@ -170,6 +172,8 @@ class PoolTrainer {
       pending.kind = answer.kind;
       pending.flags = answer.flags;
       pending.record_bytes = answer.record_bytes;
+      pending.meter = answer.meter;
+      pending.sample_count = answer.sample_count;
       pending.text.assign(reinterpret_cast<const char*>(answer.body.data()), answer.body.size());
       pending.state.assign(answer.state.begin(), answer.state.end());
       answers_[answer.message.key.sequence] = std::move(pending);

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/cost_meter.h"
+
+#include <algorithm>
+
+#include "cluster/worker_session.h"
+
+namespace penstock::cluster {
+namespace {
+
+uint64_t nanoseconds(Duration time) { return static_cast<uint64_t>(std::max<int64_t>(0, time.count())); }
+
+}  // namespace
+
+void CostMeter::welcomed(uint64_t worker_id, const wire::WorkerMeter& meter, bool is_continued, Instant now) {
+  const auto known = tenancies_.find(worker_id);
+  if (known != tenancies_.end() && is_continued) return advance(known->second, meter, now);
+  ++totals_.tenancy_count;
+  if (meter.has_energy()) ++totals_.metered_tenancy_count;
+  tenancies_[worker_id] = {.meter = meter, .heard_at = now, .is_metered = meter.has_energy()};
+}
+
+void CostMeter::heard(uint64_t worker_id, const wire::WorkerMeter& meter, Instant now) {
+  const auto known = tenancies_.find(worker_id);
+  if (known != tenancies_.end()) advance(known->second, meter, now);
+}
+
+// A worker that died is parted from late: it served until its lease with the trainer ran out at most.
+void CostMeter::parted(uint64_t worker_id, Instant now) {
+  const auto known = tenancies_.find(worker_id);
+  if (known == tenancies_.end()) return;
+  totals_.served_ns += nanoseconds(std::min<Duration>(now - known->second.heard_at, kLease));
+  tenancies_.erase(known);
+}
+
+void CostMeter::came(const Batch& batch) {
+  ++totals_.batch_count;
+  totals_.sample_count += batch.sample_count;
+  totals_.batch_bytes += batch.bytes;
+}
+
+// A meter that goes back is one of somebody else's making, and adds nothing.
+void CostMeter::advance(Tenancy& tenancy, const wire::WorkerMeter& meter, Instant now) {
+  totals_.served_ns += nanoseconds(now - tenancy.heard_at);
+  if (meter.cpu_ns > tenancy.meter.cpu_ns) totals_.cpu_ns += meter.cpu_ns - tenancy.meter.cpu_ns;
+  if (tenancy.is_metered && !meter.has_energy()) {
+    tenancy.is_metered = false;
+    --totals_.metered_tenancy_count;
+  } else if (tenancy.is_metered && meter.energy_uj > tenancy.meter.energy_uj) {
+    totals_.energy_uj += meter.energy_uj - tenancy.meter.energy_uj;
+  }
+  tenancy.meter = meter;
+  tenancy.heard_at = now;
+}
+
+}  // namespace penstock::cluster

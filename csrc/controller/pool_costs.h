@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The answer to `penstock costs`: what each job has cost, in all and for 1,000 samples, as JSON of a bounded size. What
+// is not known is null. Pure.
+//
+// {"factors": {"price_per_hour": 0.12 or null, "energy_price_per_kwh": 0.3 or null, "gco2_per_kwh": 350 or null},
+//  "jobs": [{"job": "…", "about": "…", "is_running": true, "since_report_s": 0.1,
+//            "tenancies": 4, "metered_tenancies": 3, "metered_energy_j": 1200.5,
+//            "total": {"worker_hours": 1.5, "cpu_hours": 1.2, "bytes": 123, "batches": 100, "samples": 6400,
+//                      "energy_j": 1700.5 or null, "gpu_energy_j": 90000.5 or null, "money": 0.18 or null,
+//                      "gco2": 0.17 or null},
+//            "per_1000_samples": the same or null}],
+//  "jobs_left_out": 0, "jobs_forgotten": 0}
+//
+// A tenancy is the time for which one worker served the job. It is metered if the worker knew its energy all the time;
+// "energy_j" is known if all are, and is that of the workers alone, as are money and CO2. "jobs_left_out" do not fit,
+// and "jobs_forgotten" were too many to be kept.
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "base/instant.h"
+#include "cluster/bill.h"
+#include "cluster/cost_ledger.h"
+#include "cluster/pool_scaling.h"
+#include "wire/reports.h"
+
+namespace penstock::controller {
+
+// The factors of a request. Without a price of a worker's hour it is that of the pool's engine, if there is one.
+cluster::CostFactors factors_of(const wire::CostsRequest& request,
+                                const std::optional<cluster::PoolScaling::Standing>& engine);
+
+// Has at most `bytes_max` bytes, which must be 16 KiB or more.
+std::string costs_json(const cluster::CostLedger& ledger, const cluster::CostFactors& factors, Instant now,
+                       size_t bytes_max);
+
+}  // namespace penstock::controller

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/gpu_energy.h"
+
+#include <dlfcn.h>
+
+namespace penstock::loader {
+namespace {
+
+constexpr int kNvmlSuccess = 0;
+constexpr uint64_t kUjPerMj = 1000;
+
+Error unknown(const std::string& why) { return {Errc::kUnsupported, "the energy of the GPU is not known: " + why}; }
+
+}  // namespace
+
+Result<std::unique_ptr<GpuEnergy>> GpuEnergy::open(const std::string& uuid, const std::string& library) {
+  std::unique_ptr<GpuEnergy> energy(new GpuEnergy);
+  energy->library_ = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (energy->library_ == nullptr) return unknown(::dlerror());
+  const auto find = [&](const char* name) { return ::dlsym(energy->library_, name); };
+  const auto start = reinterpret_cast<int (*)()>(find("nvmlInit_v2"));
+  const auto shut_down = reinterpret_cast<ShutDown>(find("nvmlShutdown"));
+  const auto device_of = reinterpret_cast<int (*)(const char*, void**)>(find("nvmlDeviceGetHandleByUUID"));
+  energy->energy_of_ = reinterpret_cast<EnergyOf>(find("nvmlDeviceGetTotalEnergyConsumption"));
+  if (start == nullptr || shut_down == nullptr || device_of == nullptr || energy->energy_of_ == nullptr)
+    return unknown(library + " is too old to tell it");
+  if (const int code = start(); code != kNvmlSuccess) return unknown("nvmlInit_v2 failed with " + std::to_string(code));
+  energy->shut_down_ = shut_down;
+  if (const int code = device_of(uuid.c_str(), &energy->device_); code != kNvmlSuccess)
+    return unknown("there is no GPU " + uuid + " (NVML's error " + std::to_string(code) + ")");
+  if (const auto first = energy->read(); !first) return first.error();
+  return energy;
+}
+
+GpuEnergy::~GpuEnergy() {
+  if (shut_down_ != nullptr) static_cast<void>(shut_down_());
+  if (library_ != nullptr) static_cast<void>(::dlclose(library_));
+}
+
+Result<uint64_t> GpuEnergy::read() const {
+  unsigned long long millijoules = 0;
+  if (const int code = energy_of_(device_, &millijoules); code != kNvmlSuccess)
+    return unknown("nvmlDeviceGetTotalEnergyConsumption failed with " + std::to_string(code));
+  return uint64_t{millijoules} * kUjPerMj;
+}
+
+}  // namespace penstock::loader

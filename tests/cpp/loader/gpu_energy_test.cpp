@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Against a library of the tests' own in the place of NVIDIA's.
+#include "loader/gpu_energy.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace penstock::loader {
+namespace {
+
+constexpr char kUuid[] = "GPU-12345678-9abc-def0-1234-56789abcdef0";
+
+class GpuEnergyTest : public testing::Test {
+ protected:
+  GpuEnergyTest() { ::setenv("FAKE_NVML_MJ", "5000", 1); }
+  ~GpuEnergyTest() override { ::unsetenv("FAKE_NVML_MJ"); }
+
+  static std::string refusal(const std::string& uuid, const std::string& library = PENSTOCK_FAKE_NVML) {
+    const auto opened = GpuEnergy::open(uuid, library);
+    EXPECT_FALSE(opened);
+    if (opened) return {};
+    EXPECT_EQ(opened.error().code, Errc::kUnsupported);
+    return opened.error().message;
+  }
+};
+
+TEST_F(GpuEnergyTest, IsReadInMicrojoules) {
+  const auto energy = GpuEnergy::open(kUuid, PENSTOCK_FAKE_NVML);
+  ASSERT_TRUE(energy) << energy.error().message;
+  EXPECT_EQ(energy.value()->read().value(), 5'000'000u);
+  ::setenv("FAKE_NVML_MJ", "5123", 1);
+  EXPECT_EQ(energy.value()->read().value(), 5'123'000u);
+}
+
+TEST_F(GpuEnergyTest, MachineWithoutTheLibraryDoesNotTell) {
+  EXPECT_NE(refusal(kUuid, "libpenstock-has-no-such.so.1").find("cannot open shared object file"), std::string::npos);
+}
+
+TEST_F(GpuEnergyTest, LibraryWithoutTheFunctionsIsTooOld) {
+  EXPECT_NE(refusal(kUuid, "libc.so.6").find("is too old"), std::string::npos);
+}
+
+TEST_F(GpuEnergyTest, GpuThatIsNotThereIsNamed) {
+  EXPECT_NE(refusal("GPU-0").find("there is no GPU GPU-0"), std::string::npos);
+}
+
+TEST_F(GpuEnergyTest, GpuThatDoesNotCountIsUnknownAndNotZero) {
+  ::unsetenv("FAKE_NVML_MJ");
+  EXPECT_NE(refusal(kUuid).find("failed with 3"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::loader
