@@ -149,7 +149,8 @@ class RayPool(EnginePool):
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._engine += ["--address", self._line("address ").split()[1]]
+        self.address = self._line("address ").split()[1]
+        self._engine += ["--address", self.address]
 
     def _line(self, beginning: str) -> str:
         assert self._cluster.stdout is not None
