@@ -34,7 +34,8 @@ struct Job {
   double submit_s = 0;
   double duration_s = 0;  // at speed 1
   uint32_t gpus = 1;
-  size_t profile = 0;
+  std::string model{};  // empty: it is drawn by the split
+  size_t profile = 0;   // as assigned
 };
 
 struct Cluster {
