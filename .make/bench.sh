@@ -31,3 +31,5 @@ say "Does a pool give back what it takes?"
 "$VENV"/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown
 say "How long a command takes to start"
 "$VENV"/bin/python bench/start.py --out bench/out/start.jsonl --markdown
+say "The simulator against live jobs on a pool"
+"$VENV"/bin/python bench/calibrate.py --out bench/out/calibrate.jsonl --markdown
