@@ -33,3 +33,5 @@ say "How long a command takes to start"
 "$VENV"/bin/python bench/start.py --out bench/out/start.jsonl --markdown
 say "The simulator against live jobs on a pool"
 "$VENV"/bin/python bench/calibrate.py --out bench/out/calibrate.jsonl --markdown
+say "What a worker takes for a batch of each workload"
+"$VENV"/bin/python bench/worker_curves.py --out bench/out/worker-curves.jsonl --markdown

@@ -118,6 +118,15 @@ def test_a_job_may_name_its_model(simulate: Call, tmp_path: Path) -> None:
     )
 
 
+def test_measured_workloads_are_models_too(simulate: Call) -> None:
+    code, out, _ = simulate(*SMALL, "--profiles", "measured", "--split", "1/0/0", "--json")
+    policies = json.loads(out)["policies"]
+    slow, fast = (policies[name]["runs"][0] for name in ("proportional", "infinite"))
+    assert code == 0
+    # Photographs, the only images, run a third faster with all the CPUs that they have use for.
+    assert slow["running_mean_s"] / fast["running_mean_s"] == pytest.approx(1.361, rel=1e-3)
+
+
 def test_one_seed_has_no_interval(simulate: Call) -> None:
     _, out, _ = simulate("--first", "20", "--seeds", "1", "--policies", "proportional,infinite")
     assert "times as fast as proportional" in out and "interval" not in out

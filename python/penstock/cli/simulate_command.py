@@ -33,7 +33,7 @@ _GPUS_MAX = 4096
 _SEEDS_MAX = 1000
 _FILE_BYTES_MAX = 1 << 28
 _BYTES_PER_GBIT = 1e9 / 8
-_SHIPPED_PROFILES = ("synergy",)
+_SHIPPED_PROFILES = ("synergy", "measured")
 _WINDOWS_MAX = 100
 
 
@@ -96,8 +96,9 @@ examples:
         metavar="FILE",
         default="synergy",
         help="speed of models by CPUs, as CSV with the columns "
-        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,..., or synergy, twelve models of "
-        "Synergy that penstock ships (default: synergy)",
+        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,..., or a table that penstock ships: "
+        "synergy, twelve models of Synergy, or measured, workloads of penstock's benchmarks "
+        "(default: synergy)",
     )
     add(
         "--servers",
@@ -124,7 +125,7 @@ examples:
     add(
         "--preempt",
         action="store_true",
-        help="srtf: stop running jobs for shorter ones, each time at the cost of 60 s of their work",
+        help="srtf: stop running jobs for shorter ones, each time at the cost of 60 s of work",
     )
     add(
         "--split",
