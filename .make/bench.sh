@@ -33,3 +33,7 @@ say "A job that one worker starves, on a pool that grows by itself"
 "$VENV"/bin/python bench/elastic.py --out bench/out/elastic.jsonl --picture bench/out/elastic.svg --markdown
 say "How long a command takes to start"
 "$VENV"/bin/python bench/start.py --out bench/out/start.jsonl --markdown
+say "The simulator against live jobs on a pool"
+"$VENV"/bin/python bench/calibrate.py --out bench/out/calibrate.jsonl --markdown
+say "What a worker takes for a batch of each workload"
+"$VENV"/bin/python bench/worker_curves.py --out bench/out/worker-curves.jsonl --markdown

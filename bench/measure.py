@@ -84,6 +84,36 @@ def rate(
     }
 
 
+def worker_cpu(
+    make_loader: Any, workload: Workload, arguments: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """CPU seconds of the workers for a batch, in an empty loop over epoch after epoch."""
+    batches = _endless(make_loader(**arguments, persistent_workers=True))
+    sizes: list[tuple[int, int]] = []
+    warm = time.perf_counter() + args.warmup
+    while time.perf_counter() < warm or len(sizes) < workload.warmup_batches:
+        sizes.append(_size(next(batches)))
+    sample_count, byte_count = (sum(size) for size in zip(*sizes, strict=True))
+
+    def workers_cpu_s() -> float:
+        return process_tree.usage(os.getpid()).cpu_s - time.process_time()
+
+    used_s = workers_cpu_s()
+    begin = now = time.perf_counter()
+    batch_count = 0
+    while now < begin + args.seconds or batch_count < workload.timed_batches:
+        next(batches)
+        batch_count += 1
+        now = time.perf_counter()
+    used_s = workers_cpu_s() - used_s
+    return {
+        "batches_per_s": batch_count / (now - begin),
+        "worker_s": used_s / batch_count,
+        "samples_per_batch": sample_count / len(sizes),
+        "bytes_per_batch": byte_count / len(sizes),
+    }
+
+
 def first_batch(
     make_loader: Any, arguments: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float]:
@@ -303,6 +333,7 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+LONG_QUESTIONS = {"rate": rate, "worker_cpu": worker_cpu}
 SHORT_QUESTIONS = {"first_batch": first_batch, "next_epoch": next_epoch, "one_batch": one_batch}
 # Those of the whole dataset, with workers of their own number.
 HELD_QUESTIONS = {
@@ -315,13 +346,14 @@ HELD_QUESTIONS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=(*WORKLOADS, *HELD_WORKLOADS))
-    questions = (*SHORT_QUESTIONS, *HELD_QUESTIONS, "rate", "equal")
+    questions = (*LONG_QUESTIONS, *SHORT_QUESTIONS, *HELD_QUESTIONS, "equal")
     parser.add_argument("question", choices=questions)
     parser.add_argument("kind", choices=("torch", "penstock", "limit", "sampler"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warmup", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=WORKER_COUNT)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
@@ -351,9 +383,11 @@ def main() -> int:
         arguments["num_workers"] = WORKER_COUNT if args.quick else worker_count
         result = ask(loader_class(args.kind, workload), arguments, args)
     else:
-        arguments["num_workers"] = WORKER_COUNT
-        if args.question == "rate":
-            result = rate(loader_class(args.kind, workload), workload, arguments, args)
+        arguments["num_workers"] = args.workers
+        if args.question in LONG_QUESTIONS:
+            result = LONG_QUESTIONS[args.question](
+                loader_class(args.kind, workload), workload, arguments, args
+            )
         else:
             make_loader = loader_class(args.kind, workload)
             result = SHORT_QUESTIONS[args.question](make_loader, short_epochs(arguments), args)

@@ -50,12 +50,12 @@ void bind_simulator(py::module_& module) {
       .def_static(
           "parse",
           [](const std::string& file, const std::string& text, const std::string& vc, double duration_min_s,
-             uint32_t gpus_max, size_t job_count_max) {
-            const JobFilter filter{vc, duration_min_s, gpus_max, job_count_max};
+             uint32_t gpus_max, size_t job_skip_count, size_t job_count_max) {
+            const JobFilter filter{vc, duration_min_s, gpus_max, job_skip_count, job_count_max};
             return unwrap(without_gil([&] { return parse_jobs(file, text, filter); }));
           },
           py::arg("file"), py::arg("text"), py::kw_only(), py::arg("vc"), py::arg("duration_min_s"),
-          py::arg("gpus_max"), py::arg("job_count_max"))
+          py::arg("gpus_max"), py::arg("job_skip_count"), py::arg("job_count_max"))
       .def_static(
           "synthetic",
           [](size_t job_count, uint32_t gpu_count, double load, uint64_t seed) {
@@ -84,7 +84,8 @@ void bind_simulator(py::module_& module) {
       .def_readonly("gpu_busy_share", &Report::gpu_busy_share)
       .def_readonly("cpu_used_share", &Report::cpu_used_share)
       .def_readonly("operations_per_job_minute", &Report::operations_per_job_minute)
-      .def_readonly("moved_bytes", &Report::moved_bytes);
+      .def_readonly("moved_bytes", &Report::moved_bytes)
+      .def_readonly("completions_s", &Report::completions_s);
 
   py::class_<PairedSpeedup>(module, "PairedSpeedup")
       .def_readonly("mean", &PairedSpeedup::mean)

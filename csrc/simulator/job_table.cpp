@@ -12,8 +12,9 @@
 namespace penstock::simulator {
 namespace {
 
-constexpr std::string_view kHeader = "submit_s,duration_s,num_gpus,vc";
-constexpr std::array<std::string_view, 4> kColumns{"submit_s", "duration_s", "num_gpus", "vc"};
+constexpr std::string_view kHeader = "submit_s,duration_s,num_gpus,vc[,model]";
+constexpr std::array<std::string_view, 5> kColumns{"submit_s", "duration_s", "num_gpus", "vc", "model"};
+constexpr size_t kColumnsMin = 4;
 constexpr NumberRange kSeconds{0, 1e10};
 constexpr NumberRange kGpus{0, 1e6};
 
@@ -23,17 +24,20 @@ constexpr double kMedianDuration_s = 3600;
 constexpr double kDurationSpread = 1.2;  // standard deviation of the logarithm
 constexpr NumberRange kDurations_s{60, 2 * 86400};
 
-Result<Job> parse_job(std::string_view file, const CsvRow& row) {
-  if (row.fields.size() != kColumns.size())
-    return csv_error(file, row.line, std::to_string(row.fields.size()) + " fields", std::string(kHeader));
+Result<Job> parse_job(std::string_view file, const CsvRow& row, size_t column_count) {
+  if (row.fields.size() != column_count)
+    return csv_error(file, row.line, std::to_string(row.fields.size()) + " fields",
+                     std::to_string(column_count) + " as in the first row");
   auto submit_s = csv_number(file, row, 0, kColumns[0], kSeconds);
   if (!submit_s) return submit_s.error();
   auto duration_s = csv_number(file, row, 1, kColumns[1], kSeconds);
   if (!duration_s) return duration_s.error();
   auto gpus = csv_whole_number(file, row, 2, kColumns[2], kGpus);
   if (!gpus) return gpus.error();
-  return Job{
-      .submit_s = submit_s.value(), .duration_s = duration_s.value(), .gpus = static_cast<uint32_t>(gpus.value())};
+  return Job{.submit_s = submit_s.value(),
+             .duration_s = duration_s.value(),
+             .gpus = static_cast<uint32_t>(gpus.value()),
+             .model = column_count > kColumnsMin ? std::string(row.fields[kColumnsMin]) : ""};
 }
 
 bool arrives_before(const Job& a, const Job& b) { return a.submit_s < b.submit_s; }
@@ -60,14 +64,16 @@ Job synthetic_job(uint32_t gpu_count, std::mt19937_64& random) {
 Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const JobFilter& filter) {
   const std::vector<CsvRow> rows = csv_rows(text);
   if (rows.empty()) return csv_error(file, 1, "the table is empty", std::string(kHeader));
-  if (!std::equal(rows[0].fields.begin(), rows[0].fields.end(), kColumns.begin(), kColumns.end()))
+  const size_t column_count = rows[0].fields.size();
+  if (column_count < kColumnsMin || column_count > kColumns.size() ||
+      !std::equal(rows[0].fields.begin(), rows[0].fields.end(), kColumns.begin()))
     return csv_error(file, rows[0].line, "the first row has other columns", std::string(kHeader));
   if (rows.size() - 1 > kTableJobsMax)
     return csv_error(file, rows[kTableJobsMax + 1].line, "one job more than " + std::to_string(kTableJobsMax),
                      "the end of the table");
   JobTable table;
   for (size_t index = 1; index < rows.size(); ++index) {
-    auto job = parse_job(file, rows[index]);
+    auto job = parse_job(file, rows[index], column_count);
     if (!job) return job.error();
     const Job& it = job.value();
     const bool is_in_cluster = filter.vc.empty() || rows[index].fields[3] == filter.vc;
@@ -76,6 +82,13 @@ Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const 
       table.jobs.push_back(it);
   }
   std::stable_sort(table.jobs.begin(), table.jobs.end(), arrives_before);
+  const size_t left_count = table.jobs.size();
+  table.jobs.erase(table.jobs.begin(),
+                   table.jobs.begin() + static_cast<ptrdiff_t>(std::min(filter.job_skip_count, left_count)));
+  if (left_count > 0 && table.jobs.empty())
+    return Error{Errc::kMalformed, std::string(file) + ": the first " + std::to_string(filter.job_skip_count) +
+                                       " of the jobs are to be left out, and there are " + std::to_string(left_count) +
+                                       "; take fewer windows, or smaller ones"};
   if (filter.job_count_max > 0 && table.jobs.size() > filter.job_count_max) table.jobs.resize(filter.job_count_max);
   if (table.jobs.empty())
     return Error{Errc::kMalformed, std::string(file) + ": none of " + std::to_string(rows.size() - 1) +

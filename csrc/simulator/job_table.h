@@ -2,8 +2,9 @@
 #pragma once
 // The jobs that are simulated: those of a trace, or synthetic ones. Pure; a caller reads the file.
 //
-// A trace is CSV with the columns submit_s,duration_s,num_gpus,vc, where `vc` names the virtual cluster that a job was
-// sent to. Seconds count from any beginning. The rows may stand in any order.
+// A trace is CSV with the columns submit_s,duration_s,num_gpus,vc and perhaps model. `vc` names the virtual cluster
+// that a job was sent to, and `model` a profile; where it is empty one is drawn. Seconds count from any beginning. The
+// rows may stand in any order.
 
 #include <cstdint>
 #include <string>
@@ -24,7 +25,8 @@ struct JobFilter {
   std::string vc{};           // empty: all
   double duration_min_s = 0;  // shorter jobs are left out
   uint32_t gpus_max = 0;      // larger jobs are left out
-  size_t job_count_max = 0;   // the first so many of those that remain; 0: all
+  size_t job_skip_count = 0;  // the first so many of those that remain are left out
+  size_t job_count_max = 0;   // the first so many of the rest; 0: all
 };
 
 // `file` is a name for messages. kMalformed: the line, its fault and the remedy; no job that remains is one, too.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "base/assert.h"
 
@@ -36,11 +37,12 @@ double t_quantile(size_t freedom) {
 
 Report report_on(const std::vector<Job>& jobs, const Cluster& cluster, const Outcome& outcome) {
   PENSTOCK_ASSERT(!jobs.empty() && jobs.size() == outcome.jobs.size(), "a report is on jobs and their outcomes");
-  std::vector<double> completions, runs;
+  std::vector<double> completions_s, runs;
   for (size_t job = 0; job < jobs.size(); ++job) {
-    completions.push_back(outcome.jobs[job].end_s - jobs[job].submit_s);
+    completions_s.push_back(outcome.jobs[job].end_s - jobs[job].submit_s);
     runs.push_back(outcome.jobs[job].running_s);
   }
+  std::vector<double> completions = completions_s;
   std::sort(completions.begin(), completions.end());
   const double makespan_s = outcome.end_s - outcome.begin_s;
   const double gpu_s = cluster.gpu_count() * makespan_s;
@@ -58,7 +60,8 @@ Report report_on(const std::vector<Job>& jobs, const Cluster& cluster, const Out
           .gpu_busy_share = outcome.gpu_busy_s / gpu_s,
           .cpu_used_share = outcome.cpu_busy_s / cpu_s,
           .operations_per_job_minute = operations / running_minutes,
-          .moved_bytes = outcome.moved_bytes};
+          .moved_bytes = outcome.moved_bytes,
+          .completions_s = std::move(completions_s)};
 }
 
 Result<PairedSpeedup> paired_speedup(std::span<const double> other_s, std::span<const double> own_s) {

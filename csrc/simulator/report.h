@@ -23,6 +23,7 @@ struct Report {
   double cpu_used_share = 0;             // of the CPUs' time; 0 with infinite CPUs
   double operations_per_job_minute = 0;  // workers moved and jobs preempted, by minutes of running jobs
   double moved_bytes = 0;                // over links
+  std::vector<double> completions_s{};   // of each job, in the order of their arrival
 
   friend bool operator==(const Report&, const Report&) = default;
 };

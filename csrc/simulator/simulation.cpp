@@ -2,20 +2,24 @@
 #include "simulator/simulation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <random>
 #include <set>
 #include <utility>
 
 #include "base/assert.h"
+#include "cluster/worker_session.h"
 #include "simulator/cpu_policy.h"
+#include "simulator/trainer_meter.h"
 
 namespace penstock::simulator {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kNewestWeight = 0.3;  // of a measurement, against those before it
+constexpr double kPing_s = std::chrono::duration<double>(cluster::kPingInterval).count();
 
 struct RunningJob {
   size_t job = 0;
@@ -28,9 +32,12 @@ struct RunningJob {
   uint32_t count = 0;                                   // of all of them
   std::vector<std::pair<double, uint32_t>> starting{};  // when they begin to work
   double fixed_cpus = 0;                                // without a pool
-  double needed_count = 0;                              // as measured, smoothed
-  double local_share = 0;                               // of its highest speed, by workers beside its GPUs
-  double link_share = kNever;                           // that its link adds, as measured when it was the limit
+  std::unique_ptr<DemandRule> rule{};                   // of a pool
+  TrainerMeter meter{};                                 // of a pool, as far as it has come at `metered_s`
+  double metered_s = 0;
+  TrainerPace pace{};         // since then
+  double reports_s = kNever;  // when its trainer reports next
+  double noise = 1;           // times what a worker takes for a batch, as measured
   bool is_link_bound = false;
   double bytes_per_s = 0;
 
@@ -79,8 +86,8 @@ class Run {
     for (const RunningJob& it : running_) {
       next_s = std::min(next_s, it.ends_s());
       for (const auto& start : it.starting) next_s = std::min(next_s, start.first);
+      next_s = std::min(next_s, it.reports_s);
     }
-    if (has_pool() && !running_.empty()) next_s = std::min(next_s, decides_s_);
     PENSTOCK_ASSERT(next_s < kNever, "nothing would ever happen again");
     account(next_s - now_s_);
     now_s_ = next_s;
@@ -99,7 +106,9 @@ class Run {
     if (settings_.order == GpuOrder::kSrtf && settings_.preempts) preempt();
     is_changed |= start_jobs();
     for (RunningJob& it : running_) begin_work(it);
-    if (has_pool() ? is_changed || now_s_ >= decides_s_ : is_changed) decide();
+    for (RunningJob& it : running_)
+      if (it.reports_s <= now_s_) is_changed |= report(it);
+    if (is_changed) decide();
   }
 
   double order_key(size_t job) const { return settings_.order == GpuOrder::kFifo ? 0.0 : left_s_[job]; }
@@ -174,7 +183,9 @@ class Run {
                           .since_s = now_s_,
                           .work_s = left_s_[job],
                           .gpus = place_gpus(jobs_[job].gpus),
-                          .workers = std::vector<uint32_t>(cluster_.server_count, 0)});
+                          .workers = std::vector<uint32_t>(cluster_.server_count, 0),
+                          .metered_s = now_s_});
+      if (has_pool()) running_.back().rule = make_demand_rule(settings_.cpus, jobs_[job], cluster_);
       is_changed = true;
     }
     return is_changed;
@@ -216,7 +227,6 @@ class Run {
         change_speed(it, is_infinite ? profile_of(it).speed_max() : profile_of(it).speed(cluster_.cpus_per_gpu));
       }
     }
-    decides_s_ = now_s_ + settings_.interval_s;
   }
 
   // The GPUs of a job go at the pace of the server that has fewest CPUs for them.
@@ -249,33 +259,66 @@ class Run {
 
   void share_pool() {
     std::vector<PooledJob> pooled;
-    for (RunningJob& it : running_) {
-      measure(it);
-      pooled.push_back({.job_id = it.job,
-                        .gpus = job_of(it).gpus,
-                        .count = it.count,
-                        .needed_count = it.needed_count,
-                        .share_max = std::min(1.0, near_share(it) + it.link_share)});
-    }
-    const std::vector<uint32_t> counts = pooled_counts(
-        settings_.cpus, pooled, cluster_.server_count * cluster_.cpus_per_server(), cluster_.cpus_per_gpu, settings_);
+    for (const RunningJob& it : running_)
+      pooled.push_back({.job_id = it.job, .gpus = job_of(it).gpus, .count = it.count, .rule = it.rule.get()});
+    const std::vector<uint32_t> counts = pooled_counts(settings_.cpus, pooled, cluster_.cpu_count(), settings_);
     std::vector<uint32_t> before;
     for (const RunningJob& it : running_) before.push_back(it.count);
     for (size_t place = 0; place < running_.size(); ++place) shrink(running_[place], counts[place]);
     std::vector<bool> is_nearer;
     for (RunningJob& it : running_) is_nearer.push_back(come_near(it));
     for (size_t place = 0; place < running_.size(); ++place) grow(running_[place], counts[place]);
-    for (size_t place = 0; place < running_.size(); ++place)
-      if (is_nearer[place] || running_[place].count != before[place]) set_speed(running_[place]);
+    for (size_t place = 0; place < running_.size(); ++place) {
+      RunningJob& it = running_[place];
+      if (is_nearer[place] || it.count != before[place]) set_speed(it);
+      if (it.count == before[place]) continue;
+      it.noise = noise();
+      it.reports_s = next_report_s(now_s_ + kPing_s, kPing_s);
+    }
   }
 
-  // Of its highest speed, by the CPUs beside its GPUs that it has or that are free.
-  double near_share(const RunningJob& it) const {
-    double near = 0;
-    for (uint32_t server = 0; server < cluster_.server_count; ++server)
-      if (it.gpus[server] > 0) near += it.workers[server] + free_cpus_[server];
-    return profile_of(it).speed(near / job_of(it).gpus) / profile_of(it).speed_max();
+  // The trainer reports. Returns whether the pool is to be shared out anew.
+  bool report(RunningJob& it) {
+    meter(it);
+    const Instant now{std::chrono::duration_cast<Duration>(std::chrono::duration<double>(now_s_))};
+    const bool is_news = it.rule->note(it.meter.report(cluster_.cpu_count()), it.count, now);
+    if (is_news) it.noise = noise();
+    const auto soon = it.rule->wants_report_in();
+    it.reports_s = soon ? next_report_s(now_s_ + std::chrono::duration<double>(*soon).count(), kPing_s)
+                        : next_report_s(now_s_ + kPing_s, settings_.interval_s);
+    return is_news;
   }
+
+  // The trainers report at multiples of `step_s`, so that the reports of several are one event.
+  static double next_report_s(double least_s, double step_s) { return step_s * std::ceil(least_s / step_s - 1e-6); }
+
+  // What trainer and workers did since it was last told.
+  void meter(RunningJob& it) {
+    TrainerPace measured = it.pace;
+    measured.worker_s *= it.noise;
+    it.meter.advance(now_s_ - it.metered_s, measured);
+    it.metered_s = now_s_;
+  }
+
+  TrainerPace pace_of(const RunningJob& it) const {
+    const double active = it.active_count();
+    const double gpus = job_of(it).gpus;
+    const Profile& profile = profile_of(it);
+    const double batches_per_s = gpus / profile.iteration_s;  // at speed 1
+    TrainerPace pace{.batches_per_s = it.speed * batches_per_s,
+                     .step_s = 1 / (profile.speed_max() * batches_per_s),
+                     .link_bytes_per_s = it.bytes_per_s,
+                     .link_capacity_bytes_per_s = it.is_link_bound ? it.bytes_per_s : 0.0,
+                     .worker_count = it.count};
+    // A worker's seconds are its own. They do not grow while its batches wait for the link.
+    const double workers_speed = profile.speed(active / gpus);
+    const bool is_starved = workers_speed < profile.speed_max() * (1 - 1e-9);
+    const double at_work = is_starved ? active : std::min(active, profile.cpus_needed() * gpus);
+    if (workers_speed > 0) pace.worker_s = at_work / (workers_speed * batches_per_s);
+    return pace;
+  }
+
+  double noise() { return std::exp(settings_.noise * normal()); }
 
   // Exchanges workers behind a full link for free CPUs beside the job's GPUs. Returns whether there were any.
   bool come_near(RunningJob& it) {
@@ -295,22 +338,6 @@ class Run {
     moved = std::min(moved, it.active_count());
     if (moved > 0 && settings_.start_delay_s > 0) it.starting.push_back({now_s_ + settings_.start_delay_s, moved});
     return moved > 0;
-  }
-
-  // What trainer and workers see: their seconds a batch, with noise.
-  void measure(RunningJob& it) {
-    const uint32_t active = it.active_count();
-    if (active == 0 || it.speed <= 0) return;
-    const Profile& profile = profile_of(it);
-    const double trainer_s = profile.iteration_s / profile.speed_max();
-    // A worker's seconds are its own. They do not grow while its batches wait for the link.
-    const double workers_speed = profile.speed(active / static_cast<double>(job_of(it).gpus));
-    const bool is_starved = workers_speed < profile.speed_max() * (1 - 1e-9);
-    const double needed = is_starved ? active * profile.speed_max() / workers_speed
-                                     : std::min(1.0 * active, profile.cpus_needed() * job_of(it).gpus);
-    if (it.is_link_bound) it.link_share = it.speed / profile.speed_max() - it.local_share;
-    const double seen = measured_need(needed * trainer_s * std::exp(settings_.noise * normal()), trainer_s);
-    it.needed_count = it.needed_count == 0 ? seen : it.needed_count + kNewestWeight * (seen - it.needed_count);
   }
 
   double normal() {
@@ -355,6 +382,7 @@ class Run {
 
   // Workers on the job's own servers send nothing over links. The rest send at most what its share of the links lets.
   void set_speed(RunningJob& it) {
+    meter(it);
     const Profile& profile = profile_of(it);
     const double gpus = job_of(it).gpus;
     const double active = it.active_count();
@@ -369,10 +397,10 @@ class Run {
     const double bytes_per_speed = profile.bytes_per_s() * gpus;
     double speed = profile.speed(active / gpus);
     if (bytes_per_speed > 0) speed = std::min(speed, local_speed + link_bytes_per_s / bytes_per_speed);
-    it.local_share = local_speed / profile.speed_max();
     it.is_link_bound = speed < profile.speed(active / gpus);
     it.bytes_per_s = std::max(0.0, speed - local_speed) * bytes_per_speed;
     change_speed(it, speed);
+    it.pace = pace_of(it);
   }
 
   void change_speed(RunningJob& it, double speed) {
@@ -387,7 +415,6 @@ class Run {
   const Cluster& cluster_;
   const Settings& settings_;
   double now_s_ = 0;
-  double decides_s_ = 0;
   size_t next_ = 0;  // the next job to arrive
   std::vector<double> left_s_;
   std::set<std::pair<double, size_t>> queue_;

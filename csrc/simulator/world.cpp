@@ -6,6 +6,35 @@
 #include <random>
 
 namespace penstock::simulator {
+namespace {
+
+Result<void> draw_models(const std::vector<Job*>& jobs, const std::vector<Profile>& profiles,
+                         std::array<double, 3> split, uint64_t seed) {
+  constexpr std::array<std::string_view, 3> kClasses{"image", "language", "speech"};
+  std::array<std::vector<size_t>, 3> of_class;
+  double sum = 0;
+  for (size_t kind = 0; kind < kClasses.size(); ++kind) {
+    for (size_t profile = 0; profile < profiles.size(); ++profile)
+      if (profiles[profile].model_class == kClasses[kind]) of_class[kind].push_back(profile);
+    if (split[kind] < 0 || (split[kind] > 0 && of_class[kind].empty()))
+      return Error{Errc::kMalformed, "the split gives " + std::to_string(split[kind]) + " to the class " +
+                                         std::string(kClasses[kind]) + ", of which there are " +
+                                         std::to_string(of_class[kind].size()) + " profiles"};
+    sum += split[kind];
+  }
+  if (!(sum > 0)) return Error{Errc::kMalformed, "the split is 0 for every class; a positive share is expected"};
+  std::mt19937_64 random(seed);
+  for (Job* job : jobs) {
+    double point = sum * static_cast<double>(random() >> 11) * 0x1p-53;
+    size_t kind = 0;
+    while (kind + 1 < split.size() && (point >= split[kind] || split[kind] == 0)) point -= split[kind++];
+    while (of_class[kind].empty()) --kind;
+    job->profile = of_class[kind][random() % of_class[kind].size()];
+  }
+  return {};
+}
+
+}  // namespace
 
 double Profile::speed(double cpus_per_gpu) const {
   if (cpus_per_gpu >= static_cast<double>(speeds.size())) return speeds.back();
@@ -28,28 +57,20 @@ std::optional<CpuPolicy> cpu_policy_named(std::string_view name) {
 
 Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& profiles, std::array<double, 3> split,
                            uint64_t seed) {
-  constexpr std::array<std::string_view, 3> kClasses{"image", "language", "speech"};
-  std::array<std::vector<size_t>, 3> of_class;
-  double sum = 0;
-  for (size_t kind = 0; kind < kClasses.size(); ++kind) {
-    for (size_t profile = 0; profile < profiles.size(); ++profile)
-      if (profiles[profile].model_class == kClasses[kind]) of_class[kind].push_back(profile);
-    if (split[kind] < 0 || (split[kind] > 0 && of_class[kind].empty()))
-      return Error{Errc::kMalformed, "the split gives " + std::to_string(split[kind]) + " to the class " +
-                                         std::string(kClasses[kind]) + ", of which there are " +
-                                         std::to_string(of_class[kind].size()) + " profiles"};
-    sum += split[kind];
-  }
-  if (!(sum > 0)) return Error{Errc::kMalformed, "the split is 0 for every class; a positive share is expected"};
-  std::mt19937_64 random(seed);
+  std::vector<Job*> drawn;
   for (Job& job : jobs) {
-    double point = sum * static_cast<double>(random() >> 11) * 0x1p-53;
-    size_t kind = 0;
-    while (kind + 1 < split.size() && (point >= split[kind] || split[kind] == 0)) point -= split[kind++];
-    while (of_class[kind].empty()) --kind;
-    job.profile = of_class[kind][random() % of_class[kind].size()];
+    if (job.model.empty()) {
+      drawn.push_back(&job);
+      continue;
+    }
+    const auto found = std::find_if(profiles.begin(), profiles.end(),
+                                    [&](const Profile& profile) { return profile.model == job.model; });
+    if (found == profiles.end())
+      return Error{Errc::kMalformed, "a job is of the model '" + job.model + "', of which there is none among " +
+                                         std::to_string(profiles.size()) + " profiles; name one of them, or none"};
+    job.profile = static_cast<size_t>(found - profiles.begin());
   }
-  return {};
+  return drawn.empty() ? Result<void>{} : draw_models(drawn, profiles, split, seed);
 }
 
 Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,

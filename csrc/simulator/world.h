@@ -34,7 +34,8 @@ struct Job {
   double submit_s = 0;
   double duration_s = 0;  // at speed 1
   uint32_t gpus = 1;
-  size_t profile = 0;
+  std::string model{};  // empty: it is drawn by the split
+  size_t profile = 0;   // as assigned
 };
 
 struct Cluster {
@@ -45,14 +46,15 @@ struct Cluster {
 
   uint32_t gpu_count() const { return server_count * gpus_per_server; }
   uint32_t cpus_per_server() const { return gpus_per_server * cpus_per_gpu; }
+  uint32_t cpu_count() const { return server_count * cpus_per_server(); }
 };
 
 enum class GpuOrder : uint8_t { kFifo, kSrtf };
 
-enum class CpuPolicy : uint8_t { kProportional, kTuned, kTfDataService, kPenstock, kInfinite };
+enum class CpuPolicy : uint8_t { kProportional, kTuned, kTfDataService, kCachew, kRayData, kPenstock, kInfinite };
 
-inline constexpr std::array<std::string_view, 5> kCpuPolicyNames{"proportional", "tuned", "tf-data-service", "penstock",
-                                                                 "infinite"};
+inline constexpr std::array<std::string_view, 7> kCpuPolicyNames{
+    "proportional", "tuned", "tf-data-service", "cachew", "ray-data", "penstock", "infinite"};
 std::optional<CpuPolicy> cpu_policy_named(std::string_view name);
 
 struct Settings {
@@ -61,15 +63,15 @@ struct Settings {
   double restart_cost_s = 60;  // of work, for a job that was preempted
   CpuPolicy cpus = CpuPolicy::kProportional;
   double start_delay_s = 5;  // from when a worker is given to a job until it works
-  double move_cost_s = 5;    // that penstock's policy reckons with for a move
-  double interval_s = 60;    // between decisions about a pool
-  double horizon_s = 300;    // over which the gain of a move is counted
+  double move_cost_s = 15;   // that penstock's policy reckons with for a move
+  double interval_s = 60;    // between looks at a job of a pool that has settled
+  double horizon_s = 60;     // over which the gain of a move is counted
   double floor_share = 0.25;
   double noise = 0.1;  // standard deviation of the logarithm of what is measured
   uint64_t seed = 0;
 };
 
-// Shares of image, language and speech. Gives each job a model of its class, at random by the seed.
+// Shares of image, language and speech. Gives each job that names no model one of its class, at random by the seed.
 Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& profiles, std::array<double, 3> split,
                            uint64_t seed);
 // A world that cannot be simulated, in a sentence.

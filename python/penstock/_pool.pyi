@@ -90,7 +90,14 @@ CPU_POLICIES: list[str]
 class JobTable:
     @staticmethod
     def parse(
-        file: str, text: str, *, vc: str, duration_min_s: float, gpus_max: int, job_count_max: int
+        file: str,
+        text: str,
+        *,
+        vc: str,
+        duration_min_s: float,
+        gpus_max: int,
+        job_skip_count: int,
+        job_count_max: int,
     ) -> JobTable: ...
     @staticmethod
     def synthetic(*, job_count: int, gpu_count: int, load: float, seed: int) -> JobTable: ...
@@ -124,6 +131,8 @@ class SimulationReport:
     def operations_per_job_minute(self) -> float: ...
     @property
     def moved_bytes(self) -> float: ...
+    @property
+    def completions_s(self) -> list[float]: ...
 
 class PairedSpeedup:
     @property

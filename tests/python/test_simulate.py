@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_without_jobs_it_says_that_they_are_synthetic(simulate: Call) -> None:
     assert code == 0
     assert out.startswith("synthetic jobs, since no --jobs was given; 8 servers of 8 GPUs, ")
     first_words = [line.split()[0] for line in out.splitlines() if line]
-    assert first_words[1:7] == ["policy", *_pool.CPU_POLICIES]
+    assert first_words[1:9] == ["policy", *_pool.CPU_POLICIES]
 
 
 def test_a_trace_is_named_with_its_vc(simulate: Call) -> None:
@@ -68,6 +69,62 @@ def test_json_has_each_run_and_the_parts_of_the_gain(simulate: Call) -> None:
     )
     parts_s = speedup["waiting_gain_s"] + speedup["running_gain_s"]
     assert parts_s == pytest.approx(slow_s - fast_s)
+
+
+def test_windows_are_consecutive_jobs_and_the_interval_is_over_them(simulate: Call) -> None:
+    trace = ["--jobs", str(TRACE), "--policies", "proportional,infinite", "--seeds", "2", "--json"]
+    code, out, _ = simulate(*trace, "--first", "50", "--windows", "3")
+    assert code == 0
+    policies = json.loads(out)["policies"]
+    slow, fast = (policies[name]["runs"] for name in ("proportional", "infinite"))
+    assert [(run["window"], run["seed"]) for run in slow] == [
+        (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1),
+    ]  # fmt: skip
+    one = json.loads(simulate(*trace, "--first", "50")[1])["policies"]["proportional"]["runs"]
+    assert slow[:2] == one
+    assert slow[0]["completion_mean_s"] != slow[2]["completion_mean_s"]
+    ratios = [
+        sum(run["completion_mean_s"] for run in slow[first : first + 2])
+        / sum(run["completion_mean_s"] for run in fast[first : first + 2])
+        for first in (0, 2, 4)
+    ]
+    half = 4.303 * stdev(ratios) / 3**0.5
+    speedup = policies["infinite"]["speedup_over_first"]
+    assert speedup["interval_low"] == pytest.approx(sum(ratios) / 3 - half)
+    assert speedup["interval_high"] == pytest.approx(sum(ratios) / 3 + half)
+
+
+def test_preemption_finishes_short_jobs_sooner(simulate: Call) -> None:
+    srtf = ["--jobs", str(TRACE), "--order", "srtf", "--policies", "proportional", "--json"]
+    runs = [
+        json.loads(simulate(*srtf, *options)[1])["policies"]["proportional"]["runs"][0]
+        for options in ([], ["--preempt"])
+    ]
+    assert runs[1]["completion_median_s"] < runs[0]["completion_median_s"]
+    assert [run["operations_per_job_minute"] > 0 for run in runs] == [False, True]
+
+
+def test_a_job_may_name_its_model(simulate: Call, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.csv"
+    rows = ["submit_s,duration_s,num_gpus,vc,model", "0,3600,1,a,alexnet", "0,3600,1,a,resnet50"]
+    jobs.write_text("\n".join(rows))
+    code, out, _ = simulate("--jobs", str(jobs), "--policies", "infinite", "--seeds", "2", "--json")
+    runs = json.loads(out)["policies"]["infinite"]["runs"]
+    assert code == 0 and runs[0]["completion_mean_s"] == runs[1]["completion_mean_s"]
+    jobs.write_text("\n".join([*rows, "0,3600,1,a,alexnot"]))
+    assert (
+        "a job is of the model 'alexnot', of which there is none"
+        in simulate("--jobs", str(jobs))[2]
+    )
+
+
+def test_measured_workloads_are_models_too(simulate: Call) -> None:
+    code, out, _ = simulate(*SMALL, "--profiles", "measured", "--split", "1/0/0", "--json")
+    policies = json.loads(out)["policies"]
+    slow, fast = (policies[name]["runs"][0] for name in ("proportional", "infinite"))
+    assert code == 0
+    # Photographs, the only images, run a third faster with all the CPUs that they have use for.
+    assert slow["running_mean_s"] / fast["running_mean_s"] == pytest.approx(1.361, rel=1e-3)
 
 
 def test_one_seed_has_no_interval(simulate: Call) -> None:
@@ -113,6 +170,24 @@ def test_a_file_that_is_not_there_or_no_text_is_named(simulate: Call, tmp_path: 
     assert "nowhere.csv" in simulate("--jobs", str(tmp_path / "nowhere.csv"))[2]
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     assert "bytes.csv is no text in UTF-8" in simulate("--jobs", str(tmp_path / "bytes.csv"))[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preempt"], "--preempt is given and the order is fifo; "),
+        (["--windows", "2"], "--windows is 2 and needs a file of jobs and the jobs of a window; "),
+        (
+            ["--windows", "2", "--jobs", str(TRACE), "--first", "400"],
+            ": the first 400 of the jobs are to be left out, and there are ",
+        ),
+    ],
+)
+def test_options_that_lack_another_are_refused(
+    simulate: Call, arguments: list[str], message: str
+) -> None:
+    code, _, err = simulate(*arguments)
+    assert code == 1 and message in err
 
 
 def test_a_vc_without_a_file_is_refused(simulate: Call) -> None:

@@ -24,6 +24,8 @@ from penstock.cli.simulation_table import FIGURES, Runs, comparison, table
 
 DURATION_MIN_S = 60.0
 INTERVAL_S = 60.0
+MOVE_COST_S = 15.0
+HORIZON_S = 60.0
 FLOOR_SHARE = 0.25
 SYNTHETIC_JOBS = 500
 SYNTHETIC_LOAD = 1.0
@@ -31,7 +33,8 @@ _GPUS_MAX = 4096
 _SEEDS_MAX = 1000
 _FILE_BYTES_MAX = 1 << 28
 _BYTES_PER_GBIT = 1e9 / 8
-_SHIPPED_PROFILES = "synergy_profiles.csv"
+_SHIPPED_PROFILES = ("synergy", "measured")
+_WINDOWS_MAX = 100
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
@@ -42,7 +45,9 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 
 def _simulate_command(arguments: Sequence[str]) -> int:
     args = _parser().parse(arguments)
-    runs = _simulate(args, _jobs(args), _profiles(args.profiles))
+    _check(args)
+    windows = [_jobs(args, window) for window in range(args.windows)]
+    runs = _simulate(args, windows, _profiles(args.profiles))
     print(json.dumps(_fields(args, runs), indent=2) if args.json else _text(args, runs))
     return 0
 
@@ -54,9 +59,9 @@ def _parser() -> CommandParser:
         """\
 Simulates the jobs of a cluster, and says how long they take by each way to share its CPUs. Each
 policy runs the same jobs, once for each seed; a seed decides which model each job is given.
-`tuned` shares inside a server as Synergy does, `tf-data-service` takes as many workers as the
-formula of tf.data service says, and `infinite` is the bound. Policies of other systems are
-penstock's reading of their rules.""",
+`penstock` runs the code of a pool's policy. `tuned` shares inside a server as Synergy does.
+`tf-data-service`, `cachew` and `ray-data` are one pool, of which each job takes what that system's
+rule says, and `infinite` is the bound. Rules of other systems are penstock's reading of them.""",
         """\
 examples:
   penstock simulate
@@ -67,7 +72,7 @@ examples:
     add(
         "--jobs",
         metavar="FILE",
-        help="jobs to simulate, as CSV with the columns submit_s,duration_s,num_gpus,vc "
+        help="jobs to simulate, as CSV with the columns submit_s,duration_s,num_gpus,vc[,model] "
         f"(default: {SYNTHETIC_JOBS} synthetic ones)",
     )
     add("--vc", metavar="NAME", default="", help="virtual cluster whose jobs are taken of FILE")
@@ -79,11 +84,21 @@ examples:
         "has GPUs for (default: all)",
     )
     add(
+        "--windows",
+        type=whole_number(1, _WINDOWS_MAX),
+        default=1,
+        metavar="N",
+        help="number of windows of the trace, each of the next jobs as many as --first says; "
+        "intervals are then over windows (default: 1)",
+    )
+    add(
         "--profiles",
         metavar="FILE",
+        default="synergy",
         help="speed of models by CPUs, as CSV with the columns "
-        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,... (default: twelve models of "
-        "Synergy)",
+        "model,class,iteration_s,batch,sample_bytes,cpu1,cpu2,..., or a table that penstock ships: "
+        "synergy, twelve models of Synergy, or measured, workloads of penstock's benchmarks "
+        "(default: synergy)",
     )
     add(
         "--servers",
@@ -105,7 +120,12 @@ examples:
         default="fifo",
         metavar="ORDER",
         help="order in which jobs get GPUs: fifo, or srtf, the shortest remaining time first "
-        "without preemption (default: fifo)",
+        "(default: fifo)",
+    )
+    add(
+        "--preempt",
+        action="store_true",
+        help="srtf: stop running jobs for shorter ones, each time at the cost of 60 s of work",
     )
     add(
         "--split",
@@ -152,22 +172,45 @@ examples:
     add(
         "--move-cost",
         type=seconds(0),
+        default=MOVE_COST_S,
         metavar="SECONDS",
-        help="time that penstock's policy reckons a moved worker to lose (default: that of "
-        "--delay)",
+        help="time that penstock's policy reckons a moved worker to lose (default: "
+        f"{MOVE_COST_S:g}, that of a pool)",
     )
     add(
         "--horizon",
         type=seconds(1),
-        default=300.0,
+        default=HORIZON_S,
         metavar="SECONDS",
-        help="time over which penstock's policy counts the gain of a move (default: 300)",
+        help="time over which penstock's policy counts the gain of a move (default: "
+        f"{HORIZON_S:g}, that of a pool)",
+    )
+    add(
+        "--floor",
+        type=_number(0, 1),
+        default=FLOOR_SHARE,
+        metavar="SHARE",
+        help="part of an even share of the CPUs that penstock's policy leaves to each GPU that has "
+        f"use for it; a pool has 1 (default: {FLOOR_SHARE:g})",
     )
     add("--json", action="store_true", help="print all figures of each run, for programs")
     return parser
 
 
-def _jobs(args: argparse.Namespace) -> _pool.JobTable:
+def _check(args: argparse.Namespace) -> None:
+    if args.preempt and args.order != "srtf":
+        raise ValueError(
+            f"--preempt is given and the order is {args.order}; it stops jobs for shorter ones, so "
+            "give --order srtf with it"
+        )
+    if args.windows > 1 and (args.jobs is None or args.first is None):
+        raise ValueError(
+            f"--windows is {args.windows} and needs a file of jobs and the jobs of a window; give "
+            "--jobs FILE and --first N with it"
+        )
+
+
+def _jobs(args: argparse.Namespace, window: int) -> _pool.JobTable:
     gpu_count = math.prod(args.servers)
     if args.jobs is None:
         if args.vc:
@@ -186,15 +229,17 @@ def _jobs(args: argparse.Namespace) -> _pool.JobTable:
         vc=args.vc,
         duration_min_s=DURATION_MIN_S,
         gpus_max=gpu_count,
+        job_skip_count=window * (args.first or 0),
         job_count_max=args.first or 0,
     )
 
 
-def _profiles(file: str | None) -> _pool.ProfileTable:
-    if file is not None:
-        return _pool.ProfileTable.parse(file, _read(file))
-    shipped = files("penstock") / "data" / _SHIPPED_PROFILES
-    return _pool.ProfileTable.parse(_SHIPPED_PROFILES, shipped.read_text(encoding="utf-8"))
+def _profiles(table: str) -> _pool.ProfileTable:
+    if table not in _SHIPPED_PROFILES:
+        return _pool.ProfileTable.parse(table, _read(table))
+    name = f"{table}_profiles.csv"
+    shipped = files("penstock") / "data" / name
+    return _pool.ProfileTable.parse(name, shipped.read_text(encoding="utf-8"))
 
 
 def _read(file: str) -> str:
@@ -210,7 +255,9 @@ def _read(file: str) -> str:
         raise ValueError(f"{file} is no text in UTF-8 ({err}); save it as UTF-8") from err
 
 
-def _simulate(args: argparse.Namespace, jobs: _pool.JobTable, profiles: _pool.ProfileTable) -> Runs:
+def _simulate(
+    args: argparse.Namespace, windows: Sequence[_pool.JobTable], profiles: _pool.ProfileTable
+) -> Runs:
     servers, gpus = args.servers
     return {
         policy: [
@@ -223,16 +270,17 @@ def _simulate(args: argparse.Namespace, jobs: _pool.JobTable, profiles: _pool.Pr
                 link_bytes_per_s=args.link * _BYTES_PER_GBIT,
                 split=args.split,
                 order=args.order,
-                preempts=False,
+                preempts=args.preempt,
                 policy=policy,
                 start_delay_s=args.delay,
-                move_cost_s=args.delay if args.move_cost is None else args.move_cost,
+                move_cost_s=args.move_cost,
                 interval_s=INTERVAL_S,
                 horizon_s=args.horizon,
-                floor_share=FLOOR_SHARE,
+                floor_share=args.floor,
                 noise=args.noise,
                 seed=seed,
             )
+            for jobs in windows
             for seed in range(args.seeds)
         ]
         for policy in args.policies
@@ -245,10 +293,12 @@ def _text(args: argparse.Namespace, runs: Runs) -> str:
     if args.jobs is None:
         source = "synthetic jobs, since no --jobs was given"
     split = "/".join(f"{share:g}" for share in args.split)
+    windows = f"{args.windows} windows of {args.first} jobs, " if args.windows > 1 else ""
+    order = f"{args.order}{' with preemption' if args.preempt else ''}"
     return (
         f"{source}; {servers} servers of {gpus} GPUs, {args.cpus_per_gpu} CPUs a GPU, "
-        f"{args.order}, split {split} of image/language/speech, {args.seeds} seeds\n\n"
-        f"{table(runs)}"
+        f"{order}, split {split} of image/language/speech, {windows}{args.seeds} seeds\n\n"
+        f"{table(runs, args.windows)}"
     )
 
 
@@ -259,8 +309,12 @@ def _fields(args: argparse.Namespace, runs: Runs) -> dict[str, object]:
         "is_synthetic": args.jobs is None,
         "policies": {
             policy: {
-                "runs": [{name: getattr(run, name) for name in FIGURES} for run in reports],
-                "speedup_over_first": comparison(runs, policy)._asdict(),
+                "runs": [
+                    {"window": index // args.seeds, "seed": index % args.seeds}
+                    | {name: getattr(run, name) for name in FIGURES}
+                    for index, run in enumerate(reports)
+                ],
+                "speedup_over_first": comparison(runs, policy, args.windows)._asdict(),
             }
             for policy, reports in runs.items()
         },

@@ -24,7 +24,7 @@ FIGURES = (
     "moved_bytes",
 )
 
-Runs = Mapping[str, Sequence[_pool.SimulationReport]]  # of each policy, by seed
+Runs = Mapping[str, Sequence[_pool.SimulationReport]]  # of each policy, by window and seed
 
 _HEADER = (
     "policy",
@@ -44,7 +44,7 @@ _HEADER = (
 
 class Comparison(NamedTuple):
     """A policy's mean completion time against the first policy's: how many times shorter, over
-    seeds, and the seconds of the gain, by where they come from."""
+    windows and seeds, and the seconds of the gain, by where they come from."""
 
     mean: float
     least: float
@@ -55,26 +55,42 @@ class Comparison(NamedTuple):
     running_gain_s: float
 
 
-def comparison(runs: Runs, policy: str, *, with_policy: str | None = None) -> Comparison:
-    """Compares two policies seed by seed; ``with_policy`` is the first one unless it is named."""
-    others, own = runs[with_policy or next(iter(runs))], runs[policy]
-    speedup = _pool.paired_speedup(
-        [run.completion_mean_s for run in others], [run.completion_mean_s for run in own]
-    )
+def comparison(runs: Runs, policy: str, window_count: int = 1) -> Comparison:
+    """Compares a policy with the first one, run by run.
+
+    The interval is over the runs of one window, or over the means of several windows, since the
+    runs of a window have their jobs in common.
+    """
+    others, own = runs[next(iter(runs))], runs[policy]
+    speedup = _pool.paired_speedup(_means_s(others, len(others)), _means_s(own, len(own)))
+    by_window = speedup
+    if window_count > 1:
+        by_window = _pool.paired_speedup(
+            _means_s(others, window_count), _means_s(own, window_count)
+        )
     gains = [_pool.gain_parts(other, mine) for other, mine in zip(others, own, strict=True)]
     return Comparison(
         speedup.mean,
         speedup.least,
         speedup.most,
-        speedup.interval_low,
-        speedup.interval_high,
+        by_window.interval_low,
+        by_window.interval_high,
         fmean(waiting for waiting, _ in gains),
         fmean(running for _, running in gains),
     )
 
 
-def table(runs: Runs) -> str:
-    """Means over the seeds, then the comparisons."""
+def _means_s(reports: Sequence[_pool.SimulationReport], group_count: int) -> list[float]:
+    """Mean completion times of so many groups of consecutive runs."""
+    size = len(reports) // group_count
+    return [
+        fmean(run.completion_mean_s for run in reports[first : first + size])
+        for first in range(0, len(reports), size)
+    ]
+
+
+def table(runs: Runs, window_count: int = 1) -> str:
+    """Means over windows and seeds, then the comparisons."""
     rows = [_HEADER, *(_row(policy, reports) for policy, reports in runs.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = [
@@ -85,7 +101,8 @@ def table(runs: Runs) -> str:
         for row in rows
     ]
     first, *others = runs
-    return "\n".join([*lines, "", *(_sentence(runs, policy, first) for policy in others)]).rstrip()
+    sentences = [_sentence(runs, policy, first, window_count) for policy in others]
+    return "\n".join([*lines, "", *sentences]).rstrip()
 
 
 def _row(policy: str, reports: Sequence[_pool.SimulationReport]) -> tuple[str, ...]:
@@ -102,13 +119,13 @@ def _row(policy: str, reports: Sequence[_pool.SimulationReport]) -> tuple[str, .
     )
 
 
-def _sentence(runs: Runs, policy: str, first: str) -> str:
-    it = comparison(runs, policy)
+def _sentence(runs: Runs, policy: str, first: str, window_count: int) -> str:
+    it = comparison(runs, policy, window_count)
     interval = ""
     if it.interval_low is not None:
         interval = f", 95 % interval {it.interval_low:.2f} to {it.interval_high:.2f}"
     return (
-        f"{policy} is {it.mean:.2f} times as fast as {first} in mean completion time (seeds "
+        f"{policy} is {it.mean:.2f} times as fast as {first} in mean completion time (runs "
         f"{it.least:.2f} to {it.most:.2f}{interval}): {it.waiting_gain_s / 3600:.2f} h of the gain "
         f"are waiting, {it.running_gain_s / 3600:.2f} h running"
     )

@@ -42,6 +42,31 @@ TEST(JobTable, HasTheJobsThatTheFilterLeavesByTheirArrival) {
   EXPECT_EQ(arrivals({.vc = "a", .duration_min_s = 60, .gpus_max = 8}), (std::vector<double>{5, 30}));
   EXPECT_EQ(arrivals({.vc = "a", .duration_min_s = 60, .gpus_max = 8, .job_count_max = 1}), (std::vector<double>{5}));
   EXPECT_EQ(arrivals({.vc = "b", .gpus_max = 8}), (std::vector<double>{20}));
+  EXPECT_EQ(arrivals({.gpus_max = 16, .job_skip_count = 3, .job_count_max = 1}), (std::vector<double>{20}));
+}
+
+TEST(JobTable, ModelsMayBeNamed) {
+  auto table =
+      parse_jobs("trace.csv", "submit_s,duration_s,num_gpus,vc,model\n0,60,1,a,small\n1,60,1,a,\n", {.gpus_max = 1});
+  ASSERT_TRUE(table);
+  std::vector<Job>& jobs = table.value().jobs;
+  const std::vector<Profile> profiles{{.model = "large", .model_class = "image", .speeds = {1}},
+                                      {.model = "small", .model_class = "other", .speeds = {1}}};
+  ASSERT_TRUE(assign_models(jobs, profiles, {1, 0, 0}, 0));
+  EXPECT_EQ(jobs[0].profile, 1U);
+  EXPECT_EQ(jobs[1].profile, 0U);
+  jobs[0].model = "tiny";
+  EXPECT_EQ(assign_models(jobs, profiles, {1, 0, 0}, 0).error().message,
+            "a job is of the model 'tiny', of which there is none among 2 profiles; name one of them, or none");
+}
+
+TEST(JobTable, AWindowBeyondTheLastJobIsAFault) {
+  const auto table = parse_jobs("trace.csv", "submit_s,duration_s,num_gpus,vc\n0,60,1,a\n",
+                                {.gpus_max = 1, .job_skip_count = 5, .job_count_max = 5});
+  ASSERT_FALSE(table);
+  EXPECT_EQ(table.error().message,
+            "trace.csv: the first 5 of the jobs are to be left out, and there are 1; take fewer windows, or smaller "
+            "ones");
 }
 
 TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
@@ -50,12 +75,14 @@ TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
   EXPECT_EQ(fault_of_row("1,60,1.5,a"),
             "trace.csv, line 2: num_gpus is '1.5'; a whole number from 0 to 1000000 is expected; correct this line");
   EXPECT_EQ(fault_of_row("1,60,1"),
-            "trace.csv, line 2: 3 fields; submit_s,duration_s,num_gpus,vc is expected; correct this line");
+            "trace.csv, line 2: 3 fields; 4 as in the first row is expected; correct this line");
   EXPECT_EQ(fault("a,b\n1,2\n"),
-            "trace.csv, line 1: the first row has other columns; submit_s,duration_s,num_gpus,vc is expected; correct "
+            "trace.csv, line 1: the first row has other columns; submit_s,duration_s,num_gpus,vc[,model] is expected; "
+            "correct "
             "this line");
-  EXPECT_EQ(fault("# nothing\n"),
-            "trace.csv, line 1: the table is empty; submit_s,duration_s,num_gpus,vc is expected; correct this line");
+  EXPECT_EQ(
+      fault("# nothing\n"),
+      "trace.csv, line 1: the table is empty; submit_s,duration_s,num_gpus,vc[,model] is expected; correct this line");
   for (const std::string row :
        {"-1,60,1,a", "nan,60,1,a", "inf,60,1,a", "1,60,-1,a", "1,60,1e9,a", ",60,1,a", "1 ,6,1,a"})
     EXPECT_NE(fault_of_row(row).find("line 2: "), std::string::npos) << row;

@@ -21,6 +21,7 @@ TEST(Report, CountsWaitingApartFromRunning) {
   EXPECT_DOUBLE_EQ(report.completion_p99_s, 140);
   EXPECT_DOUBLE_EQ(report.waiting_mean_s, 40);
   EXPECT_DOUBLE_EQ(report.running_mean_s, 80);
+  EXPECT_EQ(report.completions_s, (std::vector<double>{100, 140}));
   EXPECT_DOUBLE_EQ(report.makespan_s, 160);
   EXPECT_DOUBLE_EQ(report.gpu_allocated_share, 1);
   EXPECT_DOUBLE_EQ(report.gpu_busy_share, 1);

@@ -123,13 +123,6 @@ TEST(Simulation, AJobThatFitsNoClusterIsRefused) {
   EXPECT_EQ(outcome.error().message, "job 0 has 25 GPUs; 1 to 24 are expected");
 }
 
-// Workers were given to a job that had nothing of them, since its batches waited for its link.
-TEST(CpuPolicy, AJobWhoseLinkIsFullLeavesTheRestToOthers) {
-  const std::vector<PooledJob> jobs{{.job_id = 1, .count = 5, .needed_count = 10, .share_max = 0.3},
-                                    {.job_id = 2, .count = 5, .needed_count = 10}};
-  EXPECT_EQ(pooled_counts(CpuPolicy::kPenstock, jobs, 10, 3, {.floor_share = 0}), (std::vector<uint32_t>{3, 7}));
-}
-
 // The formula asked for ever more workers, since those that waited for a link were taken for slow ones.
 TEST(CpuPolicy, WorkersThatWaitForALinkAreNotTakenForSlowOnes) {
   const std::vector<Job> jobs{{.duration_s = 9000, .gpus = 1}};

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/worker_curves.py: the profiles that it makes of what it measured, and a smoke run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import _pool
+
+pytestmark = pytest.mark.slow
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def run_bench(*arguments: str) -> str:
+    command = [sys.executable, str(BENCH / "worker_curves.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None:
+    figures = {"worker_s": 0.3, "samples_per_batch": 64, "bytes_per_batch": 640}
+    figures["batches_per_s"] = 2.5
+    lines = [
+        {
+            "name": f"worker_curves/text/{metric}",
+            "parameters": {"workload": "text", "workers": workers},
+            "median": value,
+            "machine": "none",
+            "commit": "none",
+        }
+        for workers in (1, 2)
+        for metric, value in figures.items()
+    ]
+    measured, table = tmp_path / "figures.jsonl", tmp_path / "profiles.csv"
+    measured.write_text("\n".join(json.dumps(line) for line in lines))
+    run_bench("--read", str(measured), "--step-s", "0.08", "--profiles", str(table))
+    text = table.read_text()
+    header, row = (line.split(",") for line in text.splitlines()[-2:])
+    assert header[-1] == "cpu5"
+    assert row[:5] == ["text", "language", "0.1333", "64", "10"]
+    assert [float(speed) for speed in row[5:]] == pytest.approx(
+        [0.3333, 0.6667, 1.0, 1.3333, 1.6667], abs=1e-3
+    )
+    assert len(_pool.ProfileTable.parse("profiles", text)) == 1
+
+
+@pytest.mark.long
+def test_workers_of_a_workload_are_measured(tmp_path: Path) -> None:
+    table = tmp_path / "profiles.csv"
+    quick = ("--quick", "--only", "tiny", "--rounds", "1", "--seconds", "0.5", "--warmup", "0.2")
+    out = run_bench(*quick, "--data", str(tmp_path), "--profiles", str(table), "--markdown")
+    assert "| tiny | " in out
+    assert len(_pool.ProfileTable.parse("profiles", table.read_text())) == 1
