@@ -7,8 +7,8 @@
 namespace penstock::net {
 namespace {
 
-// Pieces that wait to be opened. With more of them the heap that libzmq receives into is given back to the system between
-// batches: with 8, a batch of 38 MB had 2,700 page faults.
+// Pieces that wait to be opened. With more of them the heap that libzmq receives into is given back to the system
+// between batches: with 8, a batch of 38 MB had 2,700 page faults.
 constexpr int kReceivedCountMax = 2;
 
 constexpr wire::MessageLimits kLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
