@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 import simulate_picture
 
-POLICIES = ("proportional", "tuned", "tf-data-service", "penstock", "infinite")
+POLICIES = (
+    "proportional",
+    "tuned",
+    "tf-data-service",
+    "cachew",
+    "ray-data",
+    "penstock",
+    "infinite",
+)
 
 
 class Case(NamedTuple):
@@ -33,6 +41,9 @@ CASES = (
     Case("b436b2", vc="b436b2"),
     Case("6214e9", vc="6214e9"),
     Case("SRTF", options=("--order", "srtf")),
+    Case("SRTF, preempting", options=("--order", "srtf", "--preempt")),
+    Case("4 windows", options=("--windows", "4", "--first", "1000")),
+    Case("measured", options=("--profiles", "measured")),
     Case("16x4", options=("--servers", "16x4")),
     Case("11 CPUs", options=("--cpus-per-gpu", "11")),
     Case("16 CPUs", options=("--cpus-per-gpu", "16")),
@@ -41,6 +52,7 @@ CASES = (
     Case("60/30/10, wide links", split="60/30/10", options=("--link", "1000000")),
     Case("60/30/10, no noise", split="60/30/10", options=("--noise", "0")),
     Case("60/30/10, moves free", split="60/30/10", options=("--move-cost", "0")),
+    Case("60/30/10, a pool's floor", split="60/30/10", options=("--floor", "1")),
     Case(
         "60/30/10, none of them",
         split="60/30/10",
@@ -48,7 +60,7 @@ CASES = (
     ),
 )
 
-Hours = dict[str, list[float]]  # mean completion time of each policy, by seed
+Hours = dict[str, list[float]]  # mean completion time of each policy, by run
 
 
 def main() -> int:
@@ -121,13 +133,14 @@ def records(name: str, result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """Mean hours, then penstock's paired ratios with their range over seeds."""
+    """Mean hours, then penstock's paired ratios with their range over runs."""
     rows = [
         "| case | "
         + " | ".join(f"{name} h" for name in POLICIES)
-        + " | of proportional | of tuned "
-        "| of tf-data-service | of infinite | gain by waiting | ops/job-min |",
-        "| --- " * (len(POLICIES) + 7) + "|",
+        + " | of "
+        + " | of ".join(name for name in POLICIES if name != "penstock")
+        + " | gain by waiting | ops/job-min |",
+        "| --- " * (2 * len(POLICIES) + 2) + "|",
     ]
     for name, result in results.items():
         hours = hours_of(result)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 _BAR, _GAP, _LEFT, _WIDTH, _TOP = 12, 14, 150, 520, 28
-_COLOURS = ("#8c959f", "#bf8700", "#bc4c00", "#0969da", "#1a7f37")
+_COLOURS = ("#8c959f", "#bf8700", "#bc4c00", "#8250df", "#bf3989", "#0969da", "#1a7f37")
+_LEGEND = 104  # for each policy
 
 
 def draw(policies: Sequence[str], hours: Mapping[str, Mapping[str, float]]) -> str:
@@ -19,7 +20,7 @@ def draw(policies: Sequence[str], hours: Mapping[str, Mapping[str, float]]) -> s
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
     for index, policy in enumerate(policies):
-        x = 8 + 140 * index
+        x = 8 + _LEGEND * index
         colour = _COLOURS[index % len(_COLOURS)]
         parts.append(f'<rect x="{x}" y="8" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{x + 14}" y="17">{policy}</text>')

@@ -27,8 +27,8 @@ def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "\n| goal | " in done.stdout
     records = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [record["n"] for record in records] == [2] * 5
-    assert len(ElementTree.parse(picture).findall("{*}rect")) == 1 + 5 + 5
+    assert [record["n"] for record in records] == [2] * 7
+    assert len(ElementTree.parse(picture).findall("{*}rect")) == 1 + 7 + 7
 
 
 def test_a_trace_that_is_not_there_ends_it(tmp_path: Path) -> None:

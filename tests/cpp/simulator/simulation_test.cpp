@@ -123,6 +123,16 @@ TEST(Simulation, AJobThatFitsNoClusterIsRefused) {
   EXPECT_EQ(outcome.error().message, "job 0 has 25 GPUs; 1 to 24 are expected");
 }
 
+// A job with eight GPUs was left no more than one with a single GPU.
+TEST(CpuPolicy, TheFloorIsThatOfEachGpu) {
+  const Cluster cluster{.server_count = 3, .gpus_per_server = 3, .cpus_per_gpu = 3};
+  const auto small = make_demand_rule(CpuPolicy::kPenstock, {.gpus = 1}, cluster);
+  const auto large = make_demand_rule(CpuPolicy::kPenstock, {.gpus = 8}, cluster);
+  const std::vector<PooledJob> jobs{{.job_id = 1, .gpus = 1, .count = 27, .rule = small.get()},
+                                    {.job_id = 2, .gpus = 8, .rule = large.get()}};
+  EXPECT_EQ(pooled_counts(CpuPolicy::kPenstock, jobs, 27, {.floor_share = 1}), (std::vector<uint32_t>{3, 24}));
+}
+
 // The formula asked for ever more workers, since those that waited for a link were taken for slow ones.
 TEST(CpuPolicy, WorkersThatWaitForALinkAreNotTakenForSlowOnes) {
   const std::vector<Job> jobs{{.duration_s = 9000, .gpus = 1}};
