@@ -20,9 +20,9 @@ constexpr NumberRange kGpus{0, 1e6};
 
 // Of synthetic jobs: shares of those with 1, 2, 4, 8 and 16 GPUs, and their durations.
 constexpr std::array<double, 5> kGpuShares{0.6, 0.1, 0.1, 0.15, 0.05};
-constexpr double kMedianDuration_s = 3600;
+constexpr double kMedianSeconds = 3600;
 constexpr double kDurationSpread = 1.2;  // standard deviation of the logarithm
-constexpr NumberRange kDurations_s{60, 2 * 86400};
+constexpr NumberRange kDurationSeconds{60, 2 * 86400};
 
 Result<Job> parse_job(std::string_view file, const CsvRow& row, size_t column_count) {
   if (row.fields.size() != column_count)
@@ -54,8 +54,8 @@ Job synthetic_job(uint32_t gpu_count, std::mt19937_64& random) {
   double point = uniform(random);
   size_t power = 0;
   while (power + 1 < kGpuShares.size() && point > kGpuShares[power]) point -= kGpuShares[power++];
-  const double duration_s = kMedianDuration_s * std::exp(kDurationSpread * normal(random));
-  return {.duration_s = std::clamp(duration_s, kDurations_s.low, kDurations_s.high),
+  const double duration_s = kMedianSeconds * std::exp(kDurationSpread * normal(random));
+  return {.duration_s = std::clamp(duration_s, kDurationSeconds.low, kDurationSeconds.high),
           .gpus = std::min(1U << power, gpu_count)};
 }
 

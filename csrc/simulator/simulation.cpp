@@ -19,7 +19,7 @@ namespace penstock::simulator {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kPing_s = std::chrono::duration<double>(cluster::kPingInterval).count();
+constexpr double kPingSeconds = std::chrono::duration<double>(cluster::kPingInterval).count();
 
 struct RunningJob {
   size_t job = 0;
@@ -273,7 +273,7 @@ class Run {
       if (is_nearer[place] || it.count != before[place]) set_speed(it);
       if (it.count == before[place]) continue;
       it.noise = noise();
-      it.reports_s = next_report_s(now_s_ + kPing_s, kPing_s);
+      it.reports_s = next_report_s(now_s_ + kPingSeconds, kPingSeconds);
     }
   }
 
@@ -284,8 +284,8 @@ class Run {
     const bool is_news = it.rule->note(it.meter.report(cluster_.cpu_count()), it.count, now);
     if (is_news) it.noise = noise();
     const auto soon = it.rule->wants_report_in();
-    it.reports_s = soon ? next_report_s(now_s_ + std::chrono::duration<double>(*soon).count(), kPing_s)
-                        : next_report_s(now_s_ + kPing_s, settings_.interval_s);
+    it.reports_s = soon ? next_report_s(now_s_ + std::chrono::duration<double>(*soon).count(), kPingSeconds)
+                        : next_report_s(now_s_ + kPingSeconds, settings_.interval_s);
     return is_news;
   }
 
