@@ -52,7 +52,7 @@ CASES = (
     Case("60/30/10, wide links", split="60/30/10", options=("--link", "1000000")),
     Case("60/30/10, no noise", split="60/30/10", options=("--noise", "0")),
     Case("60/30/10, moves free", split="60/30/10", options=("--move-cost", "0")),
-    Case("60/30/10, a pool's floor", split="60/30/10", options=("--floor", "1")),
+    Case("60/30/10, a quarter's floor", split="60/30/10", options=("--floor", "0.25")),
     Case(
         "60/30/10, none of them",
         split="60/30/10",

@@ -206,7 +206,7 @@ std::vector<uint32_t> floor_counts(std::span<const JobClaim> claims, uint32_t wo
   const double even = job_count == 0 ? 0.0 : static_cast<double>(worker_count) / static_cast<double>(job_count);
   const auto floor = static_cast<uint32_t>(std::max(0.0, std::min(1.0, options.floor_share) * even));
   std::vector<uint32_t> bounds;
-  for (const JobClaim& claim : claims) bounds.push_back(std::min(claim.demand_count(), floor));
+  for (const JobClaim& claim : claims) bounds.push_back(std::min({claim.demand_count(), claim.floor_max, floor}));
   return fill_evenly(claims, bounds, Room(claims, worker_count, options));
 }
 

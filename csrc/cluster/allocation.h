@@ -12,6 +12,7 @@
 // `max_min` gives each job as many as any other, up to what it can use.
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -27,6 +28,7 @@ struct JobClaim {
   // By number of workers from 0 on, not decreasing: the share of the speed that the job has when it is never starved.
   // Beyond the end it stays what it is there. Only the concave hull counts.
   std::vector<double> progress{};
+  uint32_t floor_max = std::numeric_limits<uint32_t>::max();  // no floor gives it more
   double gpus = 1;
   double priority = 1;
   std::vector<std::string> owners{};  // whose quotas it counts towards
@@ -36,8 +38,8 @@ struct JobClaim {
 };
 
 struct AllocationOptions {
-  // No job has less than min(its demand, floor_share * an even share), unless an owner's quota forbids it. Jobs that
-  // have use for workers share evenly.
+  // No job has less than min(its demand, its floor_max, floor_share * an even share), unless an owner's quota forbids
+  // it. Jobs that have use for workers share evenly.
   double floor_share = 0;
   double move_cost_s = 0;  // for which a moved worker serves nobody
   double horizon_s = 60;   // over which a gain is counted

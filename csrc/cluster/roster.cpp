@@ -165,7 +165,8 @@ std::vector<uint32_t> Roster::allocate() {
       return !item.second.is_leaving() && !item.second.report.has_declined(id);
     });
     const uint32_t count_max = std::min(trainer.scaler.demand(), static_cast<uint32_t>(able_count));
-    JobClaim claim{.job_id = trainer_id, .worker_count = count_of_workers(trainer_id)};
+    JobClaim claim{
+        .job_id = trainer_id, .worker_count = count_of_workers(trainer_id), .floor_max = trainer.scaler.busy_count()};
     for (uint32_t count = 0; count <= count_max; ++count) claim.progress.push_back(trainer.scaler.progress(count));
     apply_terms(trainer, claim, options);
     claims.push_back(std::move(claim));

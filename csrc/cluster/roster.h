@@ -43,7 +43,8 @@ struct JobTerms {
 
 struct RosterOptions {
   AllocationPolicy policy = gpu_progress;
-  // No trainer has less than an even share while it has use for that, and a worker moves for a gain of a third or more.
+  // No trainer has less than an even share while that keeps it busier, and a worker moves for a gain of a third or
+  // more.
   double floor_share = 1;
   double move_cost_s = 15;
   double horizon_s = 60;

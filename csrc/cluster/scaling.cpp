@@ -157,6 +157,13 @@ JobLimit JobScaler::limit_of(const WorkerChoice& choice) const {
 
 uint32_t JobScaler::demand() const { return std::min(demand_, worker_count_max_); }
 
+uint32_t JobScaler::busy_count() const {
+  const uint32_t most = demand();
+  if (!measured_ || measured_->worker_s <= 0) return most;
+  const double busy = std::ceil(measured_->worker_s / std::max(measured_->trainer_s, 1e-6));
+  return busy < most ? static_cast<uint32_t>(busy) : most;
+}
+
 double JobScaler::progress(uint32_t worker_count) const {
   const uint32_t most = demand();
   if (most == 0) return 0;

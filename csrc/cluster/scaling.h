@@ -53,6 +53,8 @@ class JobScaler {
 
   // Workers that the job has use for; at most those of the last report, so 0 where the trainer asks for nothing.
   uint32_t demand() const;
+  // Of them, those that keep the trainer busy if each batch takes as long as most do. The others are to spare.
+  uint32_t busy_count() const;
   // The share of its full speed, from 0 to 1, that the job has with so many workers, as far as it is known.
   double progress(uint32_t worker_count) const;
 

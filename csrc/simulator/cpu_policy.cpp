@@ -29,7 +29,7 @@ std::vector<uint32_t> granted(std::span<const PooledJob> jobs, uint32_t cpu_coun
 std::vector<uint32_t> allocated(std::span<const PooledJob> jobs, uint32_t cpu_count, const Settings& settings) {
   std::vector<cluster::JobClaim> claims;
   for (const PooledJob& job : jobs) {
-    cluster::JobClaim claim{.job_id = job.job_id};
+    cluster::JobClaim claim{.job_id = job.job_id, .floor_max = (job.rule->busy_count() + job.gpus - 1) / job.gpus};
     const uint32_t most = (std::min(job.rule->demand(), cpu_count) + job.gpus - 1) / job.gpus;
     for (uint32_t count = 0; count <= most; ++count) claim.progress.push_back(job.rule->progress(count * job.gpus));
     for (uint32_t gpu = 0; gpu < job.gpus; ++gpu) {

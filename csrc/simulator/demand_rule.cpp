@@ -58,6 +58,7 @@ class PenstockRule final : public DemandRule {
     return is_first || scaler_.demand() != demand_before;
   }
   uint32_t demand() const override { return scaler_.measured() ? scaler_.demand() : cpu_count_; }
+  uint32_t busy_count() const override { return scaler_.measured() ? scaler_.busy_count() : cpu_count_; }
   double progress(uint32_t worker_count) const override {
     if (!scaler_.measured()) return std::min(1.0, 1.0 * worker_count / (1.0 * gpus_ * cpu_count_));
     return scaler_.progress(worker_count);

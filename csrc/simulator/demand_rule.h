@@ -32,6 +32,8 @@ class DemandRule {
   // The trainer reports; `worker_count` workers are its. Returns whether the pool is to be shared out anew.
   virtual bool note(const wire::TrainerReport& report, uint32_t worker_count, Instant now) = 0;
   virtual uint32_t demand() const = 0;
+  // Of them, those that are not to spare.
+  virtual uint32_t busy_count() const { return demand(); }
   // The share of its full speed, from 0 to 1, that it has with so many workers, as far as the rule knows.
   virtual double progress(uint32_t worker_count) const = 0;
   // After how long it wants the next report; none: a decision at each of the settings' intervals is enough.

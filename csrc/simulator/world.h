@@ -66,7 +66,7 @@ struct Settings {
   double move_cost_s = 15;   // that penstock's policy reckons with for a move
   double interval_s = 60;    // between looks at a job of a pool that has settled
   double horizon_s = 60;     // over which the gain of a move is counted
-  double floor_share = 0.25;
+  double floor_share = 1;
   double noise = 0.1;  // standard deviation of the logarithm of what is measured
   uint64_t seed = 0;
 };

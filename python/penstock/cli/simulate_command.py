@@ -26,7 +26,7 @@ DURATION_MIN_S = 60.0
 INTERVAL_S = 60.0
 MOVE_COST_S = 15.0
 HORIZON_S = 60.0
-FLOOR_SHARE = 0.25
+FLOOR_SHARE = 1.0
 SYNTHETIC_JOBS = 500
 SYNTHETIC_LOAD = 1.0
 _GPUS_MAX = 4096
@@ -191,7 +191,7 @@ examples:
         default=FLOOR_SHARE,
         metavar="SHARE",
         help="part of an even share of the CPUs that penstock's policy leaves to each GPU that has "
-        f"use for it; a pool has 1 (default: {FLOOR_SHARE:g})",
+        f"use for it (default: {FLOOR_SHARE:g}, that of a pool)",
     )
     add("--json", action="store_true", help="print all figures of each run, for programs")
     return parser

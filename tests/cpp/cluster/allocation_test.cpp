@@ -67,6 +67,7 @@ Case random_case(uint64_t seed) {
                            .priority = 1.0 + below(2),
                            .owners = {}});
     const std::string user = below(2) == 0 ? "ann" : "ben";
+    if (below(3) == 0) made.claims.back().floor_max = below(4);
     made.claims.back().owners = {user, user + (below(2) == 0 ? "'s images" : "'s rows")};
   }
   if (below(2) == 0) made.options.floor_share = below(5) / 4.0;
@@ -121,6 +122,14 @@ TEST(Allocation, FloorsHoldUnlessAQuotaForbidsThem) {
   EXPECT_EQ(gpu_progress(claims, 8, {.floor_share = 0.5}), (std::vector<uint32_t>{6, 2}));
   claims[1].owners = {"ben"};
   EXPECT_EQ(gpu_progress(claims, 8, {.floor_share = 0.5, .quotas = {{"ben", 1}}}), (std::vector<uint32_t>{7, 1}));
+}
+
+TEST(Allocation, WorkersToSpareAreNoPartOfAFloor) {
+  std::vector<JobClaim> claims{linear(1, 0, 2), linear(2, 0, 8, 4)};
+  claims[0].progress = {0, 0.95, 1};
+  EXPECT_EQ(gpu_progress(claims, 4, {.floor_share = 1}), (std::vector<uint32_t>{2, 2}));
+  claims[0].floor_max = 1;
+  EXPECT_EQ(gpu_progress(claims, 4, {.floor_share = 1}), (std::vector<uint32_t>{1, 3}));
 }
 
 TEST(Allocation, MaxMinIsEvenUpToTheDemand) {

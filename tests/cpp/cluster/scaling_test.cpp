@@ -129,6 +129,15 @@ TEST(Scaling, ChangesNothingMoreOnceTheCeilingIsReached) {
   }
 }
 
+TEST(Scaling, WorkersThatKeepTheTrainerBusyAreToldFromThoseToSpare) {
+  Job job;
+  job.worker_s = 12.6 * job.step_s;
+  job.train(seconds(60));
+  EXPECT_EQ(job.scaler.busy_count(), 13U);
+  EXPECT_GT(job.scaler.demand(), 13U);
+  EXPECT_EQ(JobScaler(5).busy_count(), 0U) << "it asks for nothing";
+}
+
 TEST(Scaling, AJobOfFewWorkersKeepsFew) {
   Job job;
   job.worker_s = 0.01;
