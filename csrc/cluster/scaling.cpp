@@ -16,6 +16,7 @@ constexpr double kComputing = 0.5;         // of a worker's time on CPUs; with l
 constexpr double kOtherTimes = 2;          // times longer or shorter
 constexpr double kIdleBesides = 0.15;      // of the workers' time, while the trainer waits
 constexpr double kSpareBesides = 1.25;
+constexpr uint32_t kShrunkMin = 2;    // batches, by which a queue gets shorter that its workers do not keep full
 constexpr double kSpareWorth = 0.05;  // of a job's progress
 
 using Reason = WorkerChoice::Reason;
@@ -84,10 +85,15 @@ MeasuredWork JobScaler::measure(const wire::QueueSignal& queue) const {
   const auto step_count = static_cast<double>(queue.step_count - first.step_count);
   const auto made_count = static_cast<double>(queue.made_batches - first.made_batches);
   const double made_s = seconds(queue.made_ns - first.made_ns);
+  const double trainer_s = seconds(queue.stepping_ns - first.stepping_ns) / step_count;
+  double wait_s = seconds(queue.starved_ns - first.starved_ns) / step_count;
+  // A trainer that lives on batches that were there waits less than its workers will soon have it wait.
+  if (queue.ready_batches + kShrunkMin <= first.ready_batches && 2 * queue.ready_batches < queue.wanted_batches)
+    wait_s = std::max(wait_s, trained_s(first, queue) / made_count - trainer_s);
   return {
       .workers = stretch_.worker_count,
-      .wait_s = seconds(queue.starved_ns - first.starved_ns) / step_count,
-      .trainer_s = seconds(queue.stepping_ns - first.stepping_ns) / step_count,
+      .wait_s = wait_s,
+      .trainer_s = trainer_s,
       .worker_s = made_s / made_count,
       .cpu_share = made_s > 0 ? std::optional(seconds(queue.made_cpu_ns - first.made_cpu_ns) / made_s) : std::nullopt};
 }

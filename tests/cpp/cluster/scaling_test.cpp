@@ -7,6 +7,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace penstock::cluster {
@@ -65,27 +66,32 @@ class Job {
     const double step_now_s = step_s * std::max(0.2, spread(random_));
     const double made_per_s =
         std::min({worker_count / worker_now_s, storage_batches_per_s, link_batches_per_s, sampler_batches_per_s});
-    const double batches_per_s = std::min(made_per_s, 1 / step_now_s);
-    const double count = batches_per_s * interval_s;
+    const double wanted_count = interval_s / step_now_s;
+    const double made_count = std::clamp(2.0 * worker_count + wanted_count - stored_, 0.0, made_per_s * interval_s);
+    const double count = std::min(stored_ + made_count, wanted_count);
+    const bool is_starved = count < wanted_count;
+    stored_ += made_count - count;
+    made_ += made_count;
     delivered_ += count;
     // Workers that share a disk take longer each; those that wait for the link or the sampler do not.
     double each_s = worker_now_s;
     if (made_per_s == storage_batches_per_s) each_s = worker_count / storage_batches_per_s;
-    made_s_ += count * each_s;
+    made_s_ += made_count * each_s;
     stepping_s_ += count * step_now_s;
     starved_s_ += std::max(0.0, interval_s - count * step_now_s);
     wire::QueueSignal& queue = report_.queue;
-    queue.delivered_batches = queue.made_batches = queue.step_count = static_cast<uint64_t>(delivered_);
+    queue.delivered_batches = queue.step_count = static_cast<uint64_t>(delivered_);
+    queue.made_batches = static_cast<uint64_t>(made_);
     queue.stepping_ns = static_cast<uint64_t>(stepping_s_ * 1e9);
     queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
     queue.made_ns = static_cast<uint64_t>(made_s_ * 1e9);
     queue.made_cpu_ns = static_cast<uint64_t>(made_s_ * cpu_share * 1e9);
-    queue.made_bytes = static_cast<uint64_t>(delivered_ * 1e6);
+    queue.made_bytes = static_cast<uint64_t>(made_ * 1e6);
     queue.link_bytes_per_s = link_batches_per_s < 1e9 ? static_cast<uint64_t>(link_batches_per_s * 1e6) : 0;
     queue.wanted_batches = 2 * worker_count;
-    const bool is_starved = batches_per_s < 1 / step_now_s;
-    queue.ready_batches = is_starved ? 0 : queue.wanted_batches;
-    queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : queue.wanted_batches - queue.ready_batches;
+    queue.ready_batches = is_starved ? 0 : static_cast<uint32_t>(stored_);
+    const uint32_t to_ask = queue.wanted_batches - std::min(queue.ready_batches, queue.wanted_batches);
+    queue.asked_batches = made_per_s == sampler_batches_per_s ? 1 : to_ask;
     report_.worker_count_max = granted_max;
     scaler.note(report_, worker_count, now);
   }
@@ -98,7 +104,7 @@ class Job {
 
   wire::TrainerReport report_{.trainer_id = 1, .job = "job", .worker_count_max = 64};
   std::mt19937 random_{7};
-  double delivered_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
+  double delivered_ = 0, made_ = 0, stored_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
   uint32_t wanted_ = 0;
   Instant wanted_since_{};
 };
@@ -191,6 +197,27 @@ TEST(Scaling, AJobThatIsNotGrantedWhatItWantsKeepsWantingIt) {
   EXPECT_GE(poor.scaler.demand(), 12U) << poor.scaler.reason();
   EXPECT_EQ(poor.scaler.limit(), JobLimit::kWorkers);
   EXPECT_NEAR(poor.scaler.progress(6), 0.5, 0.02);
+}
+
+// Workers were taken away, and batches that were left hid for a while that they were missing. One more seemed to be of
+// no use then, and the job was left without the others.
+TEST(Scaling, BatchesThatAreLeftDoNotHideThatWorkersAreMissing) {
+  for (const auto& [worker_s, step_s, taken_count, time] :
+       {std::tuple(0.6, 0.05, 7U, seconds(6)), {0.6, 0.1, 6U, seconds(4)}, {0.8, 0.1, 7U, seconds(4)}}) {
+    Job job;
+    job.worker_s = worker_s;
+    job.step_s = step_s;
+    job.train(seconds(60));
+    ASSERT_GT(job.worker_count, taken_count);
+    job.grant_delay = seconds(100000);
+    job.worker_count -= taken_count;
+    job.train(time);
+    ++job.worker_count;
+    job.train(seconds(8));
+    job.grant_delay = milliseconds(500);
+    job.train(seconds(10));
+    EXPECT_GE(job.train(seconds(60)), 0.95 * job.ceiling()) << taken_count << ": " << job.scaler.reason();
+  }
 }
 
 TEST(Scaling, AJobThatMayHaveNoMoreIsToldSo) {
