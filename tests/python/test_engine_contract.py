@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 # `make test` runs Ray's cases nowhere, and of Slurm's those that no other engine stands for.
 LOCAL = pytest.param("local", id="local")
+LONG_LOCAL = pytest.param("local", id="local", marks=pytest.mark.long)
 SLURM = pytest.param("slurm", id="slurm", marks=needs_slurm)
 LONG_SLURM = pytest.param("slurm", id="slurm", marks=[needs_slurm, pytest.mark.long])
 RAY = pytest.param("ray", id="ray", marks=[needs_ray, pytest.mark.long])
@@ -97,7 +98,7 @@ def test_a_node_that_dies_is_done_without(make_pool: MakePool, engine: str) -> N
     pool.has_workers(2)
 
 
-@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+@pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])
 def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     before = disturbed(pool, lambda name: pool.take_away(name, with_notice=False))

@@ -12,7 +12,7 @@ import pytest
 RUN = Path(__file__).resolve().parent.parent / "fuzz" / "run.py"
 NO_TOOLS = 77
 # Enough for each canary to be found, with this seed of libFuzzer's; about a second each.
-INPUT_COUNT = 30_000
+INPUT_COUNT = 60_000
 
 pytestmark = pytest.mark.slow
 

@@ -36,8 +36,8 @@ def test_a_worker_runs_few_threads_and_maps_no_arena_of_another() -> None:
             Computed(4, what_a_worker_holds), batch_size=None, num_workers=2, collate_fn=as_is
         )
         held.extend(loader)
-    # Its own arena is made with its first batch, and a second one where two of its threads want memory
-    # at once; the trainer's views of other arenas are not there.
+    # Its own arena is made with its first batch, and a second one where two of its threads want
+    # memory at once; the trainer's views of other arenas are not there.
     assert {seen["arenas"] for seen in held} <= {0, 1, 2}
     assert max(seen["threads"] for seen in held) <= 4
     assert len({seen["sockets"] for seen in held}) == 1
