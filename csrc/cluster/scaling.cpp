@@ -116,10 +116,15 @@ void JobScaler::choose(const wire::QueueSignal& queue, uint32_t worker_count_max
   measured_ = measured;
   ++measurement_count_;
   limit_ = bottleneck ? *bottleneck : limit_of(choice);
+  // Batches that were asked of workers which have just come are late, so the first stretch takes no step back.
+  const bool is_early =
+      stretch_.before_count == 0 && (choice.reason == Reason::kTakenBack || choice.reason == Reason::kPartGain);
+  const uint32_t before_count = stretch_.before_count + 1;
   begin_stretch(stretch_.worker_count, now);
+  stretch_.before_count = before_count;
   stretch_.report_count = 1;
   stretch_.first = queue;
-  if (choice.workers != demand_ && !may_change(now)) return;  // measured again until it may
+  if (is_early || (choice.workers != demand_ && !may_change(now))) return;  // measured again until it may
   lessons_before_ = lessons_;
   lessons_ = lessons;
   choice_ = choice;

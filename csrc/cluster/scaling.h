@@ -74,6 +74,7 @@ class JobScaler {
     std::optional<wire::QueueSignal> first{};  // nothing while workers warm up
     uint64_t short_asked_count = 0;            // reports of a trainer that waited and had asked for too little
     uint64_t report_count = 0;
+    uint32_t before_count = 0;  // stretches with this number of workers before it, without a break
   };
 
   void begin_stretch(uint32_t worker_count, Instant now);

@@ -33,6 +33,7 @@ class Job {
   double noise = 0;  // of each interval's times, one standard deviation
   uint32_t granted_max = 64;
   Duration grant_delay = milliseconds(1500);
+  Duration join_time{};  // for which no batch comes, as the next ones were asked of workers that have just come
 
   JobScaler scaler;
   uint32_t worker_count = 0;
@@ -64,8 +65,11 @@ class Job {
     std::normal_distribution<double> spread(1, noise);
     const double worker_now_s = worker_s * std::max(0.2, spread(random_));
     const double step_now_s = step_s * std::max(0.2, spread(random_));
+    if (worker_count > joined_count_) joining_until_ = now + join_time;
+    joined_count_ = worker_count;
+    const double present = now < joining_until_ ? 0.0 : worker_count;
     const double made_per_s =
-        std::min({worker_count / worker_now_s, storage_batches_per_s, link_batches_per_s, sampler_batches_per_s});
+        std::min({present / worker_now_s, storage_batches_per_s, link_batches_per_s, sampler_batches_per_s});
     const double wanted_count = interval_s / step_now_s;
     const double made_count = std::clamp(2.0 * worker_count + wanted_count - stored_, 0.0, made_per_s * interval_s);
     const double count = std::min(stored_ + made_count, wanted_count);
@@ -107,6 +111,8 @@ class Job {
   double delivered_ = 0, made_ = 0, stored_ = 0, made_s_ = 0, stepping_s_ = 0, starved_s_ = 0;
   uint32_t wanted_ = 0;
   Instant wanted_since_{};
+  uint32_t joined_count_ = 0;
+  Instant joining_until_{};
 };
 
 TEST(Scaling, ReachesTheCeilingWithinThirtySeconds) {
@@ -217,6 +223,20 @@ TEST(Scaling, BatchesThatAreLeftDoNotHideThatWorkersAreMissing) {
     job.grant_delay = milliseconds(500);
     job.train(seconds(10));
     EXPECT_GE(job.train(seconds(60)), 0.95 * job.ceiling()) << taken_count << ": " << job.scaler.reason();
+  }
+}
+
+// Another job has left. The batches that its workers were asked for first were late, so they seemed to be of no use.
+TEST(Scaling, WorkersThatHaveJustComeAreNotTakenForUseless) {
+  for (int half_seconds = 0; half_seconds < 70; ++half_seconds) {
+    Job job;
+    job.join_time = milliseconds(2500);
+    job.grant_delay = seconds(100000);
+    job.worker_count = 8;
+    job.train(seconds(60) + milliseconds(500) * half_seconds);
+    job.grant_delay = milliseconds(500);
+    job.train(seconds(15));
+    EXPECT_GE(job.train(seconds(30)), 0.98 * job.ceiling()) << half_seconds << ": " << job.scaler.reason();
   }
 }
 
