@@ -181,7 +181,7 @@ wire::TrainerReport PoolIo::make_report() {
   const Instant now = clock_now();
   return {.trainer_id = trainer_id_,
           .job = options_.job,
-          .worker_count_max = is_idle(pace, now) ? 0 : options_.worker_count_max,
+          .worker_count_max = is_idle(now) ? 0 : options_.worker_count_max,
           .queue = {.ready_batches = ready,
                     .wanted_batches = pace.wanted_count,
                     .asked_batches = static_cast<uint32_t>(asked_count),
@@ -535,8 +535,9 @@ void PoolIo::end_lane(BatchKey key, wire::Lane lane, Instant now) {
 }
 
 // A trainer whose batches are all here and whose steps are long has use for its workers all the same.
-bool PoolIo::is_idle(const TrainerPace& pace, Instant now) const {
+bool PoolIo::is_idle(Instant now) const {
   if (session_.dispatch().unanswered_count() > 0 || now - answered_at_ < kIdleAfter) return false;
+  const TrainerPace pace = pace_.get();
   return !pace.is_in_epoch || now - pace.given_at > std::clamp<Duration>(pace.pause_min, kIdleAfter, kHeldMax);
 }
 
@@ -602,7 +603,7 @@ void PoolIo::ask(cluster::SharedContent content) {
       content->indices.size() + content->seeds->size() + content->blobs->size() * sizeof(wire::BlobId);
   if (bytes > wire::kPoolBodyBytesMax / 2) return deliver(key, error_of_indices(key, content->indices.size()));
   const Instant now = clock_now();
-  if (controller_ && is_idle(pace_.get(), now)) controller_->hurry(now);
+  if (is_idle(now) && controller_) controller_->hurry(now);
   session_.ask(key, lane, now, std::move(content));
 }
 
@@ -612,7 +613,7 @@ void PoolIo::recall(const Batch::Origin& origin) {
   const wire::Request& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   if (session_.dispatch().is_unanswered(key)) return;
-  if (controller_ && is_idle(pace_.get(), now)) controller_->hurry(now);
+  if (is_idle(now) && controller_) controller_->hurry(now);
   session_.ask(key, wire::kNoLane, now, origin.request, origin.worker_id);
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/board.h"
 #include "base/event_loop.h"
 #include "base/live_clock.h"
 #include "cluster/cost_meter.h"
@@ -23,7 +24,6 @@
 #include "loader/batch_source.h"
 #include "loader/blob_store.h"
 #include "loader/controller_link.h"
-#include "loader/cost_board.h"
 #include "loader/gpu_energy.h"
 #include "loader/inbox.h"
 #include "loader/incoming_batch.h"
@@ -140,7 +140,7 @@ class PoolIo final : public EventLoop::Handler {
   void deliver(BatchKey key, std::unique_ptr<Batch> batch);
   void end_lane(BatchKey key, wire::Lane lane, Instant now);
   // Nothing was asked for since a while, so that workers would wait here for nothing.
-  bool is_idle(const TrainerPace& pace, Instant now) const;
+  bool is_idle(Instant now) const;
   // Its program does something else than to train.
   bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);
@@ -155,7 +155,7 @@ class PoolIo final : public EventLoop::Handler {
   Inbox& inbox_;
 
   std::atomic<uint32_t> worker_count_{0};
-  PaceBoard pace_;
+  Board<TrainerPace> pace_;
   std::atomic<double> link_bytes_per_s_{0};
   std::atomic<double> round_trip_s_{0};
   BlobStore blobs_;
@@ -185,7 +185,7 @@ class PoolIo final : public EventLoop::Handler {
   };
   Made made_;
   cluster::CostMeter cost_meter_;
-  CostBoard cost_board_;
+  Board<wire::JobCosts> cost_board_;       // of the meter's totals, for `costs`
   std::unique_ptr<GpuEnergy> gpu_energy_;  // null where the GPU's energy is not known
   wire::GpuMeter gpu_meter_;
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "base/instant.h"
-#include "base/mutex.h"
 #include "cluster/step_clock.h"
 
 namespace penstock::loader {
@@ -17,23 +16,6 @@ struct TrainerPace {
   bool is_in_epoch = false;
   Instant given_at{};    // the last batch
   Duration pause_min{};  // as StepClock's
-};
-
-// Thread-safe.
-class PaceBoard {
- public:
-  void set(const TrainerPace& pace) {
-    const MutexLock lock(mutex_);
-    pace_ = pace;
-  }
-  TrainerPace get() const {
-    const MutexLock lock(mutex_);
-    return pace_;
-  }
-
- private:
-  mutable Mutex mutex_;
-  TrainerPace pace_ PENSTOCK_GUARDED_BY(mutex_);
 };
 
 }  // namespace penstock::loader
