@@ -36,14 +36,15 @@ Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport&
   report_ = report;
   reported_at_ = now;
   const PoolLimits limits = limits_of(report);
-  if (report.trouble.empty()) drain_orphans(roster, now);
   Census census = take_census(roster, now);
+  if (report.trouble.empty()) drain_orphans(census.untold, roster, now);
   give_up_lost(census.present, limits, now);
   const auto registered = static_cast<uint32_t>(std::count_if(census.present.begin(), census.present.end(),
                                                               [](const Hand& hand) { return hand.worker_id != 0; }));
   const auto present = static_cast<uint32_t>(census.present.size());
   const uint32_t demand = roster.wanted_worker_count();
-  const PoolLoad load{.demand_count = demand - std::min(demand, census.foreign_count),
+  const uint32_t foreign_count = census.by_hand_count + static_cast<uint32_t>(census.untold.size());
+  const PoolLoad load{.demand_count = demand - std::min(demand, foreign_count),
                       .is_demand_known = roster.is_settled(now),
                       .registered_count = registered,
                       .starting_count = present - registered,
@@ -85,7 +86,7 @@ PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) 
   Census census;
   for (Roster::WorkerStatus& worker : roster.workers(now)) {
     if (worker.report.name.empty()) {
-      if (!worker.is_leaving) ++census.foreign_count;
+      if (!worker.is_leaving) ++census.by_hand_count;
     } else {
       registered.insert_or_assign(worker.report.name, std::move(worker));
     }
@@ -110,24 +111,20 @@ PoolScaling::Census PoolScaling::take_census(const Roster& roster, Instant now) 
     census.present.push_back(std::move(hand));
   }
   for (const auto& [name, worker] : registered)
-    if (!told.contains(name) && !worker.is_leaving) ++census.foreign_count;
+    if (!told.contains(name) && !worker.is_leaving) census.untold.emplace(name, worker.report.worker_id);
   std::erase_if(stops_, [&](const std::string& name) { return !told.contains(name); });
   return census;
 }
 
-void PoolScaling::drain_orphans(Roster& roster, Instant now) {
-  std::set<std::string> told;
-  for (const wire::EngineWorker& worker : report_->workers) told.insert(worker.name);
-  std::map<std::string, Instant> untold;
-  for (const Roster::WorkerStatus& worker : roster.workers(now)) {
-    const std::string& name = worker.report.name;
-    if (name.empty() || worker.is_leaving || told.contains(name)) continue;
-    const auto known = untold_since_.find(name);
-    const Instant since = known == untold_since_.end() ? now : known->second;
-    untold[name] = since;
-    if (now - since >= kOrphanAllowance) roster.drain(worker.report.worker_id, now);
-  }
-  untold_since_ = std::move(untold);
+// What is left in `untold` is not drained.
+void PoolScaling::drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now) {
+  std::erase_if(untold_since_, [&](const auto& item) { return !untold.contains(item.first); });
+  std::erase_if(untold, [&](const auto& item) {
+    const Instant since = untold_since_.emplace(item.first, now).first->second;
+    if (now - since < kOrphanAllowance) return false;
+    roster.drain(item.second, now);
+    return true;
+  });
 }
 
 void PoolScaling::give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now) {

@@ -65,11 +65,12 @@ class PoolScaling {
   struct Census {
     std::vector<Hand> present{};
     uint32_t stopping_count = 0;
-    uint32_t foreign_count = 0;  // workers that are not the engine's
+    uint32_t by_hand_count = 0;                // workers that no engine has started
+    std::map<std::string, uint64_t> untold{};  // ids of workers that stay and of which their engine does not tell
   };
 
   Census take_census(const Roster& roster, Instant now);
-  void drain_orphans(Roster& roster, Instant now);
+  void drain_orphans(std::map<std::string, uint64_t>& untold, Roster& roster, Instant now);
   void give_up_lost(std::vector<Hand>& present, const PoolLimits& limits, Instant now);
   void choose_stops(std::vector<Hand> present, uint32_t wanted_count, Roster& roster, Instant now);
 
