@@ -34,6 +34,12 @@ Result<net::KeyRing> load_keys(const std::optional<std::string>& folder, Role ro
 // By the name of a job or a user: its priority and its quota.
 using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
 
+std::map<std::string, cluster::JobTerms> job_terms_of(const Terms& terms) {
+  std::map<std::string, cluster::JobTerms> result;
+  for (const auto& [name, given] : terms) result[name] = {.priority = given.first, .quota = given.second};
+  return result;
+}
+
 Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint,
                                                      const std::optional<std::string>& folder,
                                                      const std::string& policy, const Terms& terms,
@@ -42,9 +48,8 @@ Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint
   shares.policy = cluster::policy_named(policy);
   if (shares.policy == nullptr)
     throw py::value_error("there is no policy " + policy + "; take gpu-progress or max-min");
-  for (const auto& [job, given] : terms) shares.terms[job] = {.priority = given.first, .quota = given.second};
-  for (const auto& [user, given] : user_terms)
-    shares.user_terms[user] = {.priority = given.first, .quota = given.second};
+  shares.terms = job_terms_of(terms);
+  shares.user_terms = job_terms_of(user_terms);
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
   auto keys = load_keys(folder, Role::kController);

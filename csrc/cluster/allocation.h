@@ -37,6 +37,12 @@ struct JobClaim {
   uint32_t demand_count() const;
 };
 
+// What a pool lays down: no trainer has less than an even share while that keeps it busier, and a worker moves for a
+// gain of a third or more.
+constexpr double kPoolFloorShare = 1;
+constexpr double kPoolMoveCostS = 15;
+constexpr double kPoolHorizonS = 60;
+
 struct AllocationOptions {
   // No job has less than min(its demand, its floor_max, floor_share * an even share), unless an owner's quota forbids
   // it. Jobs that have use for workers share evenly.

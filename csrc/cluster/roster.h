@@ -43,11 +43,9 @@ struct JobTerms {
 
 struct RosterOptions {
   AllocationPolicy policy = gpu_progress;
-  // No trainer has less than an even share while that keeps it busier, and a worker moves for a gain of a third or
-  // more.
-  double floor_share = 1;
-  double move_cost_s = 15;
-  double horizon_s = 60;
+  double floor_share = kPoolFloorShare;
+  double move_cost_s = kPoolMoveCostS;
+  double horizon_s = kPoolHorizonS;
   std::map<std::string, JobTerms> terms{};  // by the job's name; jobs of two users are two jobs
   std::map<std::string, JobTerms> user_terms{};
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cluster/allocation.h"
 
 namespace penstock::simulator {
 
@@ -62,11 +63,11 @@ struct Settings {
   bool preempts = false;       // of kSrtf alone
   double restart_cost_s = 60;  // of work, for a job that was preempted
   CpuPolicy cpus = CpuPolicy::kProportional;
-  double start_delay_s = 5;  // from when a worker is given to a job until it works
-  double move_cost_s = 15;   // that penstock's policy reckons with for a move
-  double interval_s = 60;    // between looks at a job of a pool that has settled
-  double horizon_s = 60;     // over which the gain of a move is counted
-  double floor_share = 1;
+  double start_delay_s = 5;                      // from when a worker is given to a job until it works
+  double move_cost_s = cluster::kPoolMoveCostS;  // that penstock's policy reckons with for a move
+  double interval_s = 60;                        // between looks at a job of a pool that has settled
+  double horizon_s = cluster::kPoolHorizonS;     // over which the gain of a move is counted
+  double floor_share = cluster::kPoolFloorShare;
   double noise = 0.1;  // standard deviation of the logarithm of what is measured
   uint64_t seed = 0;
 };

@@ -86,6 +86,10 @@ def draw_identity() -> int: ...
 # simulator
 
 CPU_POLICIES: list[str]
+# What a pool's policy lays down: part of an even share, and seconds.
+POOL_FLOOR_SHARE: float
+POOL_MOVE_COST_S: float
+POOL_HORIZON_S: float
 
 class JobTable:
     @staticmethod

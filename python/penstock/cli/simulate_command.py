@@ -24,9 +24,6 @@ from penstock.cli.simulation_table import FIGURES, Runs, comparison, table
 
 DURATION_MIN_S = 60.0
 INTERVAL_S = 60.0
-MOVE_COST_S = 15.0
-HORIZON_S = 60.0
-FLOOR_SHARE = 1.0
 SYNTHETIC_JOBS = 500
 SYNTHETIC_LOAD = 1.0
 _GPUS_MAX = 4096
@@ -46,7 +43,8 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _simulate_command(arguments: Sequence[str]) -> int:
     args = _parser().parse(arguments)
     _check(args)
-    windows = [_jobs(args, window) for window in range(args.windows)]
+    trace = None if args.jobs is None else _read(args.jobs)
+    windows = [_jobs(args, trace, window) for window in range(args.windows)]
     runs = _simulate(args, windows, _profiles(args.profiles))
     print(json.dumps(_fields(args, runs), indent=2) if args.json else _text(args, runs))
     return 0
@@ -172,26 +170,26 @@ examples:
     add(
         "--move-cost",
         type=seconds(0),
-        default=MOVE_COST_S,
+        default=_pool.POOL_MOVE_COST_S,
         metavar="SECONDS",
         help="time that penstock's policy reckons a moved worker to lose (default: "
-        f"{MOVE_COST_S:g}, that of a pool)",
+        f"{_pool.POOL_MOVE_COST_S:g}, that of a pool)",
     )
     add(
         "--horizon",
         type=seconds(1),
-        default=HORIZON_S,
+        default=_pool.POOL_HORIZON_S,
         metavar="SECONDS",
         help="time over which penstock's policy counts the gain of a move (default: "
-        f"{HORIZON_S:g}, that of a pool)",
+        f"{_pool.POOL_HORIZON_S:g}, that of a pool)",
     )
     add(
         "--floor",
         type=_number(0, 1),
-        default=FLOOR_SHARE,
+        default=_pool.POOL_FLOOR_SHARE,
         metavar="SHARE",
         help="part of an even share of the CPUs that penstock's policy leaves to each GPU that has "
-        f"use for it (default: {FLOOR_SHARE:g}, that of a pool)",
+        f"use for it (default: {_pool.POOL_FLOOR_SHARE:g}, that of a pool)",
     )
     add("--json", action="store_true", help="print all figures of each run, for programs")
     return parser
@@ -210,9 +208,9 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _jobs(args: argparse.Namespace, window: int) -> _pool.JobTable:
+def _jobs(args: argparse.Namespace, trace: str | None, window: int) -> _pool.JobTable:
     gpu_count = math.prod(args.servers)
-    if args.jobs is None:
+    if trace is None:
         if args.vc:
             raise ValueError(
                 f"the VC is {args.vc!r} and there is no file of jobs; name one by --jobs FILE"
@@ -225,7 +223,7 @@ def _jobs(args: argparse.Namespace, window: int) -> _pool.JobTable:
         )
     return _pool.JobTable.parse(
         args.jobs,
-        _read(args.jobs),
+        trace,
         vc=args.vc,
         duration_min_s=DURATION_MIN_S,
         gpus_max=gpu_count,
