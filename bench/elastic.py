@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from elastic_picture import Curve, draw
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests" / "python"))
@@ -87,32 +85,11 @@ class Job:
         return next((at - begin for at in ends if self.rate(at - WINDOW_S, at) >= rate), None)
 
 
-class Pool:
-    """``penstock up`` on daemons of Slurm of its own, and what its status said, by the clock."""
+class Watch:
+    """What the pool's status said, by the clock."""
 
-    def __init__(self, folder: Path) -> None:
-        from slurm_cluster import MISSING, SlurmCluster
-
-        if MISSING:
-            raise MeasurementError(f"Slurm is not installed: no {', '.join(MISSING)}")
-        self.cluster = SlurmCluster(folder / "slurm", NODES, cpus=PLACES)
-        (folder / "run").mkdir(mode=0o700)
-        os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")
-        self._up = subprocess.Popen(
-            [*(sys.executable, "-m", "penstock", "up", "--engine", "slurm"),
-             *("--partition", "harvest", "--max", str(WORKERS_MAX), "--idle", "60"),
-             *("--state", str(folder / "state"))],
-            env={**os.environ, **self.cluster.environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
-        assert self._up.stdout is not None
-        lines = iter(self._up.stdout.readline, "")
-        line = next((one for one in lines if "export PENSTOCK_POOL=" in one), None)
-        if line is None:
-            raise MeasurementError("penstock up has ended")
-        self.endpoint = line.strip().rpartition("=")[2]
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
         self.seen: list[tuple[float, list[int]]] = []  # workers of each trainer, in their order
         self._known: list[str] = []
         self._is_over = threading.Event()
@@ -124,7 +101,7 @@ class Pool:
 
         while not self._is_over.wait(0.25):
             with contextlib.suppress(Exception):
-                status = json.loads(_pool.pool_status(self.endpoint, None, 5.0))
+                status = json.loads(_pool.pool_status(self._endpoint, None, 5.0))
                 workers = {one["id"]: one["workers"] for one in status["trainers"]}
                 self._known += [one for one in workers if one not in self._known]
                 counts = [workers.get(one, 0) for one in self._known]
@@ -134,44 +111,19 @@ class Pool:
         counts = [counts for at, counts in self.seen if begin < at <= end]
         return sum(a != b for a, b in zip(counts, counts[1:], strict=False))
 
-    def kill_node(self) -> int:
-        """The node with most workers, with all that runs there. How many workers that is."""
-        lines = self.cluster.ask("squeue", "--noheader", "--state=RUNNING", "--format=%N %j").split(
-            "\n"
-        )
-        names: dict[str, set[str]] = {}
-        for line in filter(None, lines):
-            names.setdefault(line.split()[0], set()).add(line.split()[1])
-        node = max(names, key=lambda one: len(names[one]))
-        self.cluster.kill_node(node)
-        for pid, parent in processes_of(names[node]):
-            for one in (parent, pid):  # the parent would tell Slurm of the end
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGKILL)
-        return len(names[node])
-
-    def close(self) -> None:
+    def end(self) -> None:
         self._is_over.set()
         self._watcher.join()
-        self._up.terminate()
-        try:
-            self._up.wait(60)
-        except subprocess.TimeoutExpired:
-            self._up.kill()
-            self._up.wait()
-        self.cluster.close()
 
 
-def processes_of(names: set[str]) -> Iterator[tuple[int, int]]:
-    """Processes of workers of these names, each with its parent; supervisors before the rest."""
-    found = {}
-    for entry in os.scandir("/proc"):
-        with contextlib.suppress(OSError, ValueError):
-            environ = Path(entry.path, "environ").read_bytes().split(b"\0")
-            if any(f"PENSTOCK_WORKER_NAME={name}".encode() in environ for name in names):
-                stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                found[int(entry.name)] = int(stat[1])
-    yield from sorted(found.items(), key=lambda one: one[1] in found)
+def kill_largest_node(pool: Any) -> int:
+    """The node with most workers, with all that runs there. How many workers that is."""
+    names_of: dict[str, list[str]] = {}
+    for name in pool.processes():
+        names_of.setdefault(pool.node_of(name), []).append(name)
+    names = max(names_of.values(), key=len)
+    pool.kill_node(names[0])
+    return len(names)
 
 
 def figure(name: str, values: list[float]) -> Record:
@@ -185,10 +137,25 @@ def run_short(kind: str) -> float:
 
 
 def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
-    with tempfile.TemporaryDirectory(prefix="pk") as name, contextlib.ExitStack() as stack:
-        pool = Pool(Path(name))
+    import pytest
+    from engine_pools import SlurmPool
+    from slurm_cluster import MISSING
+
+    if MISSING:
+        raise MeasurementError(f"Slurm is not installed: no {', '.join(MISSING)}")
+
+    class Nodes(SlurmPool):
+        node_count, place_count = NODES, PLACES
+
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pk")))
+        pool = Nodes(folder, stack.enter_context(pytest.MonkeyPatch.context()))
         stack.callback(pool.close)
-        first = Job("penstock", FIRST_ENDS_S, pool.endpoint)
+        pool.up("--max", str(WORKERS_MAX), "--idle", "60")
+        endpoint = pool.pool.endpoint
+        watch = Watch(endpoint)
+        stack.callback(watch.end)
+        first = Job("penstock", FIRST_ENDS_S, endpoint)
         stack.callback(first.kill)
         while not first.at:
             time.sleep(0.05)
@@ -199,14 +166,14 @@ def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
             return time.monotonic()
 
         died_at = wait_until(NODE_DIES_S)
-        lost_count = pool.kill_node()
+        lost_count = kill_largest_node(pool)
         wait_until(SECOND_COMES_S)
-        second = Job("penstock", SECOND_GOES_S - SECOND_COMES_S, pool.endpoint)
+        second = Job("penstock", SECOND_GOES_S - SECOND_COMES_S, endpoint)
         stack.callback(second.kill)
         second.wait()
         gone_at = second.at[-1]
         first.wait()
-        third = Job("penstock", AT_HAND_S, pool.endpoint)
+        third = Job("penstock", AT_HAND_S, endpoint)
         stack.callback(third.kill)
         third.wait()
 
@@ -227,7 +194,7 @@ def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
     yield from when("elastic/node/recovered_s", first.reaches(SHARE * ceiling, died_at + WINDOW_S))
     yield from when("elastic/second/recovered_s", first.reaches(SHARE * ceiling, gone_at))
     steady = (begun + (settled or 30.0) + 5, begun + NODE_DIES_S)
-    yield figure("elastic/steady/changes", [float(pool.count_changes(*steady))])
+    yield figure("elastic/steady/changes", [float(watch.count_changes(*steady))])
     if args.picture is not None:
         events = [
             (NODE_DIES_S, f"a node dies with {lost_count} workers"),
@@ -236,7 +203,7 @@ def run_story(args: argparse.Namespace, ceiling: float) -> Iterator[Record]:
         ]
         rates = [rates_of("first job", first, begun), rates_of("second job", second, begun)]
         counts = [
-            Curve(name, [(at - begun, c[place]) for at, c in pool.seen if len(c) > place])
+            Curve(name, [(at - begun, c[place]) for at, c in watch.seen if len(c) > place])
             for place, name in enumerate(("first job", "second job"))
         ]
         args.picture.write_text(draw(FIRST_ENDS_S, ceiling, rates, counts, events))
@@ -284,9 +251,7 @@ def render(records: list[Record]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="of the ceiling and of one worker")
-    parser.add_argument("--out", type=Path, help="a JSON line for each figure")
-    parser.add_argument("--read", type=Path, help="show the figures of that file")
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     parser.add_argument("--picture", type=Path, help="an SVG of workers and batches over time")
     args: Any = parser.parse_args()
     return 0 if report("elastic.py", args, measure, render) is not None else 2

@@ -24,16 +24,35 @@ GRACE_S = 3  # of what takes workers away with notice
 
 
 class EnginePool(Elastic):
-    """``processes`` are the workers that run, by name: their supervisors' pids."""
+    """``processes`` are the workers that run, by name: their supervisors' pids. With ``has_notice``
+    those that are taken away have GRACE_S before they are ended."""
 
+    title = "local"
+    options: Sequence[str] = ()  # of `penstock up`
     can_refuse = True  # in words; else what there is no room for waits
 
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        has_notice: bool = False,
+        within: Sequence[str] = (),
+    ) -> None:
+        self.has_notice = has_notice
+        self._within = within
+        self.prepare(folder, monkeypatch)
+        super().__init__(folder, monkeypatch, *self.options, title=self.title, within=within)
+        self.begin(monkeypatch)
+
+    def prepare(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before the environment of the pool's processes is settled."""
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After that, and before `up`."""
+
     def kill_worker(self, name: str) -> None:
-        """Its process, and before that the one that would start it again."""
-        pid = self.processes()[name]
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for one in [pid, *map(int, children)]:
-            os.kill(one, signal.SIGKILL)
+        kill_family(self.processes()[name])
 
     def kill_node(self, name: str) -> None:
         """The node that the worker runs on, and all that runs there."""
@@ -47,21 +66,19 @@ class EnginePool(Elastic):
         """From now on the engine starts no worker."""
         raise NotImplementedError
 
-    def parent_of(self, pid: int) -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+def kill_family(pid: int) -> None:
+    """A worker's supervisor, which would start it again, and then the worker."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for one in [pid, *map(int, children)]:
+        os.kill(one, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class LocalPool(EnginePool):
-    def __init__(
-        self,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        has_notice: bool = False,
-        within: Sequence[str] = (),
-    ) -> None:
-        super().__init__(folder, monkeypatch, within=within)
-
     def take_away(self, name: str, *, with_notice: bool) -> None:
         pid = self.processes()[name]
         if with_notice:
@@ -79,38 +96,44 @@ class LocalPool(EnginePool):
 
 
 class SlurmPool(EnginePool):
-    """Two nodes of two workers each."""
+    node_count = 2
+    place_count = 2  # of each node, for a worker each
 
-    def __init__(
-        self,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        has_notice: bool = False,
-        within: Sequence[str] = (),
-    ) -> None:
-        grace_s = GRACE_S if has_notice else 0
-        self.cluster = SlurmCluster(folder / "slurm", grace_s=grace_s, within=within)
+    title = "slurm"
+    options = ("--partition", "harvest")
+
+    def prepare(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster = SlurmCluster(
+            folder / "slurm",
+            self.node_count,
+            grace_s=GRACE_S if self.has_notice else 0,
+            within=self._within,
+            cpus=self.place_count,
+        )
         for name, value in self.cluster.environment.items():
             monkeypatch.setenv(name, value)
-        super().__init__(
-            folder, monkeypatch, "--partition", "harvest", title="slurm", within=within
-        )
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # For jobs that a test submits by itself, too: those that are killed leave files.
+        monkeypatch.setenv("TMPDIR", self.pool.environment["TMPDIR"])
 
     def jobs(self, state: str = "RUNNING") -> list[str]:
         lines = self.cluster.ask("squeue", "--noheader", "--format=%j %T").splitlines()
         return [line.split()[0] for line in lines if line.split()[1] == state]
 
     def node_of(self, name: str) -> str:
-        return self.cluster.ask("squeue", "--noheader", f"--name={name}", "--format=%N").strip()
+        """As Slurm tells the worker; by its job's name the tasks of an array are one."""
+        environ = Path(f"/proc/{self.processes()[name]}/environ").read_bytes().decode()
+        variables = dict(line.split("=", 1) for line in environ.split("\0") if line)
+        return variables["SLURMD_NODENAME"]
 
     def kill_node(self, name: str) -> None:
         node = self.node_of(name)
+        pids = [pid for other, pid in self.processes().items() if self.node_of(other) == node]
         self.cluster.kill_node(node)
-        for other, pid in self.processes().items():
-            if self.node_of(other) == node:
-                os.kill(self.parent_of(pid), signal.SIGKILL)  # which would tell of the end
-                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.kill(parent_of(pid), signal.SIGKILL)  # which would tell Slurm of the end
+            kill_family(pid)
 
     def take_away(self, name: str, *, with_notice: bool) -> None:
         self.cluster.ask(
@@ -129,22 +152,16 @@ class SlurmPool(EnginePool):
 class RayPool(EnginePool):
     """Two nodes of two workers each, and a head of none."""
 
+    title = "ray"
+    options = ("--resource", "dataworker=1")
     can_refuse = False
 
-    def __init__(
-        self,
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        has_notice: bool = False,
-        within: Sequence[str] = (),
-    ) -> None:
+    def prepare(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        super().__init__(
-            folder, monkeypatch, "--resource", "dataworker=1", title="ray", within=within
-        )
+
+    def begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._cluster = subprocess.Popen(
-            [*within, sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
+            [*self._within, sys.executable, str(Path(__file__).with_name("ray_cluster.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
