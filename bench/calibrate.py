@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 
 from penstock import _pool
 
@@ -30,11 +30,7 @@ HERE = Path(__file__).resolve().parent
 WORKERS = 12
 START_S_MAX = 180.0
 JOB_S_MAX = 400.0
-# What a pool has: csrc/cluster/roster.h, and the least time that a job is measured for.
-POOL_FLOOR_SHARE = 1.0
-POOL_MOVE_COST_S = 15.0
-POOL_HORIZON_S = 60.0
-POOL_INTERVAL_S = 2.5
+POOL_INTERVAL_S = 2.5  # the least time that a job of a pool is measured for
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +212,10 @@ def predict(jobs: Sequence[Job], start_delay_s: float, worker_count: int) -> lis
         preempts=False,
         policy="penstock",
         start_delay_s=start_delay_s,
-        move_cost_s=POOL_MOVE_COST_S,
+        move_cost_s=_pool.POOL_MOVE_COST_S,
         interval_s=POOL_INTERVAL_S,
-        horizon_s=POOL_HORIZON_S,
-        floor_share=POOL_FLOOR_SHARE,
+        horizon_s=_pool.POOL_HORIZON_S,
+        floor_share=_pool.POOL_FLOOR_SHARE,
         noise=0,
         seed=0,
     )
@@ -298,9 +294,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(CASES))
     parser.add_argument("--quick", action="store_true", help="short jobs: does it run?")
     parser.add_argument("--log", type=Path, help="file for the pool's status at each second")
-    parser.add_argument("--out", type=Path, help="a JSON line for each figure")
-    parser.add_argument("--read", type=Path, help="figures of an earlier run, not measured again")
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     args = parser.parse_args()
     return 0 if report("calibrate.py", args, measure, render) is not None else 2
 

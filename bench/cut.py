@@ -30,7 +30,7 @@ import cut_table
 import shaped_link
 from cut_training import KINDS, choose_cores
 from cut_workloads import OVERHEAD_MODELS, WORKLOADS
-from figures import MeasurementError, Record, median_interval, report, summary
+from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
 from pool_host import PoolError, PoolHost
 
 HERE = Path(__file__).resolve().parent
@@ -300,9 +300,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--link", metavar="RATE", help="across a cable of this rate, such as 1gbit; needs root")
     add("--steps", type=int, default=1000, help="of --overhead, of each side in a process (1000)")
     add("--quick", action="store_true", help="little data and one short round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the tables")
-    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     names = OVERHEAD_MODELS if args.overhead else WORKLOADS
     if unknown := [name for name in args.only if name not in names]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import FakeData
@@ -116,9 +116,7 @@ def main() -> int:
     add("--scale", type=float, default=1.0, help="of the datasets")
     add("--data", type=Path, default=Path("bench/out"), help="folder of the data")
     add("--quick", action="store_true", help="one round of small datasets: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.scale = 1, 0.01

@@ -7,17 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import svg
+
 _WIDTH, _HEIGHT = 820, 210  # of each of the two plots
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 44, 30
-_STYLE = """\
-<style>
-  text { font: 12px sans-serif; fill: #24292f }
-  .grid { stroke: #d0d7de; stroke-width: 1 }
-  .line { fill: none; stroke-width: 2 }
-  .ideal { stroke: #8c959f; stroke-dasharray: 5 4 }
-  .one { stroke: #0969da } .two { stroke: #bc4c00 }
-  .event { stroke: #57606a; stroke-width: 1; stroke-dasharray: 2 3 }
-</style>"""
 _STYLES = ("one", "two")
 
 
@@ -45,20 +38,7 @@ def draw(
     for plot in (upper, lower):
         for at, words in events:
             plot.event(at, words if plot is upper else "")
-    legend = [("ideal", "the same loop on batches that are ready")]
-    legend += [(style, curve.name) for curve, style in zip(rates, _STYLES, strict=False)]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{2 * _HEIGHT}" '
-            f'viewBox="0 0 {_WIDTH} {2 * _HEIGHT}">',
-            _STYLE,
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            *upper.parts,
-            *lower.parts,
-            *_legend(legend),
-            "</svg>\n",
-        ]
-    )
+    return svg.document(_WIDTH, 2 * _HEIGHT, [*upper.parts, *lower.parts, *_legend(rates)])
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -70,11 +50,12 @@ def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return corners
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
+def _legend(rates: Sequence[Curve]) -> list[str]:
+    entries = [("ideal", "the same loop on batches that are ready")]
+    entries += [(style, curve.name) for curve, style in zip(rates, _STYLES, strict=False)]
     parts, x = [], 200
     for style, words in entries:
-        parts.append(f'<path class="line {style}" d="M{x} 12h24"/>')
-        parts.append(f'<text x="{x + 30}" y="16">{words}</text>')
+        parts += svg.legend(style, x, 16, words)
         x += 60 + 7 * len(words)
     return parts
 
@@ -86,39 +67,26 @@ class _Plot:
         step = 5 if most > 8 else 1
         for value in range(0, int(most) + 1, step):
             y = self._y(value)
-            self._grid(_LEFT, y, _WIDTH - _RIGHT, y)
-            self._text(_LEFT - 6, y + 4, str(value), "end")
+            self.parts.append(svg.line("grid", _LEFT, y, _WIDTH - _RIGHT, y))
+            self.parts.append(svg.text(_LEFT - 6, y + 4, str(value), "end"))
         for second in range(0, int(seconds) + 1, 25):
             x = self._x(second)
-            self._grid(x, self._y(0), x, self._y(0) + 4)
-            self._text(x, self._y(0) + 18, f"{second} s", "middle")
+            self.parts.append(svg.line("grid", x, self._y(0), x, self._y(0) + 4))
+            self.parts.append(svg.text(x, self._y(0) + 18, f"{second} s", "middle"))
 
     def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
         shown = [(at, value) for at, value in points if 0 <= at <= self._seconds]
-        places = " ".join(f"{self._x(at):.1f},{self._y(value):.1f}" for at, value in shown)
-        self.parts.append(f'<polyline class="line {style}" points="{places}"/>')
+        self.parts.append(svg.curve(style, [(self._x(at), self._y(value)) for at, value in shown]))
 
     def event(self, at: float, words: str) -> None:
         x = self._x(at)
         top = self._y(self._most)
-        self.parts.append(
-            f'<line class="event" x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{self._y(0):.1f}"/>'
-        )
-        self._text(x + 4, top - 4, words, "start")
+        self.parts.append(svg.line("event", x, top, x, self._y(0)))
+        if words:
+            self.parts.append(svg.text(x + 4, top - 4, words, "start"))
 
     def _x(self, at: float) -> float:
         return _LEFT + at / self._seconds * (_WIDTH - _LEFT - _RIGHT)
 
     def _y(self, value: float) -> float:
         return self._y0 + _HEIGHT - _BOTTOM - value / self._most * (_HEIGHT - _TOP - _BOTTOM)
-
-    def _grid(self, x1: float, y1: float, x2: float, y2: float) -> None:
-        self.parts.append(
-            f'<line class="grid" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-        )
-
-    def _text(self, x: float, y: float, words: str, anchor: str) -> None:
-        if words:
-            self.parts.append(
-                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>'
-            )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import Record, report, summary
+from figures import Record, add_report_options, report, summary
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tests" / "python"))
@@ -129,9 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a JSON line for each figure")
-    parser.add_argument("--read", type=Path, help="show the figures of that file")
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     args = parser.parse_args()
     return 0 if report("engine_start.py", args, measure, render) is not None else 2
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import MeasurementError, Record, median_interval, report, summary
+from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 600.0  # of one process; AOTInductor compiles C++
@@ -146,9 +146,7 @@ def parse_arguments() -> argparse.Namespace:
     )  # fmt: skip
     add("--aotinductor", action="store_true", help="AOTInductor too; it compiles for seconds")
     add("--quick", action="store_true", help="one short round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     for name, lowest in (("rounds", 1), ("seconds", 0.01), ("warmup", 0), ("calls", 1)):
         if not lowest <= getattr(args, name) < 100_000:

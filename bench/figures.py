@@ -40,6 +40,14 @@ class MeasurementError(Exception):
     results."""
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Those that `report` takes its `args` from."""
+    add = parser.add_argument
+    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add("--markdown", action="store_true", help="print only the tables")
+    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+
+
 def report(
     bench: str,
     args: argparse.Namespace,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from table import aligned, number, spread
 from torch import nn
 from torch.utils.data import Dataset
@@ -305,9 +305,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=5, help="measurements of each (default: 5)")
     add("--steps", type=int, default=200, help="steps that are timed (default: 200)")
     add("--quick", action="store_true", help="few steps of small work: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     args.size, args.width, args.depth, args.warmup = IMAGE_SIZE, 4096, 8, 20
     args.wide_bytes = 256 << 20  # more than caches hold

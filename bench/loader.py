@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import table
-from figures import MeasurementError, Record, Rounds, records, report
+from figures import MeasurementError, Record, Rounds, add_report_options, records, report
 from workloads import WORKLOADS, load
 
 HERE = Path(__file__).resolve().parent
@@ -118,10 +118,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--kinds", nargs="+", choices=("torch", "penstock"), default=["torch", "penstock"],
         help="loaders")  # fmt: skip
     add("--quick", action="store_true", help="little data and one short round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add_report_options(parser)
     add("--data", type=Path, default=HERE / "out", help="folder of the synthesised data")
-    add("--markdown", action="store_true", help="print only the tables")
-    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
     add("--floors", action="store_true", help="exit with 1 when a floor is missed")
     args = parser.parse_args()
     if unknown := [case for case in args.only if case not in CASES]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pool_samples
 import process_tree
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from pool_host import PoolHost
 
 WAYS = ("local", "own")
@@ -126,9 +126,7 @@ def main() -> int:
     add("--warmup", type=float, default=1.0, help="before it is timed, in seconds")
     add("--sizes", type=int, nargs="+", default=[64, 4096, 37632], help="of a batch, in KiB")
     add("--quick", action="store_true", help="one short round of one size: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, help="file of JSON lines to print, in the place of measuring")
+    add_report_options(parser)
     for name in ("way", "pool", "keys"):
         add(f"--{name}", help=argparse.SUPPRESS)
     add("--kib", type=int, help=argparse.SUPPRESS)

@@ -24,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from growth_picture import draw
 from pool_host import PoolError, PoolHost, StartedWorker
 
@@ -283,10 +283,8 @@ def main() -> int:
     add("--seconds", type=float, default=2.0, help="of one measurement")
     add("--warmup", type=float, default=2.0, help="seconds after the last one has joined")
     add("--quick", action="store_true", help="1 and 2 workers, briefly: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
+    add_report_options(parser)
     add("--picture", type=Path, metavar="FILE", help="an SVG of rates and costs")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
     args = parser.parse_args()
     if args.quick:
         args.workers, args.windows, args.seconds, args.warmup = [1, 2], 2, 0.3, 0.1

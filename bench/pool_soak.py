@@ -24,7 +24,7 @@ import one_process
 import pool_samples
 import process_tree
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from pool_host import PoolError, PoolHost
 
 SAMPLES_PER_BATCH = 4
@@ -198,9 +198,7 @@ def main() -> int:
     add("--limit-kb", type=float, default=256.0, help="that memory may grow by in an epoch")
     add("--persistent", action="store_true", help="one iterator for all epochs")
     add("--quick", action="store_true", help="3 epochs of 60 batches: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.epochs, args.batches = 3, 60

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import shaped_link
-from figures import MeasurementError, Record, median_interval, report, summary
+from figures import MeasurementError, Record, add_report_options, median_interval, report, summary
 from pool_host import PoolError, PoolHost
 
 HERE = Path(__file__).resolve().parent
@@ -253,9 +253,7 @@ def main() -> int:
     add("--loader-only", action="store_true", help="leave out the sockets of the C++ program")
     add("--micro", type=Path, default=default_micro(), help="the C++ benchmarks, as built")
     add("--quick", action="store_true", help="one short round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the tables")
-    add("--read", type=Path, metavar="FILE", help="tables of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.warmup, args.socket_seconds = 1, 0.3, 0.1, 0.01

@@ -12,11 +12,10 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 
 import penstock
 
@@ -113,9 +112,7 @@ def main() -> int:
     sizes = [16, 32, 64, 128, 256, 1024, 8192, 32768]
     add("--sizes", type=int, nargs="+", default=sizes, help="of the tensor, in KiB")
     add("--quick", action="store_true", help="one short round of two sizes: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, help="file of JSON lines to print, in the place of measuring")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.sizes = 1, 0.1, [4, 1024]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import process_tree
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from table import aligned, number, spread
 
 HERE = Path(__file__).resolve().parent
@@ -169,9 +169,7 @@ def parse_arguments() -> argparse.Namespace:
     )  # fmt: skip
     add("--rounds", type=int, default=15, help="starts of each that are timed (default: 15)")
     add("--quick", action="store_true", help="one round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     if unknown := [name for name in args.only or [] if name not in CASES]:
         parser.error(f"there is no case {unknown[0]}; there are {', '.join(CASES)}")

@@ -25,7 +25,7 @@ import process_tree
 import pyarrow
 import pyarrow.parquet
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -313,9 +313,7 @@ def main() -> int:
     add("--warmup", type=float, default=2.0, help="before it is timed, in seconds")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="in which rows are given")
     add("--quick", action="store_true", help="one short round of two ways: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, help="file of JSON lines to print, in the place of measuring")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.warmup = 1, 0.2, 0.1

@@ -15,12 +15,11 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import process_tree
 import torch
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from table import aligned, number
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
@@ -121,9 +120,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=4.0, help="about so long is an epoch (default: 4)")
     add("--rounds", type=int, default=5, help="epochs of each loader (default: 5)")
     add("--quick", action="store_true", help="one short round: does it run?")
-    add("--out", type=Path, help="file for the JSON lines, else standard output")
-    add("--markdown", action="store_true", help="print only the table")
-    add("--read", type=Path, metavar="FILE", help="table of a file of JSON lines; measure nothing")
+    add_report_options(parser)
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.seconds, args.batch_size = 1, 0.3, args.batch_size[:1]

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import MeasurementError, Record, report, summary
+from figures import MeasurementError, Record, add_report_options, report, summary
 from workloads import WORKLOADS
 
 HERE = Path(__file__).resolve().parent
@@ -131,9 +131,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small data: does it run?")
     parser.add_argument("--data", type=Path, default=HERE / "out")
     parser.add_argument("--profiles", type=Path, help="file for the table of profiles")
-    parser.add_argument("--out", type=Path, help="a JSON line for each figure")
-    parser.add_argument("--read", type=Path, help="figures of an earlier run, not measured again")
-    parser.add_argument("--markdown", action="store_true")
+    add_report_options(parser)
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
     records = report("worker_curves.py", args, measure, render)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bench_runs import run_bench
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -30,11 +31,6 @@ CASES = (
     "memory/object_list",
     "memory/shared_list",
 )
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "loader.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture
@@ -63,7 +59,9 @@ def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize("case", CASES)
 def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
-    done = run_bench("--quick", "--only", case, "--out", str(lines), "--data", str(tmp_path))
+    done = run_bench(
+        "loader.py", "--quick", "--only", case, "--out", str(lines), "--data", str(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     for record in records:
@@ -73,14 +71,14 @@ def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> N
         assert record["n"] == 1
     ratios = [record for record in records if record["name"] == f"loader/{case}/ratio"]
     assert [r for r in ratios if r["parameters"]["over"] == "torch" and r["median"] > 0]
-    again = run_bench("--read", str(lines), "--markdown")
+    again = run_bench("loader.py", "--read", str(lines), "--markdown")
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() in done.stdout
 
 
 @pytest.mark.slow
 def test_an_unknown_case_is_refused_by_name() -> None:
-    done = run_bench("--only", "lagre")
+    done = run_bench("loader.py", "--only", "lagre")
     assert done.returncode == 2
     assert "--only lagre: no such case; there are large, tiny" in done.stderr
 

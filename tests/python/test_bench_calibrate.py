@@ -4,23 +4,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import output_of_bench
 
 pytestmark = pytest.mark.slow
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def run_bench(*arguments: str) -> str:
-    command = [sys.executable, str(BENCH / "calibrate.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def record(figure: str, median: float, **job: float) -> dict[str, Any]:
@@ -46,7 +36,7 @@ def test_a_job_takes_its_steps_or_its_workers_seconds(
     lines = [record("completion_s", 2 * predicted, **job), record("first_batch_s", 1.0, **job)]
     figures = tmp_path / "figures.jsonl"
     figures.write_text("\n".join(json.dumps(line) for line in lines))
-    cells = run_bench("--read", str(figures)).splitlines()[-1].split(" | ")
+    cells = output_of_bench("calibrate.py", "--read", str(figures)).splitlines()[-1].split(" | ")
     assert float(cells[-2]) == pytest.approx(predicted, rel=0.01)
     assert cells[-1].startswith("0.50")
 
@@ -55,7 +45,7 @@ def test_a_job_takes_its_steps_or_its_workers_seconds(
 def test_live_jobs_are_measured_and_predicted(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     quick = ("--quick", "--rounds", "1", "--workers", "2", "--only", "one", "two")
-    out = run_bench(*quick, "--out", str(lines))
+    out = output_of_bench("calibrate.py", *quick, "--out", str(lines))
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [one["name"].rpartition("/")[2] for one in records] == 3 * [
         "completion_s",

@@ -4,24 +4,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_runs import output_of_bench
 
 from penstock import _pool
 
 pytestmark = pytest.mark.slow
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def run_bench(*arguments: str) -> str:
-    command = [sys.executable, str(BENCH / "worker_curves.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None:
@@ -40,7 +30,9 @@ def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None
     ]
     measured, table = tmp_path / "figures.jsonl", tmp_path / "profiles.csv"
     measured.write_text("\n".join(json.dumps(line) for line in lines))
-    run_bench("--read", str(measured), "--step-s", "0.08", "--profiles", str(table))
+    output_of_bench(
+        "worker_curves.py", "--read", str(measured), "--step-s", "0.08", "--profiles", str(table)
+    )
     text = table.read_text()
     header, row = (line.split(",") for line in text.splitlines()[-2:])
     assert header[-1] == "cpu5"
@@ -55,6 +47,8 @@ def test_a_curve_rises_by_cpus_up_to_the_step_of_the_gpu(tmp_path: Path) -> None
 def test_workers_of_a_workload_are_measured(tmp_path: Path) -> None:
     table = tmp_path / "profiles.csv"
     quick = ("--quick", "--only", "tiny", "--rounds", "1", "--seconds", "0.5", "--warmup", "0.2")
-    out = run_bench(*quick, "--data", str(tmp_path), "--profiles", str(table), "--markdown")
+    out = output_of_bench(
+        "worker_curves.py", *quick, "--data", str(tmp_path), "--profiles", str(table), "--markdown"
+    )
     assert "| tiny | " in out
     assert len(_pool.ProfileTable.parse("profiles", table.read_text())) == 1

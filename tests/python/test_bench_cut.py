@@ -5,14 +5,13 @@ move."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from bench_runs import run_bench
 
 import penstock
 
@@ -22,14 +21,9 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "cut.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
-
-
 def records_of(lines: Path, *arguments: str) -> list[dict[str, Any]]:
     """The lines of a quick run."""
-    done = run_bench("--quick", *arguments, "--out", str(lines))
+    done = run_bench("cut.py", "--quick", *arguments, "--out", str(lines))
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     for record in records:
@@ -65,7 +59,7 @@ def test_a_workload_has_a_line_for_each_rate_plan_and_ratio(tmp_path: Path) -> N
         if record["name"] == "cut/tabular/ratio" and record["parameters"]["kind"] == "auto"
     ]
     assert overs == ["better", "none", "maximal", "eager"]
-    again = run_bench("--read", str(tmp_path / "cut.jsonl"))
+    again = run_bench("cut.py", "--read", str(tmp_path / "cut.jsonl"))
     assert again.returncode == 0, again.stderr
     assert "| tabular" in again.stdout and "auto / better" in again.stdout
 
@@ -103,6 +97,6 @@ def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name
 
 @pytest.mark.slow
 def test_an_unknown_workload_is_refused_by_name() -> None:
-    done = run_bench("--only", "adio")
+    done = run_bench("cut.py", "--only", "adio")
     assert done.returncode == 2
     assert "--only adio: no such case; there are audio, tabular" in done.stderr

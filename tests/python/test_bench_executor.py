@@ -4,25 +4,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "executor.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+from bench_runs import run_bench
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
     lines = tmp_path / "executor.jsonl"
-    done = run_bench("--quick", "--only", "tabular", "--out", str(lines))
+    done = run_bench("executor.py", "--quick", "--only", "tabular", "--out", str(lines))
     assert done.returncode == 0, done.stderr
     assert "| `tabular` |" in done.stdout
     records = [json.loads(line) for line in lines.read_text().splitlines()]
@@ -36,12 +28,12 @@ def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
     assert times[0]["parameters"]["equal"] == dict.fromkeys(times[0]["parameters"]["equal"], True)
     ratios = [record for record in records if record["name"] == "executor/tabular/ratio"]
     assert [ratio["parameters"]["kind"] for ratio in ratios] == ["executor", "torchscript"]
-    again = run_bench("--read", str(lines))
+    again = run_bench("executor.py", "--read", str(lines))
     assert again.returncode == 0 and "| `tabular` |" in again.stdout
 
 
 @pytest.mark.slow
 def test_a_case_that_is_not_there_is_named() -> None:
-    done = run_bench("--quick", "--only", "tabula")
+    done = run_bench("executor.py", "--quick", "--only", "tabula")
     assert done.returncode == 2
     assert "there is no case tabula; there are audio, tabular," in done.stderr

@@ -4,26 +4,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from bench_runs import run_bench
 
 pytestmark = pytest.mark.slow
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "gpu.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 def test_every_case_has_figures(tmp_path: Path) -> None:
     lines = tmp_path / "gpu.jsonl"
-    done = run_bench("--quick", "--device", "cpu", "--out", str(lines))
+    done = run_bench("gpu.py", "--quick", "--device", "cpu", "--out", str(lines))
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {record["name"] for record in records} == {
@@ -35,12 +27,12 @@ def test_every_case_has_figures(tmp_path: Path) -> None:
         "gpu/images/steps_per_s",
     }
     assert all(record["median"] > 0 and record["device"] == "cpu" for record in records)
-    again = run_bench("--read", str(lines), "--markdown")
+    again = run_bench("gpu.py", "--read", str(lines), "--markdown")
     assert again.returncode == 0 and "| `gpu/images/steps_per_s` " in again.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without a GPU")
 def test_without_a_gpu_it_says_so() -> None:
-    done = run_bench("--quick")
+    done = run_bench("gpu.py", "--quick")
     assert done.returncode == 2
     assert "torch finds no CUDA device here" in done.stderr

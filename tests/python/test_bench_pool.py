@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import run_bench
 from native_build import build_folder
 
 pytestmark = pytest.mark.slow
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 MICRO = build_folder() / "bench" / "micro"
-
-
-def run_bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -4,25 +4,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+from bench_runs import run_bench
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "bench" / "simulate.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> None:
     lines, picture = tmp_path / "lines.jsonl", tmp_path / "picture.svg"
     trace = str(ROOT / "tests" / "data" / "philly_jobs.csv")
     done = run_bench(
+        "simulate.py",
         *("--jobs", trace, "--only", "goal", "--first", "40", "--seeds", "2", "--markdown"),
         *("--out", str(lines), "--picture", str(picture)),
+        seconds_max=120,
     )
     assert done.returncode == 0, done.stderr
     assert "\n| goal | " in done.stdout
@@ -32,5 +29,7 @@ def test_a_case_has_a_row_a_line_for_each_policy_and_bars(tmp_path: Path) -> Non
 
 
 def test_a_trace_that_is_not_there_ends_it(tmp_path: Path) -> None:
-    done = run_bench("--jobs", str(tmp_path / "none.csv"), "--only", "goal")
+    done = run_bench(
+        "simulate.py", "--jobs", str(tmp_path / "none.csv"), "--only", "goal", seconds_max=120
+    )
     assert done.returncode == 2 and "none.csv" in done.stderr
