@@ -58,12 +58,7 @@ Result<void> PoolIo::begin() {
   if (!tag) return tag.error();
   resolver_tag_ = tag.value();
   links_ = std::make_unique<WorkerLinks>(*ready_set_);
-  if (options_.gpu_uuid.empty()) return {};
-  if (auto gpu_energy = GpuEnergy::open(options_.gpu_uuid)) {  // else it is unknown
-    gpu_energy_ = std::move(gpu_energy).value();
-    read_gpu();
-    gpu_meter_.begin_uj = gpu_meter_.now_uj;
-  }
+  if (!options_.gpu_uuid.empty()) job_meter_.open_gpu(options_.gpu_uuid);
   return {};
 }
 
@@ -164,16 +159,7 @@ void PoolIo::lose_own_worker(uint64_t worker_id) {
   set_roster(clock_now());
 }
 
-// What could not be read once is unknown from then on.
-void PoolIo::read_gpu() {
-  if (!gpu_energy_) return;
-  const auto now_uj = gpu_energy_->read();
-  gpu_meter_.now_uj = now_uj ? now_uj.value() : wire::kUnknownEnergy;
-  if (!now_uj) gpu_energy_.reset();
-}
-
 wire::TrainerReport PoolIo::make_report() {
-  read_gpu();
   const TrainerPace pace = pace_.get();
   const auto ready = pace.stored_count + static_cast<uint32_t>(inbox_.arrival_count());
   const auto nanoseconds = [](Duration time) { return static_cast<uint64_t>(time.count()); };
@@ -198,8 +184,8 @@ wire::TrainerReport PoolIo::make_report() {
                     .made_cpu_ns = nanoseconds(made_.cpu_time),
                     .made_bytes = made_.bytes,
                     .link_bytes_per_s = static_cast<uint64_t>(std::clamp(link_bytes_per_s_.load(), 0.0, 1e18))},
-          .costs = cost_meter_.totals(),
-          .gpu = gpu_meter_,
+          .costs = job_meter_.totals(),
+          .gpu = job_meter_.read_gpu(),
           .about = options_.about};
 }
 
@@ -397,10 +383,7 @@ Result<void> PoolIo::prepare_narrow(Batch& batch, bool may_stay) {
 
 void PoolIo::note_made(uint64_t worker_id, const wire::PoolAnswer& answer) {
   if (answer.kind != AnswerKind::kBatch) return;
-  if (!directory_.is_own(worker_id)) {
-    cost_meter_.came({.sample_count = answer.sample_count, .bytes = answer.payload_bytes});
-    cost_board_.set(cost_meter_.totals());
-  }
+  if (!directory_.is_own(worker_id)) job_meter_.note_batch(answer);
   const Duration time = answer.fetch_time * Duration(wire::kTimeUnit);
   ++made_.batch_count;
   made_.time += time;
@@ -413,22 +396,12 @@ void PoolIo::note_made(uint64_t worker_id, const wire::PoolAnswer& answer) {
 void PoolIo::note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer) {
   if (!session_.is_in_force(worker_id, answer.message.link)) return;
   const Instant now = clock_now();
-  note_meter(worker_id, answer, now);
+  // The trainer's own workers run on its own machine, whose costs no pool knows.
+  if (!directory_.is_own(worker_id)) job_meter_.note_message(worker_id, answer, now);
   link_meter_.note_message(worker_id, Duration(answer.sent_at), now);
   if (answer.message.kind != ToTrainer::Kind::kPong || !link.pinged_at) return;
   link_meter_.note_round_trip(now - *std::exchange(link.pinged_at, std::nullopt));
   round_trip_s_.store(std::chrono::duration<double>(*link_meter_.round_trip()).count());
-}
-
-// The trainer's own workers run on its own machine, whose costs no pool knows.
-void PoolIo::note_meter(uint64_t worker_id, const wire::PoolAnswer& answer, Instant now) {
-  if (directory_.is_own(worker_id)) return;
-  if (answer.message.kind == ToTrainer::Kind::kWelcome) {
-    cost_meter_.welcomed(worker_id, answer.meter, /*is_continued=*/!answer.message.is_fresh, now);
-  } else {
-    cost_meter_.heard(worker_id, answer.meter, now);
-  }
-  cost_board_.set(cost_meter_.totals());
 }
 
 void PoolIo::note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer) {
@@ -631,8 +604,7 @@ void PoolIo::carry_out() {
         case Kind::kDisconnect:
           connect_again_at_.erase(command.worker_id);
           link_meter_.forget(command.worker_id);
-          cost_meter_.parted(command.worker_id, clock_now());
-          cost_board_.set(cost_meter_.totals());
+          job_meter_.note_parting(command.worker_id, clock_now());
           if (const WorkerLink* link = links_->find(command.worker_id); link != nullptr && !link->has_spoken)
             standing_.forget_refusal(command.worker_id);         // its silence matters no more
           links_->close(command.worker_id, net::kFarewellTime);  // a goodbye may be on its way

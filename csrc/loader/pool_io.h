@@ -17,16 +17,15 @@
 #include "base/board.h"
 #include "base/event_loop.h"
 #include "base/live_clock.h"
-#include "cluster/cost_meter.h"
 #include "cluster/link_meter.h"
 #include "cluster/pool_session.h"
 #include "loader/batch_memory.h"
 #include "loader/batch_source.h"
 #include "loader/blob_store.h"
 #include "loader/controller_link.h"
-#include "loader/gpu_energy.h"
 #include "loader/inbox.h"
 #include "loader/incoming_batch.h"
+#include "loader/job_meter.h"
 #include "loader/lane_places.h"
 #include "loader/pool_directory.h"
 #include "loader/pool_standing.h"
@@ -73,7 +72,7 @@ class PoolIo final : public EventLoop::Handler {
   LinkStanding link() const { return {.bytes_per_s = link_bytes_per_s_.load(), .round_trip_s = round_trip_s_.load()}; }
   void note_pace(const TrainerPace& pace) { pace_.set(pace); }
   // What the pool's workers have spent so far, as far as they have told.
-  wire::JobCosts costs() const { return cost_board_.get(); }
+  wire::JobCosts costs() const { return job_meter_.costs(); }
   void retire_held() {
     memory_.retire_held();
     passed_views_.retire_held();
@@ -100,7 +99,6 @@ class PoolIo final : public EventLoop::Handler {
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);
   wire::TrainerReport make_report();
-  void read_gpu();
 
   void connect(uint64_t worker_id);
   void connect_again(Instant now);
@@ -126,8 +124,6 @@ class PoolIo final : public EventLoop::Handler {
   std::string spoken_place(uint64_t worker_id) const;
   // Takes in how long a message or a batch was on its way.
   void note_message(uint64_t worker_id, WorkerLink& link, const wire::PoolAnswer& answer);
-  // Takes in what a worker has spent.
-  void note_meter(uint64_t worker_id, const wire::PoolAnswer& answer, Instant now);
   // Takes in what a batch has cost its worker.
   void note_made(uint64_t worker_id, const wire::PoolAnswer& answer);
   void note_crossing(uint64_t worker_id, const wire::PoolAnswer& answer);
@@ -184,10 +180,7 @@ class PoolIo final : public EventLoop::Handler {
     Duration cpu_time{};
   };
   Made made_;
-  cluster::CostMeter cost_meter_;
-  Board<wire::JobCosts> cost_board_;       // of the meter's totals, for `costs`
-  std::unique_ptr<GpuEnergy> gpu_energy_;  // null where the GPU's energy is not known
-  wire::GpuMeter gpu_meter_;
+  JobMeter job_meter_;
 
   cluster::LinkMeter link_meter_;
   Instant link_told_at_{};
