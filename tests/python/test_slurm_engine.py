@@ -74,6 +74,10 @@ def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
     while any(name in engine.workers() for name in [*running, names[-1]]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    while "CANCELLED" not in engine.last_words(running[-1]):  # what Slurm writes to its log
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert engine.last_words(names[-1]) == ""  # which never ran
 
 
 def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None:

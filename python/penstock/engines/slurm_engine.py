@@ -78,7 +78,7 @@ class SlurmEngine:
         if len(names) >= _ARRAY_COUNT_MIN and first is not None:
             # Tasks count from 0, since Slurm bounds their numbers.
             array = [f"--array=0-{len(names) - 1}", f"--job-name={self._prefix}{_ARRAY}{first}"]
-            log = f"{self._prefix}{first}+%a"
+            log = f"{self._prefix}{first}+%a"  # found again by _log_of
             self._submit(array, log, f"{self._prefix}$(({first} + SLURM_ARRAY_TASK_ID))", 0)
             return
         for granted_count, name in enumerate(names):
@@ -120,7 +120,18 @@ class SlurmEngine:
         return {name: state for name, (_, state) in self._jobs().items()}
 
     def last_words(self, name: str) -> str:
-        return last_line(self._log_folder / f"{name}.log")
+        return last_line(self._log_of(name))
+
+    def _log_of(self, name: str) -> Path:
+        """The log of a job, or of a task of an array: those have the first worker's number and the
+        task's in their names, since Slurm cannot add the two."""
+        number = name.removeprefix(self._prefix)
+        if number.isdecimal():
+            for path in self._log_folder.glob(f"{self._prefix}*+*.log"):
+                first, _, task = path.stem.removeprefix(self._prefix).partition("+")
+                if first.isdecimal() and task.isdecimal() and int(first) + int(task) == int(number):
+                    return path
+        return self._log_folder / f"{name}.log"
 
     def _jobs(self) -> dict[str, tuple[str, WorkerState]]:
         """By the worker's name, the job's number and its state."""
