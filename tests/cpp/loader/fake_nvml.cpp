@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "fake_nvml.h"
+
 namespace {
 
 constexpr int kSuccess = 0, kUninitialized = 1, kInvalidArgument = 2, kNotSupported = 3, kNotFound = 6;
@@ -21,7 +23,7 @@ extern "C" {
 [[gnu::visibility("default")]] int nvmlShutdown() { return start_count-- > 0 ? kSuccess : kUninitialized; }
 [[gnu::visibility("default")]] int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
   if (start_count == 0) return kUninitialized;
-  if (std::strcmp(uuid, "GPU-12345678-9abc-def0-1234-56789abcdef0") != 0) return kNotFound;
+  if (std::strcmp(uuid, penstock::loader::kFakeGpuUuid) != 0) return kNotFound;
   *device = &the_gpu;
   return kSuccess;
 }

@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <string>
 
+#include "fake_nvml.h"
+
 namespace penstock::loader {
 namespace {
-
-constexpr char kUuid[] = "GPU-12345678-9abc-def0-1234-56789abcdef0";
 
 class GpuEnergyTest : public testing::Test {
  protected:
@@ -27,7 +27,7 @@ class GpuEnergyTest : public testing::Test {
 };
 
 TEST_F(GpuEnergyTest, IsReadInMicrojoules) {
-  const auto energy = GpuEnergy::open(kUuid, PENSTOCK_FAKE_NVML);
+  const auto energy = GpuEnergy::open(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
   ASSERT_TRUE(energy) << energy.error().message;
   EXPECT_EQ(energy.value()->read().value(), 5'000'000u);
   ::setenv("FAKE_NVML_MJ", "5123", 1);
@@ -35,11 +35,12 @@ TEST_F(GpuEnergyTest, IsReadInMicrojoules) {
 }
 
 TEST_F(GpuEnergyTest, MachineWithoutTheLibraryDoesNotTell) {
-  EXPECT_NE(refusal(kUuid, "libpenstock-has-no-such.so.1").find("cannot open shared object file"), std::string::npos);
+  EXPECT_NE(refusal(kFakeGpuUuid, "libpenstock-has-no-such.so.1").find("cannot open shared object file"),
+            std::string::npos);
 }
 
 TEST_F(GpuEnergyTest, LibraryWithoutTheFunctionsIsTooOld) {
-  EXPECT_NE(refusal(kUuid, "libc.so.6").find("is too old"), std::string::npos);
+  EXPECT_NE(refusal(kFakeGpuUuid, "libc.so.6").find("is too old"), std::string::npos);
 }
 
 TEST_F(GpuEnergyTest, GpuThatIsNotThereIsNamed) {
@@ -48,7 +49,7 @@ TEST_F(GpuEnergyTest, GpuThatIsNotThereIsNamed) {
 
 TEST_F(GpuEnergyTest, GpuThatDoesNotCountIsUnknownAndNotZero) {
   ::unsetenv("FAKE_NVML_MJ");
-  EXPECT_NE(refusal(kUuid).find("failed with 3"), std::string::npos);
+  EXPECT_NE(refusal(kFakeGpuUuid).find("failed with 3"), std::string::npos);
 }
 
 }  // namespace

@@ -9,14 +9,13 @@
 #include <thread>
 
 #include "base/live_clock.h"
+#include "fake_nvml.h"
 
 namespace penstock::loader {
 namespace {
 
 using namespace std::chrono_literals;
 using wire::ToTrainer;
-
-constexpr char kUuid[] = "GPU-12345678-9abc-def0-1234-56789abcdef0";
 
 class JobMeterTest : public testing::Test {
  protected:
@@ -46,7 +45,7 @@ class JobMeterTest : public testing::Test {
 
 TEST_F(JobMeterTest, EnergyCountsFromWhenTheLibraryHasStarted) {
   ::setenv("FAKE_NVML_MJ", "5000", 1);
-  meter_.open_gpu(kUuid, PENSTOCK_FAKE_NVML);
+  meter_.open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
   EXPECT_EQ(read_when_open(), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'000'000}));
   ::setenv("FAKE_NVML_MJ", "5123", 1);
   EXPECT_EQ(meter_.read_gpu(), (wire::GpuMeter{.begin_uj = 5'000'000, .now_uj = 5'123'000}));
@@ -54,7 +53,7 @@ TEST_F(JobMeterTest, EnergyCountsFromWhenTheLibraryHasStarted) {
 
 TEST_F(JobMeterTest, EnergyThatCannotBeReadOnceStaysUnknown) {
   ::setenv("FAKE_NVML_MJ", "5000", 1);
-  meter_.open_gpu(kUuid, PENSTOCK_FAKE_NVML);
+  meter_.open_gpu(kFakeGpuUuid, PENSTOCK_FAKE_NVML);
   ASSERT_TRUE(read_when_open().has_energy());
   ::unsetenv("FAKE_NVML_MJ");
   EXPECT_FALSE(meter_.read_gpu().has_energy());
