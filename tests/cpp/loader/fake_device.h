@@ -82,9 +82,13 @@ class FakeGpu {
   void refuse_registrations() {
     change([&] { can_register_ = false; });
   }
-  // Every call fails from now on. Copies that were started go on.
+  // Every call fails from now on. Copies that were started go on, also those that no event will stand behind.
   void lose() {
-    change([&] { is_lost_ = true; });
+    change([&] {
+      is_lost_ = true;
+      if (!open_.empty())
+        under_way_.push_back({.number = next_number_++, .works = std::exchange(open_, {}), .event = {}});
+    });
   }
   void set_memory_bytes(uint64_t bytes) { memory_->capacity_bytes = bytes; }
   uint64_t used_bytes() const { return memory_->used_bytes; }
