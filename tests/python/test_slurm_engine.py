@@ -35,8 +35,10 @@ def test_what_the_nodes_have_no_room_for_waits(slurm: SlurmPool) -> None:
     assert len(slurm.jobs("PENDING")) == 2
 
 
-def engine_of(slurm: SlurmPool, **options: Any) -> SlurmEngine:
-    command = WorkerCommand("tcp://127.0.0.1:9", None, 60.0)
+def engine_of(
+    slurm: SlurmPool, controller: str = "tcp://127.0.0.1:9", **options: Any
+) -> SlurmEngine:
+    command = WorkerCommand(controller, None, 60.0)
     return SlurmEngine(command, "pk-test-", slurm.state, **options)
 
 
@@ -74,10 +76,19 @@ def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
     while any(name in engine.workers() for name in [*running, names[-1]]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    while "CANCELLED" not in engine.last_words(running[-1]):  # what Slurm writes to its log
+
+
+def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
+    engine = engine_of(slurm, "no-address", partition="harvest")
+    names = [f"pk-test-{number}" for number in range(95, 103)]
+    engine.spawn(names)
+    deadline = time.monotonic() + SECONDS_MAX
+    while engine.workers():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert engine.last_words(names[-1]) == ""  # which never ran
+    for name in names:
+        assert "no-address" in engine.last_words(name)
+    assert engine.last_words("pk-test-103") == ""
 
 
 def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None:
