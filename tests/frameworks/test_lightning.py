@@ -206,6 +206,7 @@ RANKS = """
 """
 
 
+@pytest.mark.long
 def test_two_ranks_share_the_data_and_get_torchs_losses(tmp_path: Path) -> None:
     reports = [json.loads(out.splitlines()[-1]) for out in run_ranks(RANKS, tmp_path)]
     for report in reports:

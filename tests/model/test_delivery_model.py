@@ -72,6 +72,7 @@ BOUNDS = {
 @pytest.mark.long(
     "a worker is cut off and a message lost",
     "a batch is recalled and its worker crashes",
+    "a batch is recalled from a worker that is fenced",
     "one crash and one silence",
     "three batches, credit of two",
 )

@@ -104,7 +104,7 @@ def test_changes_in_the_middle_of_epochs_are_not_to_be_seen(make: Any, is_persis
     assert changes >= 3, counts
 
 
-@pytest.mark.long("forkserver")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_are_changed_too(method: str) -> None:

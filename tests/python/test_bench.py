@@ -22,6 +22,7 @@ CASES = (
     "audio",
     "nested",
     "text",
+    "tiny",
     "object_store",
     "first_batch/tiny",
     "next_epoch/tiny",
@@ -119,6 +120,7 @@ def test_shared_tensors_are_timed(tmp_path: Path) -> None:
     assert "| 1,024 |" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_own_workers_beside_a_pool_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"

@@ -120,6 +120,7 @@ def test_other_bits_are_seen_before_they_are_used(caplog: pytest.LogCaptureFixtu
     assert loader.stats().boundary_batches > 40
 
 
+@pytest.mark.long
 def test_without_a_compiler_all_is_as_before(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def vanished_count(pool: EnginePool) -> int:
     return count
 
 
-@pytest.mark.parametrize("engine", [LOCAL, SLURM, RAY])
+@pytest.mark.parametrize("engine", [LONG_LOCAL, SLURM, RAY])
 def test_workers_come_with_a_job_and_go_with_it(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)
     up = pool.up("--min", "0", "--max", "3", "--idle", "1")
@@ -106,7 +106,7 @@ def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, en
     pool.has_workers(2)
 
 
-@pytest.mark.parametrize("engine", [LOCAL, SLURM, RAY])
+@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
 def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine, has_notice=True)
     before = disturbed(pool, lambda name: pool.take_away(name, with_notice=True))
@@ -133,7 +133,7 @@ def test_an_engine_that_starts_nobody_is_told_of(make_pool: MakePool, engine: st
     pool.status_when(is_told)
 
 
-@pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
+@pytest.mark.parametrize("engine", [LONG_LOCAL, LONG_SLURM, RAY])
 def test_a_link_that_is_cut_costs_time_alone(make_pool: MakePool, engine: str) -> None:
     count = 400
     with ExitStack() as stack:

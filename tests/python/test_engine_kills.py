@@ -47,7 +47,7 @@ def wait_for_no_worker(elastic: Elastic) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(step, marks=[] if step in (2, 4) else pytest.mark.long) for step in STARTING],
+    [pytest.param(step, marks=[] if step == 2 else pytest.mark.long) for step in STARTING],
 )
 def test_an_adapter_killed_while_it_starts_workers(elastic: Elastic, step: int) -> None:
     elastic.pool.start_controller()
@@ -63,7 +63,7 @@ def test_an_adapter_killed_while_it_starts_workers(elastic: Elastic, step: int) 
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(step, marks=[] if step in (6, 9) else pytest.mark.long) for step in ENDING],
+    [pytest.param(step, marks=[] if step == 9 else pytest.mark.long) for step in ENDING],
 )
 def test_an_adapter_killed_while_it_stops_workers(elastic: Elastic, step: int) -> None:
     elastic.pool.start_controller()

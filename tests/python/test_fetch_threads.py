@@ -138,7 +138,7 @@ def test_the_stream_is_torchs(name: str, workers: int, count: int) -> None:
     assert_same_stream(threaded(count), scenario)
 
 
-@pytest.mark.long("nested-forkserver", "odd_ones_fail-spawn")
+@pytest.mark.long("nested-forkserver", "nested-spawn", "odd_ones_fail-spawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("function", [nested, odd_ones_fail])

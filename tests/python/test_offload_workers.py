@@ -104,7 +104,7 @@ def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) 
     del loader, reference
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long("spawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:

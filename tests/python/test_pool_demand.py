@@ -89,6 +89,7 @@ def test_a_job_keeps_the_workers_that_it_has_use_for(pool: PoolProcesses) -> Non
     assert training.is_right
 
 
+@pytest.mark.long
 def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     training = Training(pool, batch_s=0.2, step_s=0.02)

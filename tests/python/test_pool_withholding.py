@@ -111,6 +111,7 @@ def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
     assert stats.withheld_bytes > 0
 
 
+@pytest.mark.long
 def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
     seen: list[torch.Tensor] = []
 

@@ -112,6 +112,7 @@ def values(rows: int = ROWS) -> torch.Tensor:
     return torch.rand(rows, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.long
 @MEASURED
 @pytest.mark.slow
 def test_what_moved_comes_back_when_the_workers_become_the_slower_side(

@@ -91,6 +91,7 @@ def test_a_task_of_an_array_leaves_its_last_words(slurm: SlurmPool) -> None:
     assert engine.last_words("pk-test-103") == ""
 
 
+@pytest.mark.long
 def test_a_controller_of_slurm_that_is_gone_is_trouble(slurm: SlurmPool) -> None:
     engine = engine_of(slurm)
     slurm.cluster.kill_node("slurmctld")

@@ -381,6 +381,7 @@ def test_workers_that_wait_for_their_turn_go_when_the_trainer_is_killed(
         assert process_traces.wait_gone(pids, 40.0) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loader_name", ["torch", "penstock"])
 def test_storages_in_files_are_counted_for_each_worker(loader_name: str, tmp_path: Path) -> None:
     program = """
