@@ -137,7 +137,7 @@ def _rerun_torchs_half(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if _is_torchs_half(item):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=5))
 
 
 def _is_torchs_half(item: pytest.Item) -> bool:

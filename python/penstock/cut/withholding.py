@@ -7,6 +7,9 @@ are given out as lazy tensors that have their values, which notice when they are
 nobody read stay with the workers from then on. If one is read after all, the batch is recalled and
 the value is right; a leaf for which that happens more than once in a while is sent again.
 
+Workers on the trainer's own machine send every leaf. They collate in memory that the trainer reads,
+so a leaf that is left out would save no copy.
+
 Nothing is withheld while a plan is new: until its boundary tensors were compared and its calls
 timed, whole batches are needed.
 """
