@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "wire/pool_record.h"
+#include "with.h"
 
 namespace penstock::wire {
 namespace {
@@ -33,12 +34,6 @@ std::vector<Sample> samples() {
   return {{BlobWish{.id = digest(), .offset = 4 * kMiB}, 0},
           {BlobPiece{.id = digest(), .offset = 4 * kMiB, .total_bytes = 5 * kMiB}, kBlobPieceBytesMax},
           {BlobUnknown{.id = digest()}, 0}};
-}
-
-template <typename T>
-std::vector<std::byte> with(std::vector<std::byte> bytes, size_t offset, T value) {
-  std::memcpy(bytes.data() + offset, &value, sizeof value);
-  return bytes;
 }
 
 bool is_taken(const BlobPiece& piece, uint64_t piece_bytes) {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include "with.h"
 
 namespace penstock::wire {
 namespace {
@@ -88,12 +88,6 @@ std::vector<ControlMessage> samples() {
                        .energy_price_per_kwh = {},
                        .gco2_per_kwh = {.is_given = true, .micros = 350'000'000}},
           Costs{.json = R"({"jobs": []})"}};
-}
-
-template <typename T>
-std::vector<std::byte> with(std::vector<std::byte> bytes, size_t offset, T value) {
-  std::memcpy(bytes.data() + offset, &value, sizeof value);
-  return bytes;
 }
 
 TEST(ControlRecord, EveryMessageComesBack) {

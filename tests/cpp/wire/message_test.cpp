@@ -5,9 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
+
+#include "with.h"
 
 namespace penstock::wire {
 namespace {
@@ -43,12 +44,6 @@ std::vector<std::byte> request_bytes(const Request& request = some_request()) {
 template <typename Record>
 bool is_same(const Record& left, const Record& right) {
   return std::memcmp(&left, &right, sizeof left) == 0;
-}
-
-template <typename T>
-std::vector<std::byte> with(std::vector<std::byte> bytes, size_t offset, T value) {
-  std::memcpy(bytes.data() + offset, &value, sizeof value);
-  return bytes;
 }
 
 TEST(Message, ARequestAndItsBodyComeBack) {
