@@ -61,6 +61,7 @@ def one_thread_and_fresh_dynamo() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_to_test_all(config, items)
+    _begin_with_what_takes_long(items)
     _rerun_torchs_half(items)
     _skip_what_needs_a_gpu(items)
 
@@ -79,6 +80,12 @@ def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
     gone = {*long, *(item for item in items if _is_torchs_half(item))}
     config.hook.pytest_deselected(items=list(gone))
     items[:] = [item for item in items if item not in gone]
+
+
+def _begin_with_what_takes_long(items: list[pytest.Item]) -> None:
+    """The simulator's mutants are compiled for half a minute each: nobody waits for one at the end
+    of a run."""
+    items.sort(key=lambda item: item.path.parent.name != "sim")
 
 
 def _is_long(item: pytest.Item) -> bool:

@@ -110,6 +110,7 @@ def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
     assert 1.0 <= low <= 1.1 <= high <= 1.2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shared_tensors_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
@@ -141,6 +142,7 @@ def test_tabular_rows_are_timed(tmp_path: Path) -> None:
     assert "| arrays |" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"

@@ -13,6 +13,7 @@ from bench_runs import run_bench
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_every_case_has_figures(tmp_path: Path) -> None:
     lines = tmp_path / "gpu.jsonl"
     done = run_bench("gpu.py", "--quick", "--device", "cpu", "--out", str(lines))

@@ -290,6 +290,7 @@ def test_energy_is_a_workers_share_of_its_machines(pool: PoolProcesses, tmp_path
     assert total["gco2"] == pytest.approx(350 * kwh)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_worker_that_does_not_know_makes_the_sum_unknown(
     pool: PoolProcesses, tmp_path: Path

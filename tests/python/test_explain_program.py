@@ -315,6 +315,7 @@ def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
     assert operators(json.loads(out)) == ["flip", "float", "truediv", "sub"]
 
 
+@pytest.mark.long
 def test_a_compiled_model_and_one_under_autocast_have_a_plan(run: Run, write: Write) -> None:
     compiled = TRAINING.replace("Net(), nn", 'torch.compile(Net(), backend="eager"), nn')
     write("train.py", NET, compiled)
@@ -389,6 +390,7 @@ def test_a_program_that_ends_early_has_the_plan_of_what_was_seen(run: Run, write
         assert operators(json.loads(out)) == ["float", "truediv", "sub"]
 
 
+@pytest.mark.long
 def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_training_on(
     run: Run, write: Write
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_script_with_modules_beside_it_runs_as_it_is(pool: PoolProcesses, tmp_
     assert out.split("\n")[0] == "None [1, 3] [5, 7] [9, 11] pool"
 
 
+@pytest.mark.long
 def test_code_that_is_named_travels_beside_the_programs_own(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:

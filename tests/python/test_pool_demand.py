@@ -72,6 +72,7 @@ def trainer_when(
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_job_keeps_the_workers_that_it_has_use_for(pool: PoolProcesses) -> None:
     pool.start_worker(processes=5)
     training = Training(pool, batch_s=0.05, step_s=0.05)

@@ -132,6 +132,7 @@ def test_a_leaf_that_is_read_now_and_then_is_right(pool: PoolProcesses) -> None:
     assert stats.withheld_bytes > 0
 
 
+@pytest.mark.long
 def test_a_leaf_that_is_recalled_often_is_sent_again(pool: PoolProcesses) -> None:
     count = 0
 

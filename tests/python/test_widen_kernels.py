@@ -25,6 +25,7 @@ def find_nvcc() -> str:
     return nvcc
 
 
+@pytest.mark.long
 def test_kernels_compile_without_torch(tmp_path: Path) -> None:
     made = tmp_path / "widen_kernels.o"
     warnings = ["-Xcompiler=-Wall,-Wextra,-Werror", "-Werror=all-warnings"]
