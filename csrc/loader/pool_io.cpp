@@ -576,7 +576,7 @@ void PoolIo::ask(cluster::SharedContent content) {
       content->indices.size() + content->seeds->size() + content->blobs->size() * sizeof(wire::BlobId);
   if (bytes > wire::kPoolBodyBytesMax / 2) return deliver(key, error_of_indices(key, content->indices.size()));
   const Instant now = clock_now();
-  if (is_idle(now) && controller_) controller_->hurry(now);
+  if (controller_ && is_idle(now)) controller_->hurry(now);
   session_.ask(key, lane, now, std::move(content));
 }
 
@@ -586,7 +586,7 @@ void PoolIo::recall(const Batch::Origin& origin) {
   const wire::Request& request = origin.request->request;
   const BatchKey key = wire::recall_of({.epoch = request.epoch, .sequence = request.sequence});
   if (session_.dispatch().is_unanswered(key)) return;
-  if (is_idle(now) && controller_) controller_->hurry(now);
+  if (controller_ && is_idle(now)) controller_->hurry(now);
   session_.ask(key, wire::kNoLane, now, origin.request, origin.worker_id);
 }
 

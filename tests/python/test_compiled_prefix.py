@@ -131,7 +131,6 @@ def test_without_a_compiler_all_is_as_before(
 
 
 @pytest.mark.long
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_compiler_ends_with_the_program_that_started_it(tmp_path: Path, end: int) -> None:
     program = tmp_path / "train.py"

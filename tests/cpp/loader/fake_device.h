@@ -86,8 +86,7 @@ class FakeGpu {
   void lose() {
     change([&] {
       is_lost_ = true;
-      if (!open_.empty())
-        under_way_.push_back({.number = next_number_++, .works = std::exchange(open_, {}), .event = {}});
+      if (!open_.empty()) close_open(nullptr);
     });
   }
   void set_memory_bytes(uint64_t bytes) { memory_->capacity_bytes = bytes; }
@@ -156,6 +155,11 @@ class FakeGpu {
       make_change();
     }
     changed_.notify_all();
+  }
+
+  // The copies that were started since the last event are under way, with this one behind them or none.
+  void close_open(std::shared_ptr<Event> event) {
+    under_way_.push_back({.number = next_number_++, .works = std::exchange(open_, {}), .event = std::move(event)});
   }
 
   bool is_idle() const { return under_way_.empty() && open_.empty() && current_.empty() && !is_busy_; }
@@ -359,7 +363,7 @@ class FakeDevice final : public Device {
   static Error lost() { return {Errc::kFailed, "the fake is lost"}; }
 
   void close_open(std::shared_ptr<FakeGpu::Event> event) {
-    gpu_.under_way_.push_back({.number = gpu_.next_number_++, .works = std::exchange(gpu_.open_, {}), .event = event});
+    gpu_.close_open(event);
     std::erase_if(events_, [](const auto& known) { return known.expired(); });
     if (event) events_.push_back(event);
   }
