@@ -26,7 +26,7 @@ EventLoop::EventLoop(std::string name, std::string purpose, Handler& handler)
 Result<void> EventLoop::start() {
   PENSTOCK_ASSERT(!thread_.joinable(), "the thread ", name_, " runs already");
   if (!waker_)
-    return Error{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ +
+    return Fault{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ +
                                       ", failed: no descriptor is left (eventfd); raise the limit of open files "
                                       "(ulimit -n)"};
   std::promise<Result<void>> begun;
@@ -35,7 +35,7 @@ Result<void> EventLoop::start() {
     // The thread keeps its side of the promise, which it may still be in when the value has been seen here.
     thread_ = std::jthread([this, begun = std::move(begun)](const std::stop_token& stop) mutable { run(stop, begun); });
   } catch (const std::system_error& error) {
-    return Error{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ + ", failed: " + error.what() +
+    return Fault{Errc::kNoMemory, "starting the thread " + name_ + ", " + purpose_ + ", failed: " + error.what() +
                                       "; raise the limit of processes and threads (ulimit -u, pids of a container)"};
   }
   auto result = outcome.get();
@@ -100,7 +100,7 @@ Result<void> EventLoop::turn(const std::stop_token& stop) {
   return {};
 }
 
-Error EventLoop::thrown(const char* what) const {
+Fault EventLoop::thrown(const char* what) const {
   return {Errc::kFailed, "the thread " + name_ + ", " + purpose_ + ", failed: " + what};
 }
 

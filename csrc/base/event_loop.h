@@ -41,7 +41,7 @@ class EventLoop {
     // The last that is called, also where begin() or a turn failed. Sockets die here.
     virtual void end() {}
     // The loop ends with an error before it was told to. The error's text names the thread if something was thrown.
-    virtual void failed(Error error) = 0;
+    virtual void failed(Fault error) = 0;
   };
 
   // `name` has at most 15 letters, as the system allows; `purpose` follows it in messages: "which receives batches".
@@ -68,7 +68,7 @@ class EventLoop {
  private:
   void run(const std::stop_token& stop, std::promise<Result<void>>& begun);
   Result<void> turn(const std::stop_token& stop);
-  Error thrown(const char* what) const;
+  Fault thrown(const char* what) const;
 
   const std::string name_;
   const std::string purpose_;

@@ -40,19 +40,19 @@ constexpr std::string_view errc_name(Errc code) {
   return "unknown";
 }
 
-struct Error {
+struct Fault {
   Errc code;
   std::string message;  // what failed, what was seen, what was expected, what to do
 
-  friend bool operator==(const Error&, const Error&) = default;
+  friend bool operator==(const Fault&, const Fault&) = default;
 };
 
-// A value of type T, or an Error. Reading the side that is not there is our own bug and asserts.
+// A value of type T, or a Fault. Reading the side that is not there is our own bug and asserts.
 template <typename T>
 class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+  Result(Fault error) : state_(std::in_place_index<1>, std::move(error)) {}
 
   explicit operator bool() const { return state_.index() == 0; }
 
@@ -69,30 +69,30 @@ class [[nodiscard]] Result {
     return std::get<0>(std::move(state_));
   }
 
-  const Error& error() const {
+  const Fault& error() const {
     PENSTOCK_ASSERT(state_.index() == 1, "error() of a result that succeeded");
     return std::get<1>(state_);
   }
 
  private:
-  std::variant<T, Error> state_;
+  std::variant<T, Fault> state_;
 };
 
 template <>
 class [[nodiscard]] Result<void> {
  public:
   Result() = default;
-  Result(Error error) : error_(std::move(error)) {}
+  Result(Fault error) : error_(std::move(error)) {}
 
   explicit operator bool() const { return !error_.has_value(); }
 
-  const Error& error() const {
+  const Fault& error() const {
     PENSTOCK_ASSERT(error_.has_value(), "error() of a result that succeeded");
     return *error_;
   }
 
  private:
-  std::optional<Error> error_;
+  std::optional<Fault> error_;
 };
 
 }  // namespace penstock

@@ -36,7 +36,7 @@ void stay_if_python_exits() {
   for (;;) ::pause();
 }
 
-void raise_error(const Error& error) {
+void raise_error(const Fault& error) {
   const char* name = exception_name(error.code);
   if (name == nullptr) throw py::value_error(error.message);
   const py::object type = py::module_::import("penstock.errors").attr(name);
@@ -44,7 +44,7 @@ void raise_error(const Error& error) {
   throw py::error_already_set();
 }
 
-void raise_failure(const Error& error) {
+void raise_failure(const Fault& error) {
   const bool is_value_error = exception_name(error.code) == nullptr;
   raise_error({is_value_error ? Errc::kFailed : error.code, error.message});
 }

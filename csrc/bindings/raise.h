@@ -9,9 +9,9 @@
 
 namespace penstock::bindings {
 
-[[noreturn]] void raise_error(const Error& error);
+[[noreturn]] void raise_error(const Fault& error);
 // Raises a failure between processes, where no argument of the caller's is at fault: never a ValueError.
-[[noreturn]] void raise_failure(const Error& error);
+[[noreturn]] void raise_failure(const Fault& error);
 
 template <typename T>
 T unwrap(Result<T> result) {

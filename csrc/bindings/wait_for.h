@@ -20,7 +20,7 @@ inline constexpr auto kSignalInterval = std::chrono::milliseconds(100);  // how 
 // The result of `ask(until)`, or nothing at the deadline. `ask` waits until then at most and gives kTimeout when
 // nothing came. `raise` (raise_error or raise_failure) throws every other error.
 template <typename Ask>
-auto wait_for(double timeout_s, void (*raise)(const Error&), Ask ask)
+auto wait_for(double timeout_s, void (*raise)(const Fault&), Ask ask)
     -> std::optional<std::decay_t<decltype(ask(std::chrono::steady_clock::now()).value())>> {
   using std::chrono::steady_clock;
   const auto deadline = steady_clock::now() +

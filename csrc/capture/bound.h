@@ -44,7 +44,7 @@ struct Bound {
   std::optional<std::vector<Bound>> elements() const;
 };
 
-// Thrown to leave nested blocks of a program that cannot be captured; capture_torchscript() turns it into an Error. No
+// Thrown to leave nested blocks of a program that cannot be captured; capture_torchscript() turns it into a Fault. No
 // other function lets it out.
 struct Refusal {
   std::string message;

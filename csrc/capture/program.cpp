@@ -135,7 +135,7 @@ ScriptProgram& ScriptProgram::operator=(ScriptProgram&&) noexcept = default;
 Result<ScriptProgram> ScriptProgram::read(const jit::Module& module, const ScriptCall& call,
                                           std::span<const std::optional<uint32_t>> leaf_indices) {
   const auto method = module.find_method("forward");
-  if (!method) return Error{Errc::kUnsupported, "the TorchScript module has no forward"};
+  if (!method) return Fault{Errc::kUnsupported, "the TorchScript module has no forward"};
   auto read = read_program(*method->graph(), &module, call, leaf_indices);
   if (!read) return read.error();
   return ScriptProgram(std::make_unique<Impl>(Impl{std::move(read).value()}));
@@ -143,7 +143,7 @@ Result<ScriptProgram> ScriptProgram::read(const jit::Module& module, const Scrip
 
 Result<ScriptProgram> ScriptProgram::read(jit::Function& function, const ScriptCall& call,
                                           std::span<const std::optional<uint32_t>> leaf_indices) {
-  if (!function.isGraphFunction()) return Error{Errc::kUnsupported, "the TorchScript function has no program"};
+  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no program"};
   auto read = read_program(*jit::toGraphFunction(function).graph(), nullptr, call, leaf_indices);
   if (!read) return read.error();
   return ScriptProgram(std::make_unique<Impl>(Impl{std::move(read).value()}));

@@ -20,15 +20,15 @@ Result<MatchedCall> match_schema(const graph::Node& node) {
   if (name.starts_with(kDeclared)) {
     name.remove_prefix(kDeclared.size());
   } else if (!name.starts_with("aten::")) {
-    return Error{Errc::kUnsupported, "is not an operator of torch itself (penstock.stateless declares one)"};
+    return Fault{Errc::kUnsupported, "is not an operator of torch itself (penstock.stateless declares one)"};
   }
   const auto op = find_operator(name);
-  if (!op) return Error{Errc::kUnsupported, "is not an operator that this torch has"};
+  if (!op) return Fault{Errc::kUnsupported, "is not an operator that this torch has"};
   const c10::FunctionSchema& schema = op->schema();
   const auto& parameters = schema.arguments();
   MatchedCall call{*op, std::vector<const graph::Argument*>(parameters.size(), nullptr)};
   const auto refuse = [&](const std::string& why) {
-    return Error{Errc::kMalformed, "does not fit its schema: " + why};
+    return Fault{Errc::kMalformed, "does not fit its schema: " + why};
   };
   if (node.args.size() > parameters.size())
     return refuse(std::to_string(node.args.size()) + " arguments, it takes " + std::to_string(parameters.size()));

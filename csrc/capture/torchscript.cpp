@@ -231,15 +231,15 @@ std::shared_ptr<jit::Graph> prepared(jit::Graph& original) {
   return program;
 }
 
-// Runs `read` and turns its exceptions into an Error.
+// Runs `read` and turns its exceptions into a Fault.
 template <typename Read>
 auto refusing(const Read& read) -> Result<decltype(read())> {
   try {
     return read();
   } catch (const Refusal& refusal) {
-    return Error{Errc::kUnsupported, refusal.message};
+    return Fault{Errc::kUnsupported, refusal.message};
   } catch (const c10::Error& error) {
-    return Error{Errc::kUnsupported,
+    return Fault{Errc::kUnsupported,
                  std::string("the TorchScript program cannot be captured: ") + error.what_without_backtrace()};
   }
 }
@@ -268,12 +268,12 @@ Result<ReadProgram> read_program(jit::Graph& original, const jit::Module* self, 
 
 Result<Captured> capture_torchscript(const torch::jit::Module& module, std::span<const at::Tensor> leaves) {
   const auto method = module.find_method("forward");
-  if (!method) return Error{Errc::kUnsupported, "the TorchScript module has no forward"};
+  if (!method) return Fault{Errc::kUnsupported, "the TorchScript module has no forward"};
   return capture(*method->graph(), &module, leaves);
 }
 
 Result<Captured> capture_torchscript(torch::jit::Function& function, std::span<const at::Tensor> leaves) {
-  if (!function.isGraphFunction()) return Error{Errc::kUnsupported, "the TorchScript function has no program"};
+  if (!function.isGraphFunction()) return Fault{Errc::kUnsupported, "the TorchScript function has no program"};
   return capture(*jit::toGraphFunction(function).graph(), nullptr, leaves);
 }
 

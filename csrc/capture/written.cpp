@@ -76,7 +76,7 @@ Result<std::vector<jit::Value*>> WrittenProgram::find(const std::vector<graph::V
   for (const graph::ValueId id : ids) {
     const auto named = named_.find(id);
     if (named == named_.end())
-      return Error{Errc::kUnsupported, "value " + std::to_string(id) + " of the graph is no value of the program"};
+      return Fault{Errc::kUnsupported, "value " + std::to_string(id) + " of the graph is no value of the program"};
     found.push_back(values.at(named->second));
   }
   return found;
@@ -98,7 +98,7 @@ Result<std::shared_ptr<jit::Graph>> WrittenProgram::without(const std::vector<gr
   jit::EliminateDeadCode(part);
   for (const jit::Node* node : part->nodes())
     if (unwanted.contains(node))
-      return Error{Errc::kUnsupported, place_of(node) + " would be needed on both sides of the cut"};
+      return Fault{Errc::kUnsupported, place_of(node) + " would be needed on both sides of the cut"};
   part->lint();
   return part;
 }

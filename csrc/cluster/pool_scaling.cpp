@@ -29,7 +29,7 @@ PoolLimits limits_of(const wire::ScaleReport& report) {
 Result<wire::ScaleOrders> PoolScaling::adapter_reported(const wire::ScaleReport& report, Roster& roster, Instant now) {
   if (report_ && report_->adapter_id != report.adapter_id) {
     if (now - reported_at_ < kAdapterLease)
-      return Error{Errc::kClosed, "this pool has an engine adapter already, which runs workers with the engine " +
+      return Fault{Errc::kClosed, "this pool has an engine adapter already, which runs workers with the engine " +
                                       report_->engine + "; a pool has one, so end it with `penstock down` first"};
     capacity_.forget_refusals();
   }

@@ -34,28 +34,28 @@ Result<wire::ControlMessage> ask_controller(const net::Endpoint& endpoint, const
   for (;;) {
     static_cast<void>(resolver.value()->take_done());
     while (const auto event = client.try_event()) {
-      if (event->kind == ConnectionEvent::Kind::kRefused) return Error{Errc::kClosed, event->reason};
+      if (event->kind == ConnectionEvent::Kind::kRefused) return Fault{Errc::kClosed, event->reason};
       if (event->kind == ConnectionEvent::Kind::kDisconnected) is_asked = false;
     }
     if (client.is_connected() && !is_asked) is_asked = static_cast<bool>(client.send(bytes));
     auto received = client.try_receive(receipt);
     if (!received) return received.error();
     if (received.value()) {
-      if (receipt.parts.size() != 1) return Error{Errc::kMalformed, "the controller's answer is not in one part"};
+      if (receipt.parts.size() != 1) return Fault{Errc::kMalformed, "the controller's answer is not in one part"};
       auto answer = wire::parse_control(receipt.parts.front().bytes());
       if (!answer) return answer.error();
       if (auto* refusal = std::get_if<wire::Refusal>(&answer.value()))
-        return Error{Errc::kFailed, "the controller at " + endpoint.text() + " refused: " + refusal->reason};
+        return Fault{Errc::kFailed, "the controller at " + endpoint.text() + " refused: " + refusal->reason};
       return answer;
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     if (!client.lookup_failure().empty()) {
-      return Error{Errc::kClosed, "the controller at " + endpoint.text() + " cannot be found: this machine knows no " +
+      return Fault{Errc::kClosed, "the controller at " + endpoint.text() + " cannot be found: this machine knows no " +
                                       "address of that name (" + client.lookup_failure() +
                                       "); correct the name, or give its address"};
     }
     if (left.count() <= 0) {
-      return Error{Errc::kTimeout, "no controller answered at " + endpoint.text() +
+      return Fault{Errc::kTimeout, "no controller answered at " + endpoint.text() +
                                        "; start one there (penstock controller --bind " + endpoint.text() +
                                        "), or name the address of the one that runs"};
     }

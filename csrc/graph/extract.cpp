@@ -115,7 +115,7 @@ Result<Graph> extract_prefix(const Graph& graph, const Plan& plan, std::string_v
     if (!is_needed[input.value]) continue;
     PENSTOCK_ASSERT(input.kind != InputKind::kState, "the plan moves what reads ", input.source);
     if (input.kind == InputKind::kConst && input.digest.empty())
-      return Error{Errc::kUnsupported, "the constant " + input.source +
+      return Fault{Errc::kUnsupported, "the constant " + input.source +
                                            " has no digest of its content, so values made from it have no key; add the "
                                            "digest to the graph"};
     define(input.value);

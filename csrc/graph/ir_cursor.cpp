@@ -34,7 +34,7 @@ void Cursor::fail(std::string_view expected, Errc code) {
     for (const char c : line_.substr(position_, 16)) seen += c >= 0x20 && c < 0x7f ? c : '?';
     seen += "'";
   }
-  error_ = Error{code, "the graph's text has " + seen + " at line " + std::to_string(line_number_) + ", column " +
+  error_ = Fault{code, "the graph's text has " + seen + " at line " + std::to_string(line_number_) + ", column " +
                            std::to_string(position_ + 1) + " where " + std::string(expected) + " was expected"};
 }
 

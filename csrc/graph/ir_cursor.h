@@ -22,7 +22,7 @@ class Cursor {
   bool next_line();
 
   bool ok() const { return !error_.has_value(); }
-  const Error& error() const { return *error_; }
+  const Fault& error() const { return *error_; }
   void fail(std::string_view expected, Errc code = Errc::kMalformed);  // only the first failure counts
 
   bool at_line_end();
@@ -47,7 +47,7 @@ class Cursor {
   std::string_view line_;
   size_t line_number_ = 0;
   size_t position_ = 0;
-  std::optional<Error> error_;
+  std::optional<Fault> error_;
 };
 
 }  // namespace penstock::graph

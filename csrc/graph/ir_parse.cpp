@@ -278,7 +278,7 @@ class Parser {
 
 Result<Graph> parse_graph(std::string_view text) {
   if (text.size() > kTextBytesMax)
-    return Error{Errc::kTooLarge, "the graph's text has " + std::to_string(text.size()) + " bytes, at most " +
+    return Fault{Errc::kTooLarge, "the graph's text has " + std::to_string(text.size()) + " bytes, at most " +
                                       std::to_string(kTextBytesMax) + " are read; capture a smaller program"};
   return Parser(text).parse();
 }

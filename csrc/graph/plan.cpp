@@ -170,7 +170,7 @@ Result<CutMode> cut_mode_from_name(std::string_view name) {
   if (name == "auto") return CutMode::kAuto;
   if (name == "maximal") return CutMode::kMaximal;
   if (name == "none") return CutMode::kNone;
-  return Error{Errc::kMismatch, "cut is \"" + std::string(name) + "\", expected \"auto\", \"maximal\" or \"none\""};
+  return Fault{Errc::kMismatch, "cut is \"" + std::string(name) + "\", expected \"auto\", \"maximal\" or \"none\""};
 }
 
 namespace {
@@ -179,7 +179,7 @@ Result<void> check(const Graph& graph, std::span<const Verdict> verdicts, const 
                    const Prices& prices) {
   if (auto checked = check_prices(prices); !checked) return checked;
   const auto differs = [](const char* what, size_t seen, size_t expected) {
-    return Error{Errc::kMismatch, "the plan was given " + std::to_string(seen) + " " + what + " for a graph with " +
+    return Fault{Errc::kMismatch, "the plan was given " + std::to_string(seen) + " " + what + " for a graph with " +
                                       std::to_string(expected) + "; pass those of this very graph"};
   };
   if (verdicts.size() != graph.nodes.size()) return differs("verdicts", verdicts.size(), graph.nodes.size());
@@ -207,7 +207,7 @@ Result<StageSeconds> plan_seconds(const Graph& graph, std::span<const Verdict> v
   std::vector<bool> is_moved(graph.nodes.size());
   for (const PlanGroup& group : plan.moved)
     for (const uint32_t node : group.nodes) {
-      if (node >= is_moved.size()) return Error{Errc::kMismatch, "the plan is of another graph; pass its own"};
+      if (node >= is_moved.size()) return Fault{Errc::kMismatch, "the plan is of another graph; pass its own"};
       is_moved[node] = true;
     }
   Choice choice = model.nothing();

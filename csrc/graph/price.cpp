@@ -39,7 +39,7 @@ Ticks to_ticks(double seconds) {
 
 Result<void> check_prices(const Prices& prices) {
   const auto refuse = [](const char* name, double value, const char* expected) {
-    return Error{Errc::kMismatch, "the price " + std::string(name) + " is " + std::to_string(value) + ", expected " +
+    return Fault{Errc::kMismatch, "the price " + std::string(name) + " is " + std::to_string(value) + ", expected " +
                                       expected + "; pass another one"};
   };
   const auto is_fee = [](double value) { return std::isfinite(value) && value >= 0; };

@@ -49,7 +49,7 @@ constexpr std::array kSizeOps = {
     SizeOp{"list::length", 1, kList, kNumber},
 };
 
-Error failure(const SizeOp& op, std::string_view what) {
+Fault failure(const SizeOp& op, std::string_view what) {
   return {Errc::kFailed, std::string(op.name) + " failed: " + std::string(what)};
 }
 

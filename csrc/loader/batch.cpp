@@ -100,7 +100,7 @@ Result<std::unique_ptr<Batch>> Batch::from_slab(const wire::Descriptor& descript
                                                 bool allow_pickle) {
   const uint64_t slab_bytes = lease->view().slab_bytes();
   if (descriptor.record_offset > slab_bytes || descriptor.record_bytes > slab_bytes - descriptor.record_offset) {
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "a descriptor names a record outside its slab; trainer and workers must run the "
                  "same version of penstock"};
   }
@@ -138,12 +138,12 @@ Result<void> Batch::read_record(std::span<const std::byte> record, uint64_t payl
   if (!frame) return frame.error();
   frame_ = std::move(frame).value();
   if (frame_.payload_bytes > payload_bytes_max) {
-    return Error{Errc::kMalformed, "a batch record claims " + std::to_string(frame_.payload_bytes) +
+    return Fault{Errc::kMalformed, "a batch record claims " + std::to_string(frame_.payload_bytes) +
                                        " payload bytes where " + std::to_string(payload_bytes_max) +
                                        " came; trainer and workers must run the same version of penstock"};
   }
   if (!allow_pickle && frame_.shared_file_count() > 0) {
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "a batch record refers to shared memory, which only a worker of this process's own can pass"};
   }
   if (auto checked = wire::check_nest(frame_.nest, static_cast<uint32_t>(frame_.leaf_count()), allow_pickle); !checked)
@@ -159,7 +159,7 @@ Result<void> Batch::check_withheld() const {
     const wire::NestToken token = reader.next().value();  // which was checked
     const bool is_array = token.tag == wire::NestTag::kArray && is_withheld(token.count);
     if (!is_array && token.tag != wire::NestTag::kPickle) continue;
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "a batch came without a leaf that is not a tensor; trainer and workers must run the same version of "
                  "penstock"};
   }
@@ -218,7 +218,7 @@ Result<void> Batch::set_shared_files(std::vector<FileDescriptor> fds) {
     if (entry.encoding != wire::Encoding::kShared) continue;
     const uint64_t bytes = shared_files_[entry.file_index].bytes;
     if (entry.offset > bytes || entry.bytes > bytes - entry.offset)
-      return Error{Errc::kMalformed,
+      return Fault{Errc::kMalformed,
                    "a tensor lies beyond the end of its file in shared memory of " + std::to_string(bytes) + " bytes"};
   }
   return {};
@@ -235,7 +235,7 @@ Result<void> Batch::map_for_copy() {
       auto* data = static_cast<std::byte*>(whole->mutable_data()) + entry.offset;
       tensors_[index] = make_tensor(entry, at::DataPtr(data, whole.release(), &drop_storage, at::kCPU));
     } catch (const c10::Error& error) {
-      return Error{Errc::kNoMemory,
+      return Fault{Errc::kNoMemory,
                    std::string("mapping a tensor in shared memory failed: ") + error.what_without_backtrace()};
     }
   }
@@ -283,7 +283,7 @@ Result<void> Batch::widen(BatchMemory& memory) {
       try {
         data = c10::GetCPUAllocator()->allocate(own_bytes);
       } catch (const std::exception& error) {
-        return Error{Errc::kNoMemory, "the trainer has no memory for a tensor of " + std::to_string(own_bytes) +
+        return Fault{Errc::kNoMemory, "the trainer has no memory for a tensor of " + std::to_string(own_bytes) +
                                           " bytes; use smaller batches or fewer in flight (prefetch_factor, "
                                           "prefetch_bytes)"};
       }

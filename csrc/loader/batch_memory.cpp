@@ -24,7 +24,7 @@ BatchMemory::BatchMemory(uint64_t arena_bytes)
 
 Result<LeasedSlab> BatchMemory::take(uint64_t bytes) {
   if (bytes > std::max(kUnseenBytes, kLeap * largest_bytes_)) {
-    return Error{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, where the largest so far has " +
+    return Fault{Errc::kTooLarge, "a batch of " + std::to_string(bytes) + " bytes, where the largest so far has " +
                                       std::to_string(largest_bytes_)};
   }
   auto region = pool_.acquire_now(bytes);
@@ -46,7 +46,7 @@ Result<std::shared_ptr<shm::ArenaView>> BatchMemory::view_of(const shm::SlabRegi
   if (view_ && !region.is_transient && region.arena->id() == arena_id_) return view_;
   const FileDescriptor descriptor(::fcntl(region.arena->fd(), F_DUPFD_CLOEXEC, 0));
   if (!descriptor) {
-    return Error{Errc::kNoMemory, std::string("mapping memory for batches failed: ") + std::strerror(errno) +
+    return Fault{Errc::kNoMemory, std::string("mapping memory for batches failed: ") + std::strerror(errno) +
                                       "; raise the limit of open files (ulimit -n)"};
   }
   auto view = shm::ArenaView::map(descriptor);

@@ -228,15 +228,15 @@ class Client::Impl {
         const wire::Descriptor& its = batch->descriptor();
         if (its.epoch != wanted.epoch || its.sequence != (wanted.sequence | wire::kRecallBit)) continue;  // given up
         if (batch->withheld_bytes() > 0)
-          return Error{Errc::kMalformed, "a worker was asked for the whole of a batch and left some of it out"};
+          return Fault{Errc::kMalformed, "a worker was asked for the whole of a batch and left some of it out"};
         if (const auto finished = source->stages().finish(*batch); !finished) return finished.error();
         batch->mark_held();
         if (!batch->remote_error()) inbox.counters().recalled_batches.add(1);
         return batch;
       }
-      if (inbox.is_dead()) return Error{Errc::kClosed, "the connection to the workers has ended"};
+      if (inbox.is_dead()) return Fault{Errc::kClosed, "the connection to the workers has ended"};
       if (!inbox.wait_for_recalled(deadline) && steady_clock::now() >= deadline)
-        return Error{Errc::kTimeout, "no worker has sent it yet"};
+        return Fault{Errc::kTimeout, "no worker has sent it yet"};
     }
   }
 

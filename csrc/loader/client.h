@@ -127,7 +127,7 @@ class Client {
     bool is_unreadable = false;      // of kBatch: the user is given an error in its place
     std::vector<std::byte> state{};  // of kShardEnded: of the shard's dataset then, if it has one
     std::unique_ptr<Batch> batch;
-    std::optional<Error> error;
+    std::optional<Fault> error;
 
     std::string_view message() const { return error ? std::string_view(error->message) : std::string_view(); }
   };

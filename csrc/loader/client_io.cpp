@@ -42,7 +42,7 @@ ClientIo::ClientIo(const ClientIoOptions& options)
 ClientIo::~ClientIo() { stop(); }
 
 Result<void> ClientIo::start(Stages stages) {
-  if (!listener_) return Error{Errc::kNoMemory, listen_error_};
+  if (!listener_) return Fault{Errc::kNoMemory, listen_error_};
   if (auto started = stages_.start(std::move(stages)); !started) return started;
   context_ = std::make_unique<net::SocketContext>();
   return loop_.start();
@@ -276,16 +276,16 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
                                                     net::MessageParts& parts) {
   constexpr bool kAllowPickle = true;  // local workers are this process's own children
   if (descriptor.kind == DescriptorKind::kInline) {
-    if (parts.size() != 2) return Error{Errc::kMalformed, "an inline batch did not come in two parts"};
+    if (parts.size() != 2) return Fault{Errc::kMalformed, "an inline batch did not come in two parts"};
     inbox_.counters().inline_batches.add(1);
     std::vector<std::byte> record(parts[0].begin() + sizeof descriptor, parts[0].end());
     auto batch = Batch::from_parts(descriptor, std::move(record), std::move(parts[1]), kAllowPickle);
     if (batch && batch.value()->is_narrow())
-      return Error{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
-    if (!channel.passed) return Error{Errc::kMalformed, "a worker named memory before it connected"};
+      return Fault{Errc::kMalformed, "a batch of this machine has tensors that are written for a link"};
+    if (!channel.passed) return Fault{Errc::kMalformed, "a worker named memory before it connected"};
     return with_files(*channel.passed, std::move(batch));
   }
-  if (!channel.passed) return Error{Errc::kMalformed, "a worker named memory before it connected"};
+  if (!channel.passed) return Fault{Errc::kMalformed, "a worker named memory before it connected"};
   auto lease = channel.passed->lease({.arena_id = descriptor.arena_id,
                                       .slab_index = descriptor.slab_index,
                                       .generation = descriptor.slab_generation,
@@ -294,7 +294,7 @@ Result<std::unique_ptr<Batch>> ClientIo::make_batch(Channel& channel, const Desc
   if (!lease) return lease.error();
   auto batch = Batch::from_slab(descriptor, std::move(lease).value(), kAllowPickle);
   if (batch && batch.value()->is_narrow())
-    return Error{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
+    return Fault{Errc::kMalformed, "a batch in shared memory has tensors that are written for a link"};
   return with_files(*channel.passed, std::move(batch));
 }
 

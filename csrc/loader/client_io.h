@@ -73,7 +73,7 @@ class ClientIo : public BatchSource, private EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { stages_.fail(0, error); }
+  void failed(Fault error) override { stages_.fail(0, error); }
 
   void accept_workers();
   void greet_newcomers();

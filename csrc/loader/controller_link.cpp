@@ -35,7 +35,7 @@ Result<void> ControllerLink::receive(Instant now) {
       enrolment_.clock.connected(now);
     }
     if (event->kind != ConnectionEvent::Kind::kRefused) continue;
-    if (event->is_final) return Error{Errc::kClosed, event->reason};
+    if (event->is_final) return Fault{Errc::kClosed, event->reason};
     trouble_ = event->reason;
   }
   return {};
@@ -45,7 +45,7 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
   auto message = wire::parse_control(bytes);
   if (!message) return message.error();
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value())) {
-    return Error{Errc::kClosed,
+    return Fault{Errc::kClosed,
                  "the controller at " + socket_->endpoint().text() + " refused this trainer: " + refusal->reason};
   }
   auto* roster = std::get_if<wire::TrainerRoster>(&message.value());

@@ -57,7 +57,7 @@ Result<std::vector<CopyStage::Room>> CopyStage::allocate(const Batch& batch, con
   for (size_t index = 0; index < sources.size(); ++index) {
     auto made = allocate_one(batch, index, sources[index]);
     if (!made) {
-      return Error{made.error().code, "allocating memory on " + device_->name() + " for a batch of " +
+      return Fault{made.error().code, "allocating memory on " + device_->name() + " for a batch of " +
                                           std::to_string(batch.bytes() + batch.wide_bytes()) +
                                           " bytes failed: " + made.error().message};
     }
@@ -105,7 +105,7 @@ Result<void> CopyStage::start(const Batch& batch, const std::vector<at::Tensor>&
 }
 
 // Some of a batch's copies may be under way, and no event says when they are over.
-Error CopyStage::give_up(Copy copy, const Error& cause) {
+Fault CopyStage::give_up(Copy copy, const Fault& cause) {
   copies_.push_back(std::move(copy));
   settle();
   if (!loss_.empty()) return loss();
@@ -117,7 +117,7 @@ Result<void> CopyStage::finish(Batch& batch) {
   if (!event) return {};
   auto handed_over = device_->hand_over(*event, batch.tensors());
   if (handed_over) return {};
-  return Error{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
+  return Fault{Errc::kFailed, "waiting for the copy of a batch to " + device_->name() +
                                   " failed: " + handed_over.error().message +
                                   "; if the device is lost to this process, start the program again"};
 }
@@ -152,7 +152,7 @@ void CopyStage::lose(const std::string& cause) {
   copies_.clear();
 }
 
-Error CopyStage::loss() const {
+Fault CopyStage::loss() const {
   return {Errc::kFailed, device_->name() + " is lost to this process (" + loss_ +
                              "), so no batch can be copied to it; look for the cause in the first error of a CUDA "
                              "call, and start the program again"};

@@ -52,10 +52,10 @@ class CopyStage final : public BatchStage {
   Result<std::vector<Room>> allocate(const Batch& batch, const std::vector<at::Tensor>& sources);
   Result<Room> allocate_one(const Batch& batch, size_t index, const at::Tensor& source);
   Result<void> start(const Batch& batch, const std::vector<at::Tensor>& sources, const std::vector<Room>& rooms);
-  Error give_up(Copy copy, const Error& cause);
+  Fault give_up(Copy copy, const Fault& cause);
   void settle();
   void lose(const std::string& cause);
-  Error loss() const;
+  Fault loss() const;
 
   std::unique_ptr<Device> device_;
   const bool takes_narrow_;

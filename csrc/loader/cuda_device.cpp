@@ -28,7 +28,7 @@ Result<void> result_of(int code_of_cuda) {
   if (status == cudaSuccess) return {};
   cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
   const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
-  return Error{code, cudaGetErrorString(status)};
+  return Fault{code, cudaGetErrorString(status)};
 }
 
 // Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
@@ -38,9 +38,9 @@ auto guarded(Call call) -> decltype(call()) {
   try {
     return call();
   } catch (const c10::OutOfMemoryError& error) {
-    return Error{Errc::kNoMemory, error.what_without_backtrace()};
+    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
   } catch (const c10::Error& error) {
-    return Error{Errc::kFailed, error.what_without_backtrace()};
+    return Fault{Errc::kFailed, error.what_without_backtrace()};
   }
 }
 
@@ -202,7 +202,7 @@ class CudaDevice final : public Device {
   }
 #else
   static bool try_kernels() { return false; }
-  static Error no_kernels() { return {Errc::kUnsupported, "this build of penstock has no kernels"}; }
+  static Fault no_kernels() { return {Errc::kUnsupported, "this build of penstock has no kernels"}; }
 #endif
 
   c10::DeviceIndex index_;
@@ -215,7 +215,7 @@ class CudaDevice final : public Device {
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
   const int device_count = c10::cuda::device_count();
   if (device_index < 0 || device_index >= device_count) {
-    return Error{Errc::kUnsupported, "device cuda:" + std::to_string(device_index) +
+    return Fault{Errc::kUnsupported, "device cuda:" + std::to_string(device_index) +
                                          " was asked for, and this machine has " + std::to_string(device_count) +
                                          " CUDA devices; pass device=None or a device that is there"};
   }
@@ -225,7 +225,7 @@ Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
     return copy_stream(index);
   });
   if (!stream) {
-    return Error{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
+    return Fault{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
                                          " is there, but making a stream on it failed: " + stream.error().message +
                                          "; use CUDA in no process that was forked after CUDA was used, and look "
                                          "whether other programs can use the device"};
@@ -240,7 +240,7 @@ Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
 namespace penstock::loader {
 
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
-  return Error{Errc::kUnsupported,
+  return Fault{Errc::kUnsupported,
                "device cuda:" + std::to_string(device_index) +
                    " was asked for, and this build of penstock has no CUDA; install a CUDA build of "
                    "torch and nvcc, then build penstock again, or pass device=None"};

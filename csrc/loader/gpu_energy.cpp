@@ -9,7 +9,7 @@ namespace {
 constexpr int kNvmlSuccess = 0;
 constexpr uint64_t kUjPerMj = 1000;
 
-Error unknown(const std::string& why) { return {Errc::kUnsupported, "the energy of the GPU is not known: " + why}; }
+Fault unknown(const std::string& why) { return {Errc::kUnsupported, "the energy of the GPU is not known: " + why}; }
 
 }  // namespace
 

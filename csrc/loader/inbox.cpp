@@ -15,7 +15,7 @@ bool is_of_an_epoch(const Arrival& arrival) {
 
 }  // namespace
 
-void Inbox::fail(uint32_t worker_id, const Error& error) {
+void Inbox::fail(uint32_t worker_id, const Fault& error) {
   arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 

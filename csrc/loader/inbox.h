@@ -36,7 +36,7 @@ struct Arrival {
   uint64_t sequence = 0;
   std::vector<std::byte> state{};  // of kEnd: of the shard's dataset, if it has one
   std::unique_ptr<Batch> batch;
-  std::optional<Error> error;
+  std::optional<Fault> error;
 };
 
 // News that wait to be read; what comes after them is dropped, and the last one says so.
@@ -55,7 +55,7 @@ class Inbox {
   explicit Inbox(size_t arrival_count_max) : arrivals_(arrival_count_max) {}
 
   void arrive(Arrival arrival);
-  void fail(uint32_t worker_id, const Error& error);
+  void fail(uint32_t worker_id, const Fault& error);
   bool is_stale(uint32_t epoch) const { return epoch < first_epoch_.load() || epoch > last_epoch_.load(); }
 
   std::optional<Arrival> try_pop();

@@ -35,7 +35,7 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor
                                                      bool allow_pickle) {
   PENSTOCK_ASSERT(is_whole() && record_bytes <= payload_bytes_);
   if (has_no_room_) {
-    return Error{Errc::kNoMemory,
+    return Fault{Errc::kNoMemory,
                  "the trainer has no memory for its " + std::to_string(payload_bytes_) +
                      " bytes; use smaller batches or fewer in flight (prefetch_factor, prefetch_bytes)"};
   }
@@ -44,13 +44,13 @@ Result<std::unique_ptr<Batch>> IncomingBatch::finish(wire::Descriptor descriptor
   auto batch = slab_.lease ? take_slab(descriptor, allow_pickle) : take_heap(descriptor, allow_pickle);
   if (!batch) return batch;
   if (batch.value()->frame().shared_file_count() > 0)
-    return Error{Errc::kMalformed, "a batch of a pool refers to shared memory"};
+    return Fault{Errc::kMalformed, "a batch of a pool refers to shared memory"};
   // Tensors may share bytes, as views do. A record that names the same bytes without end would make this process
   // allocate without end wherever each tensor is copied.
   uint64_t tensor_bytes = 0;
   for (const auto& entry : batch.value()->frame().tensors) tensor_bytes += entry.bytes;
   if (tensor_bytes / kSharedMax > payload_bytes_)
-    return Error{Errc::kTooLarge, "its tensors are " + std::to_string(tensor_bytes) + " bytes and share " +
+    return Fault{Errc::kTooLarge, "its tensors are " + std::to_string(tensor_bytes) + " bytes and share " +
                                       std::to_string(payload_bytes_) + "; at most " + std::to_string(kSharedMax) +
                                       " times as many are taken"};
   return batch;

@@ -12,11 +12,11 @@ Result<void> PassedMemory::receive() {
   const shm::FdMessage& message = received.value().message;
   const bool is_file = message.kind == shm::kFdFile;
   if (!is_file && message.kind != shm::kFdArena)
-    return Error{Errc::kMalformed, "a worker sent something other than memory on its descriptor socket"};
-  if (!received.value().fd) return Error{Errc::kMalformed, "a worker passed memory without its descriptor"};
+    return Fault{Errc::kMalformed, "a worker sent something other than memory on its descriptor socket"};
+  if (!received.value().fd) return Fault{Errc::kMalformed, "a worker passed memory without its descriptor"};
   if (is_file) {
     if (files_.size() >= file_count_max_)
-      return Error{Errc::kTooLarge, "a worker passed " + std::to_string(files_.size()) +
+      return Fault{Errc::kTooLarge, "a worker passed " + std::to_string(files_.size()) +
                                         " files in shared memory that no batch of its lies in"};
     files_.push_back(std::move(received.value().fd));
     return {};
@@ -44,7 +44,7 @@ Result<c10::intrusive_ptr<SlabLease>> PassedMemory::lease(const wire::SlabPlace&
   if (!view) return view.error();
   if (place.is_transient) arenas_.erase(place.arena_id);
   if (place.slab_index >= view.value()->slab_count()) {
-    return Error{Errc::kMalformed, "a worker names slab " + std::to_string(place.slab_index) + " of " +
+    return Fault{Errc::kMalformed, "a worker names slab " + std::to_string(place.slab_index) + " of " +
                                        std::to_string(view.value()->slab_count())};
   }
   view.value()->populate(place.slab_index, place.slab_bytes);

@@ -24,7 +24,7 @@ Result<void> PinStage::begin(Batch& batch) {
     }
     batch.replace_tensors(std::move(pinned));
   } catch (const c10::Error& error) {
-    return Error{Errc::kFailed,
+    return Fault{Errc::kFailed,
                  std::string("copying a batch to pinned memory failed: ") + error.what_without_backtrace()};
   }
   return {};

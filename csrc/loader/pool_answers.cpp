@@ -59,7 +59,7 @@ std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<In
   return batch;
 }
 
-std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Error& error) {
+std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error) {
   return Batch::from_error(descriptor_of(key), {.type_name = "penstock.errors.PenstockError",
                                                 .text = "the batch cannot be read: " + error.message,
                                                 .worker = place});

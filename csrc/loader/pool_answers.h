@@ -27,7 +27,7 @@ std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<In
                                 const std::string& worker, const std::string& place, bool allow_pickle);
 
 // The error in place of a batch that `place` sent and that cannot be read.
-std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Error& error);
+std::unique_ptr<Batch> error_of_damage(wire::BatchKey key, const std::string& place, const Fault& error);
 
 // The error in place of a batch that one worker after the other died of. `lost_at` is where one of them listened, or
 // empty.

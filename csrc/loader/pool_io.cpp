@@ -438,11 +438,11 @@ void PoolIo::connect_handover(uint64_t worker_id, WorkerLink& link, uint32_t num
 }
 
 Result<IncomingBatch> PoolIo::take_slab(WorkerLink& link, const wire::PoolAnswer& answer) {
-  if (!link.passed()) return Error{Errc::kMalformed, "it names a slab on a link without shared memory"};
+  if (!link.passed()) return Fault{Errc::kMalformed, "it names a slab on a link without shared memory"};
   auto lease = link.passed()->lease(*answer.place);
   if (!lease) return lease.error();
   if (answer.payload_bytes > lease.value()->view().slab_bytes())
-    return Error{Errc::kMalformed, "it names a batch that is larger than its slab"};
+    return Fault{Errc::kMalformed, "it names a batch that is larger than its slab"};
   const uint64_t slab_bytes = lease.value()->view().slab_bytes();
   return IncomingBatch({.lease = std::move(lease).value(),
                         .is_transient = answer.place->is_transient,
@@ -694,7 +694,7 @@ std::string PoolIo::spoken_silence(WorkerLink& link) {
 }
 
 void PoolIo::tell(std::string news) {
-  stages_.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Error{Errc::kFailed, std::move(news)}});
+  stages_.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Fault{Errc::kFailed, std::move(news)}});
 }
 
 }  // namespace penstock::loader

@@ -89,7 +89,7 @@ class PoolIo final : public EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { stages_.fail(0, error); }
+  void failed(Fault error) override { stages_.fail(0, error); }
 
  private:
   using BatchKey = wire::BatchKey;

@@ -23,7 +23,7 @@ bool has_tensors(const Batch& batch) {
 // On the device, while it widens what came narrow.
 uint64_t bytes_of(const Batch& batch) { return batch.bytes() + batch.wide_bytes(); }
 
-std::unique_ptr<Batch> make_error(const Batch& batch, const Error& error, uint64_t staged_bytes) {
+std::unique_ptr<Batch> make_error(const Batch& batch, const Fault& error, uint64_t staged_bytes) {
   if (error.code != Errc::kNoMemory) {
     return Batch::from_error(batch.descriptor(), {.type_name = "RuntimeError", .text = error.message, .worker = {}});
   }
@@ -65,7 +65,7 @@ void StageChain::arrive(Arrival arrival) {
   if (arrivals_.push(std::move(arrival))) loop_->wake();
 }
 
-void StageChain::fail(uint32_t worker_id, const Error& error) {
+void StageChain::fail(uint32_t worker_id, const Fault& error) {
   arrive({.kind = Arrival::Kind::kFailed, .worker_id = worker_id, .batch = {}, .error = error});
 }
 
@@ -105,7 +105,7 @@ Result<bool> StageChain::wait(int wake_fd, bool may_sleep) {
   return ::poll(&waker, 1, static_cast<int>(timeout.count())) > 0;
 }
 
-void StageChain::failed(Error error) {
+void StageChain::failed(Fault error) {
   close();
   inbox_.fail(0, error);
 }

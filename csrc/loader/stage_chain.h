@@ -52,7 +52,7 @@ class StageChain : private EventLoop::Handler {
 
   // Batches of one epoch come in whatever order; what else arrives never waits for the room of a batch.
   void arrive(Arrival arrival);
-  void fail(uint32_t worker_id, const Error& error);
+  void fail(uint32_t worker_id, const Fault& error);
 
   // The trainer waits for this batch: without a sequence, for any batch of the epoch.
   void await(uint32_t epoch, std::optional<uint64_t> sequence);
@@ -73,7 +73,7 @@ class StageChain : private EventLoop::Handler {
 
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
-  void failed(Error error) override;
+  void failed(Fault error) override;
 
   struct Next {
     WaitingBatches::iterator place;

@@ -128,7 +128,7 @@ Result<void> Authenticator::begin() {
   if (socket_ && zmq_setsockopt(socket_.get(), ZMQ_LINGER, &zero, sizeof zero) == 0 &&
       zmq_bind(socket_.get(), kZapEndpoint) == 0)
     return {};
-  const Error error{Errc::kFailed, std::string("starting to check keys failed: ") + zmq_strerror(zmq_errno())};
+  const Fault error{Errc::kFailed, std::string("starting to check keys failed: ") + zmq_strerror(zmq_errno())};
   socket_.reset();  // on the thread that made it
   return error;
 }
@@ -136,11 +136,11 @@ Result<void> Authenticator::begin() {
 Result<bool> Authenticator::wait(int wake_fd, bool may_sleep) {
   zmq_pollitem_t items[] = {{socket_.get(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_fd, ZMQ_POLLIN, 0}};
   if (zmq_poll(items, 2, may_sleep ? -1 : 0) < 0 && zmq_errno() != EINTR)
-    return Error{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
+    return Fault{Errc::kFailed, std::string("waiting for keys to check failed: ") + zmq_strerror(zmq_errno())};
   return (items[1].revents & ZMQ_POLLIN) != 0;
 }
 
-void Authenticator::failed(Error error) {
+void Authenticator::failed(Fault error) {
   MutexLock lock(mutex_);
   failure_ = std::move(error);
 }

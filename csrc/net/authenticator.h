@@ -82,7 +82,7 @@ class Authenticator final : private EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override { socket_.reset(); }
-  void failed(Error error) override;
+  void failed(Fault error) override;
 
   struct Allowed {
     AllowedKeys keys;
@@ -97,7 +97,7 @@ class Authenticator final : private EventLoop::Handler {
   std::map<std::string, Allowed, std::less<>> domains_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t domain_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
   uint64_t refused_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
-  std::optional<Error> failure_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
   EventLoop loop_;
 };
 

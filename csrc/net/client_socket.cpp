@@ -36,7 +36,7 @@ Result<std::unique_ptr<ClientSocket>> ClientSocket::begin_with(SocketContext& co
                                                                Result<std::unique_ptr<TcpSocket>> socket) {
   if (!socket) return socket.error();
   if (endpoint.port == 0 || endpoint.host == "*") {
-    return Error{Errc::kMalformed, "connecting to " + endpoint.text() +
+    return Fault{Errc::kMalformed, "connecting to " + endpoint.text() +
                                        " failed: it names no single server; name the host and port of one"};
   }
   auto monitor = ConnectionMonitor::watch(context, socket.value()->handle());

@@ -71,7 +71,7 @@ Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContex
   const std::string endpoint = "inproc://" + make_endpoint_name();
   void* events = zmq_socket(context.handle(), ZMQ_PAIR);
   if (events == nullptr) {
-    return Error{Errc::kFailed, std::string("opening a monitor failed: ") + zmq_strerror(zmq_errno())};
+    return Fault{Errc::kFailed, std::string("opening a monitor failed: ") + zmq_strerror(zmq_errno())};
   }
   auto monitor = std::make_unique<ConnectionMonitor>(events, watched);
   const int zero = 0;
@@ -81,7 +81,7 @@ Result<std::unique_ptr<ConnectionMonitor>> ConnectionMonitor::watch(SocketContex
       zmq_setsockopt(events, ZMQ_LINGER, &zero, sizeof zero) != 0 ||
       zmq_socket_monitor(watched, endpoint.c_str(), kWatchedEvents) != 0 ||
       zmq_connect(events, endpoint.c_str()) != 0) {
-    return Error{Errc::kFailed, std::string("watching a connection failed: ") + zmq_strerror(zmq_errno())};
+    return Fault{Errc::kFailed, std::string("watching a connection failed: ") + zmq_strerror(zmq_errno())};
   }
   return monitor;
 }

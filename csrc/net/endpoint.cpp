@@ -16,7 +16,7 @@ constexpr std::string_view kScheme = "tcp://";
 constexpr size_t kHostLengthMax = 253;  // of a name in DNS
 constexpr std::string_view kEveryInterface = "*";
 
-Error bad_endpoint(std::string_view text, const std::string& seen) {
+Fault bad_endpoint(std::string_view text, const std::string& seen) {
   return {Errc::kMalformed, "the address '" + std::string(text.substr(0, 300)) + "' cannot be used: " + seen +
                                 "; write it as tcp://HOST:PORT, such as tcp://127.0.0.1:5555 or tcp://[::1]:5555"};
 }
@@ -70,7 +70,7 @@ Result<HostAddress> resolve_bind_address(const Endpoint& endpoint) {
   if (endpoint.host == kEveryInterface) return HostAddress{.number = endpoint.host};
   auto address = look_up(endpoint.host);
   if (address) return address;
-  return Error{Errc::kFailed, "looking up " + endpoint.host + " failed: " + address.error().message +
+  return Fault{Errc::kFailed, "looking up " + endpoint.host + " failed: " + address.error().message +
                                   "; name an address or host of this machine, or * for every interface"};
 }
 

@@ -38,11 +38,11 @@ std::string octal_mode(mode_t mode) {
 }
 
 // The error's text: the failure, the fact that was seen with the one that was expected, and the remedy.
-Error key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy) {
+Fault key_error(Errc code, const std::string& path, const std::string& seen, const std::string& remedy) {
   return {code, "the keys in " + path + " cannot be used: " + seen + "; " + remedy};
 }
 
-Error system_error(const std::string& what, const std::string& path, int error_number) {
+Fault system_error(const std::string& what, const std::string& path, int error_number) {
   const std::string remedy = error_number == ENOENT ? "; make keys with penstock keys, or correct the path" : "";
   return {Errc::kFailed, what + " " + path + " failed: " + std::strerror(error_number) + remedy};
 }
@@ -109,7 +109,7 @@ Result<std::string_view> read_key_file(int folder_fd, const std::string& folder,
   return text.text().substr(0, kKeyTextLength);
 }
 
-Error not_z85(const std::string& path) {
+Fault not_z85(const std::string& path) {
   return key_error(Errc::kMalformed, path, "its text is no Z85, which is how keys are written",
                    "copy the file again, or make new keys with penstock keys");
 }
@@ -179,7 +179,7 @@ class NewFiles {
     return {};
   }
 
-  static Error already_there(const std::string& path) {
+  static Fault already_there(const std::string& path) {
     return {Errc::kMismatch, "making keys failed: " + path +
                                  " is there already, and a key that is lost cannot be had again; name another folder, "
                                  "or move the old keys away"};
@@ -319,7 +319,7 @@ Result<void> make_key_folder(const std::string& folder) {
 
 Result<void> make_user_keys(const std::string& folder, const std::string& user, const std::string& user_folder) {
   if (!is_user_name(user))
-    return Error{Errc::kMalformed, "'" + user + "' cannot name a user; take up to " +
+    return Fault{Errc::kMalformed, "'" + user + "' cannot name a user; take up to " +
                                        std::to_string(kUserNameBytesMax) +
                                        " letters, digits, '-', '_' and '.', the first of them no '.'"};
   auto fd = open_folder(folder);

@@ -17,7 +17,7 @@ static_assert(kKeyTextLength == kKeyBytes / 4 * 5);
 
 constexpr std::array<std::string_view, kRoles.size()> kRoleNames = {"controller", "trainer", "worker", "operator"};
 
-Error not_a_key(std::string_view text) {
+Fault not_a_key(std::string_view text) {
   return {Errc::kMalformed, "reading a key failed: it is " + std::to_string(text.size()) +
                                 " characters long or has others than those of Z85; a key is " +
                                 std::to_string(kKeyTextLength) + " of them; make keys with penstock keys"};

@@ -20,7 +20,7 @@ Result<void> wait_readable(std::span<const Waitable> sockets, std::span<const in
   for (bool& flag : is_fd_readable) flag = false;
   if (ready < 0) {
     if (zmq_errno() == EINTR) return {};
-    return Error{Errc::kFailed, std::string("waiting for peers failed: ") + zmq_strerror(zmq_errno())};
+    return Fault{Errc::kFailed, std::string("waiting for peers failed: ") + zmq_strerror(zmq_errno())};
   }
   for (size_t index = 0; index < fds.size(); ++index) {
     is_fd_readable[index] = items[sockets.size() + index].revents != 0;

@@ -16,14 +16,14 @@ namespace {
 
 constexpr int kToldInOneCall = 64;  // by the system; events beyond it come first the next time
 
-Error zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
+Fault zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 
 }  // namespace
 
 Result<std::unique_ptr<ReadySet>> ReadySet::open() {
   FileDescriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) {
-    return Error{Errc::kNoMemory, std::string("epoll_create1 failed: ") + std::strerror(errno) +
+    return Fault{Errc::kNoMemory, std::string("epoll_create1 failed: ") + std::strerror(errno) +
                                       "; raise the limit of open files (ulimit -n)"};
   }
   return std::make_unique<ReadySet>(std::move(epoll));
@@ -50,7 +50,7 @@ Result<uint64_t> ReadySet::add(Member member) {
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, member.fds[index], &event) == 0) continue;
     const int error_number = errno;
     while (index > 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, member.fds[--index], nullptr);
-    return Error{Errc::kNoMemory, "waiting for one more descriptor beside those of " + std::to_string(members_.size()) +
+    return Fault{Errc::kNoMemory, "waiting for one more descriptor beside those of " + std::to_string(members_.size()) +
                                       " others failed: " + std::strerror(error_number) +
                                       "; raise fs.epoll.max_user_watches, or use fewer"};
   }
@@ -102,7 +102,7 @@ Result<std::span<const uint64_t>> ReadySet::wait(std::chrono::milliseconds timeo
   const int64_t timeout_ms = told_.empty() ? std::min<int64_t>(timeout.count(), std::numeric_limits<int>::max()) : 0;
   const int count = ::epoll_wait(epoll_.get(), events.data(), kToldInOneCall, static_cast<int>(timeout_ms));
   if (count < 0 && errno != EINTR)
-    return Error{Errc::kFailed, std::string("waiting for peers failed: ") + std::strerror(errno)};
+    return Fault{Errc::kFailed, std::string("waiting for peers failed: ") + std::strerror(errno)};
   for (int index = 0; index < count; ++index) told_.push_back(events[static_cast<size_t>(index)].data.u64);
   std::sort(told_.begin(), told_.end());
   told_.erase(std::unique(told_.begin(), told_.end()), told_.end());

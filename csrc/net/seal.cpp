@@ -35,7 +35,7 @@ Iv iv_of(uint64_t counter) {
   return iv;
 }
 
-Error openssl_failure(const std::string& what) {
+Fault openssl_failure(const std::string& what) {
   char reason[256] = "no reason was given";
   if (const unsigned long code = ERR_get_error(); code != 0) ERR_error_string_n(code, reason, sizeof reason);
   ERR_clear_error();

@@ -21,7 +21,7 @@ std::string environment_text(const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-Error unusable(const std::string& folder, const std::string& seen) {
+Fault unusable(const std::string& folder, const std::string& seen) {
   return {Errc::kMismatch, "the shared keys in " + folder + " cannot be used: " + seen +
                                ", and it must be a 0700 folder of this user; remove it if you do not know where it "
                                "comes from, or make keys with penstock keys and name their folder"};
@@ -86,7 +86,7 @@ Result<std::string> shared_key_folder(const SharedKeyPlaces& places) {
   if (made.value()) return folder;
   FolderAside aside(folder);
   if (aside.path().empty()) {
-    return Error{Errc::kFailed, "making a folder for shared keys beside " + folder + " failed: " +
+    return Fault{Errc::kFailed, "making a folder for shared keys beside " + folder + " failed: " +
                                     std::strerror(errno) + "; make keys with penstock keys and name their folder"};
   }
   if (auto keys = make_key_folder(aside.path()); !keys) return keys.error();

@@ -19,7 +19,7 @@ constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
 constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
 
-Error zmq_failure(const std::string& what) {
+Fault zmq_failure(const std::string& what) {
   const int error_number = zmq_errno();
   const Errc code = error_number == EAGAIN ? Errc::kClosed : Errc::kFailed;
   return {code, what + " failed: " + zmq_strerror(error_number)};

@@ -34,7 +34,7 @@ constexpr int kUnansweredMsMax = 15'000;
 // Routing ids that libzmq makes up begin with this byte, which it reserves for itself.
 constexpr char kMadeUp = '\0';
 
-Error zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
+Fault zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 
 // Sets options one after the other, and remembers whether all could be set.
 class Options {
@@ -109,7 +109,7 @@ Result<std::unique_ptr<TcpSocket>> set_up(Result<std::unique_ptr<TcpSocket>> soc
 
 Result<void> check_reach(const Endpoint& endpoint, const HostAddress& address, KeyOrigin origin) {
   if (address.is_loopback || origin == KeyOrigin::kGiven) return {};
-  return Error{Errc::kUnsupported,
+  return Fault{Errc::kUnsupported,
                "listening at " + endpoint.text() + " is refused: other machines can reach " + address.number +
                    " and no keys were given, which decide who is let in; make keys with penstock keys DIR and name "
                    "their folder with --keys or PENSTOCK_KEYS, or listen at tcp://127.0.0.1"};
@@ -174,7 +174,7 @@ class QueuedParts {
       if (index == 0) break;
     }
     if (is_sent) return {};
-    return Error{Errc::kClosed, "sending to a peer failed: it is gone, or does not read its messages"};
+    return Fault{Errc::kClosed, "sending to a peer failed: it is gone, or does not read its messages"};
   }
 
  private:
@@ -238,12 +238,12 @@ Result<void> check_zmq(const ZmqFacts& facts) {
   const std::string version =
       std::to_string(facts.major) + "." + std::to_string(facts.minor) + "." + std::to_string(facts.patch);
   if (std::tie(facts.major, facts.minor, facts.patch) < std::make_tuple(4, 3, 3)) {
-    return Error{Errc::kUnsupported, "a pool cannot be used: libzmq is of version " + version +
+    return Fault{Errc::kUnsupported, "a pool cannot be used: libzmq is of version " + version +
                                          ", and before 4.3.3 anyone who reaches the port can stop or corrupt a "
                                          "server; install libzmq 4.3.3 or later"};
   }
   if (!facts.has_curve) {
-    return Error{Errc::kUnsupported, "a pool cannot be used: libzmq " + version +
+    return Fault{Errc::kUnsupported, "a pool cannot be used: libzmq " + version +
                                          " was built without CURVE, which keeps strangers out; install a libzmq with "
                                          "libsodium, such as Debian's libzmq5"};
   }
@@ -295,7 +295,7 @@ Result<Endpoint> TcpSocket::listen(const Endpoint& endpoint, KeyOrigin origin) {
   const std::string address = zmq_address(found.value(), endpoint.port);
   const int is_ipv6 = found.value().is_ipv6 ? 1 : 0;
   if (!Options(socket_).set(ZMQ_IPV6, is_ipv6).is_set() || zmq_bind(socket_, address.c_str()) != 0) {
-    return Error{Errc::kFailed, "listening at " + address + " failed: " + zmq_strerror(zmq_errno()) +
+    return Fault{Errc::kFailed, "listening at " + address + " failed: " + zmq_strerror(zmq_errno()) +
                                     "; choose an address of this machine and a free port, or port 0"};
   }
   std::array<char, 256> bound{};
@@ -330,12 +330,12 @@ Result<void> TcpSocket::check_sizes(std::span<const OutgoingPart> parts) const {
   for (const OutgoingPart& part : parts) {
     message_bytes += part.bytes.size();
     if (part.bytes.size() <= limits_.part_bytes_max) continue;
-    return Error{Errc::kTooLarge, "sending to a peer failed: a part is " + std::to_string(part.bytes.size()) +
+    return Fault{Errc::kTooLarge, "sending to a peer failed: a part is " + std::to_string(part.bytes.size()) +
                                       " bytes and may be " + std::to_string(limits_.part_bytes_max) +
                                       "; send it in several messages"};
   }
   if (parts.size() <= wire::kPartCountMax && message_bytes <= limits_.message_bytes_max) return {};
-  return Error{Errc::kTooLarge, "sending to a peer failed: the message is " + std::to_string(parts.size()) +
+  return Fault{Errc::kTooLarge, "sending to a peer failed: the message is " + std::to_string(parts.size()) +
                                     " parts with " + std::to_string(message_bytes) + " bytes and may be " +
                                     std::to_string(wire::kPartCountMax) + " with " +
                                     std::to_string(limits_.message_bytes_max) + "; send several messages"};
@@ -360,7 +360,7 @@ Result<void> TcpSocket::send(std::string_view routing_id, std::span<OutgoingPart
       std::exchange(part.release, nullptr)();
     }
   }
-  if (!is_added) return Error{Errc::kNoMemory, "sending to a peer failed: there is no memory for the message"};
+  if (!is_added) return Fault{Errc::kNoMemory, "sending to a peer failed: there is no memory for the message"};
   return message.send(socket_);
 }
 

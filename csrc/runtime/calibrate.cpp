@@ -162,7 +162,7 @@ Result<graph::Calibration> calibrate(const graph::Graph& graph, std::span<const 
                                      std::span<const std::optional<at::Tensor>> constants,
                                      const CalibrateOptions& options) {
   if (verdicts.size() != graph.nodes.size())
-    return Error{Errc::kMismatch, "calibration was given " + std::to_string(verdicts.size()) + " verdicts for " +
+    return Fault{Errc::kMismatch, "calibration was given " + std::to_string(verdicts.size()) + " verdicts for " +
                                       std::to_string(graph.nodes.size()) + " nodes; pass those of this very graph"};
   Calibrator calibrator(graph, verdicts);
   if (auto prepared = calibrator.prepare(leaves, constants); !prepared) return prepared.error();

@@ -19,7 +19,7 @@ bool has_values(const Argument& argument) {
   return found;
 }
 
-Error mismatch(const Argument& argument, const c10::TypePtr& type) {
+Fault mismatch(const Argument& argument, const c10::TypePtr& type) {
   std::string text;
   graph::print_argument(text, argument, [](std::string& out, graph::ValueId) { out += "%value"; });
   return {Errc::kMismatch, "takes " + type->str() + " where it was given " + text};

@@ -26,7 +26,7 @@ Result<FileDescriptor> in_memory(std::string_view library) {
     library.remove_prefix(static_cast<size_t>(written));
   }
   if (!fd || !library.empty())
-    return Error{Errc::kNoMemory, std::string("a compiled prefix cannot be put into memory: ") + std::strerror(errno)};
+    return Fault{Errc::kNoMemory, std::string("a compiled prefix cannot be put into memory: ") + std::strerror(errno)};
   return fd;
 }
 
@@ -55,7 +55,7 @@ Result<CompiledPrefix> CompiledPrefix::load(std::string_view library, std::vecto
   try {
     return CompiledPrefix(std::make_unique<Library>(std::move(fd).value()), std::move(leaves));
   } catch (const std::exception& error) {
-    return Error{Errc::kUnsupported, std::string("a compiled prefix cannot be loaded: ") + error.what()};
+    return Fault{Errc::kUnsupported, std::string("a compiled prefix cannot be loaded: ") + error.what()};
   }
 }
 
@@ -78,7 +78,7 @@ Result<std::vector<at::Tensor>> CompiledPrefix::run(std::span<const at::Tensor> 
   try {
     return library_->runner.run(inputs);
   } catch (const std::exception& error) {
-    return Error{Errc::kUnsupported, std::string("a compiled prefix failed: ") + error.what()};
+    return Fault{Errc::kUnsupported, std::string("a compiled prefix failed: ") + error.what()};
   }
 }
 

@@ -23,7 +23,7 @@ using graph::Input;
 using graph::InputKind;
 using graph::ValueId;
 
-Error refusal(const std::string& what, const std::string& seen, const std::string& expected) {
+Fault refusal(const std::string& what, const std::string& seen, const std::string& expected) {
   return {Errc::kMismatch, what + " is " + seen + ", the graph was captured with " + expected + "; capture again"};
 }
 
@@ -67,7 +67,7 @@ Result<Executor> Executor::create(graph::Graph graph, std::vector<at::Tensor> co
 Result<void> Executor::prepare(std::vector<at::Tensor> constants, const ExecutorOptions& options) {
   // Factories and divisions of integers take it where the program gives none.
   if (c10::get_default_dtype() != caffe2::TypeMeta::Make<float>())
-    return Error{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
+    return Fault{Errc::kUnsupported, "the default dtype is " + std::string(c10::get_default_dtype().name()) +
                                          ", graphs run under float32; leave torch.set_default_dtype alone here"};
   capture::annotate(graph_);
   if (auto checked = check_effects(options); !checked) return checked;
@@ -128,16 +128,16 @@ Result<void> Executor::bind_inputs(std::vector<at::Tensor> constants) {
 Result<void> Executor::check_effects(const ExecutorOptions& options) const {
   for (const Input& input : graph_.inputs) {
     if (input.kind == InputKind::kInt && !input.size_of)
-      return Error{Errc::kUnsupported, "the graph reads " + input.source + ", a number from outside the batch"};
+      return Fault{Errc::kUnsupported, "the graph reads " + input.source + ", a number from outside the batch"};
     if (input.kind == InputKind::kState && !options.allow_state)
-      return Error{Errc::kUnsupported, "the graph reads " + input.source + ", which is state; a prefix has none"};
+      return Fault{Errc::kUnsupported, "the graph reads " + input.source + ", which is state; a prefix has none"};
   }
   if (options.allow_state) return {};
   const auto verdicts =
       graph::analyse_effects(graph_, {.allow_random = options.allow_random, .is_whole_program = false});
   for (size_t i = 0; i < verdicts.size(); ++i)
     if (!verdicts[i].movable)
-      return Error{Errc::kUnsupported,
+      return Fault{Errc::kUnsupported,
                    "a worker does not run " + graph::describe(graph_.nodes[i]) + ": " + verdicts[i].reason};
   return {};
 }
@@ -203,7 +203,7 @@ Result<std::vector<at::Tensor>> Executor::run(std::span<const at::Tensor> leaves
   for (const ValueId output : outputs_) {
     const c10::IValue& value = frame[output];
     if (!value.isTensor())
-      return Error{Errc::kUnsupported, "the output %" + graph_.value_names[output] + " is a " + value.tagKind() +
+      return Fault{Errc::kUnsupported, "the output %" + graph_.value_names[output] + " is a " + value.tagKind() +
                                            "; only tensors are given out"};
     outputs.push_back(value.toTensor());
   }

@@ -55,7 +55,7 @@ Result<OperatorCall> OperatorCall::prepare(const graph::Node& node) {
   call.name_ = graph::describe(node);
   call.results_ = node.results;
   graph::for_each_operand(node, [&](graph::ValueId operand) { call.operands_.push_back(operand); });
-  const auto refuse = [&](const Error& error) { return Error{error.code, call.name_ + " " + error.message}; };
+  const auto refuse = [&](const Fault& error) { return Fault{error.code, call.name_ + " " + error.message}; };
 
   call.size_op_ = graph::find_size_op(node.op);
   if (call.size_op_ != nullptr) {
@@ -161,7 +161,7 @@ Result<void> OperatorCall::call_size_op(Frame& frame) const {
   return {};
 }
 
-Error OperatorCall::failure(const Frame& frame, const std::string& why) const {
+Fault OperatorCall::failure(const Frame& frame, const std::string& why) const {
   std::string text = name_ + " failed on (";
   for (size_t i = 0; i < operands_.size(); ++i) text += (i > 0 ? ", " : "") + describe_value(frame[operands_[i]]);
   return {Errc::kFailed, text + "): " + first_line(why)};

@@ -38,7 +38,7 @@ class OperatorCall {
  private:
   void call_operator(Frame& frame, c10::Stack& stack) const;
   Result<void> call_size_op(Frame& frame) const;
-  Error failure(const Frame& frame, const std::string& why) const;
+  Fault failure(const Frame& frame, const std::string& why) const;
 
   std::string name_;  // of the operator, with its line and label, for messages
   std::optional<c10::OperatorHandle> operator_;

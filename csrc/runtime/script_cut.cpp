@@ -58,7 +58,7 @@ Result<void> check_prefix(const capture::ModuleHandle& module, const ScriptCall&
   const c10::IValue expected = reference.value().run(module.get(), call, {});
   for (size_t i = 0; i < made.value().size(); ++i)
     if (!is_same_bits(made.value()[i], expected.toTupleRef().elements()[i].toTensor()))
-      return Error{Errc::kUnsupported,
+      return Fault{Errc::kUnsupported,
                    plan.boundary_names[i] + " has other bits when it is computed apart; leave it to the module"};
   return {};
 }

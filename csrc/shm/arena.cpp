@@ -30,13 +30,13 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 uint64_t page_bytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
-Error no_memory(const std::string& what, int error_number) {
+Fault no_memory(const std::string& what, int error_number) {
   return {Errc::kNoMemory, "shared memory for batches could not be had: " + what + ": " + std::strerror(error_number) +
                                "; free memory, raise the memory limit, or lower batch_size, prefetch_factor or "
                                "PENSTOCK_ARENA_BYTES"};
 }
 
-Error bad_arena(const std::string& what) {
+Fault bad_arena(const std::string& what) {
   return {Errc::kMalformed, "the arena that a worker passed cannot be used: " + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -67,7 +67,7 @@ Result<std::shared_ptr<Arena>> Arena::create(const ArenaSpec& wanted, uint32_t a
                        .slab_count = wanted.slab_count};
   const uint64_t control_bytes = align_up(sizeof(ArenaControl) + spec.slab_count * sizeof(SlabControl), page_bytes());
   if (spec.slab_bytes > (kArenaBytesMax - control_bytes) / spec.slab_count) {
-    return Error{Errc::kTooLarge, "an arena of " + std::to_string(spec.slab_count) + " slabs of " +
+    return Fault{Errc::kTooLarge, "an arena of " + std::to_string(spec.slab_count) + " slabs of " +
                                       std::to_string(spec.slab_bytes) + " bytes is above the cap of " +
                                       std::to_string(kArenaBytesMax) + " bytes; lower batch_size or prefetch_factor"};
   }

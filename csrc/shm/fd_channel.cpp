@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kBacklog = 1024;  // every worker of a loader may connect before the trainer accepts the first
 
-Error system_error(const std::string& what, int error_number) {
+Fault system_error(const std::string& what, int error_number) {
   const Errc code =
       error_number == EMFILE || error_number == ENFILE || error_number == ENOMEM ? Errc::kNoMemory : Errc::kClosed;
   return {code, what + " failed: " + std::strerror(error_number)};
@@ -62,7 +62,7 @@ Result<FdConnection> FdConnection::connect(const std::string& name) {
     return system_error("connecting to the trainer", errno);
   }
   if (!is_same_user(fd.get())) {
-    return Error{Errc::kClosed, "the process at the trainer's address belongs to another user; nothing was sent to it"};
+    return Fault{Errc::kClosed, "the process at the trainer's address belongs to another user; nothing was sent to it"};
   }
   return FdConnection(std::move(fd));
 }
@@ -99,7 +99,7 @@ Result<FdConnection::Received> FdConnection::receive(std::chrono::steady_clock::
     const int ready = ::poll(&item, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1'000'000)));
     if (ready > 0) break;
     if (ready < 0 && errno != EINTR) return system_error("waiting for a descriptor", errno);
-    if (left.count() <= 0) return Error{Errc::kTimeout, "no descriptor came before the deadline"};
+    if (left.count() <= 0) return Fault{Errc::kTimeout, "no descriptor came before the deadline"};
   }
   Received received;
   iovec part{.iov_base = &received.message, .iov_len = sizeof received.message};
@@ -113,7 +113,7 @@ Result<FdConnection::Received> FdConnection::receive(std::chrono::steady_clock::
   do {
     count = ::recvmsg(fd_.get(), &head, MSG_CMSG_CLOEXEC);
   } while (count < 0 && errno == EINTR);
-  if (count == 0) return Error{Errc::kClosed, "the peer closed the connection"};
+  if (count == 0) return Fault{Errc::kClosed, "the peer closed the connection"};
   if (count < 0) return system_error("receiving a descriptor", errno);
   size_t fd_count = 0;
   for (cmsghdr* rights = CMSG_FIRSTHDR(&head); rights != nullptr; rights = CMSG_NXTHDR(&head, rights)) {
@@ -127,12 +127,12 @@ Result<FdConnection::Received> FdConnection::receive(std::chrono::steady_clock::
     }
   }
   if (fd_count == 0 && (head.msg_flags & MSG_CTRUNC) != 0) {
-    return Error{Errc::kNoMemory,
+    return Fault{Errc::kNoMemory,
                  "a descriptor was lost on its way because this process has too many open files; raise `ulimit -n`"};
   }
   if (count != sizeof received.message || received.message.magic != FdMessage{}.magic || fd_count > 1 ||
       (head.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return Error{Errc::kMalformed, "a message on the descriptor socket is not penstock's: " + std::to_string(count) +
+    return Fault{Errc::kMalformed, "a message on the descriptor socket is not penstock's: " + std::to_string(count) +
                                        " bytes and " + std::to_string(fd_count) +
                                        " descriptors came; trainer and workers must run the same version of penstock"};
   }
@@ -162,7 +162,7 @@ Result<FdConnection> FdListener::accept() {
     FileDescriptor fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
       if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == ECONNABORTED) return Error{Errc::kTimeout, "no worker is waiting to connect"};
+      if (errno == EAGAIN || errno == ECONNABORTED) return Fault{Errc::kTimeout, "no worker is waiting to connect"};
       return system_error("accepting a worker", errno);
     }
     if (is_same_user(fd.get())) return FdConnection(std::move(fd));

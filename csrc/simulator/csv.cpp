@@ -55,7 +55,7 @@ std::vector<CsvRow> csv_rows(std::string_view text) {
   return rows;
 }
 
-Error csv_error(std::string_view file, size_t line, const std::string& seen, const std::string& expected) {
+Fault csv_error(std::string_view file, size_t line, const std::string& seen, const std::string& expected) {
   return {Errc::kMalformed, std::string(file) + ", line " + std::to_string(line) + ": " + seen + "; " + expected +
                                 " is expected; correct this line"};
 }

@@ -20,7 +20,7 @@ struct CsvRow {
 std::vector<CsvRow> csv_rows(std::string_view text);
 
 // kMalformed: "FILE, line N: SEEN; EXPECTED".
-Error csv_error(std::string_view file, size_t line, const std::string& seen, const std::string& expected);
+Fault csv_error(std::string_view file, size_t line, const std::string& seen, const std::string& expected);
 
 struct NumberRange {
   double low = 0;

@@ -68,7 +68,7 @@ Result<PairedSpeedup> paired_speedup(std::span<const double> other_s, std::span<
   const auto is_bad = [](double time_s) { return !(time_s > 0) || !std::isfinite(time_s); };
   if (other_s.size() != own_s.size() || own_s.empty() || std::any_of(other_s.begin(), other_s.end(), is_bad) ||
       std::any_of(own_s.begin(), own_s.end(), is_bad))
-    return Error{Errc::kMalformed, "policies were compared by " + std::to_string(other_s.size()) + " and " +
+    return Fault{Errc::kMalformed, "policies were compared by " + std::to_string(other_s.size()) + " and " +
                                        std::to_string(own_s.size()) +
                                        " times; as many of one as of the other, at least one, all positive, are "
                                        "expected"};

@@ -432,7 +432,7 @@ Result<Outcome> simulate(const std::vector<Job>& jobs, const std::vector<Profile
   if (auto checked = check_world(jobs, profiles, cluster, settings); !checked) return checked.error();
   const auto is_earlier = [](const Job& a, const Job& b) { return a.submit_s < b.submit_s; };
   if (!std::is_sorted(jobs.begin(), jobs.end(), is_earlier))
-    return Error{Errc::kMalformed, "the jobs are not in the order of their arrival"};
+    return Fault{Errc::kMalformed, "the jobs are not in the order of their arrival"};
   return Run(jobs, profiles, cluster, settings).run();
 }
 

@@ -17,12 +17,12 @@ Result<void> draw_models(const std::vector<Job*>& jobs, const std::vector<Profil
     for (size_t profile = 0; profile < profiles.size(); ++profile)
       if (profiles[profile].model_class == kClasses[kind]) of_class[kind].push_back(profile);
     if (split[kind] < 0 || (split[kind] > 0 && of_class[kind].empty()))
-      return Error{Errc::kMalformed, "the split gives " + std::to_string(split[kind]) + " to the class " +
+      return Fault{Errc::kMalformed, "the split gives " + std::to_string(split[kind]) + " to the class " +
                                          std::string(kClasses[kind]) + ", of which there are " +
                                          std::to_string(of_class[kind].size()) + " profiles"};
     sum += split[kind];
   }
-  if (!(sum > 0)) return Error{Errc::kMalformed, "the split is 0 for every class; a positive share is expected"};
+  if (!(sum > 0)) return Fault{Errc::kMalformed, "the split is 0 for every class; a positive share is expected"};
   std::mt19937_64 random(seed);
   for (Job* job : jobs) {
     double point = sum * static_cast<double>(random() >> 11) * 0x1p-53;
@@ -66,7 +66,7 @@ Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& p
     const auto found = std::find_if(profiles.begin(), profiles.end(),
                                     [&](const Profile& profile) { return profile.model == job.model; });
     if (found == profiles.end())
-      return Error{Errc::kMalformed, "a job is of the model '" + job.model + "', of which there is none among " +
+      return Fault{Errc::kMalformed, "a job is of the model '" + job.model + "', of which there is none among " +
                                          std::to_string(profiles.size()) + " profiles; name one of them, or none"};
     job.profile = static_cast<size_t>(found - profiles.begin());
   }
@@ -76,28 +76,28 @@ Result<void> assign_models(std::vector<Job>& jobs, const std::vector<Profile>& p
 Result<void> check_world(const std::vector<Job>& jobs, const std::vector<Profile>& profiles, const Cluster& cluster,
                          const Settings& settings) {
   if (cluster.gpu_count() == 0 || cluster.cpus_per_gpu == 0 || !(cluster.link_bytes_per_s >= 0))
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "the cluster has no server, GPU or CPU, or a negative link; at least one of each is "
                  "expected"};
   if (!(settings.interval_s > 0) || !(settings.horizon_s > 0) || !(settings.start_delay_s >= 0) ||
       !(settings.move_cost_s >= 0) || !(settings.noise >= 0) || !(settings.restart_cost_s >= 0))
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "an interval or a horizon is not positive, or a delay, a cost or the noise is negative"};
   for (const Profile& profile : profiles) {
     const bool rises = std::is_sorted(profile.speeds.begin(), profile.speeds.end());
     if (profile.speeds.empty() || !rises || !(profile.speeds.front() > 0) || !(profile.iteration_s > 0))
-      return Error{Errc::kMalformed, "the profile of " + profile.model +
+      return Fault{Errc::kMalformed, "the profile of " + profile.model +
                                          " has speeds that fall or are not positive; rising ones are expected"};
   }
   for (size_t job = 0; job < jobs.size(); ++job) {
     const Job& it = jobs[job];
     const std::string name = "job " + std::to_string(job);
     if (it.gpus == 0 || it.gpus > cluster.gpu_count())
-      return Error{Errc::kMalformed, name + " has " + std::to_string(it.gpus) + " GPUs; 1 to " +
+      return Fault{Errc::kMalformed, name + " has " + std::to_string(it.gpus) + " GPUs; 1 to " +
                                          std::to_string(cluster.gpu_count()) + " are expected"};
     if (!(it.duration_s > 0) || !(it.submit_s >= 0) || !std::isfinite(it.duration_s + it.submit_s))
-      return Error{Errc::kMalformed, name + " has a time that is negative or not a number, or no duration"};
-    if (it.profile >= profiles.size()) return Error{Errc::kMalformed, name + " has no profile"};
+      return Fault{Errc::kMalformed, name + " has a time that is negative or not a number, or no duration"};
+    if (it.profile >= profiles.size()) return Fault{Errc::kMalformed, name + " has no profile"};
   }
   return {};
 }

@@ -21,7 +21,7 @@ struct BlobHead {
 };
 static_assert(sizeof(BlobHead) == kBlobRecordBytes);
 
-Error malformed(const std::string& what) {
+Fault malformed(const std::string& what) {
   return {Errc::kMalformed, "a message about a blob of a job is malformed: " + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -60,7 +60,7 @@ Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t
   std::memcpy(&head, part.data(), sizeof head);
   if (head.magic != kBlobMagic) return malformed("it has another magic number");
   if (head.version != kBlobVersion) {
-    return Error{Errc::kMismatch, "a message about a blob of a job has version " + std::to_string(head.version) +
+    return Fault{Errc::kMismatch, "a message about a blob of a job has version " + std::to_string(head.version) +
                                       ", and this process speaks version " + std::to_string(kBlobVersion) +
                                       "; run the same version of penstock on both sides"};
   }

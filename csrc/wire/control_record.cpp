@@ -12,7 +12,7 @@ namespace {
 // Of the order of the alternatives of ControlMessage, from 1.
 constexpr uint8_t kKindMax = std::variant_size_v<ControlMessage>;
 
-Error malformed(const std::string& what) {
+Fault malformed(const std::string& what) {
   return {Errc::kMalformed, "a control message is malformed: " + what +
                                 "; controller, workers and trainers must run the same version of penstock"};
 }
@@ -261,16 +261,16 @@ class Reader {
   }
 
  private:
-  static Error too_large(const char* what, size_t seen, size_t expected) {
+  static Fault too_large(const char* what, size_t seen, size_t expected) {
     return {Errc::kTooLarge, std::string(what) + " of a control message is of " + std::to_string(seen) +
                                  ", above the cap of " + std::to_string(expected)};
   }
-  void fail(Error error) {
+  void fail(Fault error) {
     if (!error_) error_ = std::move(error);
   }
 
   ByteReader bytes_;
-  std::optional<Error> error_;
+  std::optional<Fault> error_;
 };
 
 template <size_t Index = 0>
@@ -298,7 +298,7 @@ std::vector<std::byte> write_control(const ControlMessage& message) {
 
 Result<ControlMessage> parse_control(std::span<const std::byte> bytes) {
   if (bytes.size() > kControlBytesMax) {
-    return Error{Errc::kTooLarge, "a control message of " + std::to_string(bytes.size()) +
+    return Fault{Errc::kTooLarge, "a control message of " + std::to_string(bytes.size()) +
                                       " bytes is above the cap of " + std::to_string(kControlBytesMax)};
   }
   ByteReader head(bytes);
@@ -308,7 +308,7 @@ Result<ControlMessage> parse_control(std::span<const std::byte> bytes) {
   const auto reserved = head.read<uint8_t>();
   if (!head.ok() || magic != kControlMagic) return malformed("it does not begin with PNC1");
   if (version != kControlVersion) {
-    return Error{Errc::kMismatch, "a control message has version " + std::to_string(version) +
+    return Fault{Errc::kMismatch, "a control message has version " + std::to_string(version) +
                                       ", and this process speaks version " + std::to_string(kControlVersion) +
                                       "; run the same version of penstock on both sides"};
   }

@@ -32,7 +32,7 @@ struct EntryHeader {
 };
 static_assert(sizeof(EntryHeader) == 24);
 
-Error malformed(std::string what) {
+Fault malformed(std::string what) {
   return {Errc::kMalformed, "a batch record is malformed: " + std::move(what) +
                                 "; sender and receiver must run the same version of penstock"};
 }
@@ -54,7 +54,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   if (!reader.ok()) return malformed("the tensor table ends early");
   if (head.reserved0 != 0) return malformed("reserved bytes of a tensor entry are not zero");
   if (head.dim_count > kDimCountMax) {
-    return Error{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
+    return Fault{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
                                       std::to_string(kDimCountMax) + " are expected"};
   }
   if (head.encoding > static_cast<uint8_t>(Encoding::kShared)) return malformed("unknown encoding of a tensor");
@@ -80,7 +80,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   }
   if (is_narrow(entry.encoding)) {
     if (bytes.value() / kWidenFactorMax > entry.bytes)
-      return Error{Errc::kTooLarge, "a tensor of " + std::to_string(bytes.value()) + " bytes is written in " +
+      return Fault{Errc::kTooLarge, "a tensor of " + std::to_string(bytes.value()) + " bytes is written in " +
                                         std::to_string(entry.bytes) + "; at most " + std::to_string(kWidenFactorMax) +
                                         " times as many are taken"};
   } else if (bytes.value() != entry.bytes) {
@@ -90,7 +90,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   if (entry.encoding == Encoding::kShared) {
     if (entry.offset % dtype_bytes(entry.dtype) != 0) return malformed("a shared tensor's offset is no whole element");
     if (entry.offset > kPayloadBytesMax || entry.bytes > kPayloadBytesMax - entry.offset)
-      return Error{Errc::kTooLarge, "a shared tensor ends beyond " + std::to_string(kPayloadBytesMax) + " bytes"};
+      return Fault{Errc::kTooLarge, "a shared tensor ends beyond " + std::to_string(kPayloadBytesMax) + " bytes"};
     return entry;
   }
   if (entry.offset % kPayloadAlignment != 0) return malformed("a tensor's offset is not a multiple of 64");
@@ -126,7 +126,7 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
     }
   }
   if (last >= kPayloadBytesMax / item_bytes) {
-    return Error{Errc::kTooLarge, "a tensor of " + std::to_string(last) + " elements is above the cap of " +
+    return Fault{Errc::kTooLarge, "a tensor of " + std::to_string(last) + " elements is above the cap of " +
                                       std::to_string(kPayloadBytesMax) + " bytes"};
   }
   return (last + 1) * item_bytes;
@@ -188,7 +188,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   if (head.version != kFrameVersion) return malformed("its version is " + std::to_string(head.version));
   if (head.reserved != 0) return malformed("reserved bytes of the header are not zero");
   if (head.tensor_count > kTensorCountMax || head.nest_bytes > kNestBytesMax || head.payload_bytes > kPayloadBytesMax) {
-    return Error{Errc::kTooLarge, "a batch record claims " + std::to_string(head.tensor_count) + " tensors, " +
+    return Fault{Errc::kTooLarge, "a batch record claims " + std::to_string(head.tensor_count) + " tensors, " +
                                       std::to_string(head.nest_bytes) + " nest bytes and " +
                                       std::to_string(head.payload_bytes) + " payload bytes, above the caps"};
   }
@@ -215,7 +215,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
       if (entry.value().file_index > file_count) return malformed("a file in shared memory is left out");
       file_count = std::max(file_count, entry.value().file_index + 1);
       if (file_count > kSharedFileCountMax)
-        return Error{Errc::kTooLarge, "a batch record refers to more than " + std::to_string(kSharedFileCountMax) +
+        return Fault{Errc::kTooLarge, "a batch record refers to more than " + std::to_string(kSharedFileCountMax) +
                                           " files in shared memory"};
     }
     frame.tensors.push_back(std::move(entry).value());

@@ -7,7 +7,7 @@
 namespace penstock::wire {
 namespace {
 
-Error malformed(const char* which, std::string what) {
+Fault malformed(const char* which, std::string what) {
   return {Errc::kMalformed, std::string("a ") + which + " is malformed: " + std::move(what) +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -35,7 +35,7 @@ Result<Request> parse_request(std::span<const std::byte> bytes) {
     if (reserved != 0) return malformed("request", "reserved bytes are not zero");
   }
   if (request.body_bytes > kRequestBodyBytesMax) {
-    return Error{Errc::kTooLarge, "a request's body of " + std::to_string(request.body_bytes) +
+    return Fault{Errc::kTooLarge, "a request's body of " + std::to_string(request.body_bytes) +
                                       " bytes is above the cap of " + std::to_string(kRequestBodyBytesMax)};
   }
   if (bytes.size() - sizeof request != request.body_bytes) {

@@ -14,7 +14,7 @@
 
 namespace penstock::wire {
 
-inline Error malformed_narrow(const char* what) {
+inline Fault malformed_narrow(const char* what) {
   return {Errc::kMalformed, std::string("a tensor that is written with fewer bytes is malformed: ") + what +
                                 "; trainer and workers must run the same version of penstock"};
 }

@@ -9,7 +9,7 @@
 namespace penstock::wire {
 namespace {
 
-Error malformed(std::string what) {
+Fault malformed(std::string what) {
   return {Errc::kMalformed, "the nest of a batch is malformed: " + std::move(what) +
                                 "; sender and receiver must run the same version of penstock"};
 }
@@ -113,7 +113,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
         break;
       case NestTag::kPickle:
         if (!allow_pickle) {
-          return Error{Errc::kUnsupported,
+          return Fault{Errc::kUnsupported,
                        "a batch holds a pickled object, and objects from this worker are not trusted; send tensors, "
                        "numpy arrays, numbers, text and nests of them, or pass trust_workers=True"};
         }
@@ -121,7 +121,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
       default: break;
     }
     if (open.size() > kNestDepthMax) {
-      return Error{Errc::kTooLarge, "a batch is nested deeper than " + std::to_string(kNestDepthMax) + " levels"};
+      return Fault{Errc::kTooLarge, "a batch is nested deeper than " + std::to_string(kNestDepthMax) + " levels"};
     }
   }
   if (!reader.at_end()) return malformed("bytes follow its last value");

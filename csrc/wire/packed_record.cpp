@@ -10,7 +10,7 @@
 namespace penstock::wire {
 namespace {
 
-Error malformed(std::string what) {
+Fault malformed(std::string what) {
   return {Errc::kMalformed, "a batch record with its payload is malformed: " + std::move(what) +
                                 "; sender and receiver must run the same version of penstock"};
 }

@@ -24,7 +24,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == kPieceHeadBytes);
 
-Error malformed(const std::string& what) {
+Fault malformed(const std::string& what) {
   return {Errc::kMalformed, "a message of a data connection of the pool is malformed: " + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -50,13 +50,13 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
   if (message.size() < kPieceHeadBytes + kSealTagBytes)
     return malformed("it is " + std::to_string(message.size()) + " bytes long");
   if (message.size() > kPieceMessageBytesMax) {
-    return Error{Errc::kTooLarge, "a message of a data connection of " + std::to_string(message.size()) +
+    return Fault{Errc::kTooLarge, "a message of a data connection of " + std::to_string(message.size()) +
                                       " bytes is above the cap of " + std::to_string(kPieceMessageBytesMax)};
   }
   std::memcpy(&head, message.data(), sizeof head);
   if (head.magic != kPieceMagic) return malformed("it has another magic number");
   if (head.version != kPieceVersion) {
-    return Error{Errc::kMismatch, "a message of a data connection of the pool has version " +
+    return Fault{Errc::kMismatch, "a message of a data connection of the pool has version " +
                                       std::to_string(head.version) + ", and this process speaks version " +
                                       std::to_string(kPieceVersion) +
                                       "; run the same version of penstock on both sides"};
@@ -80,7 +80,7 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
     return is_bare ? Result<SealedPiece>(piece) : malformed("a trainer that joins sends no bytes of a batch");
   }
   if (head.payload_bytes > kPoolPayloadBytesMax) {
-    return Error{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
+    return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
   if (piece.size() == 0) return malformed("a piece has no bytes");

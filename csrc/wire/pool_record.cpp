@@ -64,7 +64,7 @@ struct ToTrainerHead {
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
-Error malformed(const char* from, const std::string& what) {
+Fault malformed(const char* from, const std::string& what) {
   return {Errc::kMalformed, std::string("a message of a ") + from + " of the pool is malformed: " + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -77,7 +77,7 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
   std::memcpy(&head, part.data(), sizeof head);
   if (head.magic != magic) return malformed(from, "it has another magic number");
   if (head.version != kPoolVersion) {
-    return Error{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
+    return Fault{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
                                       std::to_string(head.version) + ", and this process speaks version " +
                                       std::to_string(kPoolVersion) +
                                       "; run the same version of penstock on both sides"};
@@ -85,7 +85,7 @@ Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t 
   if (head.kind == 0 || head.kind > kind_max) return malformed(from, "unknown kind " + std::to_string(head.kind));
   if ((head.flags & ~flags_max) != 0) return malformed(from, "unknown flags");
   if (part.size() - sizeof head > kPoolBodyBytesMax) {
-    return Error{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
+    return Fault{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
                                       std::to_string(part.size() - sizeof head) +
                                       " bytes behind its head, above the cap of " + std::to_string(kPoolBodyBytesMax)};
   }
@@ -289,7 +289,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   const bool is_in_slab = (head.flags & kFlagInSlab) != 0;
   const bool has_text = is_error || is_reason(kind) || is_welcome || is_in_slab;
   if (is_reason(kind) && body.size() > kReasonBytesMax) {
-    return Error{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
+    return Fault{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
   }
   if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
@@ -301,7 +301,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
     return malformed("worker", "its kind and its kind of answer do not belong together");
   if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed("worker", "unknown flags of an answer");
   if (head.payload_bytes > kPoolPayloadBytesMax) {
-    return Error{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
+    return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
   if (!is_batch && head.payload_bytes != 0) return malformed("worker", "it has a payload and is no batch");

@@ -101,7 +101,7 @@ Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes) {
   body.library = nest.take(NestTag::kBytes).text;
   body.library_leaves = nest.leaves();
   if (!nest.is_whole()) {
-    return Error{Errc::kMalformed,
+    return Fault{Errc::kMalformed,
                  "a prefix message is malformed; trainer and workers must run the same version of penstock"};
   }
   for (TensorEntry& entry : packed.value().frame.tensors) {

@@ -7,7 +7,7 @@
 namespace penstock::wire {
 namespace {
 
-Error malformed(const char* what) {
+Fault malformed(const char* what) {
   return {Errc::kMalformed, std::string("the list of leaves that stay with a worker is malformed: ") + what +
                                 "; trainer and workers must run the same version of penstock"};
 }
@@ -39,7 +39,7 @@ std::vector<std::byte> write_shipment(const Shipment& shipment) {
 
 Result<Shipment> parse_shipment(std::span<const std::byte> bytes) {
   if (bytes.size() > kShipmentBytesMax) {
-    return Error{Errc::kTooLarge, "the list of leaves that stay with a worker has " + std::to_string(bytes.size()) +
+    return Fault{Errc::kTooLarge, "the list of leaves that stay with a worker has " + std::to_string(bytes.size()) +
                                       " bytes, above the cap of " + std::to_string(kShipmentBytesMax)};
   }
   ByteReader reader(bytes);

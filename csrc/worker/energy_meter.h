@@ -43,7 +43,7 @@ class EnergyMeter {
   Powercap powercap_;
   cluster::EnergyShare share_;
   std::optional<Instant> read_at_;
-  std::optional<Error> error_;
+  std::optional<Fault> error_;
 };
 
 }  // namespace penstock::worker

@@ -20,7 +20,7 @@ constexpr uint32_t kBatchesAhead = 4;
 
 Result<void> check_state(std::span<const std::byte> state) {
   if (state.size() <= wire::kPoolBodyBytesMax / 2) return {};
-  return Error{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
+  return Fault{Errc::kTooLarge, "the dataset's state after a batch has " + std::to_string(state.size()) +
                                     " bytes, and a pool's worker can send " +
                                     std::to_string(wire::kPoolBodyBytesMax / 2) +
                                     "; keep large things out of state_dict()"};
@@ -89,7 +89,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
   PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
   result.batch = std::make_unique<HeldBatch>(std::move(made.sealed));
   if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
-    return Error{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
+    return Fault{Errc::kTooLarge, "a batch has " + std::to_string(result.batch->payload().size()) +
                                       " bytes, and a pool's worker can send " +
                                       std::to_string(wire::kPoolPayloadBytesMax) + "; lower batch_size"};
   }

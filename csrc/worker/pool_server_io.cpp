@@ -43,7 +43,7 @@ PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id,
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
-    return Error{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
+    return Fault{Errc::kNoMemory, std::string("opening a pipe failed: ") + std::strerror(errno)};
   signal_read_fd_ = FileDescriptor(ends[0]);
   signal_write_fd_ = FileDescriptor(ends[1]);
   auto resolver = net::Resolver::open();
@@ -83,7 +83,7 @@ Result<void> PoolServerIo::open_energy_meter() {
   if (meter) {
     energy_.emplace(std::move(meter).value());
   } else if (is_asked_for) {
-    return Error{Errc::kFailed,
+    return Fault{Errc::kFailed,
                  meter.error().message + "; without --powercap a worker serves in any case, and its energy is unknown"};
   }
   return {};
@@ -103,7 +103,7 @@ Result<void> PoolServerIo::open_data_port() {
   return {};
 }
 
-void PoolServerIo::end_because(Error reason) {
+void PoolServerIo::end_because(Fault reason) {
   if (std::exchange(has_ended_, true)) return;
   exchange_.close(std::move(reason));
   outbox_.clear();
@@ -212,7 +212,7 @@ void PoolServerIo::take_blob(const wire::BlobMessage& message, std::span<const s
   }
   if (const auto* unknown = std::get_if<wire::BlobUnknown>(&message); unknown != nullptr) {
     exchange_.give_blob(
-        unknown->id, Error{Errc::kUnsupported, "the trainer does not have the parts that its batches are made with"});
+        unknown->id, Fault{Errc::kUnsupported, "the trainer does not have the parts that its batches are made with"});
   }
 }
 
@@ -369,14 +369,14 @@ void PoolServerIo::note_standing() {
   exchange_.set_standing(standing_);
 }
 
-std::optional<Error> PoolServerIo::end_reason(Instant now) {
+std::optional<Fault> PoolServerIo::end_reason(Instant now) {
   if (failure_) return failure_;
-  if (is_orphan()) return Error{Errc::kClosed, "the process that started this worker is gone"};
+  if (is_orphan()) return Fault{Errc::kClosed, "the process that started this worker is gone"};
   if (session_.is_draining() && session_.is_empty() && outbox_.is_empty())
-    return Error{Errc::kClosed, "this worker was drained"};
+    return Fault{Errc::kClosed, "this worker was drained"};
   const auto silence = registration_ ? registration_->silence(now) : std::nullopt;
   if (silence && *silence >= options_.patience && session_.trainer_id() == 0 && session_.is_empty()) {
-    return Error{Errc::kFailed,
+    return Fault{Errc::kFailed,
                  "the controller at " + options_.controller->text() + " has said nothing for " +
                      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*silence).count()) +
                      " s, and there is nothing to do; start this worker again when there is a controller"};

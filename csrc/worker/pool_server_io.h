@@ -80,7 +80,7 @@ class PoolServerIo final : public EventLoop::Handler {
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
   void end() override;
-  void failed(Error error) override { exchange_.close(std::move(error)); }
+  void failed(Fault error) override { exchange_.close(std::move(error)); }
 
  private:
   struct Route {
@@ -106,9 +106,9 @@ class PoolServerIo final : public EventLoop::Handler {
   // Has the log know when it changes.
   void note_standing();
   // Why this worker ends now, if it does.
-  std::optional<Error> end_reason(Instant now);
+  std::optional<Fault> end_reason(Instant now);
   // Lets everything go; next() says why.
-  void end_because(Error reason);
+  void end_because(Fault reason);
   bool is_orphan() const;
 
   const PoolServerOptions& options_;
@@ -134,7 +134,7 @@ class PoolServerIo final : public EventLoop::Handler {
   uint32_t signal_count_ = 0;
   int first_signal_ = 0;
   Standing standing_;
-  std::optional<Error> failure_;  // of the system: no key could be made
+  std::optional<Fault> failure_;  // of the system: no key could be made
   bool has_ended_ = false;
   OrphanGrace grace_;
   std::optional<EnergyMeter> energy_;  // where this machine tells its energy

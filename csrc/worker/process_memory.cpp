@@ -30,7 +30,7 @@ MemoryKind kind_from(std::string_view permissions) {
 Result<ProcessMemory> ProcessMemory::read() {
   std::ifstream file("/proc/self/maps");
   const std::string table(std::istreambuf_iterator<char>(file), {});
-  if (table.empty()) return Error{Errc::kUnsupported, "/proc/self/maps cannot be read; mount /proc"};
+  if (table.empty()) return Fault{Errc::kUnsupported, "/proc/self/maps cannot be read; mount /proc"};
   return parse(table);
 }
 
@@ -42,7 +42,7 @@ Result<ProcessMemory> ProcessMemory::parse(std::string_view table) {
     Mapping mapping;
     const bool has_addresses = take_address(line, '-', mapping.begin) && take_address(line, ' ', mapping.end);
     if (!has_addresses || line.size() < 4)
-      return Error{Errc::kMalformed, "a line of /proc/self/maps is not \"begin-end permissions ...\""};
+      return Fault{Errc::kMalformed, "a line of /proc/self/maps is not \"begin-end permissions ...\""};
     mapping.kind = kind_from(line);
     memory.mappings_.push_back(mapping);
   }

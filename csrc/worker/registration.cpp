@@ -44,7 +44,7 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
     if (auto taken = take(receipt.parts.front().bytes(), session, now); !taken) return taken;
   }
   while (const auto event = socket_->try_event()) {
-    if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Error{Errc::kFailed, event->reason};
+    if (event->kind == ConnectionEvent::Kind::kRefused && event->is_final) return Fault{Errc::kFailed, event->reason};
     take_event(*event, now);
   }
   if (!socket_->is_connected() && told_.empty() && now - opened_at_ >= kUnansweredTime) {
@@ -59,9 +59,9 @@ Result<void> Registration::receive(cluster::WorkerSession& session, Instant now)
 Result<void> Registration::take(std::span<const std::byte> bytes, cluster::WorkerSession& session, Instant now) {
   auto message = wire::parse_control(bytes);
   if (!message)
-    return Error{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
+    return Fault{Errc::kFailed, where() + " sent a message that cannot be read: " + message.error().message};
   if (const auto* refusal = std::get_if<wire::Refusal>(&message.value()))
-    return Error{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
+    return Fault{Errc::kFailed, where() + " refused this worker: " + refusal->reason};
   const auto* orders = std::get_if<wire::WorkerOrders>(&message.value());
   if (orders == nullptr) return {};
   has_answered_ = true;

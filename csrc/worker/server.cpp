@@ -28,7 +28,7 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
   auto start = server->connection_.receive(deadline);
   if (!start) return start.error();
   const auto& message = start.value().message;
-  if (message.kind != shm::kFdStart) return Error{Errc::kMalformed, "the trainer did not answer with a start"};
+  if (message.kind != shm::kFdStart) return Fault{Errc::kMalformed, "the trainer did not answer with a start"};
   const std::string name(message.text, strnlen(message.text, sizeof message.text));
   if (auto opened = server->open_socket(name, deadline); !opened) return opened.error();
   return server;
@@ -81,7 +81,7 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
           .request = request.value(), .body = {body.begin(), body.end()}, .arrived_at = steady_clock::now()};
     }
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    if (left.count() <= 0) return Error{Errc::kTimeout, "no request came before the deadline"};
+    if (left.count() <= 0) return Fault{Errc::kTimeout, "no request came before the deadline"};
     net::Socket* const sockets[] = {&**socket_};
     const int fds[] = {connection_.fd()};
     bool is_readable[] = {false};

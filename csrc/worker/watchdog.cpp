@@ -24,7 +24,7 @@ Result<void> Watchdog::health() const {
   if (!is_closing_.load()) return {};
   MutexLock lock(mutex_);
   if (failure_) return *failure_;
-  return Error{Errc::kClosed, "the trainer hung up"};
+  return Fault{Errc::kClosed, "the trainer hung up"};
 }
 
 Result<void> Watchdog::serve() {
@@ -43,7 +43,7 @@ Result<bool> Watchdog::wait(int wake_fd, bool may_sleep) {
   return items[0].revents != 0;
 }
 
-void Watchdog::failed(Error error) {
+void Watchdog::failed(Fault error) {
   {
     MutexLock lock(mutex_);
     failure_ = std::move(error);

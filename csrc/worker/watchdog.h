@@ -33,7 +33,7 @@ class Watchdog final : private EventLoop::Handler {
  private:
   Result<void> serve() override;
   Result<bool> wait(int wake_fd, bool may_sleep) override;
-  void failed(Error error) override;
+  void failed(Fault error) override;
 
   const int connection_fd_;
   const pid_t parent_pid_;
@@ -41,7 +41,7 @@ class Watchdog final : private EventLoop::Handler {
   bool has_hung_up_ = false;
   OrphanGrace grace_;
   mutable Mutex mutex_;
-  std::optional<Error> failure_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<Fault> failure_ PENSTOCK_GUARDED_BY(mutex_);
   EventLoop loop_;
 };
 

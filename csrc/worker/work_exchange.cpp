@@ -12,7 +12,7 @@ Result<std::shared_ptr<const PoolWork>> WorkExchange::next(Deadline deadline) {
   while (!offered_ && !reason_) {
     if (changed_.wait_until(mutex_, deadline) || offered_ || reason_) continue;
     wants_work_ = false;
-    return Error{Errc::kTimeout, "no request came before the deadline"};
+    return Fault{Errc::kTimeout, "no request came before the deadline"};
   }
   wants_work_ = false;
   // Work that was begun is finished, whatever ended meanwhile.
@@ -44,10 +44,10 @@ Result<std::vector<std::byte>> WorkExchange::blob(const wire::BlobId& id, Deadli
     }
     if (!is_wanted_) {
       wished_blob_.reset();
-      return Error{Errc::kClosed, "nobody wants this batch any more"};
+      return Fault{Errc::kClosed, "nobody wants this batch any more"};
     }
     if (!changed_.wait_until(mutex_, deadline) && !blob_ && !reason_ && is_wanted_)
-      return Error{Errc::kTimeout, "the trainer sent nothing before the deadline"};
+      return Fault{Errc::kTimeout, "the trainer sent nothing before the deadline"};
   }
 }
 
@@ -110,7 +110,7 @@ void WorkExchange::set_standing(const Standing& standing) {
   standing_ = standing;
 }
 
-void WorkExchange::close(Error reason) {
+void WorkExchange::close(Fault reason) {
   MutexLock lock(mutex_);
   if (!reason_) reason_ = std::move(reason);
   is_closed_.store(true);

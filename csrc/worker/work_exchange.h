@@ -76,7 +76,7 @@ class WorkExchange {
   void add_notice(std::string text);
   void set_standing(const Standing& standing);
   // Nothing is offered from now on; the first reason stands.
-  void close(Error reason);
+  void close(Fault reason);
 
   const std::atomic<bool>& is_closed() const { return is_closed_; }
 
@@ -85,7 +85,7 @@ class WorkExchange {
   std::atomic<bool> is_closed_{false};
   mutable Mutex mutex_;
   Condition changed_;
-  std::optional<Error> reason_ PENSTOCK_GUARDED_BY(mutex_);
+  std::optional<Fault> reason_ PENSTOCK_GUARDED_BY(mutex_);
   std::shared_ptr<const PoolWork> offered_ PENSTOCK_GUARDED_BY(mutex_);  // shared by both threads
   bool wants_work_ PENSTOCK_GUARDED_BY(mutex_) = false;
   bool is_wanted_ PENSTOCK_GUARDED_BY(mutex_) = false;

@@ -38,7 +38,7 @@ class Recorder : public EventLoop::Handler {
     has_ended.store(true);
     if (on_end) on_end();
   }
-  void failed(Error error) override { failure.set_value(std::move(error)); }
+  void failed(Fault error) override { failure.set_value(std::move(error)); }
 
   std::function<Result<void>()> on_begin;
   std::function<Result<void>()> on_serve;
@@ -46,7 +46,7 @@ class Recorder : public EventLoop::Handler {
   std::string thread_name;
   std::atomic<int> turn_count{0};
   std::atomic<bool> has_ended{false};
-  std::promise<Error> failure;
+  std::promise<Fault> failure;
 };
 
 constexpr const char* kPurpose = "which is a test";
@@ -128,7 +128,7 @@ TEST(EventLoop, SleepsWhenThereIsNothingToDo) {
 
 TEST(EventLoop, AnErrorOfItsBeginningIsThatOfStart) {
   Recorder recorder;
-  recorder.on_begin = []() -> Result<void> { return Error{Errc::kFailed, "the port is taken"}; };
+  recorder.on_begin = []() -> Result<void> { return Fault{Errc::kFailed, "the port is taken"}; };
   EventLoop loop("pk_test", kPurpose, recorder);
   const auto started = loop.start();
   ASSERT_FALSE(started);
@@ -151,7 +151,7 @@ TEST(EventLoop, WhatATurnThrowsIsReportedWithTheNameOfTheThread) {
   recorder.on_serve = []() -> Result<void> { throw std::runtime_error("a broken pipe"); };
   EventLoop loop("pk_test", kPurpose, recorder);
   ASSERT_TRUE(loop.start());
-  const Error error = recorder.failure.get_future().get();
+  const Fault error = recorder.failure.get_future().get();
   EXPECT_EQ(error.message, "the thread pk_test, which is a test, failed: a broken pipe");
   loop.stop();
   EXPECT_TRUE(recorder.has_ended);
@@ -163,14 +163,14 @@ TEST(EventLoop, WhatAnActionThrowsIsReported) {
   EventLoop loop("pk_test", kPurpose, recorder);
   ASSERT_TRUE(loop.start());
   loop.post([] { throw 7; });
-  const Error error = recorder.failure.get_future().get();
+  const Fault error = recorder.failure.get_future().get();
   EXPECT_EQ(error.message, "the thread pk_test, which is a test, failed: something that is no std::exception");
   loop.stop();
 }
 
 TEST(EventLoop, AnErrorOfATurnEndsIt) {
   Recorder recorder;
-  recorder.on_serve = []() -> Result<void> { return Error{Errc::kClosed, "it was told to"}; };
+  recorder.on_serve = []() -> Result<void> { return Fault{Errc::kClosed, "it was told to"}; };
   EventLoop loop("pk_test", kPurpose, recorder);
   ASSERT_TRUE(loop.start());
   EXPECT_EQ(recorder.failure.get_future().get().message, "it was told to");

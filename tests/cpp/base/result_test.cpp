@@ -12,7 +12,7 @@
 namespace penstock {
 namespace {
 
-const Error kLate{Errc::kTimeout, "nothing came within 5 ms"};
+const Fault kLate{Errc::kTimeout, "nothing came within 5 ms"};
 
 TEST(Result, HoldsAValue) {
   Result<std::string> result = std::string("batch");

@@ -253,7 +253,7 @@ class FakeDevice final : public Device {
   Result<at::Tensor> allocate(const at::Tensor& like) override {
     const uint64_t bytes = like.storage().nbytes();
     const auto memory = gpu_.memory_;
-    if (memory->used_bytes + bytes > memory->capacity_bytes) return Error{Errc::kNoMemory, "the fake is full"};
+    if (memory->used_bytes + bytes > memory->capacity_bytes) return Fault{Errc::kNoMemory, "the fake is full"};
     memory->used_bytes += bytes;
     const auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xee});
     return at::from_blob(
@@ -279,7 +279,7 @@ class FakeDevice final : public Device {
     gpu_.open_.push_back({.source = host.const_data_ptr(), .target = on_device});
     if (gpu_.copies_to_failure_ && (*gpu_.copies_to_failure_)-- == 0) {
       gpu_.copies_to_failure_.reset();
-      return Error{Errc::kFailed, "the fake's copy failed"};
+      return Fault{Errc::kFailed, "the fake's copy failed"};
     }
     return {};
   }
@@ -304,7 +304,7 @@ class FakeDevice final : public Device {
     ++gpu_.widened_count_;
     if (gpu_.widenings_to_failure_ && (*gpu_.widenings_to_failure_)-- == 0) {
       gpu_.widenings_to_failure_.reset();
-      return Error{Errc::kFailed, "the fake's kernel failed"};
+      return Fault{Errc::kFailed, "the fake's kernel failed"};
     }
     return {};
   }
@@ -316,14 +316,14 @@ class FakeDevice final : public Device {
       is_refused = gpu_.is_lost_ || gpu_.failing_record_count_-- > 0;
       if (!is_refused) close_open(event);
     });
-    if (is_refused) return Error{Errc::kFailed, "the fake records nothing"};
+    if (is_refused) return Fault{Errc::kFailed, "the fake records nothing"};
     return std::shared_ptr<DeviceEvent>(std::move(event));
   }
 
   Result<bool> is_over(const DeviceEvent& event) override {
     const MutexLock lock(gpu_.mutex_);
     if (gpu_.is_lost_) return lost();
-    if (gpu_.failing_query_count_-- > 0) return Error{Errc::kFailed, "the fake answers no query"};
+    if (gpu_.failing_query_count_-- > 0) return Fault{Errc::kFailed, "the fake answers no query"};
     return static_cast<const FakeGpu::Event&>(event).is_over.load();
   }
 
@@ -360,7 +360,7 @@ class FakeDevice final : public Device {
   }
 
  private:
-  static Error lost() { return {Errc::kFailed, "the fake is lost"}; }
+  static Fault lost() { return {Errc::kFailed, "the fake is lost"}; }
 
   void close_open(std::shared_ptr<FakeGpu::Event> event) {
     gpu_.close_open(event);

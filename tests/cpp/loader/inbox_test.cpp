@@ -9,7 +9,7 @@ namespace penstock::loader {
 namespace {
 
 void tell(Inbox& inbox, const std::string& text) {
-  inbox.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Error{Errc::kFailed, text}});
+  inbox.arrive({.kind = Arrival::Kind::kNews, .batch = {}, .error = Fault{Errc::kFailed, text}});
 }
 
 // Peers could fill the memory of a trainer that was busy with a step.

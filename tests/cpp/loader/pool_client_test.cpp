@@ -262,7 +262,7 @@ TEST_F(PoolClientTest, NameThatIsLookedUpForLongHoldsUpNoBatch) {
         {{.worker_id = 4, .endpoint = {.host = "stalled.example", .port = 1}}, {.worker_id = 5, .endpoint = endpoint}},
         false, [ended = end.get_future().share()](const std::string&) -> Result<net::HostAddress> {
           ended.wait();
-          return Error{Errc::kFailed, "nobody knows it"};
+          return Fault{Errc::kFailed, "nobody knows it"};
         });
   expect_stream(1000, 20);
   end.set_value();
@@ -271,7 +271,7 @@ TEST_F(PoolClientTest, NameThatIsLookedUpForLongHoldsUpNoBatch) {
 TEST_F(PoolClientTest, WorkerWhoseNameNobodyKnowsIsTold) {
   begin(free_endpoint(), {{.worker_id = 4, .endpoint = {.host = "unknown.example", .port = 1}}}, false,
         [](const std::string&) -> Result<net::HostAddress> {
-          return Error{Errc::kFailed, "nobody knows it"};
+          return Fault{Errc::kFailed, "nobody knows it"};
         });
   submit(0);
   const Event event = next();

@@ -187,7 +187,7 @@ TEST_F(StageChainTest, WhatIsNoBatchWaitsForNoRoom) {
   arrive(2);
   chain_->arrive({.kind = Kind::kEnd, .epoch = 1, .sequence = 3, .batch = {}, .error = {}});
   chain_->fail(0, {Errc::kFailed, "gone"});
-  chain_->arrive({.kind = Kind::kNews, .batch = {}, .error = Error{Errc::kFailed, "news"}});
+  chain_->arrive({.kind = Kind::kNews, .batch = {}, .error = Fault{Errc::kFailed, "news"}});
   std::vector<Arrival> arrivals;  // kept, since a batch that is dropped makes room
   std::vector<Kind> kinds;
   for (int count = 0; count < 4; ++count) {

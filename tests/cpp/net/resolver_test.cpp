@@ -124,7 +124,7 @@ TEST(Resolver, AnswerIsKeptForAWhile) {
 TEST(Resolver, FailureIsKeptForAShorterWhile) {
   HandLookup lookup({"node"});
   const auto resolver = Resolver::open(lookup.function()).value();
-  lookup.answer("node", Error{Errc::kFailed, "nobody knows it"});
+  lookup.answer("node", Fault{Errc::kFailed, "nobody knows it"});
   EXPECT_FALSE(resolver->try_resolve("node", clock_now()));
   await(*resolver, "node");
   EXPECT_FALSE(resolver->try_resolve("node", clock_now() + kFailureKept));

@@ -73,10 +73,10 @@ Executor make(std::string_view statements, std::vector<at::Tensor> constants = {
   return std::move(executor).value();
 }
 
-Error refusal(std::string_view statements, std::vector<at::Tensor> constants = {}) {
+Fault refusal(std::string_view statements, std::vector<at::Tensor> constants = {}) {
   const auto executor = Executor::create(load(statements), std::move(constants));
   EXPECT_FALSE(executor);
-  return executor ? Error{Errc::kFailed, "accepted"} : executor.error();
+  return executor ? Fault{Errc::kFailed, "accepted"} : executor.error();
 }
 
 at::Tensor only(Result<std::vector<at::Tensor>> outputs) {

@@ -65,7 +65,7 @@ class PoolServerTest : public net::PoolSocketsTest {
   }
   // The worker's main thread: `maker` makes the requested batches until the worker ends.
   void work_by(Maker maker) {
-    ended_ = std::async(std::launch::async, [this, maker = std::move(maker)]() -> Error {
+    ended_ = std::async(std::launch::async, [this, maker = std::move(maker)]() -> Fault {
       for (;;) {
         auto work = server_->next(Clock::now() + std::chrono::seconds(1));
         if (work) {
@@ -88,10 +88,10 @@ class PoolServerTest : public net::PoolSocketsTest {
     const auto sequence = static_cast<int>(work.key.sequence);
     EXPECT_TRUE(server.answer(work, counting_batch(server.writer(), nest_, bytes, sequence), {.state = work.state}));
   }
-  Error end_worker() {
+  Fault end_worker() {
     if (server_ == nullptr) return {Errc::kClosed, ""};
     server_->close();
-    return ended_.valid() ? ended_.get() : Error{Errc::kClosed, ""};
+    return ended_.valid() ? ended_.get() : Fault{Errc::kClosed, ""};
   }
 
   std::unique_ptr<net::ClientSocket> join() {
@@ -124,7 +124,7 @@ class PoolServerTest : public net::PoolSocketsTest {
   std::atomic<uint64_t> made_count_{0};
   std::atomic<uint64_t> tenancy_{0};  // of the last batch
   std::unique_ptr<PoolServer> server_;
-  std::future<Error> ended_;
+  std::future<Fault> ended_;
 };
 
 // A dataset that forked a child, which ended as Python does, joined a thread that the child does not have.
@@ -409,7 +409,7 @@ TEST_F(PoolServerTest, ADrainGivesBackWhatWasNotBegunAndEndsWhenTheRestIsTaken) 
   expect_counting(trainer->answer(0), 100, 0);
   ASSERT_TRUE(
       trainer->serve_until([&] { return ended_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
-  EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
   EXPECT_FALSE(trainer->has(1));
 }
 
@@ -477,7 +477,7 @@ class BlobTransfer : public PoolServerTest {
   BlobId id_;
   std::unique_ptr<PoolTrainer> trainer_;
   PoolTrainer::Bytes got_;
-  std::optional<Error> error_;
+  std::optional<Fault> error_;
 };
 
 TEST_F(BlobTransfer, TwentyMegabytesComeWholeAlsoWhereWishesAreLost) {
@@ -605,7 +605,7 @@ TEST_F(RegisteredWorker, OneThatIsToldToDrainSaysFarewell) {
     message = next_report();
   } while (std::holds_alternative<wire::WorkerReport>(message));
   EXPECT_EQ(std::get<wire::Farewell>(message), (wire::Farewell{.id = server_->worker_id(), .is_worker = true}));
-  EXPECT_EQ(ended_.get(), (Error{Errc::kClosed, "this worker was drained"}));
+  EXPECT_EQ(ended_.get(), (Fault{Errc::kClosed, "this worker was drained"}));
   EXPECT_EQ(server_->standing(), (Standing{.drain_cause = Standing::DrainCause::kOrder}));
 }
 
@@ -614,7 +614,7 @@ TEST_F(RegisteredWorker, OneThatIsRefusedSaysWhy) {
   serve_batches();
   next_report();
   say(wire::Refusal{"another version"});
-  const Error error = ended_.get();
+  const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("another version"), std::string::npos);
 }
@@ -634,7 +634,7 @@ TEST_F(RegisteredWorker, OneWhoseControllerIsSilentEndsOnceItHasNothingToDo) {
   trainer->ask(1, {.indices = {100}});
   expect_counting(trainer->answer(1), 100, 1);
   trainer->session().set_roster({}, clock_now());
-  const Error error = ended_.get();
+  const Fault error = ended_.get();
   EXPECT_EQ(error.code, Errc::kFailed);
   EXPECT_NE(error.message.find("has said nothing"), std::string::npos) << error.message;
 }
