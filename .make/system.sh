@@ -54,6 +54,7 @@ for group in "$@"; do
       need_header zmq.h libzmq3-dev
       need_header sodium.h libsodium-dev
       need_header openssl/evp.h libssl-dev
+      need_header nlohmann/json.hpp nlohmann-json3-dev
       ;;
     test)
       need_header gtest/gtest.h libgtest-dev

@@ -65,8 +65,9 @@ class ByteWriter {
  public:
   template <PlainNumber T>
   void write(T value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
+    const size_t place = bytes_.size();
+    bytes_.resize(place + sizeof(T));
+    std::memcpy(bytes_.data() + place, &value, sizeof(T));
   }
 
   void write_bytes(std::span<const std::byte> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }

@@ -127,6 +127,27 @@ Result<std::unique_ptr<Batch>> Batch::from_parts(const wire::Descriptor& descrip
   return batch;
 }
 
+std::unique_ptr<Batch> Batch::from_tensors(const wire::Descriptor& descriptor, LocalTensors content) {
+  auto batch = std::make_unique<Batch>(descriptor);
+  batch->record_ = std::move(content.nest);
+  batch->keys_ = std::move(content.boundary_keys);
+  batch->tensors_ = std::move(content.tensors);
+  wire::Frame& frame = batch->frame_;
+  frame.nest = batch->record_;
+  frame.boundary_keys.assign(batch->keys_.begin(), batch->keys_.end());
+  frame.tensors.reserve(batch->tensors_.size());
+  for (const at::Tensor& tensor : batch->tensors_) {
+    const uint64_t bytes = tensor.nbytes();
+    frame.tensors.push_back({.dtype = static_cast<wire::DTypeCode>(tensor.scalar_type()),
+                             .offset = frame.payload_bytes,
+                             .bytes = bytes,
+                             .shape = tensor.sizes().vec(),
+                             .strides = tensor.strides().vec()});
+    frame.payload_bytes += bytes;
+  }
+  return batch;
+}
+
 std::unique_ptr<Batch> Batch::from_error(const wire::Descriptor& descriptor, RemoteError error) {
   auto batch = std::make_unique<Batch>(descriptor);
   batch->remote_error_ = std::move(error);

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,6 +30,13 @@ namespace penstock::loader {
 
 class BatchMemory;
 
+// The content of a batch that was made in this process.
+struct LocalTensors {
+  std::vector<at::Tensor> tensors{};  // boundary tensors last; of the CPU
+  std::vector<std::string> boundary_keys{};
+  std::vector<std::byte> nest{};
+};
+
 // Confined to the thread that holds it: the I/O thread, that of the stages if there are any, and then the trainer's.
 class Batch {
  public:
@@ -40,11 +48,15 @@ class Batch {
   static Result<std::unique_ptr<Batch>> from_parts(const wire::Descriptor& descriptor, std::vector<std::byte> record,
                                                    std::vector<std::byte> payload, bool allow_pickle);
 
-  // The error that is raised in the place of a pool's batch.
+  // A batch that was made in this process.
+  static std::unique_ptr<Batch> from_tensors(const wire::Descriptor& descriptor, LocalTensors content);
+
+  // The error that is raised in the place of a batch of a pool, or of a thread of this process.
   struct RemoteError {
     std::string type_name;
     std::string text;
-    std::string worker;  // that raised it; empty if the trainer did
+    std::string worker;            // that raised it; empty if the trainer did
+    std::exception_ptr cause = {};  // the exception itself, if it was thrown in this process
   };
   static std::unique_ptr<Batch> from_error(const wire::Descriptor& descriptor, RemoteError error);
 
@@ -148,6 +160,7 @@ class Batch {
   wire::Descriptor descriptor_;
   c10::intrusive_ptr<SlabLease> lease_;
   std::vector<std::byte> record_;  // the frame's views point here
+  std::vector<std::string> keys_;  // of a batch of this process; here, too
   std::vector<std::byte> payload_;
   wire::Frame frame_;
   std::vector<at::Tensor> tensors_;  // undefined where tensors() has not made them yet

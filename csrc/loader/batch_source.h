@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The source of a client's batches: workers of its own (client_io.h), or those of a pool (pool_io.h). A thread of the
-// source carries out the calls below, and what arrives goes through the stages to the inbox.
+// The source of a client's batches: workers of its own (client_io.h), those of a pool (pool_io.h), or threads of its
+// process (thread_source.h). Threads of the source carry out the calls below, and what arrives goes through the stages to
+// the inbox.
 
 #include <cstddef>
 #include <cstdint>
@@ -62,6 +63,10 @@ class BatchSource {
   virtual bool has_bounded_memory() const = 0;
   // How the trainer fares; of a pool, for its controller.
   virtual void note_pace(const TrainerPace& pace) = 0;
+
+  // Makes the next batch that was asked for on the calling thread, that of the trainer, where the source has no other. It
+  // is in the inbox then. False where there is none to make here.
+  virtual bool try_make_here() { return false; }
 
   // Slabs that the user holds will not be written again, since this process forks.
   virtual void retire_held() = 0;

@@ -213,7 +213,7 @@ class Client::Impl {
 
   bool wait_until(steady_clock::time_point deadline) {
     const auto begin = steady_clock::now();
-    const bool has_arrived = inbox.wait_until(deadline);
+    const bool has_arrived = source->try_make_here() || inbox.wait_until(deadline);
     const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - begin);
     inbox.counters().wait_ns.add(static_cast<uint64_t>(waited.count()));
     inbox.counters().waits.add(1);

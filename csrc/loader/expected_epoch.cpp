@@ -62,7 +62,7 @@ TorchSamplerOptions ExpectedEpoch::early_sampler() const {
   return options;
 }
 
-bool ExpectedEpoch::is_met(const EpochSeeds& seeds, const TorchSamplerOptions& sampler) const {
+bool ExpectedEpoch::is_met(const wire::EpochSeeds& seeds, const TorchSamplerOptions& sampler) const {
   if (seeds != seeds_ || !is_same(sampler, sampler_) || sampler.skipped_batch_count > 0) return false;
   const at::Generator& generator = sampler_.generator ? *sampler_.generator : default_generator();
   return !state_.defined() || at::equal(state_, generator.get_state());

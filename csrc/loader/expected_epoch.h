@@ -9,14 +9,14 @@
 #include <cstdint>
 #include <optional>
 
-#include "loader/epoch_seeds.h"
+#include "wire/epoch_seeds.h"
 #include "loader/torch_sampler.h"
 
 namespace penstock::loader {
 
 // How the epoch after one comes to its seeds.
 struct NextSeeds {
-  EpochSeeds seeds;                               // where its base seed is known
+  wire::EpochSeeds seeds;                               // where its base seed is known
   bool draws_base_seed = false;                   // it is drawn when the epoch begins
   std::optional<at::Generator> base_generator{};  // from this one; torch's default generator without one
 };
@@ -27,19 +27,19 @@ class ExpectedEpoch {
   // Expects an epoch that takes its indices from `sampler` and begins after the draws that are expected until then.
   ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler);
 
-  const EpochSeeds& seeds() const { return seeds_; }
+  const wire::EpochSeeds& seeds() const { return seeds_; }
   // The sampler to ask for its batches with, which draws from a copy of the user's generator.
   TorchSamplerOptions early_sampler() const;
 
   // Whether an epoch of these seeds and indices that begins now is the expected one.
-  bool is_met(const EpochSeeds& seeds, const TorchSamplerOptions& sampler) const;
+  bool is_met(const wire::EpochSeeds& seeds, const TorchSamplerOptions& sampler) const;
 
   // The epoch was begun early and has now begun: moves the generators on by the draws that were made for it meanwhile.
   void catch_up();
 
  private:
   TorchSamplerOptions sampler_;
-  EpochSeeds seeds_;
+  wire::EpochSeeds seeds_;
   at::Tensor state_;                      // of the generator that the sampler draws from, before that
   std::optional<at::Generator> copy_;     // of the user's
   std::optional<uint64_t> sampler_seed_;  // where the user gave the sampler no generator

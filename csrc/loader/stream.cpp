@@ -68,7 +68,7 @@ void Stream::begin(EpochPlan plan) {
   if (!plan_.progress) plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
 }
 
-std::span<const std::byte> Stream::seeds_to_tell(const EpochSeeds& seeds) {
+std::span<const std::byte> Stream::seeds_to_tell(const wire::EpochSeeds& seeds) {
   seed_bytes_.clear();
   if (options_.is_seeded_by_batch) seed_bytes_ = seeds.to_bytes();
   return seed_bytes_;

@@ -21,7 +21,7 @@
 #include "cluster/step_clock.h"
 #include "loader/client.h"
 #include "loader/epoch_progress.h"
-#include "loader/epoch_seeds.h"
+#include "wire/epoch_seeds.h"
 #include "loader/expected_epoch.h"
 #include "loader/index_source.h"
 #include "loader/torch_sampler.h"
@@ -37,7 +37,7 @@ struct StreamOptions {
 
 // The beginning of an epoch.
 struct EpochPlan {
-  EpochSeeds seeds{};
+  wire::EpochSeeds seeds{};
   std::optional<at::Generator> base_generator{};  // that the next epoch's base seed is drawn from, seeded by batch
   // Where the epoch begins; kept up to date as batches are given out. Without one, the stream has its own.
   std::shared_ptr<EpochProgress> progress = {};
@@ -99,7 +99,7 @@ class Stream {
   void begin_early();
   bool adopt_early(const TorchSamplerOptions& sampler);
   Event try_take();
-  std::span<const std::byte> seeds_to_tell(const EpochSeeds& seeds);
+  std::span<const std::byte> seeds_to_tell(const wire::EpochSeeds& seeds);
 
   std::shared_ptr<Client> client_;
   StreamOptions options_;

@@ -5,7 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
-#include "worker/row_copy.h"
+#include "dataset/row_copy.h"
 
 namespace penstock::worker {
 namespace {
@@ -72,7 +72,7 @@ at::Tensor SampleRows::take(const at::Tensor& tensor) {
     return {};
   }
   at::Tensor row = row_of(column.batch, place);
-  copy_row(column.batch, place, tensor);
+  dataset::copy_row(column.batch, place, tensor);
   ++column.moved_count;
   if (column.moved_count == sample_count_) column.batch.reset();
   return row;

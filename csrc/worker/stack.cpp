@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/assert.h"
-#include "worker/row_copy.h"
+#include "dataset/row_copy.h"
 #include "worker/sample_rows.h"
 
 namespace penstock::worker {
@@ -47,7 +47,7 @@ at::Tensor stack_samples(SlabWriter& writer, std::span<const at::Tensor> samples
   if (auto batch = batch_of_rows(writer, samples); batch.defined()) return batch;
   at::Tensor batch = empty_batch(writer, samples.size(), first.sizes(), first.scalar_type());
   if (batch.numel() == 0) return batch;
-  for (size_t index = 0; index < samples.size(); ++index) copy_row(batch, index, samples[index]);
+  for (size_t index = 0; index < samples.size(); ++index) dataset::copy_row(batch, index, samples[index]);
   return batch;
 }
 
@@ -72,7 +72,7 @@ at::Tensor stack_rows(SlabWriter& writer, std::span<const void* const> rows, at:
   at::Tensor batch = empty_batch(writer, rows.size(), sizes, dtype);
   if (batch.numel() == 0) return batch;
   const auto row_bytes = static_cast<size_t>(batch.numel()) / rows.size() * batch.element_size();
-  const auto copy = copy_of_rows(rows.size(), row_bytes);
+  const auto copy = dataset::copy_of_rows(rows.size(), row_bytes);
   auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
   for (const void* row : rows) {
     copy(target, row, row_bytes);
@@ -92,7 +92,7 @@ at::Tensor gather_rows(SlabWriter& writer, const at::Tensor& source, std::span<c
   const auto row_bytes = static_cast<size_t>(batch.numel()) / indices.size() * source.element_size();
   auto* target = static_cast<std::byte*>(batch.mutable_data_ptr());
   if (source.is_contiguous()) {
-    const auto copy = copy_of_rows(indices.size(), row_bytes);
+    const auto copy = dataset::copy_of_rows(indices.size(), row_bytes);
     const auto* rows = static_cast<const std::byte*>(source.const_data_ptr());
     for (int64_t index : indices) {
       copy(target, rows + static_cast<size_t>(index) * row_bytes, row_bytes);

@@ -103,7 +103,7 @@ if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
     INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_python;PyTorch::torch")
 
   # They lie in the folder of torch's own headers. A folder that has nothing but a link to them keeps those out of reach.
-  set(_pybind11_folder "${CMAKE_BINARY_DIR}/pybind11-headers")
+  set(_pybind11_folder "${PROJECT_BINARY_DIR}/pybind11-headers")
   file(MAKE_DIRECTORY "${_pybind11_folder}")
   file(CREATE_LINK "${PyTorch_INCLUDE_DIR}/pybind11" "${_pybind11_folder}/pybind11" SYMBOLIC)
   add_library(PyTorch::pybind11 INTERFACE IMPORTED)

@@ -10,19 +10,19 @@
 namespace penstock::worker {
 namespace {
 
-constexpr uint64_t kRange = 262'143'328'850;
+constexpr uint64_t kPowercapRange = 262'143'328'850;
 
 class PowercapTest : public testing::Test {
  protected:
   // What a machine with two processors has.
   void make_machine() {
     folder_.add_folder("intel-rapl");  // the control type
-    folder_.add("intel-rapl:0", "package-0", kRange, 1000);
-    folder_.add("intel-rapl:0:0", "core", kRange, 400);
+    folder_.add("intel-rapl:0", "package-0", kPowercapRange, 1000);
+    folder_.add("intel-rapl:0:0", "core", kPowercapRange, 400);
     folder_.add("intel-rapl:0:1", "dram", 65'712'999'613, 50);
-    folder_.add("intel-rapl:1", "package-1", kRange, 5000);
-    folder_.add("intel-rapl:2", "psys", kRange, 9000);
-    folder_.add("intel-rapl-mmio:0", "package-0", kRange, 1000);
+    folder_.add("intel-rapl:1", "package-1", kPowercapRange, 5000);
+    folder_.add("intel-rapl:2", "psys", kPowercapRange, 9000);
+    folder_.add("intel-rapl-mmio:0", "package-0", kPowercapRange, 1000);
   }
   std::string refusal() const {
     const auto opened = Powercap::open(folder_.path());
@@ -82,7 +82,7 @@ TEST_F(PowercapTest, CounterThatCanNoLongerBeReadIsAnError) {
 }
 
 TEST_F(PowercapTest, CounterThatIsNoNumberIsAnErrorThatShowsIt) {
-  folder_.add("intel-rapl:0", "package-0", kRange, 1);
+  folder_.add("intel-rapl:0", "package-0", kPowercapRange, 1);
   folder_.write("intel-rapl:0", "energy_uj", "12 J\n");
   EXPECT_NE(refusal().find("is \"12 J\" and no number"), std::string::npos) << refusal();
 }

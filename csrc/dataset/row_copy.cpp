@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/row_copy.h"
+#include "dataset/row_copy.h"
 
 #include <cstring>
 
-#include "worker/copy_past_caches.h"
+#include "dataset/copy_past_caches.h"
 
-namespace penstock::worker {
+namespace penstock::dataset {
 namespace {
 
 // A batch of this size has left a core's own caches before the trainer reads its first byte. Smaller ones are best
@@ -33,4 +33,4 @@ void copy_row(const at::Tensor& batch, size_t place, const at::Tensor& row) {
   copy_of_rows(static_cast<size_t>(batch.size(0)), bytes)(target, row.const_data_ptr(), bytes);
 }
 
-}  // namespace penstock::worker
+}  // namespace penstock::dataset

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/copy_past_caches.h"
+#include "dataset/copy_past_caches.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace penstock::worker {
+namespace penstock::dataset {
 namespace {
 
 TEST(CopyPastCaches, CopiesEveryByteAndNoOtherAtEveryAlignmentAndLength) {
@@ -32,4 +32,4 @@ TEST(CopyPastCaches, CopiesEveryByteAndNoOtherAtEveryAlignmentAndLength) {
 }
 
 }  // namespace
-}  // namespace penstock::worker
+}  // namespace penstock::dataset

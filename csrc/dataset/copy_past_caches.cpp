@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/copy_past_caches.h"
+#include "dataset/copy_past_caches.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace penstock::worker {
+namespace penstock::dataset {
 
 void copy_past_caches(void* target, const void* source, size_t bytes) {
 #ifdef __SSE2__
@@ -40,4 +40,4 @@ void copy_past_caches(void* target, const void* source, size_t bytes) {
 #endif
 }
 
-}  // namespace penstock::worker
+}  // namespace penstock::dataset

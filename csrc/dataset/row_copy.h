@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-namespace penstock::worker {
+namespace penstock::dataset {
 
 using CopyBytes = void (*)(void* target, const void* source, size_t bytes);
 
@@ -16,4 +16,4 @@ CopyBytes copy_of_rows(size_t count, size_t row_bytes);
 // batch[place] = row, for a contiguous batch, and a row of its type and its rows' shape.
 void copy_row(const at::Tensor& batch, size_t place, const at::Tensor& row);
 
-}  // namespace penstock::worker
+}  // namespace penstock::dataset

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/data_loader_impl.h"
+
+#include <chrono>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "api/generators.h"
+#include "api/index_order.h"
+#include "api/option_checks.h"
+#include "api/exceptions.h"
+#include "dataset/nest_value.h"
+#include "loader/counters.h"
+
+namespace penstock {
+
+using std::chrono::steady_clock;
+using Event = loader::Client::Event;
+
+namespace {
+
+constexpr double kNanosecond = 1e-9;
+
+// "Caught ValueError in DataLoader worker thread 0.", as torch's DataLoader words it, and what was thrown.
+[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, const std::string& place) {
+  throw Error(ErrorKind::kDataset, "Caught " + remote.type_name + place + ".\n" + remote.text, remote.cause);
+}
+
+}  // namespace
+
+DataLoader::Impl::Impl(AnyDataset dataset, Options options)
+    : options_(std::move(options)), dataset_(std::move(dataset)) {
+  api::check_options(dataset_, options_);
+  built_ = {.is_iterable = dataset_.as_streams() != nullptr,
+            .sample_count = {},
+            .shard_count = api::shard_count_of(dataset_, options_),
+            .options = &options_};
+  if (!built_.is_iterable) built_.sample_count = dataset_.by_index()->size();
+  if (!built_.is_iterable && options_.shuffle && *built_.sample_count < 1) {
+    api::refuse("num_samples should be a positive integer value, but got num_samples=" +
+                std::to_string(*built_.sample_count));
+  }
+}
+
+DataLoader::Impl::Running& DataLoader::Impl::running() {
+  if (running_ && !running_->is_owner()) {
+    throw Error(ErrorKind::kUnsupported,
+                "this process was forked from the one that made the DataLoader, whose workers it does not have; make "
+                "the loader in the child, or fork before its first epoch");
+  }
+  if (!running_) {
+    auto running = std::make_unique<Running>();
+    running->workers = api::start_workers(dataset_, options_);
+    running->stream = std::make_unique<loader::Stream>(
+        running->workers->client(), loader::StreamOptions{.is_iterable = built_.is_iterable,
+                                                          .asks_while_room = options_.prefetch_bytes > 0,
+                                                          .may_begin_early = false,
+                                                          .is_seeded_by_batch = true});
+    running_.emplace(std::move(running));
+  }
+  return **running_;
+}
+
+// ---- Epochs
+
+void DataLoader::Impl::begin_epoch() {
+  static_cast<void>(running());
+  ++begun_count_;
+  if (!loaded_state_) return begin_fresh();
+  const Value state = *std::exchange(loaded_state_, std::nullopt);
+  begin_from(api::read_state(built_, state));
+}
+
+void DataLoader::Impl::begin_fresh() {
+  begin({.epoch = epoch_count_, .start = api::GeneratorSnapshot::take(options_.generator)}, nullptr);
+}
+
+void DataLoader::Impl::begin_from(const api::LoadedState& loaded) {
+  epoch_count_ = loaded.epoch;
+  if (loaded.is_finished_in_epoch) {
+    ++epoch_count_;
+    return begin_fresh();
+  }
+  loaded.generators.put_back_own(options_.generator);
+  const bool is_replayed = loaded.point || !loaded.generators.is_of_now();
+  api::EpochAccount account{.epoch = epoch_count_, .start = loaded.generators};
+  const api::ResumePoint* point = loaded.point ? &*loaded.point : nullptr;
+  if (!is_replayed) return begin(std::move(account), point);
+  const api::GeneratorsReplayed replayed(loaded.generators);
+  begin(std::move(account), point);
+}
+
+void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* point) {
+  Running& running = this->running();
+  int64_t base_seed = api::draw_seed(options_.generator);
+  account.progress = std::make_shared<loader::EpochProgress>(running.workers->client()->shard_count());
+  if (point != nullptr) {
+    base_seed = point->base_seed;
+    account.progress->resume(point->answered_count, point->yielded_count, point->last_shard_id);
+    for (const auto& [shard_id, start] : point->starts)
+      account.progress->set_shard_answers(shard_id, start.batch_count);
+    account.resumed_states = point->shard_states;
+  }
+  account.base_seed = base_seed;
+  const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++};
+  running.workers->set_starts(
+      seeds, point != nullptr ? point->starts : std::map<uint32_t, dataset::BatchReader::ShardStart>());
+  loader::EpochPlan plan{.seeds = seeds, .base_generator = options_.generator, .progress = account.progress};
+  account_ = std::move(account);
+  const uint64_t skipped_count = account_->progress->answered_count();
+  if (built_.is_iterable) {
+    running.stream->begin_epoch(std::move(plan), std::make_unique<api::ShardOrder>(options_.batch_size));
+  } else if (options_.sampler) {
+    options_.sampler->begin_epoch(seeds.epoch);
+    running.stream->begin_epoch(
+        std::move(plan),
+        std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last, skipped_count));
+  } else {
+    running.stream->begin_epoch(std::move(plan), {.sample_count = *built_.sample_count,
+                                                  .batch_size = options_.batch_size.value_or(1),
+                                                  .drop_last = options_.drop_last,
+                                                  .shuffle = options_.shuffle,
+                                                  .generator = options_.generator});
+  }
+}
+
+// ---- Batches
+
+std::optional<Batch> DataLoader::Impl::next() {
+  if (!account_) api::refuse("next() was called before begin_epoch(); begin an epoch first");
+  if (account_->progress->is_finished()) return std::nullopt;
+  return take();
+}
+
+std::optional<Batch> DataLoader::Impl::take() {
+  Running& running = this->running();
+  const auto deadline =
+      options_.timeout.count() > 0 ? steady_clock::now() + options_.timeout : steady_clock::time_point::max();
+  for (;;) {
+    Event event = running.stream->next(deadline);
+    switch (event.kind) {
+      case Event::Kind::kBatch: return to_batch(event);
+      case Event::Kind::kEnd: return std::nullopt;
+      case Event::Kind::kFailed: api::raise(*event.error);
+      case Event::Kind::kNothing:
+        throw Error(ErrorKind::kTimeout,
+                    "DataLoader timed out after " + std::to_string(options_.timeout.count()) + " milliseconds");
+      default: break;  // of workers
+    }
+  }
+}
+
+Batch DataLoader::Impl::to_batch(Event& event) {
+  loader::Batch& batch = *event.batch;
+  if (const auto& remote = batch.remote_error()) raise_remote(*remote, running().workers->place_of(remote->worker));
+  const auto& tensors = batch.tensors();
+  const size_t leaf_count = batch.frame().leaf_count();
+  auto value = dataset::read_value(batch.frame().nest, std::span(tensors).first(leaf_count));
+  if (!value) {
+    account_->progress->note_error();
+    api::raise(value.error());
+  }
+  return {std::move(value).value(), static_cast<int64_t>(batch.descriptor().sequence)};
+}
+
+// ---- The place
+
+std::optional<int64_t> DataLoader::Impl::size() const {
+  if (built_.is_iterable) return std::nullopt;
+  const auto sample_count = options_.sampler ? options_.sampler->size() : built_.sample_count;
+  if (!sample_count || !options_.batch_size) return sample_count;
+  const int64_t whole_count = *sample_count / *options_.batch_size;
+  return whole_count + (*sample_count % *options_.batch_size > 0 && !options_.drop_last ? 1 : 0);
+}
+
+void DataLoader::Impl::check_can_resume() const {
+  if (options_.in_order || options_.num_workers == 0) return;
+  throw Error(ErrorKind::kUnsupported, "in_order is False with " + std::to_string(options_.num_workers) +
+                                           " workers, so which batches were delivered is not a number of batches; set "
+                                           "in_order=True to have a state");
+}
+
+Value DataLoader::Impl::state() const {
+  check_can_resume();
+  if (loaded_state_) return *loaded_state_;
+  return api::make_state(built_, account_ ? &*account_ : nullptr, epoch_count_);
+}
+
+void DataLoader::Impl::load_state(const Value& state) {
+  check_can_resume();
+  account_.reset();
+  if (state.is_none()) {
+    loaded_state_.reset();
+    return;
+  }
+  static_cast<void>(api::read_state(built_, state));
+  loaded_state_ = state;
+}
+
+Stats DataLoader::Impl::stats() const {
+  if (!running_ || !running_->is_owner()) return {};
+  const Running& running = **running_;
+  const loader::LoaderCounters& counters = running.stream->client().counters();
+  return {.batches = counters.batches.value(),
+          .batch_bytes = counters.batch_bytes.value(),
+          .wait_s = static_cast<double>(counters.wait_ns.value()) * kNanosecond,
+          .fetch_s = static_cast<double>(counters.fetch_ns.value()) * kNanosecond,
+          .boundary = counters.boundary_batches.value(),
+          .ready = running.stream->ready_count(),
+          .worker_count = running.stream->client().worker_count()};
+}
+
+}  // namespace penstock

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The loader behind penstock::DataLoader: its workers, its stream, its epochs and its place.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "api/loader_state.h"
+#include "api/worker_set.h"
+#include "base/process_bound.h"
+#include "loader/stream.h"
+#include "penstock/data_loader.h"
+
+namespace penstock {
+
+// Thread-compatible: for one thread of the trainer.
+class PENSTOCK_HIDDEN DataLoader::Impl {
+ public:
+  Impl(AnyDataset dataset, Options options);
+
+  void begin_epoch();
+  std::optional<Batch> next();
+  // Counts begun epochs, so that an iterator knows whether its own has gone.
+  uint64_t begun_count() const { return begun_count_; }
+
+  std::optional<int64_t> size() const;
+  Value state() const;
+  void load_state(const Value& state);
+  Stats stats() const;
+
+  const Options& options() const { return options_; }
+  api::WorkerSet& workers() { return *running().workers; }
+
+ private:
+  // What belongs to the process that started it.
+  struct Running {
+    std::unique_ptr<api::WorkerSet> workers;
+    std::unique_ptr<loader::Stream> stream;
+  };
+
+  Running& running();
+  void check_can_resume() const;
+  void begin_fresh();
+  void begin_from(const api::LoadedState& loaded);
+  void begin(api::EpochAccount account, const api::ResumePoint* point);
+  std::optional<Batch> take();
+  Batch to_batch(loader::Client::Event& event);
+
+  const Options options_;
+  api::BuiltLoader built_;
+  AnyDataset dataset_;
+  std::optional<ProcessBound<Running>> running_;
+  std::optional<api::EpochAccount> account_;
+  std::optional<Value> loaded_state_;
+  int64_t epoch_count_ = 0;
+  uint64_t begun_count_ = 0;
+};
+
+}  // namespace penstock

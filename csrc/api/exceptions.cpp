@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/exceptions.h"
+
+namespace penstock::api {
+namespace {
+
+ErrorKind kind_of(Errc code) {
+  switch (code) {
+    case Errc::kMalformed:
+    case Errc::kTooLarge:
+    case Errc::kMismatch: return ErrorKind::kValue;
+    case Errc::kTimeout: return ErrorKind::kTimeout;
+    case Errc::kClosed: return ErrorKind::kClosed;
+    case Errc::kNoMemory: return ErrorKind::kMemory;
+    case Errc::kUnsupported: return ErrorKind::kUnsupported;
+    case Errc::kFailed: return ErrorKind::kFailed;
+  }
+  return ErrorKind::kFailed;
+}
+
+}  // namespace
+
+void raise(const Fault& fault) { throw Error(kind_of(fault.code), fault.message); }
+void refuse(const std::string& text) { throw Error(ErrorKind::kValue, text); }
+
+}  // namespace penstock::api

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The one table that turns the results of the rooms below into exceptions of the public library.
+
+#include <string>
+
+#include "base/result.h"
+#include "penstock/error.h"
+
+namespace penstock::api {
+
+[[noreturn]] void raise(const Fault& fault);
+// An argument that the caller got wrong.
+[[noreturn]] void refuse(const std::string& text);
+
+template <typename T>
+T value_or_raise(Result<T> result) {
+  if (!result) raise(result.error());
+  return std::move(result).value();
+}
+inline void check(const Result<void>& result) {
+  if (!result) raise(result.error());
+}
+
+}  // namespace penstock::api

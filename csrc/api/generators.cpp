@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/generators.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "api/exceptions.h"
+#include "base/base64.h"
+
+namespace penstock::api {
+namespace {
+
+at::Generator default_generator() { return at::detail::getDefaultCPUGenerator(); }
+
+std::string to_text(const at::Tensor& state) {
+  return to_base64({static_cast<const std::byte*>(state.const_data_ptr()), state.nbytes()});
+}
+
+at::Tensor to_tensor(const Value& text) {
+  const auto bytes = from_base64(text.text());
+  if (!bytes) refuse("the state has the state of a generator that is not base64; load a state as it was saved");
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes->size())}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(state.mutable_data_ptr(), bytes->data(), bytes->size());
+  return state;
+}
+
+void set_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+at::Tensor get_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+}  // namespace
+
+int64_t draw_seed(const std::optional<at::Generator>& generator) {
+  return at::empty({}, at::TensorOptions().dtype(at::kLong)).random_(generator).item<int64_t>();
+}
+
+GeneratorSnapshot GeneratorSnapshot::take(const std::optional<at::Generator>& own) {
+  GeneratorSnapshot snapshot;
+  snapshot.of_default_ = get_state(default_generator());
+  if (own) snapshot.of_own_ = get_state(*own);
+  return snapshot;
+}
+
+GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
+  GeneratorSnapshot snapshot;
+  snapshot.of_default_ = to_tensor(value["globals"]["torch"]);
+  if (const Value* own = value["own"].find("loader")) snapshot.of_own_ = to_tensor(*own);
+  snapshot.of_random_ = value["globals"]["random"];
+  snapshot.of_numpy_ = value["globals"]["numpy"];
+  return snapshot;
+}
+
+Value GeneratorSnapshot::to_value(bool shuffles) const {
+  Value::Entries own;
+  if (of_own_.defined()) {
+    // The generator by all the ways in which Python's loader finds it.
+    own.push_back({"loader", to_text(of_own_)});
+    if (shuffles) {
+      own.push_back({"sampler", to_text(of_own_)});
+      own.push_back({"batch_sampler.sampler", to_text(of_own_)});
+    }
+  }
+  return Value::dict(
+      {{"globals", Value::dict({{"torch", to_text(of_default_)}, {"random", of_random_}, {"numpy", of_numpy_}})},
+       {"own", Value::dict(std::move(own))}});
+}
+
+void GeneratorSnapshot::put_back_default() const { set_state(default_generator(), of_default_); }
+
+void GeneratorSnapshot::put_back_own(const std::optional<at::Generator>& own) const {
+  if (own && of_own_.defined()) set_state(*own, of_own_);
+}
+
+bool GeneratorSnapshot::is_of_now() const { return at::equal(of_default_, get_state(default_generator())); }
+
+GeneratorsReplayed::GeneratorsReplayed(const GeneratorSnapshot& snapshot)
+    : before_(GeneratorSnapshot::take(std::nullopt)) {
+  snapshot.put_back_default();
+}
+
+GeneratorsReplayed::~GeneratorsReplayed() { before_.put_back_default(); }
+
+}  // namespace penstock::api

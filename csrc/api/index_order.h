@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The indices of an epoch's batches from a sampler of the program's, and the requests to an iterable dataset, which
+// have none.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "loader/index_source.h"
+#include "penstock/sampler.h"
+
+namespace penstock::api {
+
+// Confined to the trainer's thread.
+class SamplerOrder final : public loader::IndexSource {
+ public:
+  // `skipped_batch_count` batches are pulled and not given, those of a resumed epoch.
+  SamplerOrder(std::shared_ptr<Sampler> sampler, std::optional<int64_t> batch_size, bool drop_last,
+               uint64_t skipped_batch_count);
+
+  std::optional<Indices> next() override;
+
+ private:
+  std::optional<std::vector<int64_t>> pull();
+
+  std::shared_ptr<Sampler> sampler_;  // shared with the program
+  std::optional<int64_t> batch_size_;
+  bool drop_last_;
+  uint64_t skipped_batch_count_;
+  bool is_at_end_ = false;
+  std::vector<int64_t> indices_;
+};
+
+// Requests without end: the dataset's shards say when they are over.
+class ShardOrder final : public loader::IndexSource {
+ public:
+  // As many zeros as a batch has samples: a Python worker counts them.
+  explicit ShardOrder(std::optional<int64_t> batch_size) : zeros_(static_cast<size_t>(batch_size.value_or(1))) {
+    kind_ = batch_size ? wire::IndexKind::kIntegers : wire::IndexKind::kNone;
+  }
+
+  std::optional<Indices> next() override {
+    if (kind_ == wire::IndexKind::kNone) return Indices{};
+    return Indices{.kind = kind_, .body = std::as_bytes(std::span(zeros_))};
+  }
+
+ private:
+  wire::IndexKind kind_;
+  std::vector<int64_t> zeros_;
+};
+
+}  // namespace penstock::api

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/loader_state.h"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "api/exceptions.h"
+#include "dataset/packed_value.h"
+
+namespace penstock::api {
+namespace {
+
+constexpr int64_t kVersion = 1;
+
+// The name of a sampler's class without its namespace, as Python names it.
+std::string class_name(const Sampler& sampler) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> demangled(
+      abi::__cxa_demangle(typeid(sampler).name(), nullptr, nullptr, &status), &std::free);
+  const std::string name = status == 0 ? demangled.get() : typeid(sampler).name();
+  const size_t end = name.find('<');
+  const size_t colon = name.rfind(':', end);
+  return colon == std::string::npos || end != std::string::npos ? name : name.substr(colon + 1);
+}
+
+Value sampler_name(const BuiltLoader& built) {
+  const Options& options = *built.options;
+  if (options.sampler) return class_name(*options.sampler);
+  if (!options.shuffle) return "SequentialSampler";
+  return "RandomSampler of " + std::to_string(built.sample_count.value_or(0)) + " samples with " +
+         (options.generator ? "a generator" : "no generator");
+}
+
+std::string as_python(const Value* value) { return value == nullptr || value->is_none() ? "None" : value->describe(); }
+
+Value decoded(const std::vector<std::byte>& state) {
+  return state.empty() ? Value() : value_or_raise(dataset::unpack_value(state));
+}
+
+int64_t count_of(const Value& state, std::string_view name) {
+  const int64_t count = state[name].integer();
+  if (count < 0)
+    refuse(std::string(name) + " of the state is " + std::to_string(count) + "; load the state as it was saved");
+  return count;
+}
+
+}  // namespace
+
+Value BuiltLoader::to_value() const {
+  const auto batch_size = options->batch_size ? Value(*options->batch_size) : Value();
+  Value batch_sampler;
+  if (!is_iterable && options->batch_size) {
+    batch_sampler = "BatchSampler of " + std::to_string(*options->batch_size) + " over " + sampler_name(*this).text() +
+                    (options->drop_last ? ", last one left out" : "");
+  }
+  return Value::dict({{"kind", is_iterable ? "iterable" : "map"},
+                      {"batch_size", batch_size},
+                      {"drop_last", options->drop_last},
+                      {"dataset length", sample_count ? Value(*sample_count) : Value()},
+                      {"seeding", "batch"},
+                      {"shards", is_iterable ? Value(shard_count) : Value()},
+                      {"sampler", is_iterable ? Value() : sampler_name(*this)},
+                      {"batch_sampler", batch_sampler}});
+}
+
+Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t epoch_count) {
+  const bool shuffles = built.options->shuffle && !built.is_iterable;
+  const bool is_finished = account != nullptr && account->progress->is_finished();
+  const bool is_under_way = account != nullptr && account->base_seed && !is_finished;
+  const uint64_t answered_count = account != nullptr ? account->progress->answered_count() : 0;
+  const uint64_t yielded_count = account != nullptr ? account->progress->yielded_count() : 0;
+  Value generators;
+  Value shards;
+  if (is_under_way) {
+    generators = account->start.to_value(shuffles);
+    const loader::EpochProgress& progress = *account->progress;
+    Value::Items counts;
+    Value::Items states;
+    bool has_states = false;
+    for (uint32_t shard_id = 0; shard_id < progress.shard_count(); ++shard_id) {
+      counts.emplace_back(progress.shard_counts()[shard_id]);
+      Value state = decoded(progress.shard_state(shard_id));
+      const auto resumed = account->resumed_states.find(shard_id);
+      if (state.is_none() && resumed != account->resumed_states.end()) state = resumed->second;
+      has_states = has_states || !state.is_none();
+      states.push_back(std::move(state));
+    }
+    const auto last = progress.last_shard_id();
+    shards = Value::dict({{"counts", Value::list(std::move(counts))},
+                          {"last", last ? Value(*last) : Value()},
+                          {"states", has_states ? Value::list(std::move(states)) : Value()},
+                          {"before", Value()}});
+  } else {
+    generators = GeneratorSnapshot::take(built.options->generator).to_value(shuffles);
+  }
+  return Value::dict({{"_sampler_iter_yielded", answered_count},
+                      {"_num_yielded", yielded_count},
+                      {"_index_sampler_state", Value()},
+                      {"_iterator_finished", is_finished},
+                      {"version", kVersion},
+                      {"built", built.to_value()},
+                      {"epoch", is_under_way ? account->epoch : epoch_count},
+                      {"base_seed", is_under_way ? Value(*account->base_seed) : Value()},
+                      {"draws_seed", true},
+                      {"generators", std::move(generators)},
+                      {"shards", std::move(shards)},
+                      {"dataset", Value()}});
+}
+
+namespace {
+
+void check_state(const BuiltLoader& built, const Value& state) {
+  if (state.kind() != Value::Kind::kDict || state.find("built") == nullptr || state.find("generators") == nullptr) {
+    refuse(
+        "the state is " + state.describe() +
+        ", which is not a state of penstock's DataLoader; load a result of its state(), or of Python's state_dict()");
+  }
+  const Value* version = state.find("version");
+  if (version == nullptr || version->kind() != Value::Kind::kInteger || version->integer() != kVersion) {
+    refuse("the state is of version " + as_python(version) + " and this penstock reads version " +
+           std::to_string(kVersion) + "; resume it with the penstock that made it");
+  }
+  const Value now = built.to_value();
+  for (const Value::Entry& entry : state["built"].entries()) {
+    const std::string& name = entry.key.text();
+    const Value* here = now.find(name);
+    if (here != nullptr && here->to_json() == entry.value.to_json()) continue;
+    refuse("the state is of a loader with " + name + " " + as_python(&entry.value) + " and this one has " + name + " " +
+           as_python(here) + ", so its stream is another; build the loader as it was");
+  }
+  const Value* dataset = state.find("dataset");
+  if (dataset != nullptr && !dataset->is_none()) {
+    throw Error(ErrorKind::kUnsupported,
+                "the state has that of a Python dataset in the trainer's own process, which only Python can give back; "
+                "save it from a loader with workers");
+  }
+}
+
+ResumePoint read_point(const BuiltLoader& built, const Value& state) {
+  const Value& shards = state["shards"];
+  ResumePoint point{.base_seed = state["base_seed"].integer(),
+                    .answered_count = static_cast<uint64_t>(count_of(state, "_sampler_iter_yielded")),
+                    .yielded_count = static_cast<uint64_t>(count_of(state, "_num_yielded"))};
+  const Value& sampler_state = state["_index_sampler_state"];
+  if (!sampler_state.is_none()) {
+    throw Error(ErrorKind::kUnsupported,
+                "the state has that of a Python sampler, which only Python can give back; use a sampler without "
+                "state_dict(), or torch's own");
+  }
+  if (!built.is_iterable) {
+    if (point.answered_count > 0)
+      point.last_shard_id = static_cast<uint32_t>((point.answered_count - 1) % built.shard_count);
+    return point;
+  }
+  Value::Items counts = shards["counts"].items();
+  if (counts.size() == 1) counts[0] = state["_sampler_iter_yielded"];
+  uint64_t sum = 0;
+  for (uint32_t shard_id = 0; shard_id < counts.size(); ++shard_id) {
+    dataset::BatchReader::ShardStart start{.batch_count = static_cast<uint64_t>(counts[shard_id].integer())};
+    sum += start.batch_count;
+    if (!shards["states"].is_none()) {
+      const Value& shard_state = shards["states"][shard_id];
+      if (const Value* iterator = shard_state.find("iterator")) {
+        start.state = *iterator;
+        const Value* ended = shard_state.find("ended");
+        start.is_at_end = ended != nullptr && ended->boolean();
+      }
+      if (!shard_state.is_none()) point.shard_states.emplace(shard_id, shard_state);
+    }
+    if (start.batch_count > 0 || start.state) point.starts.emplace(shard_id, std::move(start));
+  }
+  if (sum != point.answered_count) {
+    refuse("_sampler_iter_yielded is " + std::to_string(point.answered_count) + " and the shards gave " +
+           std::to_string(sum) + " batches; load the state as it was saved");
+  }
+  if (!shards["last"].is_none()) point.last_shard_id = static_cast<uint32_t>(shards["last"].integer());
+  return point;
+}
+
+}  // namespace
+
+LoadedState read_state(const BuiltLoader& built, const Value& state) {
+  check_state(built, state);
+  const bool has_seed = !state["base_seed"].is_none();
+  const bool is_finished = state["_iterator_finished"].boolean();
+  LoadedState loaded{.epoch = state["epoch"].integer(),
+                     .generators = GeneratorSnapshot::from_value(state["generators"]),
+                     .is_finished_in_epoch = is_finished && has_seed};
+  if (has_seed && !is_finished) loaded.point = read_point(built, state);
+  return loaded;
+}
+
+}  // namespace penstock::api

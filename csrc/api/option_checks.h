@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "penstock/data_loader.h"
+
+namespace penstock::api {
+
+// Throws Error kValue for options that have no meaning, alone or together, in Python's words where Python has the
+// error.
+void check_options(const AnyDataset& dataset, const Options& options);
+
+}  // namespace penstock::api

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/worker_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "api/exceptions.h"
+#include "api/thread_maker.h"
+#include "loader/recycled_memory.h"
+#include "loader/thread_source.h"
+
+namespace penstock::api {
+namespace {
+
+// Freed memory of batches that is kept for later ones.
+constexpr uint64_t kKeptBytesMax = 512ULL << 20;
+
+class ThreadWorkers final : public WorkerSet {
+ public:
+  ThreadWorkers(const AnyDataset& dataset, const Options& options) : has_threads_(options.num_workers > 0) {
+    const bool is_iterable = dataset.as_streams() != nullptr;
+    const auto worker_count = static_cast<uint32_t>(std::max<int64_t>(1, options.num_workers));
+    const auto depth = static_cast<uint32_t>(has_threads_ ? options.prefetch_factor : 1);
+    std::vector<std::unique_ptr<loader::ThreadMaker>> makers;
+    for (uint32_t worker_id = 0; worker_id < worker_count; ++worker_id) {
+      auto own = worker_count > 1 && !is_iterable ? dataset.by_index()->clone() : nullptr;
+      auto reader =
+          std::make_unique<dataset::BatchReader>(own ? std::move(own) : dataset.by_index(), dataset.as_streams(),
+                                                 dataset::ReaderOptions{.batch_size = options.batch_size,
+                                                                        .drop_last = options.drop_last,
+                                                                        .shard_count = shard_count_of(dataset, options),
+                                                                        .collate_fn = options.collate_fn});
+      std::optional<BatchTransform> transform;
+      if (options.transform) transform.emplace(*options.transform);
+      makers.push_back(std::make_unique<ThreadMaker>(
+          std::move(reader), std::move(transform),
+          ThreadMaker::Shared{.memory = memory_, .prefixes = prefixes_, .starts = starts_}));
+    }
+    const loader::ThreadSourceOptions of_source{.is_iterable = is_iterable,
+                                                .arrival_count_max = size_t{worker_count} * (depth + 4) * kStretched};
+    auto source = std::make_unique<loader::ThreadSource>(of_source, std::move(makers), has_threads_);
+    client_ = std::make_shared<loader::Client>(
+        loader::ClientOptions{
+            .worker_count = worker_count,
+            .prefetch_factor = depth,
+            .shard_count = is_iterable ? shard_count_of(dataset, options) : worker_count,
+            .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
+            .in_order = options.in_order,
+            .any_worker = !is_iterable && has_threads_,
+            .keep_workers = true,
+            .keep_indices = false,
+            .pin_memory = options.pin_memory && !options.device,
+            .device_index = options.device && options.device->is_cuda() ? options.device->index() : -1},
+        std::move(source));
+    check(client_->start());
+  }
+  ~ThreadWorkers() override { client_->stop(); }
+
+  const std::shared_ptr<loader::Client>& client() const override { return client_; }
+  void set_starts(const wire::EpochSeeds& seeds, std::map<uint32_t, SharedStarts::ShardStart> starts) override {
+    starts_->set(seeds, std::move(starts));
+  }
+  void set_prefixes(std::vector<Message> messages) override { prefixes_->set(std::move(messages)); }
+  std::string place_of(const std::string& worker) const override {
+    return has_threads_ ? " in DataLoader worker thread " + worker : "";
+  }
+
+ private:
+  static constexpr size_t kStretched = 8;  // times as many requests as usual may be out
+
+  const bool has_threads_;
+  std::shared_ptr<loader::RecycledMemory> memory_ = std::make_shared<loader::RecycledMemory>(kKeptBytesMax);
+  std::shared_ptr<SharedPrefixes> prefixes_ = std::make_shared<SharedPrefixes>();
+  std::shared_ptr<SharedStarts> starts_ = std::make_shared<SharedStarts>();
+  std::shared_ptr<loader::Client> client_;
+};
+
+}  // namespace
+
+std::unique_ptr<WorkerSet> start_workers(const AnyDataset& dataset, const Options& options) {
+  return std::make_unique<ThreadWorkers>(dataset, options);
+}
+
+uint32_t shard_count_of(const AnyDataset& dataset, const Options& options) {
+  if (dataset.as_streams() && options.shards) return static_cast<uint32_t>(*options.shards);
+  return static_cast<uint32_t>(std::max<int64_t>(1, options.num_workers));
+}
+
+}  // namespace penstock::api

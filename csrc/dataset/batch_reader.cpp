@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/batch_reader.h"
+
+#include <ATen/ops/copy.h>
+
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+#include "base/assert.h"
+#include "dataset/collator.h"
+#include "dataset/row_copy.h"
+
+namespace penstock::dataset {
+
+BatchReader::BatchReader(std::shared_ptr<Dataset> by_index, std::shared_ptr<IterableDataset> as_streams,
+                         ReaderOptions options)
+    : by_index_(std::move(by_index)), as_streams_(std::move(as_streams)), options_(std::move(options)) {
+  PENSTOCK_ASSERT((by_index_ == nullptr) != (as_streams_ == nullptr));
+  if (!by_index_) return;
+  size_ = by_index_->size();
+  const Dataset& dataset = *by_index_;
+  if (typeid(dataset) == typeid(TensorDataset) && !options_.collate_fn && options_.batch_size)
+    rows_ = static_cast<const TensorDataset*>(by_index_.get());
+}
+
+Value BatchReader::read(const wire::EpochSeeds& seeds, uint64_t sequence, std::span<const int64_t> indices,
+                        Memory& memory) {
+  PENSTOCK_ASSERT(by_index_ != nullptr);
+  sample_count_ = static_cast<uint32_t>(indices.size());
+  index_in_hand_.reset();
+  for (const int64_t index : indices) static_cast<void>(checked(index));
+  if (rows_ != nullptr) return gather(*rows_, indices, memory);
+  draws_.begin_map_batch(seeds, sequence);
+  if (!options_.batch_size) {
+    PENSTOCK_ASSERT(indices.size() == 1);
+    return copied(get(indices[0], 0), memory);
+  }
+  if (!options_.collate_fn) {
+    draws_.begin_sample(0);
+    if (auto batch = by_index_->get_batch(indices, draws_)) return *std::move(batch);
+  }
+  return read_samples(indices, memory);
+}
+
+Value BatchReader::read_samples(std::span<const int64_t> indices, Memory& memory) {
+  if (options_.collate_fn) {
+    std::vector<Value> samples;
+    samples.reserve(indices.size());
+    for (size_t place = 0; place < indices.size(); ++place) samples.push_back(get(indices[place], place));
+    index_in_hand_.reset();
+    return options_.collate_fn(std::move(samples));
+  }
+  Collator collator(memory, indices.size());
+  for (size_t place = 0; place < indices.size(); ++place) collator.add(get(indices[place], place));
+  return collator.finish();
+}
+
+Value BatchReader::get(int64_t index, size_t place) {
+  index_in_hand_ = index;
+  draws_.begin_sample(place);
+  return by_index_->get(index, draws_);
+}
+
+std::string BatchReader::in_hand() const {
+  return index_in_hand_ ? "sample " + std::to_string(*index_in_hand_) + " of the dataset" : "";
+}
+
+int64_t BatchReader::checked(int64_t index) const {
+  if (index >= 0 && index < size_) return index;
+  throw Error(ErrorKind::kValue, "the sampler gave index " + std::to_string(index) + " for a dataset of " +
+                                     std::to_string(size_) + " samples; 0 to " + std::to_string(size_ - 1) +
+                                     " is expected");
+}
+
+Value BatchReader::gather(const TensorDataset& rows, std::span<const int64_t> indices, Memory& memory) const {
+  Value::Items batch;
+  batch.reserve(rows.tensors().size());
+  for (const at::Tensor& source : rows.tensors()) {
+    std::vector<int64_t> sizes(source.sizes().begin(), source.sizes().end());
+    sizes[0] = static_cast<int64_t>(indices.size());
+    at::Tensor target = memory.empty(sizes, source.scalar_type());
+    const size_t row_bytes = source.size(0) == 0 ? 0 : source.nbytes() / static_cast<size_t>(source.size(0));
+    if (row_bytes > 0) {
+      const CopyBytes copy = copy_of_rows(indices.size(), row_bytes);
+      auto* to = static_cast<std::byte*>(target.mutable_data_ptr());
+      const auto* from = static_cast<const std::byte*>(source.const_data_ptr());
+      for (size_t place = 0; place < indices.size(); ++place)
+        copy(to + place * row_bytes, from + static_cast<size_t>(indices[place]) * row_bytes, row_bytes);
+    }
+    batch.emplace_back(std::move(target));
+  }
+  return Value::list(std::move(batch));
+}
+
+std::optional<Value> BatchReader::read_shard(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start,
+                                             Memory& memory) {
+  PENSTOCK_ASSERT(as_streams_ != nullptr);
+  auto found = shards_.find(shard_id);
+  if (found != shards_.end() && found->second.seeds != seeds) {
+    shards_.erase(found);
+    found = shards_.end();
+  }
+  OpenShard& shard = found != shards_.end() ? found->second : open(seeds, shard_id, start, memory);
+  return read_next(shard, shard_id, memory);
+}
+
+BatchReader::OpenShard& BatchReader::open(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start,
+                                          Memory& memory) {
+  draws_.begin_shard_batch(seeds, shard_id, 0);
+  OpenShard shard{.seeds = seeds,
+                  .stream = as_streams_->open({.index = shard_id, .count = options_.shard_count}, draws_)};
+  if (start.state) {
+    shard.stream->load(*start.state);
+    shard.batch_count = start.batch_count;
+    shard.is_at_end = start.is_at_end;
+  }
+  OpenShard& opened = shards_.insert_or_assign(shard_id, std::move(shard)).first->second;
+  while (opened.batch_count < start.batch_count && !opened.is_at_end) {
+    try {
+      static_cast<void>(read_next(opened, shard_id, memory));
+    } catch (...) {
+      // It was raised before the state was taken.
+    }
+  }
+  return opened;
+}
+
+std::optional<Value> BatchReader::read_next(OpenShard& shard, uint32_t shard_id, Memory& memory) {
+  if (shard.is_at_end) return std::nullopt;
+  draws_.begin_shard_batch(shard.seeds, shard_id, ++shard.batch_count);
+  if (!options_.batch_size) {
+    auto sample = shard.stream->next(draws_);
+    shard.is_at_end = !sample;
+    sample_count_ = 1;
+    return sample ? std::optional(copied(*sample, memory)) : std::nullopt;
+  }
+  const auto batch_size = static_cast<size_t>(*options_.batch_size);
+  std::vector<Value> samples;
+  Collator collator(memory, batch_size);
+  size_t count = 0;
+  while (count < batch_size) {
+    auto sample = shard.stream->next(draws_);
+    if (!sample) {
+      shard.is_at_end = true;
+      break;
+    }
+    ++count;
+    if (options_.collate_fn)
+      samples.push_back(*std::move(sample));
+    else
+      collator.add(*sample);
+  }
+  sample_count_ = static_cast<uint32_t>(count);
+  if (count == 0 || (count < batch_size && options_.drop_last)) return std::nullopt;
+  return options_.collate_fn ? options_.collate_fn(std::move(samples)) : collator.finish();
+}
+
+std::optional<Value> BatchReader::shard_state(uint32_t shard_id) const {
+  const auto found = shards_.find(shard_id);
+  return found == shards_.end() ? std::nullopt : found->second.stream->state();
+}
+
+Value copied(const Value& value, Memory& memory) {
+  switch (value.kind()) {
+    case Value::Kind::kTensor: {
+      at::Tensor copy = memory.empty(value.tensor().sizes(), value.tensor().scalar_type());
+      copy.copy_(value.tensor());
+      return {std::move(copy)};
+    }
+    case Value::Kind::kList:
+    case Value::Kind::kTuple: {
+      Value::Items items;
+      for (const Value& item : value.items()) items.push_back(copied(item, memory));
+      return value.kind() == Value::Kind::kList ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+    }
+    case Value::Kind::kDict: {
+      Value::Entries entries;
+      for (const Value::Entry& entry : value.entries())
+        entries.push_back({.key = entry.key, .value = copied(entry.value, memory)});
+      return Value::dict(std::move(entries));
+    }
+    default: return value;
+  }
+}
+
+}  // namespace penstock::dataset

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Makes batches of a C++ dataset: reads the samples that a request names, with the random numbers of their places, and
+// collates them.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dataset/memory.h"
+#include "dataset/place_draws.h"
+#include "penstock/dataset.h"
+#include "penstock/value.h"
+#include "wire/epoch_seeds.h"
+
+namespace penstock::dataset {
+
+struct ReaderOptions {
+  std::optional<int64_t> batch_size = 1;  // none: a sample is a batch, and is not collated
+  bool drop_last = false;                 // of an iterable dataset; a sampler leaves short batches out by itself
+  int64_t shard_count = 1;                // of an iterable dataset
+  std::function<Value(std::vector<Value>)> collate_fn = {};
+};
+
+// Confined to the thread that reads samples, as its dataset may be.
+class BatchReader {
+ public:
+  // One of the two datasets is null.
+  BatchReader(std::shared_ptr<Dataset> by_index, std::shared_ptr<IterableDataset> as_streams, ReaderOptions options);
+
+  bool is_iterable() const { return as_streams_ != nullptr; }
+
+  // Batch `sequence` of a map-style dataset. Throws what the dataset and collate_fn throw.
+  Value read(const wire::EpochSeeds& seeds, uint64_t sequence, std::span<const int64_t> indices, Memory& memory);
+
+  // Where a shard is opened: at its beginning, or after `batch_count` batches, with the state that its stream had then,
+  // if it had one.
+  struct ShardStart {
+    uint64_t batch_count = 0;
+    std::optional<Value> state = {};
+    bool is_at_end = false;  // with a state: the stream had ended
+  };
+  // The next batch of a shard of an iterable dataset, or nothing at its end. A shard that was not read before in the
+  // epoch of `seeds` is opened at `start`. Throws as read().
+  std::optional<Value> read_shard(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start,
+                                  Memory& memory);
+  // The state of the stream of a shard after its last batch, if it has one.
+  std::optional<Value> shard_state(uint32_t shard_id) const;
+  // Whether the shard has nothing more to give.
+  bool has_ended(uint32_t shard_id) const { return shards_.at(shard_id).is_at_end; }
+  // What the dataset was asked for last, in words: "sample 12 of the dataset". Empty where that is a whole batch.
+  std::string in_hand() const;
+  // The samples of the batch that was made last.
+  uint32_t sample_count() const { return sample_count_; }
+
+ private:
+  struct OpenShard {
+    wire::EpochSeeds seeds;
+    std::unique_ptr<SampleStream> stream;
+    uint64_t batch_count = 0;
+    bool is_at_end = false;
+  };
+
+  Value read_samples(std::span<const int64_t> indices, Memory& memory);
+  Value gather(const TensorDataset& rows, std::span<const int64_t> indices, Memory& memory) const;
+  Value get(int64_t index, size_t place);
+  int64_t checked(int64_t index) const;
+  OpenShard& open(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start, Memory& memory);
+  std::optional<Value> read_next(OpenShard& shard, uint32_t shard_id, Memory& memory);
+
+  std::shared_ptr<Dataset> by_index_;            // shared with the readers of other threads, if it can be
+  std::shared_ptr<IterableDataset> as_streams_;  // shared with them
+  const TensorDataset* rows_ = nullptr;          // by_index_, if it is one and there is nothing but its rows to give
+  int64_t size_ = 0;
+  ReaderOptions options_;
+  PlaceDraws draws_;
+  std::map<uint32_t, OpenShard> shards_;
+  std::optional<int64_t> index_in_hand_;
+  uint32_t sample_count_ = 0;
+};
+
+// A copy of every tensor in a value: those of a dataset's own sample, where nothing collates it.
+Value copied(const Value& value, Memory& memory);
+
+}  // namespace penstock::dataset

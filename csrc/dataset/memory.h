@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where the tensors of a batch are made: in the slab of a worker process, or in memory that a trainer's own threads use
+// again and again.
+
+#include <ATen/core/Tensor.h>
+
+namespace penstock::dataset {
+
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  virtual ~Memory() = default;
+
+  // A contiguous tensor of whatever values. Throws c10::Error where the system has no memory.
+  virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
+};
+
+}  // namespace penstock::dataset

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/nest_value.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace penstock::dataset {
+namespace {
+
+using Kind = Value::Kind;
+using wire::NestTag;
+
+Result<void> write(const Value& value, uint32_t depth, NestedTensors& to) {
+  if (depth >= wire::kNestDepthMax) {
+    return Fault{Errc::kMalformed, "a batch is nested deeper than " + std::to_string(wire::kNestDepthMax) +
+                                       " levels; put its parts next to each other"};
+  }
+  wire::NestWriter& nest = to.nest;
+  switch (value.kind()) {
+    case Kind::kNone: nest.none(); return {};
+    case Kind::kBoolean: nest.boolean(value.boolean()); return {};
+    case Kind::kInteger: nest.integer(value.integer()); return {};
+    case Kind::kNumber: nest.floating(value.number()); return {};
+    case Kind::kText: nest.text(value.text()); return {};
+    case Kind::kBytes: nest.bytes(value.bytes()); return {};
+    case Kind::kTensor:
+      if (!value.tensor().defined())
+        return Fault{Errc::kMalformed, "a batch has an undefined tensor; give it a value, or leave it out"};
+      nest.tensor(static_cast<uint32_t>(to.tensors.size()));
+      to.tensors.push_back(value.tensor());
+      return {};
+    case Kind::kList:
+    case Kind::kTuple: {
+      const auto count = static_cast<uint32_t>(value.size());
+      value.kind() == Kind::kList ? nest.list(count) : nest.tuple(count);
+      for (const Value& item : value.items())
+        if (auto written = write(item, depth + 1, to); !written) return written;
+      return {};
+    }
+    case Kind::kDict:
+      nest.dict(static_cast<uint32_t>(value.size()));
+      for (const Value::Entry& entry : value.entries()) {
+        if (auto written = write(entry.key, depth + 1, to); !written) return written;
+        if (auto written = write(entry.value, depth + 1, to); !written) return written;
+      }
+      return {};
+  }
+  return {};
+}
+
+template <typename T>
+T element_as(std::string_view bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+// A number of numpy's, in this machine's byte order.
+std::optional<Value> read_scalar(std::string_view dtype, std::string_view element) {
+  if (dtype == "|b1") return Value(element[0] != 0);
+  if (dtype == "|i1") return Value(element_as<int8_t>(element));
+  if (dtype == "|u1") return Value(element_as<uint8_t>(element));
+  if (dtype == "<i2") return Value(element_as<int16_t>(element));
+  if (dtype == "<u2") return Value(element_as<uint16_t>(element));
+  if (dtype == "<i4") return Value(element_as<int32_t>(element));
+  if (dtype == "<u4") return Value(element_as<uint32_t>(element));
+  if (dtype == "<i8") return Value(element_as<int64_t>(element));
+  if (dtype == "<f4") return Value(element_as<float>(element));
+  if (dtype == "<f8") return Value(element_as<double>(element));
+  return std::nullopt;
+}
+
+class Reader {
+ public:
+  Reader(std::span<const std::byte> nest, std::span<const at::Tensor> tensors) : tokens_(nest), tensors_(tensors) {}
+
+  Result<Value> read() {
+    const wire::NestToken token = tokens_.next().value();  // which was checked
+    switch (token.tag) {
+      case NestTag::kNone: return Value();
+      case NestTag::kFalse: return Value(false);
+      case NestTag::kTrue: return Value(true);
+      case NestTag::kInteger: return Value(token.integer);
+      case NestTag::kFloat: return Value(token.floating);
+      case NestTag::kText: return Value(token.text);
+      case NestTag::kBytes: return Value::bytes(std::string(token.text));
+      case NestTag::kTensor: return Value(tensors_[token.count]);
+      case NestTag::kArray:
+        if (token.dtype.empty()) return Value(tensors_[token.count]);
+        return refuse("a numpy array of dtype " + std::string(token.dtype));
+      case NestTag::kScalar:
+        if (auto number = read_scalar(token.dtype, token.text)) return *std::move(number);
+        return refuse("a numpy scalar of dtype " + std::string(token.dtype));
+      case NestTag::kBigInteger: return refuse("an integer of more than 64 bits");
+      case NestTag::kPickle: return refuse("an object of a Python class, which was pickled");
+      case NestTag::kList: return read_items(token.count, &Value::list);
+      case NestTag::kTuple:
+      case NestTag::kNamedTuple: return read_items(token.count, &Value::tuple);
+      case NestTag::kDict: {
+        Value::Entries entries;
+        entries.reserve(token.count);
+        for (uint32_t index = 0; index < token.count; ++index) {
+          auto key = read();
+          if (!key) return key;
+          auto value = read();
+          if (!value) return value;
+          entries.push_back({.key = std::move(key).value(), .value = std::move(value).value()});
+        }
+        return Value::dict(std::move(entries));
+      }
+    }
+    return Value();
+  }
+
+ private:
+  Result<Value> read_items(uint32_t count, Value (*make)(Value::Items)) {
+    Value::Items items;
+    items.reserve(count);
+    for (uint32_t index = 0; index < count; ++index) {
+      auto item = read();
+      if (!item) return item;
+      items.push_back(std::move(item).value());
+    }
+    return make(std::move(items));
+  }
+
+  static Fault refuse(const std::string& what) {
+    return {Errc::kUnsupported, "the batch has " + what +
+                                    ", which no C++ type stands for; make it a tensor, a number or text in the dataset "
+                                    "or its collate_fn"};
+  }
+
+  wire::NestReader tokens_;
+  std::span<const at::Tensor> tensors_;
+};
+
+}  // namespace
+
+Result<NestedTensors> write_value(const Value& value) {
+  NestedTensors nested;
+  if (auto written = write(value, 0, nested); !written) return written.error();
+  return nested;
+}
+
+Result<Value> read_value(std::span<const std::byte> nest, std::span<const at::Tensor> tensors) {
+  return Reader(nest, tensors).read();
+}
+
+}  // namespace penstock::dataset

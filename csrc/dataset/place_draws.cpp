@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/place_draws.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace penstock::dataset {
+
+PlaceDraws::PlaceDraws() : of_batch_(at::detail::createCPUGenerator()), of_sample_(at::detail::createCPUGenerator()) {}
+
+void PlaceDraws::begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence) {
+  seeds_ = seeds;
+  batch_place_ = {sequence, 0};
+  batch_place_size_ = 1;
+  has_samples_ = true;
+  is_batch_seeded_ = is_sample_seeded_ = false;
+}
+
+void PlaceDraws::begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number) {
+  seeds_ = seeds;
+  batch_place_ = {shard_id, number};
+  batch_place_size_ = 2;
+  has_samples_ = false;
+  is_batch_seeded_ = is_sample_seeded_ = false;
+}
+
+void PlaceDraws::begin_sample(uint64_t place) {
+  sample_place_ = place;
+  is_sample_seeded_ = false;
+}
+
+at::Generator& PlaceDraws::sample_generator() {
+  if (!has_samples_) return batch_generator();
+  if (!is_sample_seeded_) of_sample_.set_current_seed(seeds_.seed_of_sample(batch_place_[0], sample_place_));
+  is_sample_seeded_ = true;
+  return of_sample_;
+}
+
+at::Generator& PlaceDraws::batch_generator() {
+  if (!is_batch_seeded_)
+    of_batch_.set_current_seed(seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
+  is_batch_seeded_ = true;
+  return of_batch_;
+}
+
+}  // namespace penstock::dataset

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The random numbers of samples, by their places in the stream. A generator is seeded when it is first asked for: most
+// datasets draw nothing.
+
+#include <ATen/core/Generator.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "penstock/dataset.h"
+#include "wire/epoch_seeds.h"
+
+namespace penstock::dataset {
+
+// Confined to the thread that reads samples.
+class PlaceDraws final : public Draws {
+ public:
+  PlaceDraws();
+
+  // A batch begins: of a map-style dataset its number, of an iterable one the shard and the batch's number in it. The
+  // samples of the latter draw from the batch's generator alone.
+  void begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence);
+  void begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number);
+  // The sample at this place of the batch begins.
+  void begin_sample(uint64_t place);
+
+  at::Generator& sample_generator() override;
+  at::Generator& batch_generator() override;
+
+ private:
+  wire::EpochSeeds seeds_;
+  std::array<uint64_t, 2> batch_place_{};
+  size_t batch_place_size_ = 0;
+  uint64_t sample_place_ = 0;
+  bool has_samples_ = false;  // whether samples have generators of their own
+  bool is_batch_seeded_ = false;
+  bool is_sample_seeded_ = false;
+  at::Generator of_batch_;
+  at::Generator of_sample_;
+};
+
+}  // namespace penstock::dataset

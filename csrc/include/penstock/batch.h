@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A batch as the loader gives it.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "penstock/export.h"
+#include "penstock/fields.h"
+#include "penstock/value.h"
+
+namespace penstock {
+
+// A value type: copies share the tensors. The memory of the tensors goes back to the loader's workers when the last
+// tensor on it dies; a program that keeps many batches is given copies of later ones.
+//
+//   batch["image"]                  a tensor by its name, in a batch that is a dict
+//   batch[0]                        a tensor by its place, in a batch that is a list or a tuple
+//   batch.as<Sample>()              the whole as a struct (PENSTOCK_FIELDS), a tuple, a vector ...
+//   batch.value()["meta"]["id"]     a part of any kind
+class PENSTOCK_API Batch {
+ public:
+  Batch() = default;
+  Batch(Value value, int64_t number) : value_(std::move(value)), number_(number) {}
+
+  // Throws kValue, naming what the batch has, where the part is missing or no tensor.
+  const at::Tensor& operator[](std::string_view name) const;
+  const at::Tensor& operator[](size_t position) const;
+  const at::Tensor& operator[](int position) const { return (*this)[static_cast<size_t>(position)]; }
+  // The only tensor of a batch that is one.
+  const at::Tensor& tensor() const { return value_.tensor(); }
+
+  // The batch as a T; see fields.h for what T may be. Throws kValue where it does not fit.
+  template <typename T>
+  T as() const {
+    return Conversion<T>::from_value(value_, "batch");
+  }
+
+  const Value& value() const { return value_; }
+  // The number of the batch in its epoch, from 0.
+  int64_t number() const { return number_; }
+
+ private:
+  friend struct BatchAccess;
+
+  Value value_;
+  int64_t number_ = 0;
+  std::shared_ptr<const void> boundary_;  // shared by copies: what an offloaded module reads in the place of the batch
+};
+
+}  // namespace penstock

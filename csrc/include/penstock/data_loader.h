@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The loader.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "penstock/batch.h"
+#include "penstock/dataset.h"
+#include "penstock/export.h"
+#include "penstock/options.h"
+#include "penstock/state.h"
+
+namespace penstock {
+
+// A dataset for a loader: shared with the program, or moved into the loader.
+class AnyDataset {
+ public:
+  template <typename T>
+  requires(std::derived_from<T, Dataset>) AnyDataset(std::shared_ptr<T> dataset) : by_index_(std::move(dataset)) {}
+  template <typename T>
+  requires(std::derived_from<T, IterableDataset>) AnyDataset(std::shared_ptr<T> dataset)
+      : as_streams_(std::move(dataset)) {}
+  template <typename T>
+  requires(std::derived_from<std::remove_cvref_t<T>, Dataset>) AnyDataset(T&& dataset)
+      : by_index_(std::make_shared<std::remove_cvref_t<T>>(std::forward<T>(dataset))) {}
+  template <typename T>
+  requires(std::derived_from<std::remove_cvref_t<T>, IterableDataset>) AnyDataset(T&& dataset)
+      : as_streams_(std::make_shared<std::remove_cvref_t<T>>(std::forward<T>(dataset))) {}
+
+  // One of the two is null.
+  const std::shared_ptr<Dataset>& by_index() const { return by_index_; }
+  const std::shared_ptr<IterableDataset>& as_streams() const { return as_streams_; }
+
+ private:
+  std::shared_ptr<Dataset> by_index_;
+  std::shared_ptr<IterableDataset> as_streams_;
+};
+
+// Counts since the loader was made.
+struct Stats {
+  uint64_t batches = 0;       // that the program was given
+  uint64_t batch_bytes = 0;   // of their tensors
+  double wait_s = 0;          // that the program waited for batches
+  double fetch_s = 0;         // that workers took to make them, together
+  uint64_t boundary = 0;      // batches that came with what an offloaded module needs of them
+  uint32_t ready = 0;         // batches that wait now
+  uint32_t worker_count = 0;  // now
+};
+
+// Gives the batches of a dataset, epoch after epoch. Thread-compatible: for one thread of the trainer. The loader
+// starts its workers at the first begin() and ends them when it is destroyed, which waits for the samples in the
+// making. A fork of the program leaves the child without workers: the loader throws there, and destroying it does
+// nothing.
+//
+//   penstock::DataLoader loader(Squares(), {.batch_size = 64, .shuffle = true, .num_workers = 4});
+//   for (int epoch = 0; epoch < 10; ++epoch)
+//     for (const penstock::Batch& batch : loader) train(batch.tensor());
+class PENSTOCK_API DataLoader {
+ public:
+  // Throws Error of kind kValue for options that have no meaning together.
+  explicit DataLoader(AnyDataset dataset, Options options = {});
+  ~DataLoader();
+  DataLoader(DataLoader&&) noexcept;
+  DataLoader& operator=(DataLoader&&) noexcept;
+
+  // The batches of one epoch. An input iterator. It is of the epoch that begin() began, and throws kValue once another
+  // epoch was begun.
+  class PENSTOCK_API Iterator {
+   public:
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using iterator_concept = std::input_iterator_tag;
+
+    // Valid until the iterator moves on.
+    const Batch& operator*() const { return batch_; }
+    const Batch* operator->() const { return &batch_; }
+    // Waits for the next batch. Throws what made it fail; the batch after it comes then.
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    friend bool operator==(const Iterator& iterator, std::default_sentinel_t) { return iterator.is_at_end_; }
+
+   private:
+    friend class DataLoader;
+    Iterator(DataLoader& loader, uint64_t epoch) : loader_(&loader), epoch_(epoch) {}
+
+    DataLoader* loader_;
+    uint64_t epoch_;
+    bool is_at_end_ = false;
+    Batch batch_;
+  };
+
+  // Begins an epoch, or goes on in the one that a loaded state is of, and waits for its first batch.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+  // The same without an iterator: begin_epoch(), and next() until it gives nothing.
+  void begin_epoch();
+  std::optional<Batch> next();
+
+  // The batches of an epoch. Nothing for an iterable dataset and for a sampler that does not know its size.
+  std::optional<int64_t> size() const;
+
+  // The place in the stream, as of now: a loader with the same dataset and options that loads it gives the batches that
+  // this one would give next. Throws kUnsupported with in_order = false and workers.
+  State state() const;
+  // Takes effect at the next begin(). Throws kValue for a state of a loader whose stream is another.
+  void load_state(const State& state);
+
+  Stats stats() const;
+
+ private:
+  friend struct LoaderAccess;
+  class Impl;
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace penstock

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Between values and C++ types: what batch.as<T>() can give, and what a dataset may return. These types are known:
+// bool, integers, floating-point numbers, std::string, at::Tensor, Value, std::optional (none is empty), std::vector (a
+// list), std::pair and std::tuple (by position), and every struct whose fields were named:
+//
+//   struct Sample {
+//     at::Tensor image;
+//     at::Tensor label;
+//   };
+//   PENSTOCK_FIELDS(Sample, image, label)  // at the namespace of the struct
+//
+// A struct becomes a dict with its fields' names. It is read from a dict by name, from a list or tuple by position. For
+// another type, specialise Conversion.
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "penstock/error.h"
+#include "penstock/value.h"
+
+namespace penstock {
+
+// How a T and a Value become each other. `where` names the value in messages, such as "batch['image']".
+template <typename T>
+struct Conversion;
+
+namespace detail {
+
+[[noreturn]] PENSTOCK_API void throw_misfit(const std::string& where, const std::string& wanted, const Value& seen);
+// The part that a field of a struct is read from. Throws where there is none.
+PENSTOCK_API const Value& field_of(const Value& value, std::string_view field, size_t position, size_t field_count,
+                                   const char* type_name, const std::string& where);
+PENSTOCK_API const Value::Items& parts_of(const Value& value, size_t count, const std::string& where);
+
+template <typename Type, typename Member>
+struct Field {
+  std::string_view name;
+  Member Type::*member;
+};
+template <typename Type, typename Member>
+Field(std::string_view, Member Type::*) -> Field<Type, Member>;
+
+template <typename... Fields>
+struct StructFields {
+  const char* type_name;
+  std::tuple<Fields...> fields;
+};
+template <typename... Fields>
+StructFields(const char*, std::tuple<Fields...>) -> StructFields<Fields...>;
+
+template <typename T>
+concept HasFields = requires(const T* type) {
+  penstock_fields(type);
+};
+
+}  // namespace detail
+
+template <>
+struct Conversion<Value> {
+  static Value to_value(Value value) { return value; }
+  static Value from_value(const Value& value, const std::string&) { return value; }
+};
+
+template <>
+struct Conversion<at::Tensor> {
+  static Value to_value(at::Tensor tensor) { return {std::move(tensor)}; }
+  static at::Tensor from_value(const Value& value, const std::string& where) {
+    if (!value.is_tensor()) detail::throw_misfit(where, "a tensor", value);
+    return value.tensor();
+  }
+};
+
+template <>
+struct Conversion<bool> {
+  static Value to_value(bool value) { return {value}; }
+  static bool from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kBoolean) detail::throw_misfit(where, "a boolean", value);
+    return value.boolean();
+  }
+};
+
+template <std::integral T>
+requires(!std::same_as<T, bool>) struct Conversion<T> {
+  static Value to_value(T value) { return {static_cast<int64_t>(value)}; }
+  static T from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kInteger || !std::in_range<T>(value.integer()))
+      detail::throw_misfit(where, "an integer in the range of its type", value);
+    return static_cast<T>(value.integer());
+  }
+};
+
+template <std::floating_point T>
+struct Conversion<T> {
+  static Value to_value(T value) { return {static_cast<double>(value)}; }
+  static T from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kNumber && value.kind() != Value::Kind::kInteger)
+      detail::throw_misfit(where, "a number", value);
+    return static_cast<T>(value.number());
+  }
+};
+
+template <>
+struct Conversion<std::string> {
+  static Value to_value(std::string text) { return {std::move(text)}; }
+  static std::string from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kText) detail::throw_misfit(where, "text", value);
+    return value.text();
+  }
+};
+
+template <typename T>
+struct Conversion<std::optional<T>> {
+  static Value to_value(std::optional<T> value) { return value ? Conversion<T>::to_value(*std::move(value)) : Value(); }
+  static std::optional<T> from_value(const Value& value, const std::string& where) {
+    if (value.is_none()) return std::nullopt;
+    return Conversion<T>::from_value(value, where);
+  }
+};
+
+template <typename T>
+struct Conversion<std::vector<T>> {
+  static Value to_value(std::vector<T> parts) {
+    Value::Items items;
+    items.reserve(parts.size());
+    for (auto&& part : parts) items.push_back(Conversion<T>::to_value(std::move(part)));
+    return Value::list(std::move(items));
+  }
+  static std::vector<T> from_value(const Value& value, const std::string& where) {
+    if (value.kind() != Value::Kind::kList && value.kind() != Value::Kind::kTuple)
+      detail::throw_misfit(where, "a list", value);
+    std::vector<T> parts;
+    parts.reserve(value.size());
+    for (const Value& item : value.items())
+      parts.push_back(Conversion<T>::from_value(item, where + "[" + std::to_string(parts.size()) + "]"));
+    return parts;
+  }
+};
+
+template <typename... Ts>
+struct Conversion<std::tuple<Ts...>> {
+  static Value to_value(std::tuple<Ts...> parts) {
+    return std::apply([](Ts&... part) { return Value::tuple({Conversion<Ts>::to_value(std::move(part))...}); }, parts);
+  }
+  static std::tuple<Ts...> from_value(const Value& value, const std::string& where) {
+    const Value::Items& items = detail::parts_of(value, sizeof...(Ts), where);
+    return convert(items, where, std::index_sequence_for<Ts...>());
+  }
+
+ private:
+  template <size_t... Places>
+  static std::tuple<Ts...> convert(const Value::Items& items, const std::string& where,
+                                   std::index_sequence<Places...>) {
+    return std::tuple<Ts...>{Conversion<Ts>::from_value(items[Places], where + "[" + std::to_string(Places) + "]")...};
+  }
+};
+
+template <typename First, typename Second>
+struct Conversion<std::pair<First, Second>> {
+  static Value to_value(std::pair<First, Second> pair) {
+    return Value::tuple(
+        {Conversion<First>::to_value(std::move(pair.first)), Conversion<Second>::to_value(std::move(pair.second))});
+  }
+  static std::pair<First, Second> from_value(const Value& value, const std::string& where) {
+    auto [first, second] = Conversion<std::tuple<First, Second>>::from_value(value, where);
+    return {std::move(first), std::move(second)};
+  }
+};
+
+template <detail::HasFields T>
+struct Conversion<T> {
+  static Value to_value(T structure) {
+    return std::apply(
+        [&](const auto&... field) {
+          return Value::dict({{Value(field.name), convert_field(std::move(structure.*field.member))}...});
+        },
+        penstock_fields(static_cast<const T*>(nullptr)).fields);
+  }
+
+  static T from_value(const Value& value, const std::string& where) {
+    const auto described = penstock_fields(static_cast<const T*>(nullptr));
+    T structure{};
+    std::apply([&](const auto&... field) { read_fields(structure, value, where, described.type_name, field...); },
+               described.fields);
+    return structure;
+  }
+
+ private:
+  template <typename Member>
+  static Value convert_field(Member member) {
+    return Conversion<Member>::to_value(std::move(member));
+  }
+
+  template <typename... Members>
+  static void read_fields(T& structure, const Value& value, const std::string& where, const char* type_name,
+                          const detail::Field<T, Members>&... field) {
+    size_t position = 0;
+    const auto read = [&]<typename Member>(const detail::Field<T, Member>& one) {
+      const Value& part = detail::field_of(value, one.name, position++, sizeof...(Members), type_name, where);
+      structure.*one.member = Conversion<Member>::from_value(part, where + "['" + std::string(one.name) + "']");
+    };
+    (read(field), ...);
+  }
+};
+
+// A value of anything that has a Conversion.
+template <typename T>
+Value to_value(T&& object) {
+  return Conversion<std::remove_cvref_t<T>>::to_value(std::forward<T>(object));
+}
+
+}  // namespace penstock
+
+// ---- PENSTOCK_FIELDS(Type, field, ...): names the fields of a struct, at most 64
+
+#define PENSTOCK_PARENS_ ()
+#define PENSTOCK_EXPAND_(...) \
+  PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(__VA_ARGS__))))
+#define PENSTOCK_EXPAND_3_(...) \
+  PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(__VA_ARGS__))))
+#define PENSTOCK_EXPAND_2_(...) \
+  PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(__VA_ARGS__))))
+#define PENSTOCK_EXPAND_1_(...) __VA_ARGS__
+#define PENSTOCK_EACH_FIELD_(Type, field, ...) \
+  ::penstock::detail::Field{#field, &Type::field} __VA_OPT__(, PENSTOCK_NEXT_FIELD_ PENSTOCK_PARENS_(Type, __VA_ARGS__))
+#define PENSTOCK_NEXT_FIELD_() PENSTOCK_EACH_FIELD_
+
+#define PENSTOCK_FIELDS(Type, ...)                                                            \
+  [[maybe_unused]] inline auto penstock_fields(const Type*) {                                 \
+    return ::penstock::detail::StructFields{                                                  \
+        #Type, ::std::make_tuple(PENSTOCK_EXPAND_(PENSTOCK_EACH_FIELD_(Type, __VA_ARGS__)))}; \
+  }

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A sample or a batch as one value: a tensor, a number, text, or a nest of them.
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "penstock/error.h"
+#include "penstock/export.h"
+
+namespace penstock {
+
+// A value type: copies share the memory of their tensors, as copies of a tensor do. Reading it as what it is not throws
+// an Error of kind kValue that says what it is.
+//
+//   Value sample = Value::dict({{"image", image}, {"label", 3}});
+//   sample["image"].tensor().size(0);
+//   sample["label"].integer();  // 3
+class PENSTOCK_API Value {
+ public:
+  struct Entry;
+  using Items = std::vector<Value>;
+  using Entries = std::vector<Entry>;
+
+  enum class Kind : uint8_t {
+    kNone,
+    kBoolean,
+    kInteger,
+    kNumber,  // a double
+    kText,
+    kBytes,
+    kTensor,
+    kList,
+    kTuple,  // a named tuple of Python's too
+    kDict,   // in the order in which its entries were put in
+  };
+
+  Value() = default;
+  Value(std::nullopt_t) {}
+  Value(bool value) : data_(value) {}
+  template <std::integral T>
+  requires(!std::same_as<T, bool>) Value(T value) : data_(static_cast<int64_t>(value)) {}
+  Value(double value) : data_(value) {}
+  Value(float value) : data_(static_cast<double>(value)) {}
+  Value(std::string value) : data_(std::move(value)) {}
+  Value(std::string_view value) : data_(std::string(value)) {}
+  Value(const char* value) : data_(std::string(value)) {}
+  Value(at::Tensor value) : data_(std::move(value)) {}
+
+  static Value list(Items items);
+  static Value tuple(Items items);
+  static Value dict(Entries entries);
+  static Value bytes(std::string bytes);
+  // What a JSON text says: an object becomes a dict, a number without a fraction an integer. Throws for malformed text
+  // and for integers beyond 64 bits.
+  static Value from_json(std::string_view text);
+
+  // JSON of a value without tensors and bytes; throws for one that has some.
+  std::string to_json() const;
+
+  Kind kind() const { return static_cast<Kind>(data_.index()); }
+  bool is_none() const { return kind() == Kind::kNone; }
+  bool is_tensor() const { return kind() == Kind::kTensor; }
+
+  const at::Tensor& tensor() const;
+  bool boolean() const;
+  int64_t integer() const;
+  double number() const;  // of an integer too
+  const std::string& text() const;
+  const std::string& bytes() const;
+  const Items& items() const;      // of a list or a tuple
+  const Entries& entries() const;  // of a dict
+
+  // Of a list, a tuple or a dict: the number of its parts.
+  size_t size() const;
+  // A part by its place in a list or a tuple.
+  const Value& operator[](size_t index) const;
+  // A part by its name in a dict.
+  const Value& operator[](std::string_view name) const;
+  // As operator[], and null where there is none of that name.
+  const Value* find(std::string_view name) const;
+
+  // In a few words, for messages: "a dict with 'image' and 'label'".
+  std::string describe() const;
+
+ private:
+  struct Bytes {
+    std::string bytes;
+  };
+  struct Tuple {
+    Items items;
+  };
+  struct Dict {
+    Entries entries;
+  };
+  using Data = std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, at::Tensor, Items, Tuple, Dict>;
+
+  Data data_;
+};
+
+// One entry of a dict. Python's keys may be other things than text.
+struct Value::Entry {
+  Value key;
+  Value value;
+};
+
+}  // namespace penstock

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/thread_source.h"
+
+#include <ATen/Parallel.h>
+#include <cxxabi.h>
+#include <pthread.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <system_error>
+#include <typeinfo>
+#include <utility>
+
+namespace penstock::loader {
+namespace {
+
+using std::chrono::steady_clock;
+
+// The type of the exception in hand, as C++ writes it.
+std::string exception_type() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "an exception";
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status),
+                                                    &std::free);
+  return status == 0 ? name.get() : type->name();
+}
+
+}  // namespace
+
+ThreadSource::ThreadSource(const ThreadSourceOptions& options, std::vector<std::unique_ptr<ThreadMaker>> makers,
+                           bool has_threads)
+    : BatchSource(options.arrival_count_max), options_(options), has_threads_(has_threads), makers_(std::move(makers)) {
+  PENSTOCK_ASSERT(!makers_.empty() && (has_threads || makers_.size() == 1));
+  const size_t queue_count = options.is_iterable ? makers_.size() : 1;
+  for (size_t index = 0; index < queue_count; ++index)
+    queues_.push_back(std::make_unique<Queue>(options.arrival_count_max));
+}
+
+ThreadSource::~ThreadSource() { stop(); }
+
+Result<void> ThreadSource::start(Stages stages) {
+  if (auto started = stages_.start(std::move(stages)); !started) return started;
+  if (!has_threads_) return {};
+  // torch keeps the number of threads of an operator for the whole process and, once a thread has used it, for that
+  // thread: each thread sets its own, and this one puts the process's back.
+  const int thread_count = at::get_num_threads();
+  std::latch begun(worker_count());
+  try {
+    for (uint32_t worker_id = 0; worker_id < worker_count(); ++worker_id)
+      threads_.emplace_back([this, worker_id, &begun] { run(worker_id, begun); });
+  } catch (const std::system_error& error) {
+    const size_t started_count = threads_.size();
+    begun.count_down(static_cast<std::ptrdiff_t>(worker_count() - started_count));
+    begun.wait();
+    at::set_num_threads(thread_count);
+    stop();
+    return Fault{Errc::kNoMemory, "starting thread " + std::to_string(started_count) + " of " +
+                                      std::to_string(makers_.size()) + " failed: " + error.what() +
+                                      "; ask for fewer (num_workers), or raise the limit of processes (ulimit -u)"};
+  }
+  begun.wait();
+  at::set_num_threads(thread_count);
+  return {};
+}
+
+void ThreadSource::stop() {
+  inbox_.close();
+  stages_.close();
+  for (const auto& queue : queues_) {
+    queue->close();
+    while (queue->try_pop()) {
+    }
+  }
+  threads_.clear();
+  stages_.stop();
+}
+
+void ThreadSource::announce(const wire::Request& request, std::span<const std::byte> body) {
+  PENSTOCK_ASSERT(request.kind == wire::RequestKind::kEpoch, "threads are told nothing else");
+  const auto seeds = wire::EpochSeeds::from_bytes(body);
+  PENSTOCK_ASSERT(seeds.has_value(), "an epoch began without its seeds");
+  seeds_ = *seeds;
+}
+
+void ThreadSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) {
+  static_cast<void>(queue_of(content->request.shard_id).push({.content = content, .seeds = seeds_}));
+}
+
+void ThreadSource::run(uint32_t worker_id, std::latch& begun) {
+  ::pthread_setname_np(::pthread_self(), "pk_data_worker");
+  at::set_num_threads(1);
+  begun.count_down();
+  Queue& queue = queue_of(worker_id);
+  while (auto work = queue.pop_until(steady_clock::time_point::max())) carry_out(worker_id, *work);
+}
+
+bool ThreadSource::try_make_here() {
+  if (has_threads_) return false;
+  auto work = queues_[0]->try_pop();
+  if (work) carry_out(0, *work);
+  return work.has_value();
+}
+
+void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
+  const wire::Request& request = work.content->request;
+  if (inbox_.is_stale(request.epoch)) return;
+  const auto began_at = steady_clock::now();
+  wire::Descriptor descriptor{.kind = wire::DescriptorKind::kInline,
+                              .sequence = request.sequence,
+                              .epoch = request.epoch,
+                              .worker_id = worker_id};
+  Arrival arrival{.kind = Arrival::Kind::kBatch,
+                  .worker_id = worker_id,
+                  .epoch = request.epoch,
+                  .sequence = request.sequence,
+                  .batch = {},
+                  .error = {}};
+  try {
+    ThreadMaker::Made made = makers_[worker_id]->make(*work.content, work.seeds);
+    if (made.is_end) {
+      arrival.kind = Arrival::Kind::kEnd;
+      arrival.state = std::move(made.state);
+      return stages_.arrive(std::move(arrival));
+    }
+    descriptor.fetch_time = wire::time_units(steady_clock::now() - began_at);
+    descriptor.prefix_time = made.prefix_time;
+    if (made.is_compiled) descriptor.flags |= wire::kDescriptorCompiled;
+    arrival.batch = Batch::from_tensors(descriptor, std::move(made.content));
+    arrival.batch->set_state(made.state);
+  } catch (const std::exception& error) {
+    arrival.batch = Batch::from_error(descriptor, describe_exception(worker_id, error.what()));
+  } catch (...) {
+    arrival.batch = Batch::from_error(descriptor, describe_exception(worker_id, "it is no std::exception"));
+  }
+  stages_.arrive(std::move(arrival));
+}
+
+Batch::RemoteError ThreadSource::describe_exception(uint32_t worker_id, const char* what) const {
+  const std::string sample = makers_[worker_id]->in_hand();
+  return {.type_name = exception_type(),
+          .text = (sample.empty() ? "" : "  (" + sample + ")\n") + std::string(what),
+          .worker = has_threads_ ? std::to_string(worker_id) : "",
+          .cause = std::current_exception()};
+}
+
+}  // namespace penstock::loader

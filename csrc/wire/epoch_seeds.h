@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The seeds that the random numbers of one epoch follow from.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/seed_sequence.h"
+
+namespace penstock::wire {
+
+// A value type. The seeds of batches and samples are those of python/penstock/stream/batch_seeds.py.
+struct EpochSeeds {
+  int64_t base_seed = 0;
+  int64_t epoch = 0;  // counts the epochs of a loader, from 0
+
+  // The seed of the draws of an offloaded model in this epoch.
+  uint64_t seed_of_draws() const { return derive({}); }
+  // The seed of torch's default generator for one place in the epoch: the batch's number for a map-style dataset; for
+  // an iterable one the shard and the batch's number in it from 1, where 0 stands for the beginning of the shard.
+  uint64_t seed_of_batch(std::span<const uint64_t> place) const { return derive(place); }
+  // The seed of one sample of a map-style dataset: of a batch, and of a place in that.
+  uint64_t seed_of_sample(uint64_t sequence, uint64_t place) const {
+    return derive(std::array<uint64_t, 2>{sequence, place});
+  }
+
+  // As workers are told them: two integers, as the indices of a request are written.
+  std::vector<std::byte> to_bytes() const {
+    const std::array<int64_t, 2> words = {base_seed, epoch};
+    const auto bytes = std::as_bytes(std::span(words));
+    return {bytes.begin(), bytes.end()};
+  }
+  // Nothing for bytes of another length.
+  static std::optional<EpochSeeds> from_bytes(std::span<const std::byte> bytes) {
+    std::array<int64_t, 2> words{};
+    if (bytes.size() != sizeof words) return std::nullopt;
+    std::memcpy(words.data(), bytes.data(), sizeof words);
+    return EpochSeeds{.base_seed = words[0], .epoch = words[1]};
+  }
+
+  friend bool operator==(const EpochSeeds&, const EpochSeeds&) = default;
+
+ private:
+  uint64_t derive(std::span<const uint64_t> place) const {
+    std::vector<uint64_t> key = {static_cast<uint64_t>(epoch)};
+    key.insert(key.end(), place.begin(), place.end());
+    const auto words = SeedSequence(static_cast<uint64_t>(base_seed), key).generate(2);
+    return uint64_t{words[0]} << 32 | words[1];
+  }
+};
+
+}  // namespace penstock::wire

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "penstock/fields.h"
+#include "penstock/value.h"
+
+namespace shop {
+
+struct Purchase {
+  at::Tensor amount;
+  int64_t customer = 0;
+  std::optional<std::string> note;
+};
+PENSTOCK_FIELDS(Purchase, amount, customer, note)
+
+}  // namespace shop
+
+namespace penstock {
+namespace {
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kValue);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Value, ReadAsWhatItIsNotSaysWhatItIs) {
+  const Value value = Value::dict({{"image", at::arange(3)}, {"label", 3}});
+  EXPECT_NE(refusal([&] { value.tensor(); }).find("a dict with 'image', 'label'; a tensor was asked for"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { value["mask"]; }).find("'mask' was asked for of a dict with 'image', 'label'"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { Value::list({1})[1]; }).find("part 1 was asked for of a list of 1"), std::string::npos);
+}
+
+TEST(Value, JsonComesBack) {
+  const std::string text = R"({"a":[1,2.5,"x",null,true],"b":{}})";
+  EXPECT_EQ(Value::from_json(text).to_json(), text);
+  EXPECT_EQ(Value::from_json("-9223372036854775808").integer(), INT64_MIN);
+}
+
+TEST(Value, MalformedJsonIsRefused) {
+  for (const char* text : {"", "{", "[1,]", "18446744073709551615", "{\"a\":1}}"})
+    EXPECT_NE(refusal([&] { Value::from_json(text); }), "") << text;
+  EXPECT_NE(refusal([&] { Value::from_json(std::string(100000, '[') + std::string(100000, ']')); }), "");
+  EXPECT_NE(refusal([&] { Value(at::arange(2)).to_json(); }).find("a tensor"), std::string::npos);
+}
+
+TEST(Fields, AStructIsADictAndComesBackFromDictAndList) {
+  const shop::Purchase purchase{.amount = at::arange(2), .customer = 7, .note = {}};
+  const Value value = to_value(purchase);
+  EXPECT_EQ(value["customer"].integer(), 7);
+  EXPECT_TRUE(value["note"].is_none());
+  EXPECT_EQ(Conversion<shop::Purchase>::from_value(value, "batch").customer, 7);
+  const Value list = Value::list({at::arange(2), 8, "late"});
+  EXPECT_EQ(Conversion<shop::Purchase>::from_value(list, "batch").note, "late");
+}
+
+TEST(Fields, WhatDoesNotFitIsNamed) {
+  const auto read = [](const Value& value) {
+    return refusal([&] { Conversion<shop::Purchase>::from_value(value, "batch"); });
+  };
+  EXPECT_NE(read(Value::dict({{"amount", at::arange(2)}})).find("read as a Purchase, whose field 'customer'"),
+            std::string::npos);
+  EXPECT_NE(read(Value::list({1, 2})).find("a Purchase of 3 fields, and it is a list of 2"), std::string::npos);
+  EXPECT_NE(read(Value::list({1, 2, "x"})).find("batch['amount'] is 1; a tensor is expected"), std::string::npos);
+  EXPECT_NE(read(at::arange(2)).find("a dict or a list, for a Purchase"), std::string::npos);
+}
+
+TEST(Fields, TuplesVectorsAndNumbersConvert) {
+  using Parts = std::tuple<std::vector<double>, uint8_t, std::pair<bool, std::string>>;
+  const Parts parts{{1.5, 2}, 200, {true, "x"}};
+  EXPECT_EQ(Conversion<Parts>::from_value(to_value(parts), "batch"), parts);
+  EXPECT_NE(refusal([] { Conversion<uint8_t>::from_value(300, "batch"); }).find("range of its type"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock
