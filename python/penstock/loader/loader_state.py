@@ -179,7 +179,8 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     if state["dataset"] is not None:
         load_between_epochs(loader.dataset, state["dataset"])
     is_between = _is_between_epochs(state)
-    is_of_now = state["generators"]["globals"] == _globals_to_json(generator_states())
+    globals_then = _with_those_of_now(state["generators"]["globals"])
+    is_of_now = globals_then == _globals_to_json(generator_states())
     is_replayed = not is_between or not is_of_now
     progress = loader._resuming = Progress(
         state["epoch"],
@@ -288,6 +289,7 @@ def _snapshot_to_json(snapshot: GeneratorSnapshot) -> dict[str, Any]:
 
 
 def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
+    state = {**state, "globals": _with_those_of_now(state["globals"])}
     of_numpy = {**state["globals"]["numpy"]}
     of_numpy["state"] = {**of_numpy["state"]}
     if "key" in of_numpy["state"]:
@@ -307,6 +309,13 @@ def _globals_to_json(states: tuple[Any, ...]) -> dict[str, Any]:
         "random": [version, list(words), gauss_next],
         "numpy": _to_plain(of_numpy),
     }
+
+
+def _with_those_of_now(states: dict[str, Any]) -> dict[str, Any]:
+    """The states of the global generators. A program in C++ has torch's alone; the others stay as
+    they are."""
+    of_now = _globals_to_json(generator_states())
+    return {name: of_now[name] if state is None else state for name, state in states.items()}
 
 
 def _to_plain(value: Any) -> Any:

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// A loader in C++ for tests in Python: reads its options as JSON from the command line, and says what it gives as JSON
+// lines, a batch a line.
+//
+//   loader_main '{"size": 20, "options": {"batch_size": 4, "shuffle": true}, "seed": 3, "epochs": 2}'
+//
+// The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
+// generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/rand.h>
+#include <penstock/penstock.h>
+
+#include <iostream>
+#include <string>
+
+namespace {
+
+using penstock::Value;
+
+class Draw : public penstock::Dataset {
+ public:
+  explicit Draw(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  Value get(int64_t index, penstock::Draws& draws) override {
+    return penstock::to_value(
+        std::tuple(index, at::rand({2}, draws.sample_generator()), at::rand({2}, draws.batch_generator())));
+  }
+
+ private:
+  int64_t size_;
+};
+
+// As the Python tests have it: shard i of n gives i, i + n, ..., each with a number that is drawn.
+class DrawStream : public penstock::IterableDataset {
+ public:
+  explicit DrawStream(int64_t size) : size_(size) {}
+
+  std::unique_ptr<penstock::SampleStream> open(const penstock::Shard& shard, penstock::Draws&) override {
+    class Stream : public penstock::SampleStream {
+     public:
+      Stream(int64_t next, int64_t step, int64_t size) : next_(next), step_(step), size_(size) {}
+      std::optional<Value> next(penstock::Draws& draws) override {
+        if (next_ >= size_) return std::nullopt;
+        next_ += step_;
+        return penstock::to_value(std::pair(next_ - step_, at::rand({2}, draws.batch_generator())));
+      }
+
+     private:
+      int64_t next_;
+      int64_t step_;
+      int64_t size_;
+    };
+    return std::make_unique<Stream>(shard.index, shard.count, size_);
+  }
+
+ private:
+  int64_t size_;
+};
+
+Value plain(const Value& value) {
+  if (value.is_tensor()) {
+    const at::Tensor doubles = value.tensor().to(at::kDouble).flatten();
+    Value::Items items;
+    for (int64_t index = 0; index < doubles.numel(); ++index)
+      items.emplace_back(doubles.const_data_ptr<double>()[index]);
+    return Value::list(std::move(items));
+  }
+  if (value.kind() != Value::Kind::kList && value.kind() != Value::Kind::kTuple) return value;
+  Value::Items items;
+  for (const Value& item : value.items()) items.push_back(plain(item));
+  return Value::list(std::move(items));
+}
+
+int64_t integer_or(const Value& from, const char* name, int64_t otherwise) {
+  const Value* found = from.find(name);
+  return found == nullptr || found->is_none() ? otherwise : found->integer();
+}
+
+bool boolean_or(const Value& from, const char* name, bool otherwise) {
+  const Value* found = from.find(name);
+  return found == nullptr ? otherwise : found->boolean();
+}
+
+penstock::Options options_of(const Value& given, int64_t size) {
+  penstock::Options options{.batch_size = integer_or(given, "batch_size", 1),
+                            .shuffle = boolean_or(given, "shuffle", false),
+                            .num_workers = integer_or(given, "num_workers", 0),
+                            .drop_last = boolean_or(given, "drop_last", false)};
+  if (given.find("batch_size") != nullptr && given["batch_size"].is_none()) options.batch_size = std::nullopt;
+  if (const Value* seed = given.find("generator"))
+    options.generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed->integer()));
+  if (const Value* shards = given.find("shards")) options.shards = shards->integer();
+  if (const Value* rank = given.find("rank")) {
+    options.sampler = std::make_shared<penstock::DistributedSampler>(
+        size, penstock::DistributedSampler::Options{.num_replicas = 2, .rank = rank->integer(), .seed = 7});
+  }
+  return options;
+}
+
+penstock::DataLoader loader_of(const Value& given) {
+  const int64_t size = given["size"].integer();
+  const penstock::Options options = options_of(given["options"], size);
+  if (boolean_or(given, "iterable", false)) return penstock::DataLoader(DrawStream(size), options);
+  return penstock::DataLoader(Draw(size), options);
+}
+
+void run(const Value& given) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
+  penstock::DataLoader loader = loader_of(given);
+  if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
+  int64_t left = integer_or(given, "stop", INT64_MAX);
+  for (int64_t epoch = 0; epoch < integer_or(given, "epochs", 1) && left > 0; ++epoch) {
+    loader.begin_epoch();
+    for (; left > 0; --left) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      std::cout << plain(batch->value()).to_json() << "\n";
+    }
+  }
+  if (given.find("stop") != nullptr) std::cout << loader.state().to_json() << "\n";
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  if (argument_count != 2) return std::cerr << "usage: loader_main JSON\n", 2;
+  try {
+    run(Value::from_json(arguments[1]));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}
