@@ -47,7 +47,13 @@ def cmake_folder(sanitize: str = "", lint: bool = False) -> Path:
 
 def configure(folder: Path, options: dict[str, str]) -> None:
     """Runs CMake when the folder is new, of another place or Python, or lacks an option."""
-    wanted = {"CMAKE_HOME_DIRECTORY": str(ROOT), "Python_EXECUTABLE": sys.executable, **options}
+    wanted = {
+        "CMAKE_HOME_DIRECTORY": str(ROOT),
+        "Python_EXECUTABLE": sys.executable,
+        # From penstock/lib to the package of torch that lies beside it.
+        "PENSTOCK_TORCH_RPATH": "$ORIGIN/../../torch/lib",
+        **options,
+    }
     cached: dict[str, str] = {}
     cache = folder / "CMakeCache.txt"
     if cache.exists():
@@ -121,22 +127,24 @@ class Native(Command):
 
 
 class BuildExtension(build_ext):
-    """Has CMake build `_C` and put it, with the build information, where setuptools wants it."""
+    """Has CMake build `_C` and put it, with the build information and the library for programs in
+    C++, where setuptools wants it."""
 
     def build_extension(self, ext: Extension) -> None:
         folder = cmake_folder()
         configure(folder, {})
-        modules = ("--target", "_C", "_pool")
+        modules = ("--target", "_C", "_pool", "penstock")
         run("--build", str(folder), "--parallel", str(job_count()), *modules)
         # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library
         # path relative.
-        prefix = Path(self.get_ext_fullpath(ext.name)).resolve().parent.parent
-        run("--install", str(folder), "--component", "python", "--prefix", str(prefix))
+        package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        for component, prefix in (("python", package.parent), ("cpp", package)):
+            run("--install", str(folder), "--component", component, "--prefix", str(prefix))
 
     def get_source_files(self) -> list[str]:
         """The files that a source distribution needs beside the Python files."""
         files = [ROOT / "CMakeLists.txt"]
-        for folder in ("csrc", "third_party"):
+        for folder in ("cmake", "csrc", "third_party"):
             files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
         return [str(path.relative_to(ROOT)) for path in files]
 

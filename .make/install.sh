@@ -6,7 +6,7 @@
 set -eu
 . .make/say.sh
 
-sources="CMakeLists.txt setup.py pyproject.toml README.md LICENSE csrc python third_party"
+sources="CMakeLists.txt setup.py pyproject.toml README.md LICENSE cmake csrc python third_party"
 # What is installed is known by the content of its sources and by the torch it was built against.
 state=$({
   find $sources -type f ! -name '*.pyc' ! -path '*.egg-info/*' -exec cksum {} + | sort -k 3

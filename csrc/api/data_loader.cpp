@@ -6,11 +6,14 @@
 #include "api/data_loader_impl.h"
 #include "api/exceptions.h"
 #include "api/state_access.h"
+#include "api/torch_check.h"
 
 namespace penstock {
 
-DataLoader::DataLoader(AnyDataset dataset, Options options)
-    : impl_(std::make_unique<Impl>(std::move(dataset), std::move(options))) {}
+DataLoader::DataLoader(AnyDataset dataset, Options options, TorchVersion torch) {
+  api::check_torch(torch, "this program");
+  impl_ = std::make_unique<Impl>(std::move(dataset), std::move(options));
+}
 DataLoader::~DataLoader() = default;
 DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader& DataLoader::operator=(DataLoader&&) noexcept = default;

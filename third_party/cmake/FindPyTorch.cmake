@@ -5,7 +5,7 @@ Finds the PyTorch that a Python interpreter would import, by asking that interpr
 find_package(Torch) is not used: with a CUDA build of torch it insists on a complete CUDA toolkit, adds compile flags of
 its own and links every CUDA library, none of which penstock needs to compile.
 
-Needs  Python_EXECUTABLE.
+Needs  Python_EXECUTABLE, or PyTorch_ROOT: the folder of a LibTorch without Python, which has include and lib.
 Gives  PyTorch::torch   c10, torch_cpu and torch, with torch's headers as system headers
        PyTorch::python  the above with torch_python; for the bindings alone
        PyTorch::pybind11  the headers of the pybind11 that torch brings, and none of torch's: nothing is linked
@@ -17,6 +17,23 @@ Gives  PyTorch::torch   c10, torch_cpu and torch, with torch's headers as system
 
 # Importing torch takes seconds, and CMake runs again whenever a source file comes or goes; so the answers are kept until
 # another torch is found. version.py is read without importing the package.
+if(PyTorch_ROOT)
+  include("${CMAKE_CURRENT_LIST_DIR}/../../cmake/PenstockTorch.cmake")
+  penstock_read_torch("${PyTorch_ROOT}" PENSTOCK_PYTORCH)
+  set(_pytorch_status 1)
+  set(_pytorch_error "there are no headers of torch in ${PyTorch_ROOT}")
+  if(PENSTOCK_PYTORCH_VERSION)
+    set(_pytorch_status 0)
+    set(PENSTOCK_PYTORCH_INCLUDE_DIR "${PyTorch_ROOT}/include")
+    set(PENSTOCK_PYTORCH_LIBRARY_DIR "${PyTorch_ROOT}/lib")
+    set(PENSTOCK_PYTORCH_LIBRARY_DIRS "${PyTorch_ROOT}/lib")
+    set(PENSTOCK_PYTORCH_CUDA_VERSION "-")
+    if(EXISTS "${PyTorch_ROOT}/lib/libtorch_cuda.so")
+      find_package(CUDAToolkit QUIET)
+      set(PENSTOCK_PYTORCH_CUDA_VERSION "${CUDAToolkit_VERSION}")
+    endif()
+  endif()
+else()
 execute_process(
   COMMAND "${Python_EXECUTABLE}" -c [[
 import importlib.util, os, sys
@@ -30,8 +47,11 @@ print(f"{folder}|{facts['__version__']}", end="")
   OUTPUT_VARIABLE _pytorch_key
   RESULT_VARIABLE _pytorch_status
   ERROR_VARIABLE _pytorch_error)
+endif()
 
-if(NOT _pytorch_status EQUAL 0)
+if(PyTorch_ROOT)
+  # It was read above.
+elseif(NOT _pytorch_status EQUAL 0)
   set(PyTorch_NOT_FOUND_MESSAGE
       "${Python_EXECUTABLE} cannot import torch (${_pytorch_error}). penstock is built against an installed PyTorch: \
 install it into that Python, and build with `pip install --no-build-isolation .`")
@@ -63,6 +83,9 @@ print(";".join(libraries), end="")
   set(PENSTOCK_PYTORCH_KEY "${_pytorch_key}" CACHE INTERNAL "")
 endif()
 
+if(NOT _pytorch_status EQUAL 0 AND PyTorch_ROOT)
+  set(PyTorch_NOT_FOUND_MESSAGE "PyTorch_ROOT is ${PyTorch_ROOT}: ${_pytorch_error}")
+endif()
 if(_pytorch_status EQUAL 0)
   set(PyTorch_VERSION "${PENSTOCK_PYTORCH_VERSION}")
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" PyTorch_VERSION_MINOR "${PyTorch_VERSION}")
@@ -84,13 +107,13 @@ find_package_handle_standard_args(
 
 if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
   foreach(_library c10 torch_cpu torch torch_python)
-    add_library(PyTorch::lib${_library} SHARED IMPORTED)
+    add_library(PyTorch::lib${_library} SHARED IMPORTED GLOBAL)
     set_target_properties(PyTorch::lib${_library} PROPERTIES
       IMPORTED_LOCATION "${PyTorch_LIBRARY_DIR}/lib${_library}.so")
   endforeach()
 
   # Imported targets' includes are system includes, so -Werror does not reach torch's headers.
-  add_library(PyTorch::torch INTERFACE IMPORTED)
+  add_library(PyTorch::torch INTERFACE IMPORTED GLOBAL)
   set_target_properties(PyTorch::torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${PyTorch_INCLUDE_DIR};${PyTorch_INCLUDE_DIR}/torch/csrc/api/include"
     # The version is there so that another torch changes every command line, and everything is compiled again.
@@ -98,7 +121,7 @@ if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
       "_GLIBCXX_USE_CXX11_ABI=${PENSTOCK_PYTORCH_CXX11_ABI};PENSTOCK_BUILT_FOR_TORCH=\"${PyTorch_VERSION}\""
     INTERFACE_LINK_LIBRARIES "PyTorch::libtorch;PyTorch::libtorch_cpu;PyTorch::libc10")
 
-  add_library(PyTorch::python INTERFACE IMPORTED)
+  add_library(PyTorch::python INTERFACE IMPORTED GLOBAL)
   set_target_properties(PyTorch::python PROPERTIES
     INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_python;PyTorch::torch")
 
@@ -106,7 +129,7 @@ if(PyTorch_FOUND AND NOT TARGET PyTorch::torch)
   set(_pybind11_folder "${PROJECT_BINARY_DIR}/pybind11-headers")
   file(MAKE_DIRECTORY "${_pybind11_folder}")
   file(CREATE_LINK "${PyTorch_INCLUDE_DIR}/pybind11" "${_pybind11_folder}/pybind11" SYMBOLIC)
-  add_library(PyTorch::pybind11 INTERFACE IMPORTED)
+  add_library(PyTorch::pybind11 INTERFACE IMPORTED GLOBAL)
   set_target_properties(PyTorch::pybind11 PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${_pybind11_folder}")
 endif()
 
@@ -132,13 +155,13 @@ if(PyTorch_FOUND AND PyTorch_CUDA_VERSION AND NOT TARGET PyTorch::cuda)
   else()
     set(PyTorch_NVCC "${CUDAToolkit_NVCC_EXECUTABLE}")
     foreach(_library c10_cuda torch_cuda)
-      add_library(PyTorch::lib${_library} SHARED IMPORTED)
+      add_library(PyTorch::lib${_library} SHARED IMPORTED GLOBAL)
       set_target_properties(PyTorch::lib${_library} PROPERTIES
         IMPORTED_LOCATION "${PyTorch_LIBRARY_DIR}/lib${_library}.so")
     endforeach()
-    add_library(PyTorch::libcudart SHARED IMPORTED)
+    add_library(PyTorch::libcudart SHARED IMPORTED GLOBAL)
     set_target_properties(PyTorch::libcudart PROPERTIES IMPORTED_LOCATION "${PyTorch_CUDART}")
-    add_library(PyTorch::cuda INTERFACE IMPORTED)
+    add_library(PyTorch::cuda INTERFACE IMPORTED GLOBAL)
     set_target_properties(PyTorch::cuda PROPERTIES
       INTERFACE_INCLUDE_DIRECTORIES "${CUDAToolkit_INCLUDE_DIRS}"
       INTERFACE_LINK_LIBRARIES "PyTorch::libtorch_cuda;PyTorch::libc10_cuda;PyTorch::libcudart;PyTorch::torch")

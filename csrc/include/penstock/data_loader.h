@@ -64,8 +64,9 @@ struct Stats {
 //     for (const penstock::Batch& batch : loader) train(batch.tensor());
 class PENSTOCK_API DataLoader {
  public:
-  // Throws Error of kind kValue for options that have no meaning together.
-  explicit DataLoader(AnyDataset dataset, Options options = {});
+  // Throws Error of kind kValue for options that have no meaning together, and kUnsupported where the program was
+  // compiled, or runs, with another torch than the library; the last argument is the one that it is compiled with.
+  explicit DataLoader(AnyDataset dataset, Options options = {}, TorchVersion torch = {});
   ~DataLoader();
   DataLoader(DataLoader&&) noexcept;
   DataLoader& operator=(DataLoader&&) noexcept;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from penstock._version import __version__
@@ -41,7 +42,11 @@ CLUSTER_COMMANDS = {
     ),
 }
 COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS}
-OPTIONS = {"--version": "print the version of penstock", "-h, --help": "print this help"}
+OPTIONS = {
+    "--version": "print the version of penstock",
+    "--cmake-dir": "print the folder for CMAKE_PREFIX_PATH, for programs in C++",
+    "-h, --help": "print this help",
+}
 # The exit status of Python and its tools when they are called wrongly.
 USAGE_EXIT_CODE = 2
 
@@ -70,12 +75,14 @@ def _carry_out(arguments: list[str]) -> int:
             print(_help(), end="")
         case ["--version", *_]:
             print(f"penstock {__version__}")
+        case ["--cmake-dir"]:
+            print(cmake_dir())
         case [name, *rest] if name in COMMANDS:
             home = import_module(f"{__package__}.{COMMANDS[name].home}")
             code: int = home.run_command(name, rest)
             return code
         case [option, *_] if option.startswith("-"):
-            meant = did_you_mean(option, ["--version", "--help"])
+            meant = did_you_mean(option, ["--version", "--cmake-dir", "--help"])
             raise CommandError(f"there is no option {option}{meant}")
         case [name, *_] if name.endswith(".py"):
             raise CommandError(f"there is no command {name}; did you mean penstock run {name}?")
@@ -83,6 +90,20 @@ def _carry_out(arguments: list[str]) -> int:
             meant = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
             raise CommandError(f"there is no command {name}{meant}")
     return 0
+
+
+def cmake_dir() -> Path:
+    """The folder in which find_package(Penstock) finds the library for programs in C++.
+
+    Raises CommandError for an installation without it.
+    """
+    folder = Path(__file__).resolve().parent.parent / "lib" / "cmake" / "Penstock"
+    if not (folder / "PenstockConfig.cmake").is_file():
+        raise CommandError(
+            f"{folder} has no PenstockConfig.cmake: this penstock was installed without the "
+            f"library for programs in C++; install it with pip install --no-build-isolation ."
+        )
+    return folder
 
 
 def _help() -> str:

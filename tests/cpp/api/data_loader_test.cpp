@@ -365,6 +365,13 @@ TEST(DataLoader, OptionsWithoutMeaningAreRefused) {
   EXPECT_EQ(kind_of([] { DataLoader(numbers(0), {.shuffle = true}); }), ErrorKind::kValue);
 }
 
+TEST(DataLoader, AProgramOfAnotherTorchIsRefused) {
+  const TorchVersion other{.major = TORCH_VERSION_MAJOR, .minor = TORCH_VERSION_MINOR + 1};
+  std::string text;
+  EXPECT_EQ(kind_of([&] { DataLoader(numbers(4), {}, other); }, &text), ErrorKind::kUnsupported);
+  EXPECT_NE(text.find("compiled with the headers of torch 2."), std::string::npos) << text;
+}
+
 TEST(DataLoader, AnEmptyDatasetHasNoBatches) {
   DataLoader loader(numbers(0), {.num_workers = 2});
   EXPECT_EQ(loader.size(), 0);

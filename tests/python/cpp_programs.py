@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C++ programs that are built as users build them: in a folder of their own, from the installed
+package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "cpp"
+_BUILD_S_MAX = 600
+
+
+def cmake_dir() -> str:
+    command = [sys.executable, "-m", "penstock", "--cmake-dir"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, whatever its status is."""
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=_BUILD_S_MAX, **options
+    )  # type: ignore[call-overload,no-any-return]
+
+
+def configure(
+    source: Path, build: Path, *options: str, prefix: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    if shutil.which("ccache"):
+        options = ("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", *options)
+    found = cmake_dir() if prefix is None else prefix
+    return run(
+        *("cmake", "-G", "Ninja", "-S", source, "-B", build),
+        *(f"-DCMAKE_PREFIX_PATH={found}", f"-DPython_EXECUTABLE={sys.executable}", *options),
+    )
+
+
+def build_example(name: str, folder: Path, *options: str, prefix: str | None = None) -> Path:
+    """Copies an example out of the tree, builds it in ``folder``, and returns its build folder."""
+    source, build = folder / name, folder / f"{name}-build"
+    shutil.copytree(EXAMPLES / name, source)
+    configured = configure(source, build, *options, prefix=prefix)
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    built = run("cmake", "--build", build, env={**os.environ, "NINJA_STATUS": ""})
+    assert built.returncode == 0, built.stdout + built.stderr
+    return build

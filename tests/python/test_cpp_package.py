@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library for programs in C++ as it is installed: found, linked, and refused where it does not
+fit; and its first examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cpp_programs import EXAMPLES, ROOT, build_example, cmake_dir, configure, run
+from native_build import build_folder
+
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+TORCH = Path(torch.__file__).parent
+LIST = ROOT / "tests" / "cpp" / "api" / "exported_symbols.txt"
+FITTED = re.compile(r"y = (2\.9|3\.0)\d* x \+ (0\.9|1\.0)\d*\n")
+
+
+@pytest.fixture(scope="module")
+def minimal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_example("minimal", tmp_path_factory.mktemp("minimal"))
+
+
+@pytest.mark.slow
+def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) -> None:
+    done = run(minimal / "train")
+    assert FITTED.fullmatch(done.stdout), done.stdout + done.stderr
+    libraries = run("ldd", minimal / "train").stdout
+    assert "libpenstock.so.0.1" in libraries
+    assert "python" not in Path(shutil.which("ldd") or "").name
+    names = [line.split()[0] for line in libraries.splitlines()]
+    assert not [name for name in names if "python" in name]
+
+
+@pytest.mark.slow
+def test_the_losses_of_the_cpp_quickstart_are_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent))
+    crops = pytest.importorskip("photograph_crops")
+    crops.prepare(tmp_path / "photographs", crops.Recipe(train_count=10, held_out_count=1))
+    program = build_example("quickstart", tmp_path) / "quickstart"
+    train = str(tmp_path / "photographs" / "train")
+    in_python = run(sys.executable, EXAMPLES / "quickstart" / "losses.py", train, "2", "2")
+    assert len(in_python.stdout.split()) == 10, in_python.stderr
+    for workers in ("0", "2"):
+        in_cpp = run(program, train, "2", workers)
+        assert in_cpp.stdout == in_python.stdout, in_cpp.stderr
+
+
+def exported_symbols(library: Path) -> list[str]:
+    lines = run("nm", "-D", "-C", "--defined-only", library).stdout.splitlines()
+    names = {re.sub(r"^\S* *[A-Za-z] ", "", line).split("@@")[0] for line in lines}
+    return sorted(name for name in names if not name.startswith("PENSTOCK_"))
+
+
+def test_the_library_exports_what_the_list_says() -> None:
+    """After a change on purpose: PENSTOCK_WRITE_SYMBOLS=1 writes the list anew."""
+    symbols = exported_symbols(PACKAGE / "lib" / "libpenstock.so.0.1")
+    if os.environ.get("PENSTOCK_WRITE_SYMBOLS"):
+        LIST.write_text("\n".join(symbols) + "\n")
+    assert symbols == LIST.read_text().splitlines()
+    assert all(
+        re.match(r"((vtable|typeinfo|typeinfo name) for )?penstock::", one) for one in symbols
+    )
+
+
+def _fake_torch(folder: Path, version: str, abi: int) -> Path:
+    header = folder / "include" / "torch" / "headeronly" / "version.h"
+    header.parent.mkdir(parents=True)
+    names = ("MAJOR", "MINOR", "PATCH")
+    lines = [
+        f"#define TORCH_VERSION_{name} {part}"
+        for name, part in zip(names, version.split("."), strict=True)
+    ]
+    header.write_text("\n".join(lines))
+    settings = folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI={abi}")')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "abi", "message"),
+    [
+        ("2.5.1", 1, "penstock was built for torch 2.1\\d, and .* has torch 2.5.1"),
+        (None, 0, "penstock was built with _GLIBCXX_USE_CXX11_ABI=1, and the torch in .* with 0"),
+    ],
+)
+def test_another_torch_is_refused_when_the_program_is_configured(
+    tmp_path: Path, version: str | None, abi: int, message: str
+) -> None:
+    version = version or torch.__version__.split("+")[0]
+    fake = _fake_torch(tmp_path / "torch", version, abi)
+    option = f"-DPenstock_TORCH_ROOT={fake}"
+    done = configure(EXAMPLES / "minimal", tmp_path / "build", option)
+    assert done.returncode != 0
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+
+
+def test_another_abi_in_the_compilers_options_is_refused(tmp_path: Path) -> None:
+    option = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
+    done = configure(EXAMPLES / "minimal", tmp_path / "build", option)
+    assert done.returncode != 0
+    assert "CMAKE_CXX_FLAGS sets it to 0; leave it out" in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_another_torch_is_refused_when_the_program_runs(minimal: Path, tmp_path: Path) -> None:
+    source = tmp_path / "other_torch.c"
+    source.write_text(
+        "unsigned long long aoti_torch_abi_version(void) { return 2ull << 56 | 99ull << 48; }"
+    )
+    library = tmp_path / "libother_torch.so"
+    assert run("cc", "-shared", "-fPIC", source, "-o", library).returncode == 0
+    done = run(minimal / "train", env={**os.environ, "LD_PRELOAD": str(library)})
+    assert done.returncode != 0
+    assert "and torch 2.99 is loaded in this process" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_pkg_config_finds_it_beside_torch(tmp_path: Path) -> None:
+    folder = PACKAGE / "lib" / "pkgconfig"
+    flags = run("pkg-config", "--cflags", "--libs", folder / "penstock.pc")
+    assert flags.returncode == 0, flags.stderr
+    program = tmp_path / "train"
+    source = EXAMPLES / "minimal" / "train.cpp"
+    built = run("g++", "-O1", source, "-o", program, *flags.stdout.split())
+    assert built.returncode == 0, built.stderr
+    assert FITTED.fullmatch(run(program).stdout)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_cmake_installs_is_found_with_a_torch_of_ones_own(tmp_path: Path) -> None:
+    done = run(
+        "cmake", "--install", build_folder(), "--component", "cpp", "--prefix", tmp_path / "p"
+    )
+    assert done.returncode == 0, done.stderr
+    root = f"-DPenstock_TORCH_ROOT={TORCH}"
+    build = build_example("minimal", tmp_path, root, prefix=str(tmp_path / "p"))
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(_cudart_folder())}
+    assert FITTED.fullmatch(run(build / "train", env=environment).stdout)
+
+
+def _cudart_folder() -> Path:
+    found = [*TORCH.parent.glob("nvidia/*/lib/libcudart.so*"), TORCH / "lib" / "libcudart.so"]
+    return found[0].parent
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda", ["ON", "OFF"])
+def test_the_tree_is_part_of_another_project(tmp_path: Path, cuda: str) -> None:
+    source = tmp_path / "program"
+    source.mkdir()
+    shutil.copy(EXAMPLES / "minimal" / "train.cpp", source)
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\n"
+        "project(train LANGUAGES CXX)\n"
+        "include(FetchContent)\n"
+        f"FetchContent_Declare(penstock SOURCE_DIR {ROOT})\n"
+        "FetchContent_MakeAvailable(penstock)\n"
+        "add_executable(train train.cpp)\n"
+        "target_link_libraries(train penstock::penstock)\n"
+    )
+    build = tmp_path / "build"
+    done = configure(
+        source, build, f"-DPENSTOCK_CUDA={cuda}", "-DCMAKE_BUILD_TYPE=Release", prefix=""
+    )
+    assert done.returncode == 0, done.stderr
+    built = run("cmake", "--build", build, "--target", "train")
+    assert built.returncode == 0, built.stdout
+    assert FITTED.fullmatch(run(build / "train").stdout)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_examples_end_cleanly_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
+    flags = f"-DCMAKE_CXX_FLAGS=-fsanitize={sanitizer} -g -O1"
+    build = build_example("minimal", tmp_path, flags)
+    done = run(build / "train")
+    assert FITTED.fullmatch(done.stdout), done.stderr
+
+
+def test_an_installation_without_the_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import command_line
+
+    refuse: Callable[[Path], bool] = lambda path: False  # noqa: E731
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(command_line.CommandError, match=r"has no PenstockConfig\.cmake"):
+        command_line.cmake_dir()
+
+
+def test_the_folder_for_cmake_is_in_the_package() -> None:
+    assert Path(cmake_dir()) == PACKAGE.resolve() / "lib" / "cmake" / "Penstock"
