@@ -133,7 +133,7 @@ class BuildExtension(build_ext):
     def build_extension(self, ext: Extension) -> None:
         folder = cmake_folder()
         configure(folder, {})
-        modules = ("--target", "_C", "_pool", "penstock")
+        modules = ("--target", "_C", "_pool", "penstock", "penstock-worker")
         run("--build", str(folder), "--parallel", str(job_count()), *modules)
         # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library
         # path relative.

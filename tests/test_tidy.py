@@ -34,6 +34,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "worker": ("shm", "net", "cluster", "runtime", "dataset"),
     "controller": ("net", "cluster"),
     "api": ("loader", "worker"),
+    "programs": ("include",),
     "bindings": ("loader", "worker", "controller", "simulator"),
 }
 

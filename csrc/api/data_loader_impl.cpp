@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/data_loader_impl.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <chrono>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "api/exceptions.h"
 #include "api/generators.h"
 #include "api/index_order.h"
 #include "api/option_checks.h"
-#include "api/exceptions.h"
 #include "dataset/nest_value.h"
 #include "loader/counters.h"
 
@@ -21,45 +24,51 @@ using Event = loader::Client::Event;
 namespace {
 
 constexpr double kNanosecond = 1e-9;
+constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting trainer looks after its workers
 
 // "Caught ValueError in DataLoader worker thread 0.", as torch's DataLoader words it, and what was thrown.
-[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, const std::string& place) {
-  throw Error(ErrorKind::kDataset, "Caught " + remote.type_name + place + ".\n" + remote.text, remote.cause);
+[[noreturn]] void raise_remote(const loader::Batch::RemoteError& remote, std::string place) {
+  std::string text = remote.text;
+  // What comes from another process says where that is, before a zero.
+  if (const size_t end = text.find('\0'); end != std::string::npos) {
+    place += " (" + text.substr(0, end) + ")";
+    text = text.substr(end + 1);
+  }
+  throw Error(ErrorKind::kDataset, "Caught " + remote.type_name + place + ".\n" + text, remote.cause);
 }
 
 }  // namespace
 
-DataLoader::Impl::Impl(AnyDataset dataset, Options options)
-    : options_(std::move(options)), dataset_(std::move(dataset)) {
-  api::check_options(dataset_, options_);
-  built_ = {.is_iterable = dataset_.as_streams() != nullptr,
+DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(std::move(options)) {
+  api::check_options(dataset, options_);
+  auto running = std::make_unique<Running>();
+  running->workers = api::make_workers(dataset, options_);
+  const api::DatasetShape shape = running->workers->shape();
+  api::check_options_of(shape, options_);
+  built_ = {.is_iterable = shape.is_iterable,
             .sample_count = {},
-            .shard_count = api::shard_count_of(dataset_, options_),
+            .shard_count = api::shard_count_of(shape, options_),
             .options = &options_};
-  if (!built_.is_iterable) built_.sample_count = dataset_.by_index()->size();
-  if (!built_.is_iterable && options_.shuffle && *built_.sample_count < 1) {
-    api::refuse("num_samples should be a positive integer value, but got num_samples=" +
-                std::to_string(*built_.sample_count));
-  }
+  if (!shape.is_iterable) built_.sample_count = shape.sample_count;
+  running_.emplace(std::move(running));
 }
 
 DataLoader::Impl::Running& DataLoader::Impl::running() {
-  if (running_ && !running_->is_owner()) {
+  if (!running_->is_owner()) {
     throw Error(ErrorKind::kUnsupported,
                 "this process was forked from the one that made the DataLoader, whose workers it does not have; make "
-                "the loader in the child, or fork before its first epoch");
+                "the loader in the child");
   }
-  if (!running_) {
-    auto running = std::make_unique<Running>();
-    running->workers = api::start_workers(dataset_, options_);
-    running->stream = std::make_unique<loader::Stream>(
-        running->workers->client(), loader::StreamOptions{.is_iterable = built_.is_iterable,
-                                                          .asks_while_room = options_.prefetch_bytes > 0,
-                                                          .may_begin_early = false,
-                                                          .is_seeded_by_batch = true});
-    running_.emplace(std::move(running));
+  Running& running = **running_;
+  if (!running.stream) {
+    running.workers->start();
+    running.stream = std::make_unique<loader::Stream>(
+        running.workers->client(), loader::StreamOptions{.is_iterable = built_.is_iterable,
+                                                         .asks_while_room = options_.prefetch_bytes > 0,
+                                                         .may_begin_early = false,
+                                                         .is_seeded_by_batch = true});
   }
-  return **running_;
+  return running;
 }
 
 // ---- Epochs
@@ -104,8 +113,7 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
   }
   account.base_seed = base_seed;
   const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++};
-  running.workers->set_starts(
-      seeds, point != nullptr ? point->starts : std::map<uint32_t, dataset::BatchReader::ShardStart>());
+  running.workers->set_starts(seeds, point != nullptr ? *point : api::ResumePoint());
   loader::EpochPlan plan{.seeds = seeds, .base_generator = options_.generator, .progress = account.progress};
   account_ = std::move(account);
   const uint64_t skipped_count = account_->progress->answered_count();
@@ -138,12 +146,15 @@ std::optional<Batch> DataLoader::Impl::take() {
   const auto deadline =
       options_.timeout.count() > 0 ? steady_clock::now() + options_.timeout : steady_clock::time_point::max();
   for (;;) {
-    Event event = running.stream->next(deadline);
+    Event event = running.stream->next(std::min(deadline, steady_clock::now() + kCheckInterval));
     switch (event.kind) {
       case Event::Kind::kBatch: return to_batch(event);
       case Event::Kind::kEnd: return std::nullopt;
       case Event::Kind::kFailed: api::raise(*event.error);
+      case Event::Kind::kNews: TORCH_WARN(event.error->message); break;
       case Event::Kind::kNothing:
+        running.workers->check();
+        if (steady_clock::now() < deadline) break;
         throw Error(ErrorKind::kTimeout,
                     "DataLoader timed out after " + std::to_string(options_.timeout.count()) + " milliseconds");
       default: break;  // of workers
@@ -175,7 +186,7 @@ std::optional<int64_t> DataLoader::Impl::size() const {
 }
 
 void DataLoader::Impl::check_can_resume() const {
-  if (options_.in_order || options_.num_workers == 0) return;
+  if (options_.in_order || (options_.num_workers == 0 && !options_.pool)) return;
   throw Error(ErrorKind::kUnsupported, "in_order is False with " + std::to_string(options_.num_workers) +
                                            " workers, so which batches were delivered is not a number of batches; set "
                                            "in_order=True to have a state");
@@ -199,7 +210,7 @@ void DataLoader::Impl::load_state(const Value& state) {
 }
 
 Stats DataLoader::Impl::stats() const {
-  if (!running_ || !running_->is_owner()) return {};
+  if (!running_->is_owner() || !(*running_)->stream) return {};
   const Running& running = **running_;
   const loader::LoaderCounters& counters = running.stream->client().counters();
   return {.batches = counters.batches.value(),

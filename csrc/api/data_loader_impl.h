@@ -34,7 +34,7 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   api::WorkerSet& workers() { return *running().workers; }
 
  private:
-  // What belongs to the process that started it.
+  // What belongs to the process that made the loader. The stream is there from the first epoch on.
   struct Running {
     std::unique_ptr<api::WorkerSet> workers;
     std::unique_ptr<loader::Stream> stream;
@@ -50,7 +50,6 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
 
   const Options options_;
   api::BuiltLoader built_;
-  AnyDataset dataset_;
   std::optional<ProcessBound<Running>> running_;
   std::optional<api::EpochAccount> account_;
   std::optional<Value> loaded_state_;

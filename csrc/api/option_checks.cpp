@@ -21,8 +21,10 @@ void check_range(const char* name, int64_t value, int64_t min, int64_t max) {
 }  // namespace
 
 void check_options(const AnyDataset& dataset, const Options& options) {
-  const bool is_iterable = dataset.as_streams() != nullptr;
-  if (!is_iterable && !dataset.by_index())
+  const bool is_made_elsewhere =
+      std::holds_alternative<PluginDataset>(dataset.kind()) || std::holds_alternative<PythonDataset>(dataset.kind());
+  const bool makes_here = options.num_workers == 0 && !options.pool;
+  if (!is_made_elsewhere && !dataset.as_streams() && !dataset.by_index())
     refuse("the loader was given a null dataset; a Dataset or an IterableDataset is expected");
   if (options.batch_size && *options.batch_size < 1) {
     refuse("batch_size should be a positive integer value, but got batch_size=" + std::to_string(*options.batch_size));
@@ -30,29 +32,21 @@ void check_options(const AnyDataset& dataset, const Options& options) {
   if (!options.batch_size && options.drop_last)
     refuse("batch_size=None option disables auto-batching and is mutually exclusive with shuffle, and drop_last");
   if (options.sampler && options.shuffle) refuse("sampler option is mutually exclusive with shuffle");
-  if (is_iterable && options.shuffle)
-    refuse("DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=true");
-  if (is_iterable && options.sampler)
-    refuse("DataLoader with IterableDataset: expected unspecified sampler option, but got a sampler");
   check_range("num_workers", options.num_workers, 0, kWorkersMax);
   check_range("prefetch_factor", options.prefetch_factor, 1, 1 << 16);
   check_range("prefetch_bytes", options.prefetch_bytes, 0, INT64_MAX);
-  if (options.prefetch_bytes > 0 && options.num_workers == 0) {
+  if (options.prefetch_bytes > 0 && makes_here) {
     refuse("prefetch_bytes=" + std::to_string(options.prefetch_bytes) +
            " was given with num_workers=0, where nothing is prefetched; use workers or leave it out");
   }
   if (options.timeout.count() < 0) refuse("timeout option should be non-negative");
-  if (options.timeout.count() > 0 && options.num_workers == 0) {
+  if (options.timeout.count() > 0 && makes_here) {
     refuse(
         "timeout was given with num_workers=0, where the trainer's own thread makes the batch; use workers or leave "
         "it out");
   }
   if (options.shards) {
     check_range("shards", *options.shards, 1, 1 << 20);
-    if (!is_iterable) {
-      refuse("shards=" + std::to_string(*options.shards) +
-             " was given, but the dataset is read by index; shards are for an IterableDataset, leave the option out");
-    }
   }
   if (options.device && !options.device->is_cuda() && !options.device->is_cpu()) {
     throw Error(ErrorKind::kUnsupported,
@@ -60,7 +54,21 @@ void check_options(const AnyDataset& dataset, const Options& options) {
   }
   if (options.generator && options.generator->device().type() != c10::DeviceType::CPU)
     refuse("generator is one of " + options.generator->device().str() + "; a generator of the CPU is expected");
-  if (options.transform && options.num_workers > 0) check_draws_nothing(*options.transform);
+  if (options.transform && options.num_workers > 0 && !is_made_elsewhere) check_draws_nothing(*options.transform);
+}
+
+void check_options_of(const DatasetShape& shape, const Options& options) {
+  if (shape.is_iterable && options.shuffle)
+    refuse("DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=true");
+  if (shape.is_iterable && options.sampler)
+    refuse("DataLoader with IterableDataset: expected unspecified sampler option, but got a sampler");
+  if (!shape.is_iterable && options.shards) {
+    refuse("shards=" + std::to_string(*options.shards) +
+           " was given, but the dataset is read by index; shards are for an IterableDataset, leave the option out");
+  }
+  if (!shape.is_iterable && options.shuffle && shape.sample_count < 1) {
+    refuse("num_samples should be a positive integer value, but got num_samples=" + std::to_string(shape.sample_count));
+  }
 }
 
 }  // namespace penstock::api

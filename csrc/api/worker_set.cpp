@@ -2,9 +2,13 @@
 #include "api/worker_set.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "api/exceptions.h"
+#include "api/plugin_loading.h"
+#include "api/pool_workers.h"
 #include "api/thread_maker.h"
 #include "loader/recycled_memory.h"
 #include "loader/thread_source.h"
@@ -17,8 +21,21 @@ constexpr uint64_t kKeptBytesMax = 512ULL << 20;
 
 class ThreadWorkers final : public WorkerSet {
  public:
-  ThreadWorkers(const AnyDataset& dataset, const Options& options) : has_threads_(options.num_workers > 0) {
-    const bool is_iterable = dataset.as_streams() != nullptr;
+  ThreadWorkers(AnyDataset its_dataset, const Options& options)
+      : dataset_(std::move(its_dataset)), options_(options), has_threads_(options.num_workers > 0) {
+    shape_.is_iterable = dataset_.as_streams() != nullptr;
+    if (!shape_.is_iterable) shape_.sample_count = dataset_.by_index()->size();
+  }
+  ~ThreadWorkers() override {
+    if (client_) client_->stop();
+  }
+
+  DatasetShape shape() const override { return shape_; }
+
+  void start() override {
+    const Options& options = options_;
+    const AnyDataset& dataset = dataset_;
+    const bool is_iterable = shape_.is_iterable;
     const auto worker_count = static_cast<uint32_t>(std::max<int64_t>(1, options.num_workers));
     const auto depth = static_cast<uint32_t>(has_threads_ ? options.prefetch_factor : 1);
     std::vector<std::unique_ptr<loader::ThreadMaker>> makers;
@@ -28,7 +45,7 @@ class ThreadWorkers final : public WorkerSet {
           std::make_unique<dataset::BatchReader>(own ? std::move(own) : dataset.by_index(), dataset.as_streams(),
                                                  dataset::ReaderOptions{.batch_size = options.batch_size,
                                                                         .drop_last = options.drop_last,
-                                                                        .shard_count = shard_count_of(dataset, options),
+                                                                        .shard_count = shard_count_of(shape_, options),
                                                                         .collate_fn = options.collate_fn});
       std::optional<BatchTransform> transform;
       if (options.transform) transform.emplace(*options.transform);
@@ -43,7 +60,7 @@ class ThreadWorkers final : public WorkerSet {
         loader::ClientOptions{
             .worker_count = worker_count,
             .prefetch_factor = depth,
-            .shard_count = is_iterable ? shard_count_of(dataset, options) : worker_count,
+            .shard_count = is_iterable ? shard_count_of(shape_, options) : worker_count,
             .prefetch_bytes = static_cast<uint64_t>(options.prefetch_bytes),
             .in_order = options.in_order,
             .any_worker = !is_iterable && has_threads_,
@@ -52,13 +69,12 @@ class ThreadWorkers final : public WorkerSet {
             .pin_memory = options.pin_memory && !options.device,
             .device_index = options.device && options.device->is_cuda() ? options.device->index() : -1},
         std::move(source));
-    check(client_->start());
+    api::check(client_->start());
   }
-  ~ThreadWorkers() override { client_->stop(); }
 
   const std::shared_ptr<loader::Client>& client() const override { return client_; }
-  void set_starts(const wire::EpochSeeds& seeds, std::map<uint32_t, SharedStarts::ShardStart> starts) override {
-    starts_->set(seeds, std::move(starts));
+  void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) override {
+    starts_->set(seeds, point.starts);
   }
   void set_prefixes(std::vector<Message> messages) override { prefixes_->set(std::move(messages)); }
   std::string place_of(const std::string& worker) const override {
@@ -68,21 +84,53 @@ class ThreadWorkers final : public WorkerSet {
  private:
   static constexpr size_t kStretched = 8;  // times as many requests as usual may be out
 
+  const AnyDataset dataset_;
+  const Options& options_;
   const bool has_threads_;
+  DatasetShape shape_;
   std::shared_ptr<loader::RecycledMemory> memory_ = std::make_shared<loader::RecycledMemory>(kKeptBytesMax);
   std::shared_ptr<SharedPrefixes> prefixes_ = std::make_shared<SharedPrefixes>();
   std::shared_ptr<SharedStarts> starts_ = std::make_shared<SharedStarts>();
   std::shared_ptr<loader::Client> client_;
 };
 
-}  // namespace
-
-std::unique_ptr<WorkerSet> start_workers(const AnyDataset& dataset, const Options& options) {
-  return std::make_unique<ThreadWorkers>(dataset, options);
+// The pool that the program or, for loaders with workers, the environment names.
+std::optional<std::string> pool_of(const Options& options) {
+  if (options.pool) return options.pool->empty() ? std::nullopt : options.pool;
+  const char* variable = std::getenv("PENSTOCK_POOL");  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
+  if (variable == nullptr || *variable == '\0' || options.num_workers == 0) return std::nullopt;
+  return variable;
 }
 
-uint32_t shard_count_of(const AnyDataset& dataset, const Options& options) {
-  if (dataset.as_streams() && options.shards) return static_cast<uint32_t>(*options.shards);
+}  // namespace
+
+std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options& options) {
+  const auto* plugin = std::get_if<PluginDataset>(&dataset.kind());
+  const bool is_of_program = dataset.by_index() || dataset.as_streams();
+  auto pool = pool_of(options);
+  if (is_of_program && options.pool && !options.pool->empty()) {
+    refuse(
+        "pool is " + *options.pool +
+        " and the dataset is an object of this program, which cannot be sent; make it a plug-in (PENSTOCK_DATASET), or "
+        "leave pool out");
+  }
+  if (is_of_program) return std::make_unique<ThreadWorkers>(dataset, options);
+  if (!pool && options.num_workers == 0) {
+    if (plugin != nullptr) return std::make_unique<ThreadWorkers>(make_dataset_of(*plugin), options);
+    refuse(
+        "the dataset is made in Python, and num_workers is 0 without a pool, where this process would make the "
+        "batches; ask for worker processes (num_workers), or name a pool");
+  }
+  if (options.collate_fn) {
+    refuse(
+        "collate_fn is a function of this program, which worker processes do not have; collate in the dataset's "
+        "get_batch(), or leave it out");
+  }
+  return std::make_unique<PoolWorkers>(dataset, options, std::move(pool));
+}
+
+uint32_t shard_count_of(const DatasetShape& shape, const Options& options) {
+  if (shape.is_iterable && options.shards) return static_cast<uint32_t>(*options.shards);
   return static_cast<uint32_t>(std::max<int64_t>(1, options.num_workers));
 }
 

@@ -3,17 +3,23 @@
 // The workers of a loader, whichever they are: threads of this process, processes of this machine, or those of a pool.
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "api/loader_state.h"
 #include "api/told_threads.h"
 #include "loader/client.h"
 #include "penstock/data_loader.h"
 #include "wire/epoch_seeds.h"
 
 namespace penstock::api {
+
+// What a loader has to know of its dataset before the first epoch.
+struct DatasetShape {
+  bool is_iterable = false;
+  int64_t sample_count = 0;  // of a map-style one
+};
 
 // Thread-compatible: for the trainer's thread.
 class WorkerSet {
@@ -25,19 +31,26 @@ class WorkerSet {
   WorkerSet& operator=(const WorkerSet&) = delete;
   virtual ~WorkerSet() = default;
 
+  virtual DatasetShape shape() const = 0;
+  // To be called once, before anything below.
+  virtual void start() = 0;
   virtual const std::shared_ptr<loader::Client>& client() const = 0;
-  // Where shards of the epoch that begins next begin.
-  virtual void set_starts(const wire::EpochSeeds& seeds, std::map<uint32_t, SharedStarts::ShardStart> starts) = 0;
+  // Where shards of an iterable dataset begin in the epoch that begins next, of these seeds; all others at their
+  // beginning.
+  virtual void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) = 0;
   // Batches that are asked for from now on are made with these prefixes.
   virtual void set_prefixes(std::vector<Message> messages) = 0;
   // How an error names the worker that it comes from: "in DataLoader worker thread 3".
   virtual std::string place_of(const std::string& worker) const = 0;
+  // To be called when nothing has come for a while. Throws Error kWorker where nothing can come any more.
+  virtual void check() {}
 };
 
-// Starts the workers that the dataset and the options ask for.
-std::unique_ptr<WorkerSet> start_workers(const AnyDataset& dataset, const Options& options);
+// The workers that the dataset and the options ask for. `options` outlive them. Threads are started by start() alone;
+// processes are there when this returns.
+std::unique_ptr<WorkerSet> make_workers(const AnyDataset& dataset, const Options& options);
 
 // In how many shards they read the dataset.
-uint32_t shard_count_of(const AnyDataset& dataset, const Options& options);
+uint32_t shard_count_of(const DatasetShape& shape, const Options& options);
 
 }  // namespace penstock::api

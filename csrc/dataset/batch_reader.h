@@ -51,6 +51,8 @@ class BatchReader {
                                   Memory& memory);
   // The state of the stream of a shard after its last batch, if it has one.
   std::optional<Value> shard_state(uint32_t shard_id) const;
+  // Has the shard opened anew when it is next read.
+  void forget_shard(uint32_t shard_id) { shards_.erase(shard_id); }
   // Whether the shard has nothing more to give.
   bool has_ended(uint32_t shard_id) const { return shards_.at(shard_id).is_at_end; }
   // What the dataset was asked for last, in words: "sample 12 of the dataset". Empty where that is a whole batch.

@@ -63,9 +63,10 @@ Result<void> PoolIo::begin() {
 }
 
 Result<void> PoolIo::serve() {
-  if (!controller_) {
+  if (options_.controller && !controller_) {
     if (auto connected = connect_to_controller(); !connected) return connected;
   }
+  if (!options_.controller && session_.known_count() == 0) set_roster(clock_now());
   carry_out();  // the actions that were posted to the loop
   const Instant now = clock_now();
   // Why a worker declines comes before the roster that does without it.
@@ -84,7 +85,8 @@ Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
     if (!tag) return tag.error();
     wake_tag_ = tag.value();
   }
-  std::optional<Instant> due = earlier(controller_->due_at(), session_.next_tick());
+  std::optional<Instant> due = session_.next_tick();
+  if (controller_) due = earlier(controller_->due_at(), due);
   due = earlier(due, links_->due_at());
   for (const auto& [worker_id, at] : connect_again_at_) due = earlier(due, at);
   auto timeout = wait_time(due, clock_now());
@@ -105,7 +107,7 @@ Result<bool> PoolIo::wait(int wake_fd, bool may_sleep) {
 void PoolIo::take_lookups() {
   for (const std::string& host : resolver_->take_done()) {
     links_->note_looked_up(host);
-    if (host == options_.controller.host) is_controller_ready_ = true;
+    if (options_.controller && host == options_.controller->host) is_controller_ready_ = true;
   }
 }
 
@@ -128,7 +130,7 @@ void PoolIo::end() {
 // ---- The controller
 
 Result<void> PoolIo::connect_to_controller() {
-  auto controller = ControllerLink::connect(*context_, *resolver_, options_.controller, options_.keys, clock_now());
+  auto controller = ControllerLink::connect(*context_, *resolver_, *options_.controller, options_.keys, clock_now());
   if (!controller) return controller.error();
   const auto tag = ready_set_->add(controller.value()->socket().waitables());
   if (!tag) return tag.error();
@@ -139,6 +141,7 @@ Result<void> PoolIo::connect_to_controller() {
 }
 
 Result<void> PoolIo::serve_controller(Instant now) {
+  if (!controller_) return {};
   if (!std::exchange(is_controller_ready_, false) && now < controller_->due_at()) return {};
   ready_set_->mark_used(controller_tag_);  // also when no wait told of it
   if (auto received = controller_->receive(now); !received) return received.error();
@@ -551,7 +554,7 @@ void PoolIo::note_declines(const wire::TrainerRoster& roster) {
                            session_.declined_count() == session_.known_count();
   if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless) {
     const std::string news =
-        "no worker of the pool can run this job: " + standing_.describe_declined(options_.controller.text());
+        "no worker of the pool can run this job: " + standing_.describe_declined(controller_text());
     if (was_served_) return tell(news + "; training goes on when one joins that can");
     stages_.fail(0, {Errc::kFailed, news});
   }
@@ -651,20 +654,7 @@ void PoolIo::note_standing(Instant now) {
   const size_t open_count = session_.open_count();
   const auto before = worker_count_.exchange(static_cast<uint32_t>(open_count));
   if (open_count > before) stages_.arrive({.kind = Arrival::Kind::kGrown, .batch = {}, .error = {}});
-  const auto silence = controller_->silence(now);
-  if (controller_->has_answered() && silence >= kSilenceTold) {
-    if (!std::exchange(is_silence_told_, true))
-      tell("the controller at " + options_.controller.text() + " has not answered for " +
-           std::to_string(std::chrono::duration_cast<std::chrono::seconds>(silence).count()) +
-           " s; training goes on with the workers that it has, and new ones join once a controller is there again");
-  } else {
-    is_silence_told_ = false;
-  }
-  standing_.note({.has_answered = controller_->has_answered(),
-                  .trouble = controller_->trouble(),
-                  .lookup_failure = controller_->socket().lookup_failure(),
-                  .silence = silence},
-                 session_.known_count(), open_count);
+  note_controller(now, open_count);
   if (now < silent_links_at_) return;
   silent_links_at_ = now + kSilenceLooked;
   for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
@@ -675,6 +665,30 @@ void PoolIo::note_standing(Instant now) {
     const std::string reason = spoken_missing_data(*links_->find(worker_id));
     if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
   }
+}
+
+void PoolIo::note_controller(Instant now, size_t open_count) {
+  if (!controller_) {
+    standing_.note({}, session_.known_count(), open_count);
+    const bool is_hopeless = session_.known_count() > 0 && session_.declined_count() == session_.known_count();
+    if (!std::exchange(is_hopeless_, is_hopeless) && is_hopeless)
+      stages_.fail(0, {Errc::kFailed, "no worker can run this job: " + standing_.describe("")});
+    return;
+  }
+  const auto silence = controller_->silence(now);
+  if (controller_->has_answered() && silence >= kSilenceTold) {
+    if (!std::exchange(is_silence_told_, true))
+      tell("the controller at " + controller_text() + " has not answered for " +
+           std::to_string(std::chrono::duration_cast<std::chrono::seconds>(silence).count()) +
+           " s; training goes on with the workers that it has, and new ones join once a controller is there again");
+  } else {
+    is_silence_told_ = false;
+  }
+  standing_.note({.has_answered = controller_->has_answered(),
+                  .trouble = controller_->trouble(),
+                  .lookup_failure = controller_->socket().lookup_failure(),
+                  .silence = silence},
+                 session_.known_count(), open_count);
 }
 
 std::string PoolIo::spoken_missing_data(WorkerLink& link) {

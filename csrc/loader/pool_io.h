@@ -43,7 +43,7 @@
 namespace penstock::loader {
 
 struct PoolIoOptions {
-  net::Endpoint controller;
+  std::optional<net::Endpoint> controller;  // none: the trainer's own workers are all that there are
   net::KeyRing keys;
   std::string job;    // its name, for people
   std::string about;  // this process, for people
@@ -95,6 +95,8 @@ class PoolIo final : public EventLoop::Handler {
   using BatchKey = wire::BatchKey;
 
   void take_lookups();
+  // The controller's address, for messages.
+  std::string controller_text() const { return options_.controller ? options_.controller->text() : ""; }
   Result<void> connect_to_controller();
   Result<void> serve_controller(Instant now);
   void set_roster(Instant now);
@@ -140,6 +142,7 @@ class PoolIo final : public EventLoop::Handler {
   // Its program does something else than to train.
   bool is_paused(const TrainerPace& pace, Instant now) const;
   void note_standing(Instant now);
+  void note_controller(Instant now, size_t open_count);
   static std::string spoken_silence(WorkerLink& link);
   static std::string spoken_missing_data(WorkerLink& link);
   void complain(uint64_t worker_id, WorkerLink& link, const std::string& what);

@@ -86,6 +86,10 @@ void PoolStanding::make_room_for(uint64_t worker_id) {
 
 std::string PoolStanding::describe(const std::string& where) const {
   MutexLock lock(mutex_);
+  if (where.empty()) {
+    return std::to_string(open_count_) + " of " + std::to_string(known_count_) +
+           (known_count_ == 1 ? " worker" : " workers") + " of this process's own work for it" + spoken_refusals();
+  }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(controller_.silence).count();
   const std::string command = "penstock controller --bind " + where;
   std::string text;

@@ -43,7 +43,7 @@ class PoolStanding {
   // For how long the controller has said nothing; none if it never has said anything.
   std::optional<Duration> controller_silence() const;
 
-  // In a sentence or two. `where` is the controller's address.
+  // In a sentence or two. `where` is the controller's address, empty without one.
   std::string describe(const std::string& where) const;
   // The same, once every worker has declined the job.
   std::string describe_declined(const std::string& where) const;

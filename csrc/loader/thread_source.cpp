@@ -2,31 +2,16 @@
 #include "loader/thread_source.h"
 
 #include <ATen/Parallel.h>
-#include <cxxabi.h>
 #include <pthread.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <system_error>
-#include <typeinfo>
 #include <utility>
 
+#include "base/exception_name.h"
+
 namespace penstock::loader {
-namespace {
-
 using std::chrono::steady_clock;
-
-// The type of the exception in hand, as C++ writes it.
-std::string exception_type() {
-  const std::type_info* type = abi::__cxa_current_exception_type();
-  if (type == nullptr) return "an exception";
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status),
-                                                    &std::free);
-  return status == 0 ? name.get() : type->name();
-}
-
-}  // namespace
 
 ThreadSource::ThreadSource(const ThreadSourceOptions& options, std::vector<std::unique_ptr<ThreadMaker>> makers,
                            bool has_threads)
@@ -138,7 +123,7 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
 
 Batch::RemoteError ThreadSource::describe_exception(uint32_t worker_id, const char* what) const {
   const std::string sample = makers_[worker_id]->in_hand();
-  return {.type_name = exception_type(),
+  return {.type_name = current_exception_name(),
           .text = (sample.empty() ? "" : "  (" + sample + ")\n") + std::string(what),
           .worker = has_threads_ ? std::to_string(worker_id) : "",
           .cause = std::current_exception()};

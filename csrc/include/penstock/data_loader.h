@@ -2,46 +2,19 @@
 #pragma once
 // The loader.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <type_traits>
-#include <utility>
 
+#include "penstock/any_dataset.h"
 #include "penstock/batch.h"
-#include "penstock/dataset.h"
 #include "penstock/export.h"
 #include "penstock/options.h"
 #include "penstock/state.h"
 
 namespace penstock {
-
-// A dataset for a loader: shared with the program, or moved into the loader.
-class AnyDataset {
- public:
-  template <typename T>
-  requires(std::derived_from<T, Dataset>) AnyDataset(std::shared_ptr<T> dataset) : by_index_(std::move(dataset)) {}
-  template <typename T>
-  requires(std::derived_from<T, IterableDataset>) AnyDataset(std::shared_ptr<T> dataset)
-      : as_streams_(std::move(dataset)) {}
-  template <typename T>
-  requires(std::derived_from<std::remove_cvref_t<T>, Dataset>) AnyDataset(T&& dataset)
-      : by_index_(std::make_shared<std::remove_cvref_t<T>>(std::forward<T>(dataset))) {}
-  template <typename T>
-  requires(std::derived_from<std::remove_cvref_t<T>, IterableDataset>) AnyDataset(T&& dataset)
-      : as_streams_(std::make_shared<std::remove_cvref_t<T>>(std::forward<T>(dataset))) {}
-
-  // One of the two is null.
-  const std::shared_ptr<Dataset>& by_index() const { return by_index_; }
-  const std::shared_ptr<IterableDataset>& as_streams() const { return as_streams_; }
-
- private:
-  std::shared_ptr<Dataset> by_index_;
-  std::shared_ptr<IterableDataset> as_streams_;
-};
 
 // Counts since the loader was made.
 struct Stats {

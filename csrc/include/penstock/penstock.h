@@ -7,6 +7,7 @@
 //
 // Every call may throw penstock::Error (error.h), and the exceptions of torch.
 
+#include "penstock/any_dataset.h"  // IWYU pragma: export
 #include "penstock/batch.h"        // IWYU pragma: export
 #include "penstock/data_loader.h"  // IWYU pragma: export
 #include "penstock/dataset.h"      // IWYU pragma: export
@@ -14,6 +15,7 @@
 #include "penstock/export.h"       // IWYU pragma: export
 #include "penstock/fields.h"       // IWYU pragma: export
 #include "penstock/options.h"      // IWYU pragma: export
+#include "penstock/plugin.h"       // IWYU pragma: export
 #include "penstock/sampler.h"      // IWYU pragma: export
 #include "penstock/state.h"        // IWYU pragma: export
 #include "penstock/torch_data.h"   // IWYU pragma: export

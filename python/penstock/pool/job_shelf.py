@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 from penstock import _C
 from penstock.errors import PenstockError, UnsupportedError
+from penstock.pool.factory_job import is_of_cpp, open_factory_job
 from penstock.pool.job_code import is_in_front
 from penstock.pool.pool_job import JobRefused, unpack_job
 from penstock.pool.running_job import RunningJob, seeds_of
@@ -45,7 +46,10 @@ class JobShelf:
             while len(self._jobs) >= _JOBS_MAX:  # first: there may be no memory for one more
                 self._drop(next(iter(self._jobs)))
             blob = self._fetch(job_id)
-            unpacked = unpack_job(blob, self._fetch, self._code_root)
+            if is_of_cpp(blob):
+                unpacked = open_factory_job(blob, self._fetch)
+            else:
+                unpacked = unpack_job(blob, self._fetch, self._code_root)
             del blob
             job = self._jobs[job_id] = RunningJob(self._server, unpacked, seeds_of(work))
         self._jobs.move_to_end(job_id)

@@ -53,6 +53,7 @@ class Job:
     trust_workers: bool
     name: str  # its name for people
     code_folders: tuple[str, ...] = ()  # at a worker: where its modules are
+    is_of_cpp: bool = False  # at a worker: its trainer asks what the dataset is
 
 
 class PackedJob(NamedTuple):

@@ -85,6 +85,9 @@ class RunningJob:
         if self._init_error is not None:
             self._server.answer_error(work, *self._init_error, None)
             return
+        if self._job.is_of_cpp and work.lane == 0 and work.indices() is None:
+            self._describe(work)
+            return
         if work.is_recall and self._server.answer_kept(work):
             return
         if self._rows is not None and self._server.answer_rows(work, self._rows):
@@ -120,6 +123,17 @@ class RunningJob:
         except Exception as error:
             raised = describe_error(error)
         self._server.answer_error(work, *raised, state)
+
+    def _describe(self, work: _C.PoolWork) -> None:
+        """Says what the dataset is, to a trainer that cannot look at it."""
+        try:
+            size = None if self._is_iterable else len(self._job.fetch.dataset)
+        except Exception as error:
+            self._server.answer_error(work, *describe_error(error), None)
+            return
+        self._server.begin()
+        shape = {"iterable": self._is_iterable, "size": size}
+        self._server.answer(work, shape, False, None, None, 0)
 
     def _sample_count(self, indices: Any) -> int:
         """The samples of the batch that was just made of ``indices``. What has no length is one."""

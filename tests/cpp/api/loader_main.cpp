@@ -6,57 +6,19 @@
 //
 // The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
 // generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
+// "plugin" names a library that has the same datasets, "python" a factory, "pool" a controller.
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/rand.h>
 #include <penstock/penstock.h>
 
 #include <iostream>
 #include <string>
 
+#include "draw_datasets.h"
+
 namespace {
 
 using penstock::Value;
-
-class Draw : public penstock::Dataset {
- public:
-  explicit Draw(int64_t size) : size_(size) {}
-  int64_t size() const override { return size_; }
-  Value get(int64_t index, penstock::Draws& draws) override {
-    return penstock::to_value(
-        std::tuple(index, at::rand({2}, draws.sample_generator()), at::rand({2}, draws.batch_generator())));
-  }
-
- private:
-  int64_t size_;
-};
-
-// As the Python tests have it: shard i of n gives i, i + n, ..., each with a number that is drawn.
-class DrawStream : public penstock::IterableDataset {
- public:
-  explicit DrawStream(int64_t size) : size_(size) {}
-
-  std::unique_ptr<penstock::SampleStream> open(const penstock::Shard& shard, penstock::Draws&) override {
-    class Stream : public penstock::SampleStream {
-     public:
-      Stream(int64_t next, int64_t step, int64_t size) : next_(next), step_(step), size_(size) {}
-      std::optional<Value> next(penstock::Draws& draws) override {
-        if (next_ >= size_) return std::nullopt;
-        next_ += step_;
-        return penstock::to_value(std::pair(next_ - step_, at::rand({2}, draws.batch_generator())));
-      }
-
-     private:
-      int64_t next_;
-      int64_t step_;
-      int64_t size_;
-    };
-    return std::make_unique<Stream>(shard.index, shard.count, size_);
-  }
-
- private:
-  int64_t size_;
-};
 
 Value plain(const Value& value) {
   if (value.is_tensor()) {
@@ -100,7 +62,19 @@ penstock::Options options_of(const Value& given, int64_t size) {
 
 penstock::DataLoader loader_of(const Value& given) {
   const int64_t size = given["size"].integer();
-  const penstock::Options options = options_of(given["options"], size);
+  penstock::Options options = options_of(given["options"], size);
+  if (const Value* pool = given.find("pool")) options.pool = pool->text();
+  const Value* arguments = given.find("arguments");
+  if (const Value* plugin = given.find("plugin")) {
+    const std::string name = boolean_or(given, "iterable", false) ? "draw_stream" : "draw";
+    const Value* named = given.find("dataset");
+    return penstock::DataLoader(penstock::PluginDataset{.path = plugin->text(),
+                                                        .name = named != nullptr ? named->text() : name,
+                                                        .arguments = arguments != nullptr ? *arguments : Value()},
+                                options);
+  }
+  if (const Value* python = given.find("python"))
+    return penstock::DataLoader(penstock::PythonDataset{.factory = python->text(), .arguments = *arguments}, options);
   if (boolean_or(given, "iterable", false)) return penstock::DataLoader(DrawStream(size), options);
   return penstock::DataLoader(Draw(size), options);
 }

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A job that a C++ trainer sends to worker processes: which plug-in or Python factory makes the dataset, and how its
+// batches are made. It is JSON in the place where a job of a Python trainer has its header (PROTOCOL.md, "Jobs"): the
+// JSON, and its length as u64.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+
+#include "base/result.h"
+#include "penstock/any_dataset.h"
+#include "penstock/value.h"
+#include "wire/blob_record.h"
+
+namespace penstock::api {
+
+// A value type.
+struct JobText {
+  std::string name;  // for people
+  std::variant<PluginDataset, PythonDataset> dataset;
+  std::optional<int64_t> batch_size = 1;
+  bool drop_last = false;
+  int64_t shard_count = 1;
+  std::optional<wire::BlobId> transform = {};  // the blob of a scripted module
+};
+
+std::string write_job(const JobText& job);
+
+// kUnsupported for a job of a Python trainer, and for one that another version of penstock or torch made; kMalformed
+// for bytes that are no job.
+Result<JobText> read_job(std::span<const std::byte> blob);
+
+}  // namespace penstock::api

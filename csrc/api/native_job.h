@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A trainer's job at a native worker: how each batch that is asked for is made and answered. It is to plug-ins what
+// python/penstock/pool/running_job.py is to Python's datasets.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "api/batch_transform.h"
+#include "api/job_text.h"
+#include "dataset/batch_reader.h"
+#include "worker/pool_server.h"
+
+namespace penstock::api {
+
+// Confined to the thread that makes batches.
+class NativeJob {
+ public:
+  using FetchBlob = std::function<Result<std::vector<std::byte>>(const wire::BlobId&)>;
+
+  // Loads the plug-in and has it make its dataset. kUnsupported with a text for the trainer's user when it cannot run
+  // here, and what `fetch` gives.
+  static Result<std::unique_ptr<NativeJob>> open(std::span<const std::byte> blob, const FetchBlob& fetch);
+
+  // For `open`.
+  NativeJob(JobText text, const AnyDataset& dataset, std::optional<BatchTransform> transform);
+
+  const std::string& name() const { return text_.name; }
+
+  // Makes the batch, or describes the exception in its place. kClosed when this worker ends meanwhile.
+  Result<void> answer(worker::PoolServer& server, const worker::PoolWork& work);
+
+ private:
+  Value describe() const;
+  std::optional<Value> make(worker::PoolServer& server, const worker::PoolWork& work);
+  void find_lane(const worker::PoolWork& work, uint32_t shard_id);
+  std::vector<std::byte> state_of(uint32_t shard_id) const;
+  Result<void> send(worker::PoolServer& server, const worker::PoolWork& work, const Value& batch,
+                    std::vector<std::byte> state);
+
+  const JobText text_;
+  const int64_t size_;  // of a map-style dataset
+  dataset::BatchReader reader_;
+  std::optional<BatchTransform> transform_;
+  // Of lanes that began here: the tenancy in which each did, and where.
+  struct LaneStart {
+    uint64_t tenancy = 0;
+    uint32_t epoch = 0;
+    dataset::BatchReader::ShardStart start{};
+  };
+  std::map<uint32_t, LaneStart> lanes_;
+};
+
+}  // namespace penstock::api

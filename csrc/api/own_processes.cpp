@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/own_processes.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "base/identity.h"
+#include "net/shared_key_folder.h"
+
+namespace penstock::api {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr auto kStartMax = std::chrono::seconds(300);  // Python imports torch, on a busy machine one after the other
+constexpr auto kEndMax = std::chrono::seconds(5);
+
+std::string environment(const char* variable) {
+  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
+  return value == nullptr ? "" : value;
+}
+
+// penstock-worker lies in bin, beside the lib that has this library; PENSTOCK_WORKER names another one.
+std::string native_program() {
+  if (std::string given = environment("PENSTOCK_WORKER"); !given.empty()) return given;
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&native_program), &info) != 0 && info.dli_fname != nullptr) {
+    std::error_code error;
+    const auto library = std::filesystem::canonical(info.dli_fname, error);
+    const auto program = library.parent_path().parent_path() / "bin" / "penstock-worker";
+    if (!error && std::filesystem::exists(program, error)) return program.string();
+  }
+  return "penstock-worker";
+}
+
+std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& handover, int report_fd) {
+  const std::vector<std::string> arguments = {
+      "--handover", handover, "--report-fd", std::to_string(report_fd), "--parent", std::to_string(::getpid())};
+  std::vector<std::string> command;
+  if (kind == OwnProcesses::Kind::kNative) {
+    command = {native_program(), "--own"};
+  } else {
+    const std::string python = environment("PENSTOCK_PYTHON");
+    command = {python.empty() ? "python3" : python, "-m", "penstock.pool.own_process"};
+  }
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return command;
+}
+
+// The line "ID ENDPOINT" that a worker reports, or nothing if it ended or is late.
+std::optional<std::string> read_line(int fd, steady_clock::time_point deadline) {
+  std::string line;
+  for (;;) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    pollfd waited{.fd = fd, .events = POLLIN, .revents = 0};
+    if (left.count() <= 0 || ::poll(&waited, 1, static_cast<int>(left.count())) < 0) return std::nullopt;
+    char c = 0;
+    const ssize_t count = ::read(fd, &c, 1);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return std::nullopt;
+    if (c == '\n') return line;
+    line += c;
+  }
+}
+
+Fault not_listening(OwnProcesses::Kind kind, int64_t count, ChildProcess& process, const std::string& program) {
+  std::optional<int> status;
+  const auto deadline = steady_clock::now() + milliseconds(500);
+  while (!(status = process.poll()) && steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
+  std::string text = "a worker of DataLoader's own (num_workers=" + std::to_string(count) + ", " + program +
+                     ") did not come to listen and " + (status ? spoken_end(*status) : "is still starting") +
+                     "; see its output on stderr";
+  if (kind == OwnProcesses::Kind::kPython)
+    text += "; it needs a Python with penstock, which PENSTOCK_PYTHON names, else python3 on PATH";
+  return {Errc::kFailed, std::move(text)};
+}
+
+}  // namespace
+
+Result<OwnProcesses> OwnProcesses::start(Kind kind, int64_t count) {
+  // Made before the workers are there, of which one that is killed could leave half of it.
+  if (auto folder = net::shared_key_folder(); !folder) return folder.error();
+  OwnProcesses own;
+  std::vector<FileDescriptor> pipes;
+  std::vector<std::string> handovers;
+  std::string program;
+  for (int64_t index = 0; index < count; ++index) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+      return Fault{Errc::kNoMemory, std::string("starting worker processes failed: ") + std::strerror(errno) +
+                                        "; raise the limit of open files (ulimit -n)"};
+    }
+    pipes.emplace_back(ends[0]);
+    const FileDescriptor report(ends[1]);
+    handovers.push_back(make_endpoint_name());
+    const auto command = command_of(kind, handovers.back(), report.get());
+    program = command[0];
+    auto started = ChildProcess::start({.command = command, .passed_fd = report.get()});
+    if (!started) {
+      const char* remedy = kind == Kind::kPython
+                               ? "; its dataset is made in Python: install a Python with penstock on this machine "
+                                 "(PENSTOCK_PYTHON names it), or take the batches from a pool alone (num_workers=0)"
+                               : "; PENSTOCK_WORKER names the program penstock-worker, which is installed beside the "
+                                 "library";
+      return Fault{Errc::kUnsupported, started.error().message + remedy};
+    }
+    own.processes_.push_back(std::move(started).value());
+  }
+  const auto deadline = steady_clock::now() + kStartMax;
+  for (size_t index = 0; index < own.processes_.size(); ++index) {
+    const auto line = read_line(pipes[index].get(), deadline);
+    const size_t space = line ? line->find(' ') : std::string::npos;
+    uint64_t id = 0;
+    if (line) std::from_chars(line->data(), line->data() + line->size(), id);
+    auto endpoint = space != std::string::npos ? net::Endpoint::parse(line->substr(space + 1))
+                                               : Result<net::Endpoint>(Fault{Errc::kMalformed, ""});
+    if (!endpoint || id == 0) return not_listening(kind, count, own.processes_[index], program);
+    own.workers_.push_back({.worker_id = id, .endpoint = std::move(endpoint).value(), .handover = handovers[index]});
+  }
+  return own;
+}
+
+OwnProcesses::~OwnProcesses() {
+  for (ChildProcess& process : processes_) process.signal(SIGTERM);
+  const auto deadline = steady_clock::now() + kEndMax;
+  for (ChildProcess& process : processes_) {
+    while (!process.poll() && steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(2));
+  }
+}
+
+std::vector<OwnProcesses::Loss> OwnProcesses::take_losses() {
+  std::vector<Loss> losses;
+  for (size_t index = 0; index < processes_.size(); ++index) {
+    if (lost_.contains(index)) continue;
+    const auto status = processes_[index].poll();
+    if (!status) continue;
+    lost_.insert(index);
+    losses.push_back(
+        {.worker_id = workers_[index].worker_id, .pid = processes_[index].pid(), .how = spoken_end(*status)});
+  }
+  return losses;
+}
+
+}  // namespace penstock::api

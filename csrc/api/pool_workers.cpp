@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/pool_workers.h"
+
+#include <c10/util/Exception.h>
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "api/exceptions.h"
+#include "api/memory_caps.h"
+#include "base/identity.h"
+#include "dataset/nest_value.h"
+#include "dataset/packed_value.h"
+#include "graph/sha256.h"
+#include "net/key_folder.h"
+#include "net/shared_key_folder.h"
+
+namespace penstock::api {
+
+using loader::PoolClient;
+using loader::PoolSource;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr uint32_t kWorkersOfUseMax = 4096;       // to a map-style dataset
+constexpr auto kQuiet = std::chrono::seconds(5);  // without any worker, before the user is told the reason
+constexpr auto kCheckInterval = std::chrono::seconds(1);
+
+wire::BlobId id_of(std::span<const std::byte> bytes) {
+  graph::Sha256 hash;
+  hash.update(bytes);
+  const auto digest = hash.finish();
+  wire::BlobId id{};
+  std::transform(digest.begin(), digest.end(), id.begin(), [](uint8_t byte) { return std::byte{byte}; });
+  return id;
+}
+wire::BlobId id_of(const std::string& text) { return id_of(std::as_bytes(std::span(text))); }
+
+std::string this_host() {
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  ::gethostname(host.data(), HOST_NAME_MAX);
+  return host.data();
+}
+
+std::string program_name() {
+  std::array<char, PATH_MAX> path{};
+  const ssize_t bytes = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
+  const std::string name = bytes > 0 ? path.data() : "program";
+  return name.substr(name.rfind('/') + 1);
+}
+
+std::string chosen_keys(const Options& options) {
+  if (!options.keys.empty()) return options.keys;
+  const char* variable = std::getenv("PENSTOCK_KEYS");  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
+  return variable == nullptr ? "" : variable;
+}
+
+net::KeyRing load_keys(const std::string& folder) {
+  return value_or_raise(folder.empty() ? net::load_shared_keys(net::Role::kTrainer)
+                                       : net::load_key_folder(folder, net::Role::kTrainer));
+}
+
+JobText job_of(const AnyDataset& dataset, const Options& options, const std::optional<wire::BlobId>& transform) {
+  JobText job{.name = {},
+              .dataset = {},
+              .batch_size = options.batch_size,
+              .drop_last = options.drop_last,
+              .shard_count = std::max<int64_t>(1, options.shards.value_or(options.num_workers)),
+              .transform = transform};
+  if (const auto* plugin = std::get_if<PluginDataset>(&dataset.kind())) {
+    job.dataset = *plugin;
+    job.name = program_name() + ": " + plugin->name;
+  } else {
+    const auto& python = std::get<PythonDataset>(dataset.kind());
+    job.dataset = python;
+    job.name = program_name() + ": " + python.factory;
+  }
+  return job;
+}
+
+std::string saved(const torch::jit::Module& module) {
+  std::ostringstream stream;
+  module.save(stream);
+  return stream.str();
+}
+
+}  // namespace
+
+PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std::optional<std::string> pool)
+    : options_(options), key_folder_(chosen_keys(options)) {
+  if (pool) {
+    auto endpoint = net::Endpoint::parse(*pool);
+    if (!endpoint) refuse("pool is '" + *pool + "'; the address of a controller is expected, as in 'tcp://host:7000'");
+    controller_ = std::move(endpoint).value();
+  }
+  std::optional<wire::BlobId> transform;
+  if (options.transform) {
+    transform_blob_ = saved(*options.transform);
+    transform = id_of(transform_blob_);
+  }
+  job_ = job_of(dataset, options, transform);
+  job_blob_ = write_job(job_);
+  job_id_ = id_of(job_blob_);
+  if (options.num_workers > 0) {
+    const bool is_plugin = std::holds_alternative<PluginDataset>(job_.dataset);
+    own_ = value_or_raise(OwnProcesses::start(is_plugin ? OwnProcesses::Kind::kNative : OwnProcesses::Kind::kPython,
+                                              options.num_workers));
+  }
+  shape_ = ask_for_shape();
+}
+
+PoolWorkers::~PoolWorkers() {
+  if (client_) client_->stop();
+}
+
+void PoolWorkers::start() {
+  client_ = open_client(shape_.is_iterable, shard_count_of(shape_, options_));
+  as_client_ = client_;
+}
+
+PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_count) {
+  const uint64_t arena = value_or_raise(arena_bytes());
+  const std::string folder = controller_ ? key_folder_ : "";
+  std::optional<net::KeyRing> own_keys;
+  std::vector<loader::OwnWorker> own_workers;
+  if (own_) {
+    own_keys.emplace(load_keys(""));
+    for (const loader::OwnWorker& worker : own_->workers()) {
+      const auto is_lost = [&](const OwnProcesses::Loss& loss) { return loss.worker_id == worker.worker_id; };
+      if (std::none_of(losses_.begin(), losses_.end(), is_lost)) own_workers.push_back(worker);
+    }
+  }
+  const bool has_device = options_.device && options_.device->is_cuda();
+  const loader::ClientOptions of_client{.worker_count = 1,
+                                        .prefetch_factor = static_cast<uint32_t>(options_.prefetch_factor),
+                                        .shard_count = is_iterable ? shard_count : 1,
+                                        .prefetch_bytes = static_cast<uint64_t>(options_.prefetch_bytes),
+                                        .in_order = options_.in_order,
+                                        .keep_workers = true,
+                                        .keep_indices = false,
+                                        .pin_memory = options_.pin_memory && !has_device,
+                                        .device_index = has_device ? options_.device->index() : -1};
+  auto source = std::make_unique<PoolSource>(
+      loader::PoolIoOptions{.controller = controller_,
+                            .keys = load_keys(folder),
+                            .job = job_.name,
+                            .about = this_host() + ", process " + std::to_string(::getpid()) + ", C++",
+                            .worker_count_max = is_iterable ? shard_count : kWorkersOfUseMax,
+                            .depth = of_client.prefetch_factor,
+                            .credit_bytes = arena,
+                            .arena_bytes = arena,
+                            .is_iterable = is_iterable},
+      value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
+  PoolSource& pool = *source;
+  auto client = std::make_shared<PoolClient>(of_client, pool, std::move(source));
+  client->put_blob(job_id_, job_blob_);
+  if (job_.transform) client->put_blob(*job_.transform, transform_blob_);
+  name_blobs(*client);
+  api::check(client->start());
+  return client;
+}
+
+void PoolWorkers::name_blobs(PoolClient& client) {
+  std::vector<wire::BlobId> ids = {job_id_};
+  ids.insert(ids.end(), prefix_ids_.begin(), prefix_ids_.end());
+  client.use_blobs(std::move(ids));
+}
+
+// A worker that has made the dataset says what it is, in the place of a batch.
+DatasetShape PoolWorkers::ask_for_shape() {
+  const Client client = open_client(false, 1);
+  client->begin_epoch(wire::EpochSeeds().to_bytes());
+  client->submit(wire::IndexKind::kNone, {});
+  using Event = loader::Client::Event;
+  const auto deadline =
+      options_.timeout.count() > 0 ? steady_clock::now() + options_.timeout : steady_clock::time_point::max();
+  for (;;) {
+    Event event = client->try_next();
+    if (event.kind == Event::Kind::kFailed) throw Error(ErrorKind::kWorker, event.message().data());
+    if (event.kind == Event::Kind::kNews) TORCH_WARN(event.error->message);
+    if (event.kind == Event::Kind::kBatch) {
+      loader::Batch& batch = *event.batch;
+      if (batch.remote_error())
+        throw Error(ErrorKind::kWorker, "a worker cannot tell what the dataset is: " + batch.remote_error()->text);
+      const Value said = value_or_raise(dataset::read_value(batch.frame().nest, batch.tensors()));
+      DatasetShape shape{.is_iterable = said["iterable"].boolean()};
+      if (!shape.is_iterable) shape.sample_count = said["size"].integer();
+      client->stop();
+      return shape;
+    }
+    if (event.kind != Event::Kind::kNothing) continue;
+    if (steady_clock::now() >= deadline) {
+      throw Error(ErrorKind::kTimeout,
+                  "no worker has told what the dataset is within the timeout: " + client->describe_pool());
+    }
+    if (!client->wait_until(std::min(deadline, steady_clock::now() + kCheckInterval))) look_after(*client);
+  }
+}
+
+void PoolWorkers::check() { look_after(*client_); }
+
+void PoolWorkers::look_after(PoolClient& client) {
+  if (own_) {
+    for (OwnProcesses::Loss& loss : own_->take_losses()) {
+      TORCH_WARN("DataLoader's own worker, process ", loss.pid, " on this host, ", loss.how,
+                 "; others make the batches that it owed");
+      client.lose_own_worker(loss.worker_id);
+      losses_.push_back(std::move(loss));
+    }
+    if (own_->are_all_lost() && !controller_) raise_lost();
+  }
+  if (client.open_worker_count() > 0) {
+    waiting_since_.reset();
+    return;
+  }
+  const auto now = steady_clock::now();
+  if (!waiting_since_) waiting_since_ = now;
+  if (now - *waiting_since_ < kQuiet || std::exchange(is_waiting_told_, true)) return;
+  TORCH_WARN("DataLoader waits for workers: ", client.describe_pool());
+}
+
+void PoolWorkers::raise_lost() const {
+  std::string pids;
+  for (const OwnProcesses::Loss& loss : losses_) pids += (pids.empty() ? "" : ", ") + std::to_string(loss.pid);
+  throw Error(ErrorKind::kWorker, "DataLoader worker (pid(s) " + pids + ") exited unexpectedly: the last one " +
+                                      losses_.back().how + ", and there is no other worker; see its output on stderr");
+}
+
+void PoolWorkers::set_starts(const wire::EpochSeeds&, const ResumePoint& point) {
+  if (!shape_.is_iterable) return;
+  std::map<wire::Lane, loader::LanePlaces::Place> lanes;
+  for (const auto& [shard_id, start] : point.starts) {
+    loader::LanePlaces::Place place{.batch_count = start.batch_count};
+    const auto state = point.shard_states.find(shard_id);
+    if (state != point.shard_states.end()) place.state = value_or_raise(dataset::pack_value(state->second));
+    lanes.emplace(shard_id + 1, std::move(place));
+  }
+  client_->set_lanes(std::move(lanes));
+}
+
+void PoolWorkers::set_prefixes(std::vector<Message> messages) {
+  prefix_ids_.clear();
+  for (const Message& message : messages) {
+    prefix_ids_.push_back(id_of(*message));
+    client_->put_blob(prefix_ids_.back(), {reinterpret_cast<const char*>(message->data()), message->size()});
+  }
+  name_blobs(*client_);
+}
+
+}  // namespace penstock::api

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Worker processes for a dataset that is made in them: of a pool, of this machine, or both.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/job_text.h"
+#include "api/own_processes.h"
+#include "api/worker_set.h"
+#include "loader/pool_client.h"
+#include "net/endpoint.h"
+
+namespace penstock::api {
+
+// Thread-compatible: for the trainer's thread.
+class PoolWorkers final : public WorkerSet {
+ public:
+  // Starts the trainer's own processes, and asks a worker what the dataset is. Throws Error kWorker where none can
+  // tell.
+  PoolWorkers(const AnyDataset& dataset, const Options& options, std::optional<std::string> pool);
+  ~PoolWorkers() override;
+
+  DatasetShape shape() const override { return shape_; }
+  void start() override;
+  const std::shared_ptr<loader::Client>& client() const override { return as_client_; }
+  void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) override;
+  void set_prefixes(std::vector<Message> messages) override;
+  std::string place_of(const std::string& worker) const override { return " in penstock worker " + worker; }
+  void check() override;
+
+ private:
+  using Client = std::shared_ptr<loader::PoolClient>;
+
+  Client open_client(bool is_iterable, uint32_t shard_count);
+  DatasetShape ask_for_shape();
+  void name_blobs(loader::PoolClient& client);
+  void look_after(loader::PoolClient& client);
+  [[noreturn]] void raise_lost() const;
+
+  const Options& options_;
+  std::optional<net::Endpoint> controller_;
+  std::string key_folder_;
+  std::optional<OwnProcesses> own_;
+  JobText job_;
+  std::string job_blob_;
+  wire::BlobId job_id_{};
+  std::string transform_blob_;
+  DatasetShape shape_;
+  Client client_;
+  std::shared_ptr<loader::Client> as_client_;  // client_, for those who know no pools
+  std::vector<wire::BlobId> prefix_ids_;
+  std::vector<OwnProcesses::Loss> losses_;
+  std::optional<std::chrono::steady_clock::time_point> waiting_since_;
+  bool is_waiting_told_ = false;
+};
+
+}  // namespace penstock::api

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/worker_options.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "net/host_address.h"
+
+namespace penstock::api {
+namespace {
+
+using Mode = WorkerOptions::Mode;
+
+Fault misuse(const std::string& text) { return {Errc::kMalformed, text}; }
+
+Result<int64_t> parse_integer(const std::string& option, const std::string& text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
+    return misuse(option + " is '" + text + "'; " + std::to_string(min) + " to " + std::to_string(max) +
+                  " is expected");
+  }
+  return value;
+}
+
+// This machine's address on the way to a host. Nothing is sent.
+Result<std::string> address_towards(const net::Endpoint& controller) {
+  const auto address = net::look_up(controller.host);
+  if (!address) {
+    return Fault{address.error().code, "the controller's host " + controller.host + " cannot be looked up (" +
+                                           address.error().message +
+                                           "); name it as this machine knows it, or say with --bind where this worker "
+                                           "listens"};
+  }
+  const bool is_ipv6 = address.value().is_ipv6;
+  const FileDescriptor socket(::socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage towards{};
+  socklen_t bytes = is_ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&towards);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&towards);
+  const uint16_t port = htons(controller.port != 0 ? controller.port : 1);
+  towards.ss_family = is_ipv6 ? AF_INET6 : AF_INET;
+  (is_ipv6 ? v6->sin6_port : v4->sin_port) = port;
+  ::inet_pton(towards.ss_family, address.value().number.c_str(),
+              is_ipv6 ? static_cast<void*>(&v6->sin6_addr) : static_cast<void*>(&v4->sin_addr));
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (!socket || ::connect(socket.get(), reinterpret_cast<sockaddr*>(&towards), bytes) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&towards), &bytes) != 0 ||
+      ::inet_ntop(towards.ss_family,
+                  is_ipv6 ? static_cast<const void*>(&v6->sin6_addr) : static_cast<const void*>(&v4->sin_addr),
+                  text.data(), text.size()) == nullptr) {
+    return Fault{Errc::kFailed, "this machine has no way to the controller's host " + controller.host + ": " +
+                                    std::strerror(errno) + "; say with --bind where this worker listens"};
+  }
+  return std::string(text.data());
+}
+
+bool is_any(const std::string& host) { return host == "*" || host == "0.0.0.0" || host == "::"; }
+
+// The n-th of addresses whose ports count up; port 0 is a free one.
+Result<std::string> nth(const std::string& option, const std::string& address, int number) {
+  if (address.empty()) return address;
+  auto endpoint = net::Endpoint::parse(address);
+  if (!endpoint) return misuse(option + ": " + endpoint.error().message);
+  net::Endpoint& its = endpoint.value();
+  if (its.port != 0 && its.port + number > 65535) {
+    return misuse(option + " begins with port " + std::to_string(its.port) +
+                  ", and each process needs one, up to 65535; begin with a lower one, or with 0 for free ports");
+  }
+  if (its.port != 0) its.port = static_cast<uint16_t>(its.port + number);
+  return its.text();
+}
+
+}  // namespace
+
+std::string worker_usage() {
+  return R"(usage: penstock-worker [--controller tcp://HOST:PORT] [--processes N] [OPTION ...]
+
+Runs worker processes of a pool on this host, which make batches of plug-ins for whichever trainer the controller gives
+them to. No Python is needed. A process that dies is started again. SIGTERM or Ctrl-C has them finish what they have
+begun and leave; a second one ends them at once.
+
+  --controller ADDRESS      address of the pool's controller (default: PENSTOCK_POOL)
+  --keys DIR                folder with the keys of the pool (default: PENSTOCK_KEYS, else the keys that this user's
+                            processes share on this machine)
+  --processes N             number of worker processes to start on this host (default: 1)
+  --bind ADDRESS            address at which trainers connect to the first process; each further process takes the next
+                            port (default: a free port of the interface towards the controller)
+  --advertise ADDRESS       address that trainers are told to connect to, where that is another one (default: --bind)
+  --data-bind ADDRESS       address of the second port of the first process, for the bytes of batches (default: a free
+                            port of the interface of --bind)
+  --data-advertise ADDRESS  address that trainers are told for it (default: the host of --advertise)
+  --patience SECONDS        time after which a worker without a trainer and a controller ends (default: 60)
+  --version, --help
+
+example:
+  penstock-worker --controller tcp://10.0.0.1:7000 --keys keys --processes 4
+)";
+}
+
+Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& arguments) {
+  WorkerOptions options;
+  const std::array<std::pair<const char*, std::string WorkerOptions::*>, 7> texts = {
+      {{"--controller", &WorkerOptions::controller},
+       {"--keys", &WorkerOptions::keys},
+       {"--bind", &WorkerOptions::bind},
+       {"--advertise", &WorkerOptions::advertise},
+       {"--data-bind", &WorkerOptions::data_bind},
+       {"--data-advertise", &WorkerOptions::data_advertise},
+       {"--handover", &WorkerOptions::handover}}};
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    std::string option = arguments[index];
+    if (option == "--help" || option == "-h") return WorkerOptions{.mode = Mode::kHelp};
+    if (option == "--version") return WorkerOptions{.mode = Mode::kVersion};
+    if (option == "--serve" || option == "--own") {
+      options.mode = option == "--serve" ? Mode::kServe : Mode::kOwn;
+      continue;
+    }
+    std::string value;
+    if (const size_t equals = option.find('='); equals != std::string::npos) {
+      value = option.substr(equals + 1);
+      option = option.substr(0, equals);
+    } else if (++index < arguments.size()) {
+      value = arguments[index];
+    } else if (option.starts_with("--")) {
+      return misuse(option + " needs a value");
+    }
+    const auto text = std::find_if(texts.begin(), texts.end(), [&](const auto& one) { return option == one.first; });
+    if (text != texts.end()) {
+      options.*(text->second) = value;
+    } else if (option == "--processes" || option == "--report-fd" || option == "--parent") {
+      const bool is_count = option == "--processes";
+      const auto number = parse_integer(option, value, is_count ? 1 : 0, is_count ? kWorkerProcessesMax : INT32_MAX);
+      if (!number) return number.error();
+      const auto integer = static_cast<int>(number.value());
+      if (is_count) options.processes = integer;
+      if (option == "--report-fd") options.report_fd = integer;
+      if (option == "--parent") options.parent_pid = integer;
+    } else if (option == "--patience") {
+      char* end = nullptr;
+      options.patience_s = std::strtod(value.c_str(), &end);
+      if (value.empty() || *end != '\0' || !(options.patience_s >= 1 && options.patience_s <= 1e9))
+        return misuse("--patience is '" + value + "'; a number of seconds, 1 or more, is expected");
+    } else {
+      return misuse("there is no option " + option);
+    }
+  }
+  const auto from_environment = [](std::string& value, const char* variable) {
+    const char* given = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
+    if (value.empty() && given != nullptr) value = given;
+  };
+  if (options.mode == Mode::kOwn) return options;
+  from_environment(options.controller, "PENSTOCK_POOL");
+  from_environment(options.keys, "PENSTOCK_KEYS");
+  if (options.controller.empty()) {
+    return misuse("say where the controller is: --controller tcp://HOST:PORT, or PENSTOCK_POOL in the environment");
+  }
+  return options;
+}
+
+Result<std::vector<WorkerOptions>> options_of_processes(const WorkerOptions& options) {
+  WorkerOptions first = options;
+  first.mode = Mode::kServe;
+  first.processes = 1;
+  const auto controller = net::Endpoint::parse(options.controller);
+  if (!controller) return misuse("--controller: " + controller.error().message);
+  if (first.bind.empty()) {
+    auto host = address_towards(controller.value());
+    if (!host) return host.error();
+    first.bind = net::Endpoint{.host = host.value(), .port = 0}.text();
+  }
+  const auto bind = net::Endpoint::parse(first.bind);
+  if (!bind) return misuse("--bind: " + bind.error().message);
+  if (is_any(bind.value().host) && first.advertise.empty()) {
+    auto host = address_towards(controller.value());
+    if (!host) return host.error();
+    first.advertise = net::Endpoint{.host = host.value(), .port = bind.value().port}.text();
+  }
+  std::vector<WorkerOptions> processes;
+  for (int number = 0; number < options.processes; ++number) {
+    WorkerOptions one = first;
+    for (const auto& [name, member] :
+         {std::pair("--bind", &WorkerOptions::bind), std::pair("--advertise", &WorkerOptions::advertise),
+          std::pair("--data-bind", &WorkerOptions::data_bind),
+          std::pair("--data-advertise", &WorkerOptions::data_advertise)}) {
+      auto address = nth(name, first.*member, number);
+      if (!address) return address.error();
+      one.*member = std::move(address).value();
+    }
+    processes.push_back(std::move(one));
+  }
+  return processes;
+}
+
+std::vector<std::string> to_arguments(const WorkerOptions& options) {
+  std::vector<std::string> arguments;
+  if (options.mode == Mode::kServe) arguments.push_back("--serve");
+  if (options.mode == Mode::kOwn) arguments.push_back("--own");
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) arguments.insert(arguments.end(), {name, value});
+  };
+  add("--controller", options.controller);
+  add("--keys", options.keys);
+  add("--bind", options.bind);
+  add("--advertise", options.advertise);
+  add("--data-bind", options.data_bind);
+  add("--data-advertise", options.data_advertise);
+  add("--handover", options.handover);
+  add("--patience", std::to_string(options.patience_s));
+  if (options.parent_pid != 0) add("--parent", std::to_string(options.parent_pid));
+  if (options.report_fd >= 0) add("--report-fd", std::to_string(options.report_fd));
+  return arguments;
+}
+
+}  // namespace penstock::api

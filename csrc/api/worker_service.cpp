@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/worker_service.h"
+
+#include <chrono>
+#include <cstdio>
+#include <list>
+#include <memory>
+#include <utility>
+
+#include "api/native_job.h"
+#include "graph/sha256.h"
+#include "penstock/error.h"
+
+namespace penstock::api {
+
+using std::chrono::steady_clock;
+using worker::PoolServer;
+using worker::PoolWork;
+
+namespace {
+
+constexpr auto kNoticeInterval = std::chrono::milliseconds(500);
+constexpr auto kBlobWait = std::chrono::seconds(60);
+constexpr size_t kJobCountMax = 2;  // those of two loaders that a trainer uses in turn
+
+std::string short_id(uint64_t id) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(id));
+  return std::string(text, 8);
+}
+
+bool is_of(const wire::BlobId& id, std::span<const std::byte> bytes) {
+  graph::Sha256 hash;
+  hash.update(bytes);
+  const auto digest = hash.finish();
+  return std::equal(digest.begin(), digest.end(), id.begin(),
+                    [](uint8_t ours, std::byte theirs) { return std::byte{ours} == theirs; });
+}
+
+// The jobs and prefixes of a worker, which it gets from its trainer as blobs, and a line for what changes.
+class Service {
+ public:
+  Service(PoolServer& server, const WorkerSpeech& speech) : server_(server), speech_(speech) {}
+
+  Result<void> run() {
+    for (;;) {
+      auto work = server_.next(steady_clock::now() + kNoticeInterval);
+      for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
+      note_standing();
+      if (!work && work.error().code == Errc::kTimeout) continue;
+      auto done = work ? answer(*work.value()) : Result<void>(work.error());
+      if (done) continue;
+      note_standing();
+      finish_service();
+      for (const std::string& notice : server_.take_notices()) speech_.tell(notice);
+      if (done.error().code == Errc::kClosed) speech_.say("ends: " + done.error().message);
+      return done.error().code == Errc::kClosed ? Result<void>() : done;
+    }
+  }
+
+ private:
+  using Jobs = std::list<std::pair<wire::BlobId, std::unique_ptr<NativeJob>>>;  // the one that was used last in front
+
+  Result<void> answer(const PoolWork& work) {
+    auto job = job_of(work);
+    if (!job) return refuse(work, job.error());
+    if (auto fetched = fetch_prefixes(work); !fetched) return refuse(work, fetched.error());
+    note_batch(work.trainer_id, job.value()->name());
+    return job.value()->answer(server_, work);
+  }
+
+  // A trainer that lacks a part has let go of the request; a job that cannot run here is declined.
+  Result<void> refuse(const PoolWork& work, const Fault& why) {
+    if (why.code == Errc::kClosed) {
+      server_.give_up();
+      return {};
+    }
+    finish_service();
+    speech_.say("refuses trainer " + short_id(work.trainer_id) + ": " + why.message);
+    server_.decline(why.message);
+    return {};
+  }
+
+  Result<NativeJob*> job_of(const PoolWork& work) {
+    if (work.blobs.empty()) {
+      return Fault{Errc::kUnsupported,
+                   "a batch is asked for without its job; install the same version of penstock on both"};
+    }
+    const wire::BlobId& id = work.blobs[0];
+    for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+      if (job->first != id) continue;
+      jobs_.splice(jobs_.begin(), jobs_, job);
+      return job->second.get();
+    }
+    while (jobs_.size() >= kJobCountMax) jobs_.pop_back();  // first: there may be no memory for one more
+    const auto blob = fetch(id);
+    if (!blob) return blob.error();
+    auto opened = NativeJob::open(blob.value(), [this](const wire::BlobId& part) { return fetch(part); });
+    if (!opened) return opened.error();
+    jobs_.emplace_front(id, std::move(opened).value());
+    return jobs_.front().second.get();
+  }
+
+  Result<void> fetch_prefixes(const PoolWork& work) {
+    for (const wire::BlobId& id : work.prefixes()) {
+      if (server_.prefixes().has(id)) continue;
+      const auto message = fetch(id);
+      // One that the trainer has no more is none: it runs it by itself.
+      if (!message && message.error().code != Errc::kUnsupported) return message.error();
+      server_.prefixes().put(id, message ? std::span<const std::byte>(message.value()) : std::span<const std::byte>());
+    }
+    return {};
+  }
+
+  Result<std::vector<std::byte>> fetch(const wire::BlobId& id) {
+    for (;;) {
+      auto blob = server_.blob(id, steady_clock::now() + kBlobWait);
+      if (!blob && blob.error().code == Errc::kTimeout) continue;
+      if (!blob || is_of(id, blob.value())) return blob;
+      return Fault{Errc::kMalformed,
+                   "the part of a job that the trainer sent is not the one that it named; trainer and workers must run "
+                   "the same version of penstock"};
+    }
+  }
+
+  // ---- The log
+
+  void note_batch(uint64_t trainer_id, const std::string& job) {
+    if (trainer_id != trainer_id_ || job != job_name_) {
+      finish_service();
+      trainer_id_ = trainer_id;
+      job_name_ = job;
+      speech_.say("serves " + job + " of trainer " + short_id(trainer_id));
+    }
+    ++batch_count_;
+  }
+
+  void finish_service() {
+    if (trainer_id_ == 0) return;
+    speech_.say("has finished " + job_name_ + " of trainer " + short_id(trainer_id_) + ": " +
+                std::to_string(batch_count_) + (batch_count_ == 1 ? " batch" : " batches"));
+    trainer_id_ = 0;
+    batch_count_ = 0;
+  }
+
+  void note_standing() {
+    using Cause = worker::Standing::DrainCause;
+    const worker::Standing standing = server_.standing();
+    if (standing.drain_cause != Cause::kNone && !is_draining_) {
+      is_draining_ = true;
+      const char* cause = standing.drain_cause == Cause::kSigterm  ? "SIGTERM"
+                          : standing.drain_cause == Cause::kSigint ? "SIGINT"
+                                                                   : "penstock drain";
+      speech_.say(std::string("draining after ") + cause + "; " + std::to_string(standing.left_count) +
+                  (standing.left_count == 1 ? " batch" : " batches") + " left");
+    }
+    if (trainer_id_ != 0 && standing.trainer_id != trainer_id_) finish_service();
+  }
+
+  PoolServer& server_;
+  const WorkerSpeech& speech_;
+  Jobs jobs_;
+  uint64_t trainer_id_ = 0;
+  std::string job_name_;
+  uint64_t batch_count_ = 0;
+  bool is_draining_ = false;
+};
+
+}  // namespace
+
+Result<void> serve_jobs(PoolServer& server, const WorkerSpeech& speech) { return Service(server, speech).run(); }
+
+}  // namespace penstock::api

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The main thread of a native worker process: takes work, opens jobs, answers.
+
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+#include "worker/pool_server.h"
+
+namespace penstock::api {
+
+struct WorkerSpeech {
+  std::function<void(const std::string&)> say;   // what happens: jobs begun and finished, the end
+  std::function<void(const std::string&)> tell;  // what needs attention
+};
+
+// Serves until the worker is drained or its parent is gone. The fault says why there is no use in going on.
+Result<void> serve_jobs(worker::PoolServer& server, const WorkerSpeech& speech);
+
+}  // namespace penstock::api

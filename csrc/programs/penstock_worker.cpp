@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// penstock-worker: worker processes of a pool that make batches of plug-ins, without Python.
+
+#include <penstock/worker_main.h>
+
+int main(int argument_count, char** arguments) { return penstock::worker_main(argument_count, arguments); }

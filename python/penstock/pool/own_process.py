@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process that a C++ trainer starts for a dataset in Python: ``python -m
+penstock.pool.own_process``.
+
+It serves as a pool's workers do, on loopback, and is one of the trainer's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from penstock import _C
+from penstock.errors import PenstockError
+from penstock.pool.code_folder import CodeFolder
+from penstock.pool.pool_worker import run_worker
+from penstock.pool.worker_spec import PATIENCE_S, USELESS_EXIT_CODE, PoolWorkerSpec
+
+
+def main() -> int:
+    """Serves until the trainer is gone, or has it drain. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.pool.own_process")
+    parser.add_argument("--handover", required=True)
+    parser.add_argument("--report-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args()
+
+    def started(server: _C.PoolServer) -> None:
+        os.write(args.report_fd, f"{server.worker_id} {server.endpoint}\n".encode())
+        os.close(args.report_fd)
+
+    code = CodeFolder()
+    spec = PoolWorkerSpec(
+        bind="tcp://127.0.0.1:0",
+        advertised=None,
+        data_bind=None,
+        data_advertised=None,
+        controller=None,
+        key_folder=None,
+        patience_s=PATIENCE_S,
+        code_root=code.path,
+        parent_pid=args.parent,
+        handover=args.handover,
+    )
+    try:
+        run_worker(spec, started, lambda text: print(text, file=sys.stderr))
+    except (PenstockError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return USELESS_EXIT_CODE
+    finally:
+        code.remove()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Datasets that draw, as those of tests/python/cpp_loader.py.
+
+#include <ATen/ops/rand.h>
+#include <penstock/penstock.h>
+
+#include <memory>
+#include <tuple>
+
+class Draw : public penstock::Dataset {
+ public:
+  explicit Draw(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  penstock::Value get(int64_t index, penstock::Draws& draws) override {
+    return penstock::to_value(
+        std::tuple(index, at::rand({2}, draws.sample_generator()), at::rand({2}, draws.batch_generator())));
+  }
+
+ private:
+  int64_t size_;
+};
+
+// As the Python tests have it: shard i of n gives i, i + n, ..., each with a number that is drawn.
+class DrawStream : public penstock::IterableDataset {
+ public:
+  explicit DrawStream(int64_t size) : size_(size) {}
+
+  std::unique_ptr<penstock::SampleStream> open(const penstock::Shard& shard, penstock::Draws&) override {
+    class Stream : public penstock::SampleStream {
+     public:
+      Stream(int64_t next, int64_t step, int64_t size) : next_(next), step_(step), size_(size) {}
+      std::optional<penstock::Value> next(penstock::Draws& draws) override {
+        if (next_ >= size_) return std::nullopt;
+        next_ += step_;
+        return penstock::to_value(std::pair(next_ - step_, at::rand({2}, draws.batch_generator())));
+      }
+
+     private:
+      int64_t next_;
+      int64_t step_;
+      int64_t size_;
+    };
+    return std::make_unique<Stream>(shard.index, shard.count, size_);
+  }
+
+ private:
+  int64_t size_;
+};

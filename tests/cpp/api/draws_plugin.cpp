@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plug-in for the tests: the datasets of draw_datasets.h, and some that fail.
+
+#include <stdexcept>
+#include <thread>
+
+#include "draw_datasets.h"
+
+PENSTOCK_DATASET(draw, [](const penstock::Value& arguments) { return Draw(arguments["size"].integer()); })
+PENSTOCK_DATASET(draw_stream, [](const penstock::Value& arguments) { return DrawStream(arguments["size"].integer()); })
+PENSTOCK_DATASET(no_file, [](const penstock::Value&) -> std::shared_ptr<penstock::Dataset> {
+  throw std::runtime_error("there is no file photographs.txt");
+})
+PENSTOCK_DATASET(no_dataset, [](const penstock::Value&) { return std::shared_ptr<penstock::Dataset>(); })
+PENSTOCK_DATASET(bad_sample, [](const penstock::Value&) {
+  return penstock::make_dataset(20, [](int64_t index) {
+    if (index == 6) throw std::out_of_range("no sample here");
+    return index;
+  });
+})
+PENSTOCK_DATASET(fatal_sample, [](const penstock::Value&) {
+  return penstock::make_dataset(20, [](int64_t index) {
+    if (index == 6) std::abort();
+    return index;
+  });
+})
