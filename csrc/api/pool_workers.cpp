@@ -156,7 +156,10 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
                             .depth = of_client.prefetch_factor,
                             .credit_bytes = arena,
                             .arena_bytes = arena,
-                            .is_iterable = is_iterable},
+                            .is_iterable = is_iterable,
+                            .job_kind = std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin
+                                                                                            : wire::JobKind::kPython,
+                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR)},
       value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
   PoolSource& pool = *source;
   auto client = std::make_shared<PoolClient>(of_client, pool, std::move(source));

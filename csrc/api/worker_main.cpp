@@ -101,6 +101,8 @@ Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& op
        .data_bind = std::move(data_bind).value(),
        .data_advertised = std::move(data_advertised).value(),
        .about = about_this_process(),
+       .job_kinds = wire::kind_bit(wire::JobKind::kPlugin),
+       .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
        .arena_bytes = arena.value(),
        .blob_bytes_max = job.value(),
        .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s)),
@@ -144,7 +146,7 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
                                      },
                                  .tell = [&](const std::string& text) { log.tell(text); }};
   speech.say("listens at " + its.advertised() + " and for batches at " + its.data_advertised() + " for " +
-             options.controller + ", process " + std::to_string(::getpid()));
+             options.controller + ", id " + id + ", process " + std::to_string(::getpid()));
   const auto served = api::serve_jobs(its, speech);
   if (served) return 0;
   log.tell(served.error().message);

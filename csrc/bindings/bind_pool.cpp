@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -64,18 +65,20 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   }
   const auto id = draw_identity();
   if (!id) return id.error();
-  return std::make_unique<PoolSource>(loader::PoolIoOptions{.controller = std::move(endpoint).value(),
-                                                            .keys = std::move(keys).value(),
-                                                            .job = settings.job,
-                                                            .about = settings.about,
-                                                            .worker_count_max = settings.worker_count_max,
-                                                            .depth = options.prefetch_factor,
-                                                            .credit_bytes = settings.arena_bytes,
-                                                            .arena_bytes = settings.arena_bytes,
-                                                            .is_iterable = settings.is_iterable,
-                                                            .allow_pickle = settings.trust_workers,
-                                                            .gpu_uuid = settings.gpu_uuid},
-                                      id.value(), std::move(own_keys), std::move(own_workers));
+  return std::make_unique<PoolSource>(
+      loader::PoolIoOptions{.controller = std::move(endpoint).value(),
+                            .keys = std::move(keys).value(),
+                            .job = settings.job,
+                            .about = settings.about,
+                            .worker_count_max = settings.worker_count_max,
+                            .depth = options.prefetch_factor,
+                            .credit_bytes = settings.arena_bytes,
+                            .arena_bytes = settings.arena_bytes,
+                            .is_iterable = settings.is_iterable,
+                            .allow_pickle = settings.trust_workers,
+                            .gpu_uuid = settings.gpu_uuid,
+                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR)},
+      id.value(), std::move(own_keys), std::move(own_workers));
 }
 
 std::shared_ptr<PoolClient> make_client(const PoolSettings& settings, const ClientOptions& options) {

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
 
 #include <chrono>
 #include <memory>
@@ -79,6 +80,7 @@ Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
        .data_advertised = std::move(data_advertised).value(),
        .about = settings.about,
        .name = settings.name,
+       .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
        .arena_bytes = settings.arena_bytes,
        .blob_bytes_max = settings.blob_bytes_max,
        .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s)),

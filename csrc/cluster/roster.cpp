@@ -10,6 +10,25 @@
 #include "cluster/worker_session.h"
 
 namespace penstock::cluster {
+namespace {
+
+std::string torch_text(uint16_t torch) { return std::to_string(torch >> 8) + "." + std::to_string(torch & 255); }
+
+// Why the worker cannot run the trainer's job, as far as the two reports tell; empty if they say nothing against it.
+std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
+  if ((worker.job_kinds & wire::kind_bit(trainer.job_kind)) == 0) {
+    return trainer.job_kind == wire::JobKind::kPlugin
+               ? "it runs Python, and the dataset is a plug-in; start penstock-worker for it"
+               : "it runs plug-ins alone, and the dataset is Python's; start `penstock worker` for it";
+  }
+  if (worker.torch != 0 && trainer.torch != 0 && worker.torch != trainer.torch) {
+    return "it has torch " + torch_text(worker.torch) + ", and the job is made with torch " +
+           torch_text(trainer.torch) + "; install the same version on both";
+  }
+  return "";
+}
+
+}  // namespace
 
 Roster::Roster(uint64_t controller_id, Instant now, RosterOptions options)
     : controller_id_(controller_id), options_(std::move(options)), settled_at_(now + kSettling) {}
@@ -40,7 +59,7 @@ wire::WorkerOrders Roster::worker_reported(const wire::WorkerReport& report, Ins
   if (standing(worker.report) != standing(report)) is_balanced_ = false;
   worker.report = report;
   worker.reported_at = now;
-  const bool is_to_go = worker.is_withdrawn || worker.report.has_declined(worker.trainer_id);
+  const bool is_to_go = worker.is_withdrawn || !is_fit(worker, worker.trainer_id);
   if (worker.trainer_id == 0 && trainers_.contains(report.trainer_id)) {
     assign(worker, report.trainer_id);
   } else if (is_to_go && report.trainer_id != worker.trainer_id) {
@@ -134,6 +153,12 @@ void Roster::balance(Instant now) {
   is_balanced_ = true;
 }
 
+bool Roster::is_fit(const Worker& worker, uint64_t trainer_id) const {
+  const auto trainer = trainers_.find(trainer_id);
+  return !worker.report.has_declined(trainer_id) &&
+         (trainer == trainers_.end() || mismatch(worker.report, trainer->second.report).empty());
+}
+
 uint32_t Roster::count_of_workers(uint64_t trainer_id) const {
   return static_cast<uint32_t>(std::count_if(workers_.begin(), workers_.end(), [trainer_id](const auto& item) {
     return item.second.trainer_id == trainer_id && !item.second.is_withdrawn;
@@ -161,8 +186,8 @@ std::vector<uint32_t> Roster::allocate() {
   AllocationOptions options{
       .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
   for (const auto& [trainer_id, trainer] : trainers_) {
-    const auto able_count = std::count_if(workers_.begin(), workers_.end(), [id = trainer_id](const auto& item) {
-      return !item.second.is_leaving() && !item.second.report.has_declined(id);
+    const auto able_count = std::count_if(workers_.begin(), workers_.end(), [this, id = trainer_id](const auto& item) {
+      return !item.second.is_leaving() && is_fit(item.second, id);
     });
     const uint32_t count_max = std::min(trainer.scaler.demand(), static_cast<uint32_t>(able_count));
     JobClaim claim{
@@ -195,6 +220,9 @@ void Roster::share_out_workers() {
       withdraw(worker);
       continue;
     }
+    worker.unfit_for.clear();
+    for (const auto& [trainer_id, trainer] : trainers_)
+      if (!is_fit(worker, trainer_id)) worker.unfit_for.push_back(trainer_id);
     workers.push_back(&worker);
     hands.push_back(worker.hand());
   }
@@ -215,7 +243,7 @@ AssignedWorker Roster::Worker::hand() const {
                              : State::kMoving,
           .trainer_id = trainer_id,
           .given_order = assigned_order,
-          .declined = report.declined};
+          .declined = unfit_for};
 }
 
 void Roster::assign(Worker& worker, uint64_t trainer_id) {
@@ -279,7 +307,7 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
   roster.view = found->second.view;
   for (const auto& [worker_id, worker] : workers_) {
     if (!worker.is_leaving()) ++roster.pool_count;
-    if (!worker.is_leaving() && worker.report.has_declined(trainer_id)) ++roster.declined_count;
+    if (!worker.is_leaving() && !is_fit(worker, trainer_id)) ++roster.declined_count;
     if (worker.report.has_declined_last(trainer_id) && roster.declines.size() < wire::kRosterDeclineCountMax)
       roster.declines.push_back({.worker_id = worker_id, .reason = worker.report.decline_reason});
     if (worker.trainer_id != trainer_id) continue;
@@ -288,7 +316,18 @@ wire::TrainerRoster Roster::roster_of(uint64_t trainer_id) {
                                          .is_withdrawn = worker.is_withdrawn},
                               .endpoint = worker.report.endpoint});
   }
+  if (roster.declined_count == roster.pool_count) add_mismatches(found->second.report, roster);
   return roster;
+}
+
+// In a pool of several kinds of workers that is no news, unless nobody else is there.
+void Roster::add_mismatches(const wire::TrainerReport& trainer, wire::TrainerRoster& roster) const {
+  for (const auto& [worker_id, worker] : workers_) {
+    const std::string reason = mismatch(worker.report, trainer);
+    const bool is_told = reason.empty() || worker.is_leaving() || worker.report.has_declined(trainer.trainer_id);
+    if (!is_told && roster.declines.size() < wire::kRosterDeclineCountMax)
+      roster.declines.push_back({.worker_id = worker_id, .reason = reason});
+  }
 }
 
 std::vector<Roster::WorkerStatus> Roster::workers(Instant now) const {

@@ -9,7 +9,7 @@
 //   shares     so many for each by allocation.h, and which by share_out.h, as soon as anything changes. A worker that
 //   is to go to another trainer is withdrawn
 //              first from the one that has it, and moves when it reports that it works for nobody. One that has
-//              declined a trainer goes to others.
+//              declined a trainer goes to others, and so does one that runs no jobs of its kind.
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
 //              whom.
 
@@ -110,9 +110,10 @@ class Roster {
     uint64_t assigned_order = 0;
     bool is_withdrawn = false;
     bool is_to_drain = false;
+    std::vector<uint64_t> unfit_for{};  // trainers that it has declined, or whose jobs it cannot run
 
     bool is_leaving() const { return is_to_drain || report.is_draining; }
-    AssignedWorker hand() const;  // valid as long as the report
+    AssignedWorker hand() const;  // valid until the worker changes
   };
   struct Trainer {
     wire::TrainerReport report;
@@ -131,6 +132,9 @@ class Roster {
   std::vector<uint32_t> allocate();
   // Sets the claim's priority and owners, and their quotas.
   void apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOptions& options) const;
+  // Whether the worker can run the trainer's job, as far as the reports tell.
+  bool is_fit(const Worker& worker, uint64_t trainer_id) const;
+  void add_mismatches(const wire::TrainerReport& trainer, wire::TrainerRoster& roster) const;
   uint32_t count_of_workers(uint64_t trainer_id) const;
   void assign(Worker& worker, uint64_t trainer_id);
   void withdraw(Worker& worker);

@@ -189,7 +189,9 @@ wire::TrainerReport PoolIo::make_report() {
                     .link_bytes_per_s = static_cast<uint64_t>(std::clamp(link_bytes_per_s_.load(), 0.0, 1e18))},
           .costs = job_meter_.totals(),
           .gpu = job_meter_.read_gpu(),
-          .about = options_.about};
+          .about = options_.about,
+          .job_kind = options_.job_kind,
+          .torch = options_.torch};
 }
 
 bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {

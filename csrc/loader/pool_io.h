@@ -57,6 +57,8 @@ struct PoolIoOptions {
   uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
   // Of the GPU that the program trains on, as NVIDIA's tools show it; empty where there is none.
   std::string gpu_uuid = {};
+  wire::JobKind job_kind = wire::JobKind::kPython;
+  uint16_t torch = 0;  // that the job is made with, as wire::torch_number()
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.

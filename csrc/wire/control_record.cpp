@@ -33,6 +33,8 @@ void fields(Visitor& visit, WorkerReport& m) {
   visit(m.declined, kDeclinedCountMax);
   visit(m.decline_reason, kControlReasonBytesMax);
   visit(m.name, kWorkerNameBytesMax);
+  visit(m.job_kinds);
+  visit(m.torch);
 }
 template <typename Visitor>
 void fields(Visitor& visit, WorkerOrders& m) {
@@ -84,6 +86,8 @@ void fields(Visitor& visit, TrainerReport& m) {
   fields(visit, m.gpu);
   visit(m.job, kControlNameBytesMax);
   visit(m.about, kControlAboutBytesMax);
+  visit(m.job_kind, JobKind::kPlugin);
+  visit(m.torch);
 }
 template <typename Visitor>
 void fields(Visitor& visit, TrainerRoster::Entry& m) {

@@ -28,6 +28,14 @@ struct WorkerMeter {
   friend bool operator==(const WorkerMeter&, const WorkerMeter&) = default;
 };
 
+// What makes a job's batches: a Python process, or penstock-worker with a plug-in. Each is a bit in a worker's set.
+enum class JobKind : uint8_t { kPython = 1, kPlugin = 2 };
+constexpr uint8_t kJobKinds = 0b11;
+constexpr uint8_t kind_bit(JobKind kind) { return static_cast<uint8_t>(kind); }
+
+// A version of torch, 256 times its major number plus its minor one; 0: not told.
+constexpr uint16_t torch_number(int major, int minor) { return static_cast<uint16_t>(major << 8 | minor); }
+
 struct WorkerReport {
   uint64_t worker_id = 0;
   uint32_t incarnation = 0;
@@ -38,6 +46,8 @@ struct WorkerReport {
   std::vector<uint64_t> declined{};  // trainers whose job it cannot run, the latest last
   std::string decline_reason{};      // why it cannot run that of the latest, for people
   std::string name{};                // that the engine which started it knows it by; empty without an engine
+  uint8_t job_kinds = kind_bit(JobKind::kPython);  // that it can run
+  uint16_t torch = 0;                              // as torch_number()
 
   bool has_declined(uint64_t id) const { return std::find(declined.begin(), declined.end(), id) != declined.end(); }
   // Whether `decline_reason` is about this trainer.
@@ -108,7 +118,9 @@ struct TrainerReport {
   QueueSignal queue{};
   JobCosts costs{};
   GpuMeter gpu{};
-  std::string about{};  // as for a worker
+  std::string about{};                  // as for a worker
+  JobKind job_kind = JobKind::kPython;  // of its job
+  uint16_t torch = 0;                   // that its job is made with
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
 };

@@ -69,9 +69,14 @@ Result<void> PoolServerIo::begin() {
   }
   if (auto opened = open_energy_meter(); !opened) return opened;
   if (!options_.controller) return {};
-  auto registration = Registration::open(
-      *context_, *resolver_, *options_.controller, options_.keys,
-      {.worker_id = worker_id_, .endpoint = advertised_, .about = options_.about, .name = options_.name}, clock_now());
+  auto registration = Registration::open(*context_, *resolver_, *options_.controller, options_.keys,
+                                         {.worker_id = worker_id_,
+                                          .endpoint = advertised_,
+                                          .about = options_.about,
+                                          .name = options_.name,
+                                          .job_kinds = options_.job_kinds,
+                                          .torch = options_.torch},
+                                         clock_now());
   if (!registration) return registration.error();
   registration_ = std::move(registration).value();
   return {};

@@ -24,6 +24,7 @@
 #include "net/server_socket.h"
 #include "wire/blob_record.h"
 #include "wire/pool_record.h"
+#include "wire/reports.h"
 #include "worker/answer_outbox.h"
 #include "worker/blob_fetch.h"
 #include "worker/energy_meter.h"
@@ -45,9 +46,11 @@ struct PoolServerOptions {
   // and where trainers reach that, if not at the same port of the host at which they reach the worker.
   std::optional<net::Endpoint> data_bind = {};
   std::optional<net::Endpoint> data_advertised = {};
-  uint8_t ciphers = net::fast_ciphers();  // for the pieces of batches
-  std::string about = {};                 // this process, for people
-  std::string name = {};                  // that its engine knows it by; empty without one
+  uint8_t ciphers = net::fast_ciphers();                       // for the pieces of batches
+  std::string about = {};                                      // this process, for people
+  std::string name = {};                                       // that its engine knows it by; empty without one
+  uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);  // that its process can run
+  uint16_t torch = 0;                                          // as wire::torch_number()
   uint64_t arena_bytes = 0;
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.

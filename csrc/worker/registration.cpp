@@ -89,6 +89,8 @@ void Registration::report(const cluster::WorkerSession& session, Instant now) {
   report.endpoint = description_.endpoint;
   report.about = description_.about;
   report.name = description_.name;
+  report.job_kinds = description_.job_kinds;
+  report.torch = description_.torch;
   report.decline_reason = decline_reason_;
   // One that does not get through is made good by the next.
   static_cast<void>(socket_->send(wire::write_control(report)));

@@ -18,6 +18,7 @@
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "wire/reports.h"
 
 namespace penstock::worker {
 
@@ -30,6 +31,8 @@ class Registration {
     std::string endpoint;
     std::string about;
     std::string name;  // that its engine knows it by; empty without one
+    uint8_t job_kinds = wire::kind_bit(wire::JobKind::kPython);
+    uint16_t torch = 0;  // as wire::torch_number()
   };
   static Result<std::unique_ptr<Registration>> open(net::SocketContext& context, net::Resolver& resolver,
                                                     const net::Endpoint& controller, const net::KeyRing& keys,

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from native_build import build_folder
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+SECONDS_MAX = 120
 
 
 class Draws(Dataset[Any]):
@@ -37,14 +42,43 @@ class DrawStream(IterableDataset[Any]):
             yield index, torch.rand(2)
 
 
+PLUGIN = build_folder() / "tests" / "libdraws_plugin.so"
+
+
+def start_cpp(**given: Any) -> subprocess.Popen[str]:
+    """The C++ loader's program. ``environment`` is what it has beside this process's."""
+    environment = {**os.environ, "PENSTOCK_PYTHON": sys.executable, **given.pop("environment", {})}
+    return subprocess.Popen(
+        [str(build_folder() / "tests" / "loader_main"), json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,  # whose modules a worker in Python finds
+        env=environment,
+    )
+
+
+def finish_cpp(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code and output."""
+    try:
+        out, err = process.communicate(timeout=SECONDS_MAX)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
 def run_cpp(**given: Any) -> list[Any]:
     """What the C++ loader says: its batches as lists of numbers, and with ``stop`` its state."""
-    program = build_folder() / "tests" / "loader_main"
-    done = subprocess.run(
-        [str(program), json.dumps(given)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    code, out, err = finish_cpp(start_cpp(**given))
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def error_of_cpp(**given: Any) -> str:
+    """What the C++ loader's program says when it fails."""
+    code, _, err = finish_cpp(start_cpp(**given))
+    assert code == 1, err
+    return err
 
 
 def as_numbers(batch: Any) -> Any:

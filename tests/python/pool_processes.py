@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+import penstock
 from penstock import _pool
 
 SECONDS_MAX = 90.0
@@ -37,10 +38,10 @@ class Process:
         environment: dict[str, str],
         within: Sequence[str] = (),
         folder: Path | None = None,
-        program: Sequence[str] = ("-m", "penstock"),
+        program: Sequence[str] = (sys.executable, "-m", "penstock"),
     ) -> None:
         self.process = subprocess.Popen(
-            [*within, sys.executable, *program, *arguments],
+            [*within, *program, *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -170,9 +171,18 @@ class PoolProcesses:
         worker.served(processes)
         return worker
 
+    def start_native_worker(self, *arguments: str, processes: int = 1) -> Worker:
+        """``penstock-worker``, which runs plug-ins."""
+        program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+        options = ["--controller", self.endpoint, "--processes", str(processes), *arguments]
+        worker = Worker(options, self.environment, program=(str(program),))
+        self.processes.append(worker)
+        worker.served(processes)
+        return worker
+
     def start_altered_worker(self, alteration: str, argument: str) -> Worker:
         """One process of altered_worker.py."""
-        program = (str(Path(__file__).with_name("altered_worker.py")),)
+        program = (sys.executable, str(Path(__file__).with_name("altered_worker.py")))
         arguments = [alteration, argument, self.endpoint, ""]
         worker = Worker(arguments, self.environment, program=program)
         self.altered_workers.append(worker)

@@ -5,20 +5,24 @@
 #include <ATen/ops/rand.h>
 #include <penstock/penstock.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <tuple>
 
 class Draw : public penstock::Dataset {
  public:
-  explicit Draw(int64_t size) : size_(size) {}
+  explicit Draw(int64_t size, int64_t delay_ms = 0) : size_(size), delay_(delay_ms) {}
   int64_t size() const override { return size_; }
   penstock::Value get(int64_t index, penstock::Draws& draws) override {
+    if (delay_.count() > 0) std::this_thread::sleep_for(delay_);
     return penstock::to_value(
         std::tuple(index, at::rand({2}, draws.sample_generator()), at::rand({2}, draws.batch_generator())));
   }
 
  private:
   int64_t size_;
+  std::chrono::milliseconds delay_;
 };
 
 // As the Python tests have it: shard i of n gives i, i + n, ..., each with a number that is drawn.

@@ -6,7 +6,10 @@
 
 #include "draw_datasets.h"
 
-PENSTOCK_DATASET(draw, [](const penstock::Value& arguments) { return Draw(arguments["size"].integer()); })
+PENSTOCK_DATASET(draw, [](const penstock::Value& arguments) {
+  const penstock::Value* delay_ms = arguments.find("delay_ms");
+  return Draw(arguments["size"].integer(), delay_ms == nullptr ? 0 : delay_ms->integer());
+})
 PENSTOCK_DATASET(draw_stream, [](const penstock::Value& arguments) { return DrawStream(arguments["size"].integer()); })
 PENSTOCK_DATASET(no_file, [](const penstock::Value&) -> std::shared_ptr<penstock::Dataset> {
   throw std::runtime_error("there is no file photographs.txt");

@@ -232,6 +232,38 @@ TEST_F(RosterTest, TrainerIsToldWhyWorkersDeclinedItWhereThatIsKnown) {
   EXPECT_EQ(last_.declines.size(), wire::kRosterDeclineCountMax);
 }
 
+TEST_F(RosterTest, WorkersGoToTrainersWhoseJobsTheyCanRun) {
+  using wire::JobKind;
+  settle();
+  const auto worker_of = [&](uint64_t id, JobKind kind, uint16_t torch) {
+    roster_.worker_reported({.worker_id = id, .incarnation = 1, .job_kinds = wire::kind_bit(kind), .torch = torch},
+                            now_);
+  };
+  const auto trainer_of = [&](uint64_t id, JobKind kind, uint16_t torch) {
+    last_ = roster_.trainer_reported(
+        {.trainer_id = id, .job = "job", .worker_count_max = 64, .job_kind = kind, .torch = torch}, now_);
+    std::set<uint64_t> workers;
+    for (const auto& entry : last_.entries) workers.insert(entry.worker.worker_id);
+    return workers;
+  };
+  const uint16_t torch = wire::torch_number(2, 11);
+  worker_of(1, JobKind::kPython, torch);
+  worker_of(2, JobKind::kPlugin, torch);
+  worker_of(3, JobKind::kPlugin, wire::torch_number(2, 12));
+  worker_of(4, JobKind::kPlugin, 0);  // it does not tell
+  EXPECT_EQ(trainer_of(100, JobKind::kPlugin, torch), (std::set<uint64_t>{2, 4}));
+  EXPECT_EQ(last_.declined_count, 2u);
+  EXPECT_TRUE(last_.declines.empty());  // which is no news while others can run it
+  EXPECT_EQ(trainer_of(200, JobKind::kPython, torch), (std::set<uint64_t>{1}));
+  EXPECT_EQ(last_.declined_count, 3u);
+  for (const uint64_t id : {2, 4}) roster_.worker_left(id, now_);
+  trainer_of(100, JobKind::kPlugin, torch);
+  EXPECT_EQ(last_.declines,
+            (std::vector<wire::TrainerRoster::Decline>{
+                {1, "it runs Python, and the dataset is a plug-in; start penstock-worker for it"},
+                {3, "it has torch 2.12, and the job is made with torch 2.11; install the same version on both"}}));
+}
+
 TEST_F(RosterTest, FencedIncarnationsAreRememberedUpToABound) {
   settle();
   for (uint64_t id = 1; id <= kFencedCountMax + 1; ++id) worker(id);

@@ -19,7 +19,9 @@ std::vector<ControlMessage> samples() {
                        .about = "host a, process 17",
                        .declined = {5, 0x1122334455667788},
                        .decline_reason = "no module named 'images'",
-                       .name = "pool-3f2a-17"},
+                       .name = "pool-3f2a-17",
+                       .job_kinds = kJobKinds,
+                       .torch = torch_number(2, 11)},
           WorkerOrders{.incarnation = 3, .is_fenced = true, .is_to_drain = false},
           TrainerReport{.trainer_id = 5,
                         .job = "train.py",
@@ -49,7 +51,9 @@ std::vector<ControlMessage> samples() {
                                   .sample_count = 22,
                                   .batch_bytes = 23},
                         .gpu = {.begin_uj = 24, .now_uj = 25},
-                        .about = ""},
+                        .about = "",
+                        .job_kind = JobKind::kPlugin,
+                        .torch = torch_number(2, 15)},
           TrainerRoster{.controller_id = 1,
                         .view = 2,
                         .is_settled = true,
@@ -103,7 +107,7 @@ TEST(ControlRecord, EveryMessageComesBack) {
 }
 
 TEST(ControlRecord, HasTheBytesOfTheSpecification) {
-  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 2, 0, 9, 0,  // PNC1, version 2, drain answer
+  const std::vector<uint8_t> expected{0x50, 0x4e, 0x43, 0x31, 3, 0, 9, 0,  // PNC1, version 3, drain answer
                                       7,    0,    0,    0,    0, 0, 0, 0,  // worker 7
                                       1};                                  // which is known
   const auto bytes = write_control(DrainAnswer{.worker_id = 7, .is_known = true});
@@ -138,11 +142,11 @@ TEST(ControlRecord, NoFlippedBitCrashesOrAddsUnseenBytes) {
 }
 
 TEST(ControlRecord, AnotherVersionIsAMismatchThatNamesBoth) {
-  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 3));
+  const auto parsed = parse_control(with<uint16_t>(write_control(StatusRequest{}), 4, 4));
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code, Errc::kMismatch);
+  EXPECT_NE(parsed.error().message.find("version 4"), std::string::npos);
   EXPECT_NE(parsed.error().message.find("version 3"), std::string::npos);
-  EXPECT_NE(parsed.error().message.find("version 2"), std::string::npos);
 }
 
 TEST(ControlRecord, LengthsAboveTheirCapsAreRefusedBeforeTheyAreBelieved) {

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that worker processes make for a C++ program: of this machine, of a pool, of both; from
+plug-ins and from Python. The stream is always that of the program's own threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_loader import PLUGIN, error_of_cpp, finish_cpp, run_cpp, start_cpp
+from pool_processes import PoolProcesses, pool_of
+
+import penstock
+
+SIZE = 23
+HERE = Path(__file__).parent
+SHUFFLED = {"batch_size": 4, "shuffle": True}
+SHARDS = {"batch_size": 4, "shards": 3}
+OF_PLUGIN: dict[str, Any] = {"plugin": str(PLUGIN), "arguments": {"size": SIZE}}
+OF_PYTHON: dict[str, Any] = {"python": "cpp_loader:Draws", "arguments": {"size": SIZE}}
+STREAM_OF_PYTHON: dict[str, Any] = {"python": "cpp_loader:DrawStream", "arguments": {"size": SIZE}}
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that this user's processes share are the test's own."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def with_threads(options: dict[str, Any], iterable: bool = False, epochs: int = 1) -> list[Any]:
+    given = {**options, "num_workers": 0}
+    return run_cpp(size=SIZE, options=given, seed=3, iterable=iterable, epochs=epochs)
+
+
+def with_workers(
+    of: dict[str, Any], options: dict[str, Any], workers: int, **given: Any
+) -> list[Any]:
+    return run_cpp(size=SIZE, options={**options, "num_workers": workers}, seed=3, **of, **given)
+
+
+@pytest.mark.slow
+def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
+    expected = with_threads(SHUFFLED, epochs=2)
+    assert with_workers(OF_PLUGIN, SHUFFLED, 0, epochs=2) == expected
+    assert with_workers(OF_PLUGIN, SHUFFLED, 3, epochs=2) == expected
+    assert with_workers(OF_PYTHON, SHUFFLED, 2, epochs=2) == expected
+
+
+@pytest.mark.slow
+def test_shards_in_processes_are_those_of_threads() -> None:
+    expected = with_threads(SHARDS, iterable=True, epochs=2)
+    assert with_workers(OF_PLUGIN, SHARDS, 2, iterable=True, epochs=2) == expected
+    assert with_workers(STREAM_OF_PYTHON, SHARDS, 2, epochs=2) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "options", "iterable"),
+    [
+        (OF_PLUGIN, SHUFFLED, False),
+        (OF_PYTHON, SHUFFLED, False),
+        (OF_PLUGIN, SHARDS, True),
+        (STREAM_OF_PYTHON, SHARDS, True),
+    ],
+    ids=["plugin", "python", "plugin stream", "python stream"],
+)
+def test_each_kind_of_worker_goes_on_where_threads_were(
+    of: dict[str, Any], options: dict[str, Any], iterable: bool
+) -> None:
+    whole = with_threads(options, iterable=iterable)
+    given = {**options, "num_workers": 2}
+    *begun, state = run_cpp(size=SIZE, options=given, seed=3, iterable=iterable, stop=2)
+    extra = {"iterable": iterable} if of is OF_PLUGIN else {}
+    assert begun + with_workers(of, options, 2, state=state, **extra) == whole
+
+
+@pytest.mark.slow
+def test_a_pool_of_native_workers_serves_a_program_and_one_may_be_killed(
+    pool: PoolProcesses,
+) -> None:
+    size, options = 400, {"batch_size": 4, "shuffle": True}
+    expected = run_cpp(size=size, options={**options, "num_workers": 0}, seed=3)
+    worker = pool.start_native_worker(processes=3)
+    arguments = {"size": size, "delay_ms": 5}
+    of = {"size": size, "plugin": str(PLUGIN), "arguments": arguments, "pool": pool.endpoint}
+    program = start_cpp(options={**options, "num_workers": 1}, seed=3, **of)
+    worker.wait_for_lines(lambda line: "serves loader_main: draw" in line)
+    os.kill(worker.pids[0], signal.SIGKILL)
+    code, out, err = finish_cpp(program)
+    assert code == 0, err
+    assert [json.loads(line) for line in out.splitlines()] == expected
+
+
+@pytest.mark.slow
+def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> None:
+    native, python = (
+        pool.start_native_worker(),
+        pool.start_worker(environment={"PYTHONPATH": str(HERE)}),
+    )
+    expected = with_threads(SHUFFLED)
+    named = {"pool": pool.endpoint}
+    assert with_workers(OF_PLUGIN, SHUFFLED, 0, **named) == expected
+    assert with_workers(OF_PYTHON, SHUFFLED, 0, **named) == expected
+    torch.manual_seed(3)
+    loader: Any = penstock.DataLoader(list(range(SIZE)), pool=pool.endpoint, **SHUFFLED)
+    assert [batch.tolist() for batch in loader] == [batch[0] for batch in expected]
+    for worker in (native, python):
+        worker.end()
+    assert "serves loader_main: draw of" in native.output
+    assert "cpp_loader:Draws" in python.output
+    assert "refuses" not in native.output + python.output
+
+
+@pytest.mark.slow
+def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    said = error_of_cpp(size=SIZE, options=SHUFFLED, seed=3, pool=pool.endpoint, **OF_PLUGIN)
+    assert "no worker of the pool can run this job" in said
+    assert "it runs Python, and the dataset is a plug-in; start penstock-worker for it" in said
+
+
+def failure(of: dict[str, Any], **given: Any) -> str:
+    options = {"batch_size": 4, "num_workers": 1}
+    return error_of_cpp(size=SIZE, options=options, seed=3, **of, **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plugin": "/no/such.so"}, "the plug-in /no/such.so cannot be loaded"),
+        ({"dataset": "photographs"}, "has no dataset 'photographs'; name it there with"),
+        ({"dataset": "no_file"}, "'no_file' failed: there is no file photographs.txt"),
+        ({"dataset": "no_dataset"}, "the factory of 'no_dataset' made no dataset"),
+        ({"arguments": {}}, "the part 'size' was asked for of an empty dict"),
+        ({"dataset": "bad_sample"}, "(sample 6 of the dataset)\nno sample here"),
+        ({"dataset": "fatal_sample"}, "was ended by SIGABRT, and there is no other worker"),
+    ],
+    ids=lambda value: next(iter(value.values()), "") if isinstance(value, dict) else "",
+)
+def test_a_plugin_that_fails_is_told_of(changes: dict[str, Any], message: str) -> None:
+    assert message in failure({**OF_PLUGIN, **changes})
+
+
+@pytest.mark.slow
+def test_a_plugin_for_another_torch_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "other.c"
+    source.write_text(
+        "struct Entry { const char* penstock; int major, minor; void* make; };\n"
+        f'static const struct Entry entry = {{"{penstock.__version__}", 2, 99, 0}};\n'
+        "const void* penstock_dataset_draw(void) { return &entry; }\n"
+    )
+    library = tmp_path / "libother.so"
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    said = failure({**OF_PLUGIN, "plugin": str(library)})
+    assert "was compiled with the headers of torch 2.99" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "environment", "message"),
+    [
+        ({}, {"PENSTOCK_PYTHON": "/no/python"}, "install a Python with penstock on this machine"),
+        ({"python": "no_such_module:f"}, {}, "No module named 'no_such_module'"),
+        ({"python": "cpp_loader"}, {}, "'module:function' is expected"),
+        ({"arguments": {"length": 3}}, {}, "unexpected keyword argument 'length'"),
+    ],
+    ids=["no Python", "no module", "no function", "other arguments"],
+)
+def test_a_dataset_in_python_that_fails_is_told_of(
+    changes: dict[str, Any], environment: dict[str, str], message: str
+) -> None:
+    assert message in failure({**OF_PYTHON, **changes}, environment=environment)
+
+
+def test_a_dataset_in_python_needs_worker_processes() -> None:
+    said = error_of_cpp(size=SIZE, options={"batch_size": 4}, seed=3, **OF_PYTHON)
+    assert "ask for worker processes (num_workers), or name a pool" in said
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_program_is_killed() -> None:
+    of = {**OF_PLUGIN, "arguments": {"size": 4000, "delay_ms": 5}}
+    program = start_cpp(size=SIZE, options={"batch_size": 4, "num_workers": 2}, seed=3, **of)
+    assert program.stdout is not None and program.stdout.readline()
+    children = [int(pid) for pid in _children_of(program.pid)]
+    assert len(children) == 2
+    program.kill()
+    program.communicate()
+    for pid in children:
+        _wait_for_end(pid)
+
+
+def _children_of(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text().split()]
+
+
+def _wait_for_end(pid: int) -> None:
+    fd = None
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        import select
+
+        readable, _, _ = select.select([fd], [], [], 30)
+        assert readable, f"process {pid} still runs"
+    finally:
+        os.close(fd)
+
+
+def native_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+    environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_POOL"}
+    return subprocess.run(
+        [str(program), *arguments], capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+def test_the_native_worker_says_how_it_is_called() -> None:
+    shown = native_worker("--help")
+    assert shown.returncode == 0
+    assert "--data-advertise ADDRESS" in shown.stdout
+    assert native_worker("--version").stdout == f"penstock-worker {penstock.__version__}\n"
+    assert not any("python" in line for line in _libraries_of_native_worker())
+
+
+def _libraries_of_native_worker() -> list[str]:
+    program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+    ldd = shutil.which("ldd")
+    assert ldd is not None
+    shown = subprocess.run([ldd, str(program)], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in shown.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say where the controller is: --controller tcp://HOST:PORT"),
+        (("--processes", "0"), "--processes is '0'; 1 to 256 is expected"),
+        (("--controler", "x"), "there is no option --controler"),
+        (("--controller",), "--controller needs a value"),
+        (("--controller", "x"), "--controller:"),
+        (("--controller", "tcp://127.0.0.1:9", "--bind", "y"), "--bind:"),
+        (("--controller", "tcp://127.0.0.1:9", "--patience", "x"), "--patience is 'x'"),
+    ],
+)
+def test_the_native_worker_refuses_what_it_does_not_know(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    done = native_worker(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
