@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/batch_boundary.h"
 #include "api/exceptions.h"
 #include "api/generators.h"
 #include "api/index_order.h"
@@ -172,7 +173,13 @@ Batch DataLoader::Impl::to_batch(Event& event) {
     account_->progress->note_error();
     api::raise(value.error());
   }
-  return {std::move(value).value(), static_cast<int64_t>(batch.descriptor().sequence)};
+  Batch given(std::move(value).value(), static_cast<int64_t>(batch.descriptor().sequence));
+  const auto& keys = batch.frame().boundary_keys;
+  if (!keys.empty()) {
+    BatchAccess::set_boundary(given, {.keys = {keys.begin(), keys.end()},
+                                      .tensors = {tensors.begin() + static_cast<int64_t>(leaf_count), tensors.end()}});
+  }
+  return given;
 }
 
 // ---- The place

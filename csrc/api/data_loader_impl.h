@@ -31,12 +31,13 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   Stats stats() const;
 
   const Options& options() const { return options_; }
-  api::WorkerSet& workers() { return *running().workers; }
+  // Shared with the modules that are offloaded to them, which may outlive the loader.
+  const std::shared_ptr<api::WorkerSet>& workers() const { return (*running_)->workers; }
 
  private:
   // What belongs to the process that made the loader. The stream is there from the first epoch on.
   struct Running {
-    std::unique_ptr<api::WorkerSet> workers;
+    std::shared_ptr<api::WorkerSet> workers;
     std::unique_ptr<loader::Stream> stream;
   };
 
@@ -55,6 +56,11 @@ class PENSTOCK_HIDDEN DataLoader::Impl {
   std::optional<Value> loaded_state_;
   int64_t epoch_count_ = 0;
   uint64_t begun_count_ = 0;
+};
+
+// The way of this library into a loader.
+struct LoaderAccess {
+  static const std::shared_ptr<api::WorkerSet>& workers_of(const DataLoader& loader) { return loader.impl_->workers(); }
 };
 
 }  // namespace penstock

@@ -172,7 +172,10 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
 
 void PoolWorkers::name_blobs(PoolClient& client) {
   std::vector<wire::BlobId> ids = {job_id_};
-  ids.insert(ids.end(), prefix_ids_.begin(), prefix_ids_.end());
+  for (const Message& message : prefixes_) {
+    ids.push_back(id_of(*message));
+    client.put_blob(ids.back(), {reinterpret_cast<const char*>(message->data()), message->size()});
+  }
   client.use_blobs(std::move(ids));
 }
 
@@ -249,12 +252,8 @@ void PoolWorkers::set_starts(const wire::EpochSeeds&, const ResumePoint& point) 
 }
 
 void PoolWorkers::set_prefixes(std::vector<Message> messages) {
-  prefix_ids_.clear();
-  for (const Message& message : messages) {
-    prefix_ids_.push_back(id_of(*message));
-    client_->put_blob(prefix_ids_.back(), {reinterpret_cast<const char*>(message->data()), message->size()});
-  }
-  name_blobs(*client_);
+  prefixes_ = std::move(messages);
+  if (client_) name_blobs(*client_);
 }
 
 }  // namespace penstock::api

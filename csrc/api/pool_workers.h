@@ -31,6 +31,7 @@ class PoolWorkers final : public WorkerSet {
   void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) override;
   void set_prefixes(std::vector<Message> messages) override;
   std::string place_of(const std::string& worker) const override { return " in penstock worker " + worker; }
+  bool is_elsewhere() const override { return controller_.has_value(); }
   void check() override;
 
  private:
@@ -53,7 +54,7 @@ class PoolWorkers final : public WorkerSet {
   DatasetShape shape_;
   Client client_;
   std::shared_ptr<loader::Client> as_client_;  // client_, for those who know no pools
-  std::vector<wire::BlobId> prefix_ids_;
+  std::vector<Message> prefixes_;
   std::vector<OwnProcesses::Loss> losses_;
   std::optional<std::chrono::steady_clock::time_point> waiting_since_;
   bool is_waiting_told_ = false;

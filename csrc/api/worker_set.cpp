@@ -31,6 +31,7 @@ class ThreadWorkers final : public WorkerSet {
   }
 
   DatasetShape shape() const override { return shape_; }
+  bool is_parallel() const override { return has_threads_; }
 
   void start() override {
     const Options& options = options_;

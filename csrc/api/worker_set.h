@@ -40,6 +40,10 @@ class WorkerSet {
   virtual void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) = 0;
   // Batches that are asked for from now on are made with these prefixes.
   virtual void set_prefixes(std::vector<Message> messages) = 0;
+  // Whether others than the trainer's own thread make batches.
+  virtual bool is_parallel() const { return true; }
+  // Whether batches cross a link.
+  virtual bool is_elsewhere() const { return false; }
   // How an error names the worker that it comes from: "in DataLoader worker thread 3".
   virtual std::string place_of(const std::string& worker) const = 0;
   // To be called when nothing has come for a while. Throws Error kWorker where nothing can come any more.

@@ -21,8 +21,8 @@ struct PrefixMessage {
   std::vector<at::Tensor> constants;  // in memory of their own
   uint64_t seed = 0;                  // of its draws, before the batch is told
   // The code that was compiled of it, if there is any, and the tensors of the batch that the code takes.
-  std::string library;
-  std::vector<runtime::LeafLayout> library_leaves;
+  std::string library = {};
+  std::vector<runtime::LeafLayout> library_leaves = {};
 };
 
 // kMismatch when a constant is not a plain CPU tensor.

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/script_comparison.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <array>
+#include <vector>
+
+#include "runtime/same_bits.h"
+
+namespace penstock::api {
+namespace {
+
+// From its second run on a program is profiled and optimized, and so are the programs of its gradients.
+constexpr int kSettledRuns = 4;
+
+struct Seen {
+  std::vector<at::Tensor> results;
+  std::vector<at::Tensor> held;  // parameters and buffers, as they are afterwards
+  std::vector<at::Tensor> gradients;
+  at::Tensor drawn;  // the state of the generator
+};
+constexpr std::array<const char*, 4> kKinds = {"results", "what it writes to", "gradients", "random numbers"};
+
+class GeneratorKept {
+ public:
+  GeneratorKept() : state_(generator_.get_state()) {}
+  GeneratorKept(const GeneratorKept&) = delete;
+  GeneratorKept& operator=(const GeneratorKept&) = delete;
+  ~GeneratorKept() { generator_.set_state(state_); }
+  at::Tensor now() { return generator_.get_state(); }
+
+ private:
+  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
+  at::Tensor state_;
+};
+
+void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) collect(element, tensors);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) collect(element, tensors);
+  } else if (value.isGenericDict()) {
+    for (const auto& entry : value.toGenericDict()) collect(entry.value(), tensors);
+  }
+}
+
+torch::jit::Module twin_of(const torch::jit::Module& module) {
+  torch::jit::Module twin = [&] {
+    const at::NoGradGuard no_grad;  // with gradients on, TorchScript copies parameters as results of the module's
+    return module.deepcopy();
+  }();
+  const auto theirs = module.parameters();
+  auto other = theirs.begin();
+  for (at::Tensor ours : twin.parameters()) {
+    ours.requires_grad_((*other).requires_grad());
+    ++other;
+  }
+  return twin;
+}
+
+Seen observe(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side) {
+  const torch::jit::Module twin = twin_of(module);
+  GeneratorKept generator;
+  Seen seen;
+  collect(side.part.run(&twin, call, side.more), seen.results);
+  std::vector<at::Tensor> ends;
+  std::vector<at::Tensor> starts;
+  for (const at::Tensor& result : seen.results)
+    if (result.requires_grad()) ends.push_back(result);
+  for (const at::Tensor& parameter : twin.parameters())
+    if (parameter.requires_grad()) starts.push_back(parameter);
+  if (!ends.empty() && !starts.empty()) {
+    std::vector<at::Tensor> seeds;
+    auto drawn = at::detail::createCPUGenerator(0);
+    for (const at::Tensor& end : ends)
+      seeds.push_back(at::randn(end.sizes(), drawn, at::TensorOptions().dtype(at::kFloat)).to(end.scalar_type()));
+    seen.gradients = torch::autograd::grad(ends, starts, seeds, /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+                                           /*allow_unused=*/true);
+  }
+  for (const at::Tensor& parameter : twin.parameters()) seen.held.push_back(parameter.detach());
+  for (const at::Tensor& buffer : twin.buffers()) seen.held.push_back(buffer.detach());
+  seen.drawn = generator.now();
+  return seen;
+}
+
+bool are_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs) {
+  if (ours.size() != theirs.size()) return false;
+  for (size_t index = 0; index < ours.size(); ++index) {
+    const at::Tensor& a = ours[index];
+    const at::Tensor& b = theirs[index];
+    if (a.defined() != b.defined()) return false;
+    if (!a.defined()) continue;
+    if (a.requires_grad() != b.requires_grad() || a.layout() != at::kStrided || b.layout() != at::kStrided)
+      return false;
+    if (!runtime::is_same_bits(a.detach(), b.detach())) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::string> first_difference(const torch::jit::Module& module, const capture::ScriptCall& call,
+                                            const ScriptSide& whole, const ScriptSide& part) {
+  const Seen expected = observe(module, call, whole);
+  const Seen seen = observe(module, call, part);
+  const std::array<bool, kKinds.size()> is_same = {
+      are_same(seen.results, expected.results), are_same(seen.held, expected.held),
+      are_same(seen.gradients, expected.gradients), are_same({seen.drawn}, {expected.drawn})};
+  for (size_t kind = 0; kind < kKinds.size(); ++kind)
+    if (!is_same[kind]) return kKinds[kind];
+  return std::nullopt;
+}
+
+void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side) {
+  for (int run = 0; run < kSettledRuns; ++run) static_cast<void>(observe(module, call, side));
+}
+
+}  // namespace penstock::api

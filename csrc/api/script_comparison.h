@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Holds the part of a scripted module that stays against the whole, results and gradients, bit for bit. Both run on
+// copies of the module, under the same random numbers, and nothing of it can be seen by the program. It is what
+// python/penstock/cut/whole_comparison.py does for Python's programs.
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/jit/api/module.h>
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "capture/program.h"
+
+namespace penstock::api {
+
+// One way to compute: a part, and the tensors that it takes beside the call.
+struct ScriptSide {
+  const capture::ScriptPart& part;
+  std::span<const at::Tensor> more = {};
+};
+
+// The first kind of difference between two sides, such as "gradients", or nothing.
+std::optional<std::string> first_difference(const torch::jit::Module& module, const capture::ScriptCall& call,
+                                            const ScriptSide& whole, const ScriptSide& part);
+
+// Runs a side as often as TorchScript needs to optimize it, forward and backward.
+void settle(const torch::jit::Module& module, const capture::ScriptCall& call, const ScriptSide& side);
+
+}  // namespace penstock::api

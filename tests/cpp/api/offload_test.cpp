@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <penstock/penstock.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+namespace penstock {
+namespace {
+
+// Pre-processing of images, in front of a trained layer.
+torch::jit::Module make_model(const std::string& body = "") {
+  torch::jit::Module model("model");
+  torch::manual_seed(5);
+  model.register_buffer("mean", torch::rand({3, 1, 1}));
+  model.register_parameter("weight", torch::rand({3 * 16 * 16, 4}).requires_grad_(), false);
+  model.register_attribute("p", c10::FloatType::get(), 0.5);
+  model.register_attribute("training", c10::BoolType::get(), true);
+  model.define(R"(
+def forward(self, image, scale: float = 1.0):
+    x = image.float() / 255
+    x = (x - self.mean) * scale
+    x = torch.sin(x) + torch.cos(x) * torch.exp(-x)
+)" + body + R"(
+    y = torch.mm(x.flatten(1), self.weight)
+    return torch.dropout(y, self.p, self.training)
+)");
+  return model;
+}
+
+std::shared_ptr<Dataset> images(bool in_list = false) {
+  return make_dataset(256, [in_list](int64_t index, Draws& draws) {
+    const at::Tensor image = torch::randint(0, 256, {3, 16, 16}, draws.sample_generator(), at::kByte);
+    if (in_list) return Value::list({image, index % 4});
+    return Value::dict({{"label", index % 4}, {"image", image}});
+  });
+}
+
+std::vector<float> train(torch::jit::Module model, DataLoader& loader, OffloadedModule* offloaded, int epochs = 2) {
+  std::vector<float> losses;
+  torch::manual_seed(77);
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    for (const Batch& batch : loader) {
+      const at::Tensor logits =
+          offloaded != nullptr ? (*offloaded)(batch).toTensor() : model.forward({batch["image"]}).toTensor();
+      const at::Tensor loss = torch::cross_entropy_loss(logits, batch["label"]);
+      loss.backward();
+      const at::NoGradGuard no_grad;
+      for (at::Tensor parameter : model.parameters()) {
+        parameter.sub_(parameter.grad(), 0.1);
+        parameter.mutable_grad().reset();
+      }
+      losses.push_back(loss.item<float>());
+    }
+  }
+  return losses;
+}
+
+DataLoader loader_of(int64_t workers) { return DataLoader(images(), {.batch_size = 8, .num_workers = workers}); }
+
+TEST(Offload, TrainsAsTheWholeModuleDoesToTheBit) {
+  auto plain_loader = loader_of(2);
+  const auto expected = train(make_model(), plain_loader, nullptr);
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal, .verify_every = 3});
+  EXPECT_EQ(train(model, loader, &offloaded), expected);
+  EXPECT_GT(offloaded.used_count(), 40);
+  EXPECT_GT(loader.stats().boundary, 40);
+  const Plan plan = offloaded.plan();
+  EXPECT_FALSE(plan.moved.empty());
+  EXPECT_TRUE(plan.refused.empty()) << plan.explain();
+  EXPECT_NE(plan.explain().find("worker   "), std::string::npos);
+  EXPECT_NE(plan.explain().find("trainer  "), std::string::npos);
+}
+
+TEST(Offload, TrainAndEvalHavePlansOfTheirOwn) {
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  for (const bool is_training : {true, false, true}) {
+    model.train(is_training);
+    for (const Batch& batch : loader) {
+      const at::NoGradGuard no_grad;
+      torch::manual_seed(batch.number());
+      const at::Tensor ours = offloaded(batch).toTensor();
+      torch::manual_seed(batch.number());
+      EXPECT_TRUE(ours.equal(model.forward({batch["image"]}).toTensor()));
+    }
+  }
+  EXPECT_GT(offloaded.used_count(), 20);
+}
+
+TEST(Offload, ABatchInAListGivesArgumentsByTheirPlaces) {
+  DataLoader loader(images(true), {.batch_size = 8, .num_workers = 2});
+  torch::jit::Module model = make_model();
+  model.eval();
+  torch::jit::Module narrow("narrow");
+  narrow.register_buffer("mean", torch::rand({3, 1, 1}));
+  narrow.define("def forward(self, image):\n    return torch.sin(image.float() - self.mean)\n");
+  auto offloaded = offload(narrow, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  for (int epoch = 0; epoch < 2; ++epoch)
+    for (const Batch& batch : loader)
+      EXPECT_TRUE(offloaded(batch).toTensor().equal(narrow.forward({batch[0]}).toTensor()));
+  EXPECT_GT(offloaded.used_count(), 0);
+}
+
+TEST(Offload, AModuleWhoseForwardTakesOtherInputsIsNamed) {
+  auto loader = loader_of(1);
+  torch::jit::Module module("module");
+  module.define("def forward(self, picture):\n    return picture\n");
+  auto offloaded = offload(module, loader);
+  auto batch = loader.begin();
+  try {
+    offloaded(*batch);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kValue);
+    EXPECT_NE(std::string(error.what()).find("forward takes 'picture' (Tensor), which the batch does not give"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Offload, WithoutWorkersTheWholeModuleRunsAndThePlanSaysWhy) {
+  auto loader = loader_of(0);
+  torch::jit::Module model = make_model();
+  auto offloaded = offload(model, loader);
+  EXPECT_TRUE(offloaded(*loader.begin()).isTensor());
+  ASSERT_EQ(offloaded.plan().refused.size(), 1);
+  EXPECT_NE(offloaded.plan().refused[0].find("num_workers=0"), std::string::npos);
+}
+
+TEST(Offload, ABufferThatChangesIsHeeded) {
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model();
+  model.eval();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  const at::NoGradGuard no_grad;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    for (const Batch& batch : loader) {
+      if (epoch == 1 && batch.number() == 16) model.attr("mean").toTensor().add_(0.25);
+      EXPECT_TRUE(offloaded(batch).toTensor().equal(model.forward({batch["image"]}).toTensor()));
+    }
+  }
+  EXPECT_GT(offloaded.used_count(), 40);
+}
+
+TEST(Offload, DrawsStayWithTheTrainer) {
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model("    x = x + torch.rand_like(x)\n");
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  const at::NoGradGuard no_grad;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (const Batch& batch : loader) {
+      torch::manual_seed(batch.number());
+      const at::Tensor ours = offloaded(batch).toTensor();
+      torch::manual_seed(batch.number());
+      EXPECT_TRUE(ours.equal(model.forward({batch["image"]}).toTensor()));
+    }
+  }
+}
+
+TEST(Offload, MayOutliveItsLoader) {
+  torch::jit::Module model = make_model();
+  std::optional<OffloadedModule> offloaded;
+  Batch kept;
+  {
+    auto loader = loader_of(2);
+    offloaded.emplace(offload(model, loader));
+    kept = *loader.begin();
+    (*offloaded)(kept);
+  }
+  EXPECT_TRUE((*offloaded)(kept).isTensor());
+}
+
+TEST(Offload, AnEmptyPeriodOfComparisonIsRefused) {
+  auto loader = loader_of(1);
+  EXPECT_THROW(offload(make_model(), loader, {.verify_every = 0}), Error);
+}
+
+}  // namespace
+}  // namespace penstock
