@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from cpp_programs import EXAMPLES, ROOT, build_example, cmake_dir, configure, run
+from cut_models import NormalizedResNet
 from native_build import build_folder
+from pool_processes import pool_of
 
 import penstock
 
@@ -54,6 +56,34 @@ def test_the_losses_of_the_cpp_quickstart_are_pythons(
     for workers in ("0", "2"):
         in_cpp = run(program, train, "2", workers)
         assert in_cpp.stdout == in_python.stdout, in_cpp.stderr
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_offload_example_trains_to_the_bit(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    torch.jit.script(NormalizedResNet()).save(str(tmp_path / "model.pt"))  # type: ignore[no-untyped-call]
+    program = build_example("offload", tmp_path) / "offload"
+    done = run(program, tmp_path / "model.pt")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"[1-9]\d* batches cut\n40 steps, losses identical", done.stdout), done.stdout
+    assert "worker   aten::div" in done.stdout and "trainer  aten::linear" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_pool_example_has_one_stream_from_processes_and_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = build_example("pool", tmp_path)
+    for pool in pool_of(tmp_path, monkeypatch):
+        pool.start_native_worker(processes=2)
+        plugin = build / "libsquares.so"
+        of_pool = run(build / "pool", plugin, pool.endpoint, env=pool.environment)
+        of_own = run(build / "pool", plugin, env=pool.environment)
+        assert of_pool.stdout.startswith("20 batches, sum "), of_pool.stderr
+        assert of_pool.stdout == of_own.stdout, of_own.stderr
 
 
 def exported_symbols(library: Path) -> list[str]:

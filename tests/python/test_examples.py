@@ -13,13 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-from cut_models import NormalizedResNet
-from native_build import build_folder
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Quickstart = Callable[..., int]
-BUILD = build_folder()
 
 
 def run_quickstart(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -177,25 +173,3 @@ def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
     ratios = {way: float(ratio) for way, ratio in found}
     assert [*ratios] == ["without look-ahead", "with look-ahead", "an oracle"]
     assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_program_without_python_trains_a_cut_torchscript_module(tmp_path: Path) -> None:
-    program = BUILD / "examples" / "script_cut"
-    if not program.exists():
-        pytest.skip(f"{program} is built by: setup.py native --with-tests")
-    linked = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
-    assert "libtorch_cpu" in linked and "python" not in names_of_libraries(linked)
-    torch.manual_seed(7)
-    torch.jit.script(NormalizedResNet()).save(str(tmp_path / "model.pt"))
-    done = subprocess.run(
-        [str(program), str(tmp_path / "model.pt")], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[1-9]\d* operators moved; 20 steps, losses and parameters", done.stdout)
-    assert "beside  aten::div" in done.stdout and "trainer aten::linear" in done.stdout
-
-
-def names_of_libraries(linked: str) -> str:
-    return " ".join(line.partition(" => ")[0] for line in linked.splitlines())
