@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test test-all lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
+.PHONY: help demo test test-all docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
 
 help:
 	@echo "penstock"
@@ -19,6 +19,7 @@ help:
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
 	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
+	@echo "  make docs       the reference of the library for programs in C++, in build/docs/cpp/html"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
@@ -48,6 +49,10 @@ test:
 test-all:
 	@python=$$(sh .make/system.sh build test bench model) && sh .make/packages.sh "$$python" test lint cluster
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
+
+docs:
+	@sh .make/system.sh docs >/dev/null
+	@mkdir -p build/docs/cpp && doxygen docs/reference/cpp/Doxyfile && echo build/docs/cpp/html/index.html
 
 lint:
 	@python=$$(sh .make/system.sh build lint) && sh .make/packages.sh "$$python" lint

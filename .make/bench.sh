@@ -7,6 +7,9 @@ set -eu
 
 say "The C++ parts, one at a time"
 "$("$VENV"/bin/python setup.py -q native --show-folder)/bench/micro"
+say "The loader for programs in C++ against LibTorch's own"
+"$("$VENV"/bin/python setup.py -q native --show-folder)/bench/cpp_loader" 2 --benchmark_min_time=0.3 \
+  --benchmark_repetitions=11
 say "penstock and torch's DataLoader, side by side"
 "$VENV"/bin/python bench/loader.py "$@"
 [ $# -eq 0 ] || exit 0

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: system.sh build|test|bench|lint|sim|model|fuzz...
+# usage: system.sh build|test|bench|docs|lint|sim|model|fuzz...
 # Finds what the named groups need from the system, and installs what is missing with apt when it may (as root, or with a
 # sudo that asks no password). Where it may not, it stops and names the packages and the command. Prints the Python to
 # make the virtual environment with.
@@ -63,11 +63,15 @@ for group in "$@"; do
       need_tool pkg-config pkg-config
       need_header jpeglib.h libjpeg-dev # the photographs of a C++ example
       ;;
-    bench) need_header benchmark/benchmark.h libbenchmark-dev ;;
+    bench)
+      need_header benchmark/benchmark.h libbenchmark-dev
+      need_header jpeglib.h libjpeg-dev
+      ;;
     lint)
       need_tool clang-format-14 clang-format-14
       need_tool clang-tidy-14 clang-tidy-14
       ;;
+    docs) need_tool doxygen doxygen ;;
     sim) need_tool g++ g++ ;;
     model)
       need_tool spin spin

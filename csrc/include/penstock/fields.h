@@ -148,7 +148,10 @@ struct Conversion<std::vector<T>> {
 template <typename... Ts>
 struct Conversion<std::tuple<Ts...>> {
   static Value to_value(std::tuple<Ts...> parts) {
-    return std::apply([](Ts&... part) { return Value::tuple({Conversion<Ts>::to_value(std::move(part))...}); }, parts);
+    Value::Items items;
+    items.reserve(sizeof...(Ts));
+    std::apply([&](Ts&... part) { (items.push_back(Conversion<Ts>::to_value(std::move(part))), ...); }, parts);
+    return Value::tuple(std::move(items));
   }
   static std::tuple<Ts...> from_value(const Value& value, const std::string& where) {
     const Value::Items& items = detail::parts_of(value, sizeof...(Ts), where);
@@ -166,8 +169,7 @@ struct Conversion<std::tuple<Ts...>> {
 template <typename First, typename Second>
 struct Conversion<std::pair<First, Second>> {
   static Value to_value(std::pair<First, Second> pair) {
-    return Value::tuple(
-        {Conversion<First>::to_value(std::move(pair.first)), Conversion<Second>::to_value(std::move(pair.second))});
+    return Conversion<std::tuple<First, Second>>::to_value({std::move(pair.first), std::move(pair.second)});
   }
   static std::pair<First, Second> from_value(const Value& value, const std::string& where) {
     auto [first, second] = Conversion<std::tuple<First, Second>>::from_value(value, where);

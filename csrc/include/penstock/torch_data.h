@@ -82,6 +82,8 @@ class TorchDataset final : public Dataset {
   }
 
   Value get(int64_t index, Draws&) override {
+    if constexpr (requires(D & dataset) { dataset.get(size_t{0}); })
+      return to_value(dataset_.get(static_cast<size_t>(index)));
     auto batch = dataset_.get_batch(std::vector<size_t>{static_cast<size_t>(index)});
     if constexpr (IsVector<decltype(batch)>::value)
       return to_value(std::move(batch.at(0)));
