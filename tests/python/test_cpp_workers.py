@@ -69,6 +69,17 @@ def test_shards_in_processes_are_those_of_threads() -> None:
 
 
 @pytest.mark.slow
+def test_a_transform_is_run_where_the_batch_is_made() -> None:
+    source = "def forward(self, index, own, batch):\n    return [index * 2, own + batch]\n"
+    given: dict[str, Any] = {"size": SIZE, "seed": 3, "transform": source}
+    expected = run_cpp(options={**SHUFFLED, "num_workers": 0}, **given)
+    plain = with_threads(SHUFFLED)
+    assert [batch[0] for batch in expected] == [[2 * i for i in batch[0]] for batch in plain]
+    for of in ({}, OF_PLUGIN, OF_PYTHON):
+        assert run_cpp(options={**SHUFFLED, "num_workers": 1}, **given, **of) == expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "options", "iterable"),
     [
@@ -157,18 +168,29 @@ def test_a_plugin_that_fails_is_told_of(changes: dict[str, Any], message: str) -
     assert message in failure({**OF_PLUGIN, **changes})
 
 
+ENTRY = "struct Entry { const char* penstock; int major, minor; void* make; };\n"
+LACKS_A_SYMBOL = "void not_there(void); void penstock_dataset_draw(void) { not_there(); }\n"
+
+
 @pytest.mark.slow
-def test_a_plugin_for_another_torch_is_refused(tmp_path: Path) -> None:
-    source = tmp_path / "other.c"
-    source.write_text(
-        "struct Entry { const char* penstock; int major, minor; void* make; };\n"
-        f'static const struct Entry entry = {{"{penstock.__version__}", 2, 99, 0}};\n'
-        "const void* penstock_dataset_draw(void) { return &entry; }\n"
-    )
-    library = tmp_path / "libother.so"
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        (f'"{penstock.__version__}", 2, 99', "was compiled with the headers of torch 2.99"),
+        ('"9.1.0", 2, 11', "was built for penstock 9.1.0, and this is penstock"),
+        ("", "undefined symbol: not_there"),
+    ],
+    ids=["another torch", "another penstock", "a missing symbol"],
+)
+def test_a_plugin_that_does_not_belong_here_is_refused(
+    tmp_path: Path, versions: str, message: str
+) -> None:
+    entry = f"static const struct Entry entry = {{{versions}, 0}};\n"
+    ask = "const void* penstock_dataset_draw(void) { return &entry; }\n"
+    source, library = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text(ENTRY + entry + ask if versions else LACKS_A_SYMBOL)
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-    said = failure({**OF_PLUGIN, "plugin": str(library)})
-    assert "was compiled with the headers of torch 2.99" in said
+    assert message in failure({**OF_PLUGIN, "plugin": str(library)})
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@
 //
 // The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
 // generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
-// "plugin" names a library that has the same datasets, "python" a factory, "pool" a controller.
+// "transform" is the source of a scripted module's forward, which each batch goes through. "plugin" names a library
+// that has the same datasets, "python" a factory, "pool" a controller.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
@@ -64,6 +65,11 @@ penstock::DataLoader loader_of(const Value& given) {
   const int64_t size = given["size"].integer();
   penstock::Options options = options_of(given["options"], size);
   if (const Value* pool = given.find("pool")) options.pool = pool->text();
+  if (const Value* source = given.find("transform")) {
+    torch::jit::Module transform("transform");
+    transform.define(source->text());
+    options.transform = transform;
+  }
   const Value* arguments = given.find("arguments");
   if (const Value* plugin = given.find("plugin")) {
     const std::string name = boolean_or(given, "iterable", false) ? "draw_stream" : "draw";
