@@ -79,6 +79,7 @@ def test_a_transform_is_run_where_the_batch_is_made() -> None:
         assert run_cpp(options={**SHUFFLED, "num_workers": 1}, **given, **of) == expected
 
 
+@pytest.mark.long("plugin", "python", "python stream")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "options", "iterable"),
@@ -193,6 +194,7 @@ def test_a_plugin_that_does_not_belong_here_is_refused(
     assert message in failure({**OF_PLUGIN, "plugin": str(library)})
 
 
+@pytest.mark.long("no function", "other arguments")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "environment", "message"),
