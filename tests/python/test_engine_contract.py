@@ -5,6 +5,7 @@ the pool comes back to as many workers as it should have."""
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -152,7 +153,7 @@ def test_a_link_that_is_cut_costs_time_alone(make_pool: MakePool, engine: str) -
             [pool.pool.endpoint, str(count)],
             {**pool.pool.environment, "PENSTOCK_KEYS": str(keys)},
             net.near,
-            program=(str(Path(__file__).with_name("elastic_training.py")),),
+            program=(sys.executable, str(Path(__file__).with_name("elastic_training.py"))),
         )
         stack.callback(trainer.process.kill)
         trainer.wait_for_lines(lambda line: line.startswith("["), 5)

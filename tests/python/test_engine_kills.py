@@ -5,6 +5,7 @@ worker is forgotten, and none is there twice."""
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.slow
 # Before and after each of: names are taken, a worker is started; the order to stop is written down,
 # the worker is stopped, its end is written down.
 STARTING, ENDING = range(1, 5), range(5, 11)
-_PROGRAM = (str(Path(__file__).with_name("engine_steps.py")),)
+_PROGRAM = (sys.executable, str(Path(__file__).with_name("engine_steps.py")))
 
 
 @pytest.fixture
