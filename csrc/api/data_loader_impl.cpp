@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/batch_boundary.h"
+#include "api/batch_origin.h"
 #include "api/exceptions.h"
 #include "api/generators.h"
 #include "api/index_order.h"
@@ -174,10 +174,12 @@ Batch DataLoader::Impl::to_batch(Event& event) {
     api::raise(value.error());
   }
   Batch given(std::move(value).value(), static_cast<int64_t>(batch.descriptor().sequence));
-  const auto& keys = batch.frame().boundary_keys;
-  if (!keys.empty()) {
-    BatchAccess::set_boundary(given, {.keys = {keys.begin(), keys.end()},
-                                      .tensors = {tensors.begin() + static_cast<int64_t>(leaf_count), tensors.end()}});
+  if (running().workers->notes_origins()) {
+    const auto& keys = batch.frame().boundary_keys;
+    const auto boundary = tensors.begin() + static_cast<int64_t>(leaf_count);
+    BatchAccess::set_origin(given, {.leaves = {tensors.begin(), boundary},
+                                    .keys = {keys.begin(), keys.end()},
+                                    .boundary = {boundary, tensors.end()}});
   }
   return given;
 }

@@ -64,7 +64,7 @@ std::span<const int64_t> integers_of(std::span<const std::byte> bytes, std::vect
 }  // namespace
 
 Result<std::unique_ptr<NativeJob>> NativeJob::open(std::span<const std::byte> blob, const FetchBlob& fetch) {
-  auto text = read_job(blob);
+  auto text = dataset::read_job(blob);
   if (!text) return text.error();
   const std::string begin = "the job '" + text.value().name + "' cannot run here: ";
   const auto* plugin = std::get_if<PluginDataset>(&text.value().dataset);
@@ -87,7 +87,7 @@ Result<std::unique_ptr<NativeJob>> NativeJob::open(std::span<const std::byte> bl
   }
 }
 
-NativeJob::NativeJob(JobText text, const AnyDataset& dataset, std::optional<BatchTransform> transform)
+NativeJob::NativeJob(dataset::JobText text, const AnyDataset& dataset, std::optional<BatchTransform> transform)
     : text_(std::move(text)),
       size_(dataset.by_index() ? dataset.by_index()->size() : 0),
       reader_(dataset.by_index(), dataset.as_streams(),

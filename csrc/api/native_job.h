@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "api/batch_transform.h"
-#include "api/job_text.h"
 #include "dataset/batch_reader.h"
+#include "dataset/job_text.h"
 #include "worker/pool_server.h"
 
 namespace penstock::api {
@@ -30,7 +30,7 @@ class NativeJob {
   static Result<std::unique_ptr<NativeJob>> open(std::span<const std::byte> blob, const FetchBlob& fetch);
 
   // For `open`.
-  NativeJob(JobText text, const AnyDataset& dataset, std::optional<BatchTransform> transform);
+  NativeJob(dataset::JobText text, const AnyDataset& dataset, std::optional<BatchTransform> transform);
 
   const std::string& name() const { return text_.name; }
 
@@ -45,7 +45,7 @@ class NativeJob {
   Result<void> send(worker::PoolServer& server, const worker::PoolWork& work, const Value& batch,
                     std::vector<std::byte> state);
 
-  const JobText text_;
+  const dataset::JobText text_;
   const int64_t size_;  // of a map-style dataset
   dataset::BatchReader reader_;
   std::optional<BatchTransform> transform_;

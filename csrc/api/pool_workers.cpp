@@ -67,13 +67,14 @@ net::KeyRing load_keys(const std::string& folder) {
                                        : net::load_key_folder(folder, net::Role::kTrainer));
 }
 
-JobText job_of(const AnyDataset& dataset, const Options& options, const std::optional<wire::BlobId>& transform) {
-  JobText job{.name = {},
-              .dataset = {},
-              .batch_size = options.batch_size,
-              .drop_last = options.drop_last,
-              .shard_count = std::max<int64_t>(1, options.shards.value_or(options.num_workers)),
-              .transform = transform};
+dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
+                        const std::optional<wire::BlobId>& transform) {
+  dataset::JobText job{.name = {},
+                       .dataset = {},
+                       .batch_size = options.batch_size,
+                       .drop_last = options.drop_last,
+                       .shard_count = std::max<int64_t>(1, options.shards.value_or(options.num_workers)),
+                       .transform = transform};
   if (const auto* plugin = std::get_if<PluginDataset>(&dataset.kind())) {
     job.dataset = *plugin;
     job.name = program_name() + ": " + plugin->name;
@@ -106,7 +107,7 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
     transform = id_of(transform_blob_);
   }
   job_ = job_of(dataset, options, transform);
-  job_blob_ = write_job(job_);
+  job_blob_ = dataset::write_job(job_);
   job_id_ = id_of(job_blob_);
   if (options.num_workers > 0) {
     const bool is_plugin = std::holds_alternative<PluginDataset>(job_.dataset);

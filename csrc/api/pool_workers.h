@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "api/job_text.h"
 #include "api/own_processes.h"
 #include "api/worker_set.h"
+#include "dataset/job_text.h"
 #include "loader/pool_client.h"
 #include "net/endpoint.h"
 
@@ -47,7 +47,7 @@ class PoolWorkers final : public WorkerSet {
   std::optional<net::Endpoint> controller_;
   std::string key_folder_;
   std::optional<OwnProcesses> own_;
-  JobText job_;
+  dataset::JobText job_;
   std::string job_blob_;
   wire::BlobId job_id_{};
   std::string transform_blob_;

@@ -40,6 +40,9 @@ class WorkerSet {
   virtual void set_starts(const wire::EpochSeeds& seeds, const ResumePoint& point) = 0;
   // Batches that are asked for from now on are made with these prefixes.
   virtual void set_prefixes(std::vector<Message> messages) = 0;
+  // Batches say from now on what an offloaded module has to know of them (BatchOrigin).
+  void note_origins() { notes_origins_ = true; }
+  bool notes_origins() const { return notes_origins_; }
   // Whether others than the trainer's own thread make batches.
   virtual bool is_parallel() const { return true; }
   // Whether batches cross a link.
@@ -48,6 +51,9 @@ class WorkerSet {
   virtual std::string place_of(const std::string& worker) const = 0;
   // To be called when nothing has come for a while. Throws Error kWorker where nothing can come any more.
   virtual void check() {}
+
+ private:
+  bool notes_origins_ = false;
 };
 
 // The workers that the dataset and the options ask for. `options` outlive them. Threads are started by start() alone;

@@ -125,7 +125,7 @@ def _key(keys: Path, name: str) -> bytes:
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
-def control(kind: int, *fields: bytes, version: int = 2) -> bytes:
+def control(kind: int, *fields: bytes, version: int = 3) -> bytes:
     return struct.pack("<IHBB", 0x31434E50, version, kind, 0) + b"".join(fields)
 
 
@@ -133,9 +133,13 @@ def _text(text: str) -> bytes:
     return struct.pack("<I", len(text)) + text.encode()
 
 
-def worker_report(worker_id: int, endpoint: str, version: int = 2) -> bytes:
+# Jobs of Python, with a torch that is not told.
+_OF_PYTHON = struct.pack("<BH", 1, 0)
+
+
+def worker_report(worker_id: int, endpoint: str, version: int = 3) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
-    fields = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""))
+    fields = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""), _OF_PYTHON)
     return control(1, head, *fields, version=version)
 
 
@@ -145,6 +149,7 @@ def trainer_report(trainer_id: int) -> bytes:
         struct.pack("<QIIIIQQQB19Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 19),
         _text("j"),
         _text(""),
+        _OF_PYTHON,
     )
 
 

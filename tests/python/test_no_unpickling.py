@@ -83,6 +83,9 @@ WHOSE_BYTES = {
     ): "names of our own modules",
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
+    ("pool/factory_job.py", "open_factory_job", "torch.jit.load"): "the trainer's, in a worker",
+    ("pool/factory_job.py", "_make", "importlib.import_module"): "a name of the trainer's, in a "
+    "worker: a module that is there",
     ("pool/running_job.py", "_indices_of", "pickle.loads"): "the trainer's, in a worker",
     ("worker/worker_main.py", "_indices_of", "pickle.loads"): "the trainer's, in a local worker",
     ("worker/shared_list.py", "SharedList.__getitem__", "pickle.loads"): "the process's own memory",
@@ -95,6 +98,11 @@ NATIVE_OPENERS = re.compile(
     r"|jit::(load|import|unpickle|pickle_load)|torch::load|Unpickler|dlopen|AOTI\w+Runner\w*|loads_\(py::"
 )
 NATIVE_WHOSE_BYTES = {
+    ("api/native_job.cpp", "torch::jit::load(stream)"): "the trainer's, in a worker",
+    (
+        "api/plugin_loading.cpp",
+        "::dlopen(plugin.path",
+    ): "a path of the trainer's, in a worker: a library that is there",
     ("bindings/bind_loader.cpp", 'module_::import("penstock.pool.worker_errors")'): "a fixed name",
     ("bindings/python_array.cpp", 'module_::import("numpy")'): "a fixed name",
     ("bindings/python_array_rows.cpp", '"numpy").attr("dtype")'): "a fixed name",

@@ -127,7 +127,7 @@ void Dispatch::forgive""",
     "a worker stays with a trainer that it has declined": (
         Mutation(
             "roster.cpp",
-            "worker.is_withdrawn || worker.report.has_declined(worker.trainer_id)",
+            "worker.is_withdrawn || !is_fit(worker, worker.trainer_id)",
             "worker.is_withdrawn",
         ),
         Mutation(

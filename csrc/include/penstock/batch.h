@@ -50,7 +50,7 @@ class PENSTOCK_API Batch {
 
   Value value_;
   int64_t number_ = 0;
-  std::shared_ptr<const void> boundary_;  // shared by copies: what an offloaded module reads in the place of the batch
+  std::shared_ptr<const void> origin_;  // shared by copies: by which an offloaded module knows the batch
 };
 
 }  // namespace penstock

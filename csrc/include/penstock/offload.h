@@ -55,8 +55,9 @@ struct PENSTOCK_API Plan {
 //
 // Arguments that the batch does not give have their defaults; without one, or with a part of another type, a call
 // throws kValue and names the argument. The results and the gradients are those of the module, to the bit; parameters
-// are shared with it, and it may be called by itself at any time. train() and eval() of the module are heeded. A batch
-// of another loader, or one that came before the cut, runs through the whole module.
+// are shared with it, and it may be called by itself at any time. train() and eval() of the module are heeded. These
+// run through the whole module: a batch of another loader, one that came before the cut, one whose tensors the program
+// has written to, and every batch while autocast is on or the default dtype is not float.
 //
 // A torch::nn module has no graph that could be read. Its pre-processing is moved into a scripted module in front of
 // it, and that module is offloaded: docs/how-to/cpp.md shows how.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <penstock/penstock.h>
 #include <torch/torch.h>
@@ -160,6 +161,60 @@ TEST(Offload, DrawsStayWithTheTrainer) {
       EXPECT_TRUE(ours.equal(model.forward({batch["image"]}).toTensor()));
     }
   }
+}
+
+TEST(Offload, ABatchThatTheProgramWritesToRunsThroughTheWholeModule) {
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model();
+  model.eval();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  const at::NoGradGuard no_grad;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    for (const Batch& batch : loader) {
+      const at::Tensor image = batch["image"];
+      if (epoch == 1) image.add_(1);
+      if (epoch == 2 && batch.number() % 2 == 0) image.set_data(image.flip(0));
+      EXPECT_TRUE(offloaded(batch).toTensor().equal(model.forward({image}).toTensor())) << batch.number();
+    }
+    if (epoch == 0) {
+      EXPECT_GT(offloaded.used_count(), 10);
+    }
+  }
+  ASSERT_EQ(offloaded.plan().refused.size(), 1);
+  EXPECT_NE(offloaded.plan().refused[0].find("writes to a tensor of the batch"), std::string::npos);
+}
+
+TEST(Offload, UnderAutocastTheWholeModuleRuns) {
+  auto loader = loader_of(2);
+  torch::jit::Module model = make_model("    x = torch.mm(x.flatten(1), x.flatten(1).t())[:, :1] + x.flatten(1)\n");
+  model.eval();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  const at::NoGradGuard no_grad;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (const Batch& batch : loader) {
+      at::autocast::set_autocast_enabled(at::kCPU, epoch == 1);
+      EXPECT_TRUE(offloaded(batch).toTensor().equal(model.forward({batch["image"]}).toTensor())) << batch.number();
+      at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+    }
+    if (epoch == 0) {
+      EXPECT_GT(offloaded.used_count(), 10);
+    }
+  }
+  EXPECT_LT(offloaded.used_count(), 32);
+  ASSERT_EQ(offloaded.plan().refused.size(), 1);
+  EXPECT_NE(offloaded.plan().refused[0].find("autocast is off"), std::string::npos);
+}
+
+TEST(Offload, AnotherDefaultDtypeIsHeeded) {
+  auto loader = loader_of(1);
+  torch::jit::Module model = make_model();
+  auto offloaded = offload(model, loader, {.cut = OffloadOptions::Cut::kMaximal});
+  torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+  offloaded(*loader.begin());
+  torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  ASSERT_EQ(offloaded.plan().refused.size(), 1);
+  EXPECT_EQ(offloaded.plan().refused[0], "the default dtype is Double, not Float");
 }
 
 TEST(Offload, MayOutliveItsLoader) {

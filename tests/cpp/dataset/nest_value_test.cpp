@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "dataset/packed_value.h"
 
@@ -84,6 +85,24 @@ TEST(PackedValue, BytesThatAreNoneAreRefused) {
   bytes.pop_back();
   EXPECT_FALSE(unpack_value(bytes));
   EXPECT_FALSE(unpack_value({}));
+}
+
+// Neither ends the process nor reads beyond the bytes; the sanitizers see it.
+TEST(PackedValue, NoTruncationIsTakenForAValueAndNoChangedByteEndsTheProcess) {
+  const auto bytes = pack_value(Value::dict({{"iterator", Value::list({1, 2.5, "text", Value(), Value::bytes("xyz")})},
+                                             {"ended", false}}))
+                         .value();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    const std::vector<std::byte> exact(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size));
+    EXPECT_FALSE(unpack_value(exact)) << size;
+  }
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::vector<std::byte> exact = bytes;
+      exact[at] ^= std::byte{1} << bit;
+      static_cast<void>(unpack_value(exact));
+    }
+  }
 }
 
 }  // namespace

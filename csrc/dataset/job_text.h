@@ -16,7 +16,7 @@
 #include "penstock/value.h"
 #include "wire/blob_record.h"
 
-namespace penstock::api {
+namespace penstock::dataset {
 
 // A value type.
 struct JobText {
@@ -34,4 +34,4 @@ std::string write_job(const JobText& job);
 // for bytes that are no job.
 Result<JobText> read_job(std::span<const std::byte> blob);
 
-}  // namespace penstock::api
+}  // namespace penstock::dataset

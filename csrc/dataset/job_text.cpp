@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/job_text.h"
+#include "dataset/job_text.h"
 
 #include <cstring>
 #include <string_view>
@@ -8,7 +8,7 @@
 #include "penstock/error.h"
 #include "penstock/export.h"
 
-namespace penstock::api {
+namespace penstock::dataset {
 namespace {
 
 constexpr uint64_t kHeaderBytesMax = 1 << 20;
@@ -136,4 +136,4 @@ Result<JobText> read_job(std::span<const std::byte> blob) {
   }
 }
 
-}  // namespace penstock::api
+}  // namespace penstock::dataset
