@@ -37,7 +37,6 @@ def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) 
     assert FITTED.fullmatch(done.stdout), done.stdout + done.stderr
     libraries = run("ldd", minimal / "train").stdout
     assert "libpenstock.so.0.1" in libraries
-    assert "python" not in Path(shutil.which("ldd") or "").name
     names = [line.split()[0] for line in libraries.splitlines()]
     assert not [name for name in names if "python" in name]
 

@@ -79,6 +79,30 @@ def test_a_transform_is_run_where_the_batch_is_made() -> None:
         assert run_cpp(options={**SHUFFLED, "num_workers": 1}, **given, **of) == expected
 
 
+@pytest.mark.slow
+def test_the_part_of_a_module_that_moves_gives_the_same_bits_in_every_kind_of_worker(
+    pool: PoolProcesses,
+) -> None:
+    source = """
+def forward(self, index, own, batch):
+    x = torch.sin(own.remainder(1000).float()) * torch.exp(-batch.remainder(7).float())
+    return torch.cos(x) + torch.sqrt(index.float() + 1).sum()
+"""
+    options: dict[str, Any] = {"size": SIZE, "seed": 3, "epochs": 4, "offload": source}
+    expected = run_cpp(options={**SHUFFLED, "num_workers": 0}, **options)
+    assert expected.pop() == 0
+    pool.start_native_worker()
+    pool.start_worker(environment={"PYTHONPATH": str(HERE)})
+    for of in ({}, OF_PLUGIN, OF_PYTHON):
+        given = run_cpp(options={**SHUFFLED, "num_workers": 1}, **options, **of)
+        assert given.pop() > 8, of
+        assert given == expected, of
+    for of in (OF_PLUGIN, OF_PYTHON):
+        given = run_cpp(options=SHUFFLED, pool=pool.endpoint, **options, **of)
+        assert given.pop() > 8, of
+        assert given == expected, of
+
+
 @pytest.mark.long("plugin", "python", "python stream")
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of trainers in C++: JSON in the place of a pickle, which names a factory of a dataset.
 
-The text is written by ``csrc/dataset/job_text.cpp`` and lies where a job of Python has its header. The
-worker imports the factory's module as any program here would; nothing of the trainer's is run.
+The text is written by ``csrc/dataset/job_text.cpp`` and lies where a job of Python has its header.
+The worker imports the factory's module as any program here would; nothing of the trainer's is run.
 """
 
 from __future__ import annotations

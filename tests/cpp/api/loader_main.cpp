@@ -7,11 +7,14 @@
 // The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
 // generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
 // "transform" is the source of a scripted module's forward, which each batch goes through. "plugin" names a library
-// that has the same datasets, "python" a factory, "pool" a controller.
+// that has the same datasets, "python" a factory, "pool" a controller. "offload" is the source of a module, too: it is
+// offloaded and called, its results stand in the place of the batches, and how many of them used a cut is the last
+// line.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <penstock/penstock.h>
 
+#include <functional>
 #include <iostream>
 #include <string>
 
@@ -85,20 +88,36 @@ penstock::DataLoader loader_of(const Value& given) {
   return penstock::DataLoader(Draw(size), options);
 }
 
-void run(const Value& given) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
-  penstock::DataLoader loader = loader_of(given);
-  if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
+// The result for a batch.
+using Call = std::function<Value(const penstock::Batch&)>;
+
+void run_epochs(const Value& given, penstock::DataLoader& loader, const Call& call) {
   int64_t left = integer_or(given, "stop", INT64_MAX);
   for (int64_t epoch = 0; epoch < integer_or(given, "epochs", 1) && left > 0; ++epoch) {
     loader.begin_epoch();
     for (; left > 0; --left) {
       const auto batch = loader.next();
       if (!batch) break;
-      std::cout << plain(batch->value()).to_json() << "\n";
+      std::cout << plain(call(*batch)).to_json() << "\n";
     }
   }
+}
+
+void run(const Value& given) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(static_cast<uint64_t>(given["seed"].integer()));
+  penstock::DataLoader loader = loader_of(given);
+  if (const Value* state = given.find("state")) loader.load_state(penstock::State::from_json(state->to_json()));
+  if (const Value* source = given.find("offload")) {
+    torch::jit::Module module("module");
+    module.define(source->text());
+    auto offloaded =
+        penstock::offload(module, loader, {.cut = penstock::OffloadOptions::Cut::kMaximal, .verify_every = 3});
+    run_epochs(given, loader, [&](const penstock::Batch& batch) { return Value(offloaded(batch).toTensor()); });
+    std::cout << offloaded.used_count() << "\n";
+    return;
+  }
+  run_epochs(given, loader, [](const penstock::Batch& batch) { return batch.value(); });
   if (given.find("stop") != nullptr) std::cout << loader.state().to_json() << "\n";
 }
 
