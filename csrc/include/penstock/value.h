@@ -45,17 +45,17 @@ class PENSTOCK_API Value {
     kDict,   // in the order in which its entries were put in
   };
 
-  Value() = default;
-  Value(std::nullopt_t) {}
-  Value(bool value) : data_(value) {}
+  inline Value();
+  inline Value(std::nullopt_t);
+  inline Value(bool value);
   template <std::integral T>
-  requires(!std::same_as<T, bool>) Value(T value) : data_(static_cast<int64_t>(value)) {}
-  Value(double value) : data_(value) {}
-  Value(float value) : data_(static_cast<double>(value)) {}
-  Value(std::string value) : data_(std::move(value)) {}
-  Value(std::string_view value) : data_(std::string(value)) {}
-  Value(const char* value) : data_(std::string(value)) {}
-  Value(at::Tensor value) : data_(std::move(value)) {}
+  requires(!std::same_as<T, bool>) Value(T value);
+  inline Value(double value);
+  inline Value(float value);
+  inline Value(std::string value);
+  inline Value(std::string_view value);
+  inline Value(const char* value);
+  inline Value(at::Tensor value);
 
   static Value list(Items items);
   static Value tuple(Items items);
@@ -113,5 +113,18 @@ struct Value::Entry {
   Value key;
   Value value;
 };
+
+// Constructors have to know what an entry is.
+inline Value::Value() = default;
+inline Value::Value(std::nullopt_t) {}
+inline Value::Value(bool value) : data_(value) {}
+template <std::integral T>
+requires(!std::same_as<T, bool>) Value::Value(T value) : data_(static_cast<int64_t>(value)) {}
+inline Value::Value(double value) : data_(value) {}
+inline Value::Value(float value) : data_(static_cast<double>(value)) {}
+inline Value::Value(std::string value) : data_(std::move(value)) {}
+inline Value::Value(std::string_view value) : data_(std::string(value)) {}
+inline Value::Value(const char* value) : data_(std::string(value)) {}
+inline Value::Value(at::Tensor value) : data_(std::move(value)) {}
 
 }  // namespace penstock

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a scripted module twice: as it is, and with the part that depends on the batch alone run by the loader's threads.
-// The losses are the same to the bit.
+// Trains a scripted module twice: as it is, and with the part that depends on the batch alone run by the loader's
+// threads. The losses are the same to the bit.
 //
 //   offload MODEL.pt      a module that takes images (N, 3, H, W) of bytes and gives logits
 #include <penstock/penstock.h>
