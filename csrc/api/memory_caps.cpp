@@ -2,8 +2,9 @@
 #include "api/memory_caps.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <string>
+
+#include "base/environment.h"
 
 namespace penstock::api {
 namespace {
@@ -12,9 +13,9 @@ constexpr uint64_t kDefaultArenaBytes = 256ULL << 20;
 constexpr uint64_t kDefaultJobBytes = 64ULL << 30;
 
 Result<uint64_t> bytes_of(const char* variable, uint64_t otherwise) {
-  const char* given = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
-  if (given == nullptr) return otherwise;
-  const std::string text = given;
+  const auto given = environment(variable);
+  if (!given) return otherwise;
+  const std::string& text = *given;
   uint64_t bytes = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
   if (error != std::errc() || end != text.data() + text.size() || bytes == 0) {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "api/plugin_loading.h"
+#include "base/environment.h"
 #include "base/exception_name.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
@@ -42,11 +43,9 @@ class SlabMemory final : public dataset::Memory {
 
 // Which process this is, for somebody at another machine who reads of a missing file.
 std::string place_of_process() {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), HOST_NAME_MAX);
   std::array<char, PATH_MAX> folder{};
   const bool has_folder = ::getcwd(folder.data(), folder.size()) != nullptr;
-  return std::string(host.data()) + ", process " + std::to_string(::getpid()) + ", working directory " +
+  return host_name() + ", process " + std::to_string(::getpid()) + ", working directory " +
          (has_folder ? folder.data() : "which is gone");
 }
 

@@ -11,12 +11,12 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <thread>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "base/identity.h"
 #include "net/shared_key_folder.h"
@@ -30,14 +30,9 @@ using std::chrono::steady_clock;
 constexpr auto kStartMax = std::chrono::seconds(300);  // Python imports torch, on a busy machine one after the other
 constexpr auto kEndMax = std::chrono::seconds(5);
 
-std::string environment(const char* variable) {
-  const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
-  return value == nullptr ? "" : value;
-}
-
 // penstock-worker lies in bin, beside the lib that has this library; PENSTOCK_WORKER names another one.
 std::string native_program() {
-  if (std::string given = environment("PENSTOCK_WORKER"); !given.empty()) return given;
+  if (std::string given = environment("PENSTOCK_WORKER").value_or(""); !given.empty()) return given;
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&native_program), &info) != 0 && info.dli_fname != nullptr) {
     std::error_code error;
@@ -55,7 +50,7 @@ std::vector<std::string> command_of(OwnProcesses::Kind kind, const std::string& 
   if (kind == OwnProcesses::Kind::kNative) {
     command = {native_program(), "--own"};
   } else {
-    const std::string python = environment("PENSTOCK_PYTHON");
+    const std::string python = environment("PENSTOCK_PYTHON").value_or("");
     command = {python.empty() ? "python3" : python, "-m", "penstock.pool.own_process"};
   }
   command.insert(command.end(), arguments.begin(), arguments.end());

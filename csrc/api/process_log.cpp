@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/process_log.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <array>
 #include <ctime>
-#include <string_view>
 #include <utility>
+
+#include "base/environment.h"
+#include "base/hex.h"
 
 namespace penstock::api {
 namespace {
@@ -15,14 +16,14 @@ namespace {
 // Text that may come from another process, without characters that move a terminal's cursor. Further lines are
 // indented, so that none passes for a line of the log.
 std::string printable(const std::string& text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   std::string shown;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     if (c == '\n') {
       shown += "\n    ";
     } else if (byte < 0x20 || byte == 0x7f) {
-      shown += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+      shown += "\\x";
+      append_hex(shown, byte);
     } else {
       shown += c;
     }
@@ -32,11 +33,7 @@ std::string printable(const std::string& text) {
 
 }  // namespace
 
-ProcessLog::ProcessLog(std::string name) : name_(std::move(name)) {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), HOST_NAME_MAX);
-  host_ = host.data();
-}
+ProcessLog::ProcessLog(std::string name) : name_(std::move(name)), host_(host_name()) {}
 
 void ProcessLog::say(const std::string& text) const { write(STDOUT_FILENO, text); }
 void ProcessLog::tell(const std::string& text) const { write(STDERR_FILENO, text); }

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/file_descriptor.h"
 #include "net/host_address.h"
 
@@ -156,8 +157,7 @@ Result<WorkerOptions> parse_worker_options(const std::vector<std::string>& argum
     }
   }
   const auto from_environment = [](std::string& value, const char* variable) {
-    const char* given = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
-    if (value.empty() && given != nullptr) value = given;
+    if (value.empty()) value = environment(variable).value_or("");
   };
   if (options.mode == Mode::kOwn) return options;
   from_environment(options.controller, "PENSTOCK_POOL");

@@ -2,7 +2,6 @@
 #include "api/worker_set.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "api/plugin_loading.h"
 #include "api/pool_workers.h"
 #include "api/thread_maker.h"
+#include "base/environment.h"
 #include "loader/recycled_memory.h"
 #include "loader/thread_source.h"
 
@@ -98,9 +98,8 @@ class ThreadWorkers final : public WorkerSet {
 // The pool that the program or, for loaders with workers, the environment names.
 std::optional<std::string> pool_of(const Options& options) {
   if (options.pool) return options.pool->empty() ? std::nullopt : options.pool;
-  const char* variable = std::getenv("PENSTOCK_POOL");  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
-  if (variable == nullptr || *variable == '\0' || options.num_workers == 0) return std::nullopt;
-  return variable;
+  auto named = environment("PENSTOCK_POOL");
+  return named && !named->empty() && options.num_workers > 0 ? named : std::nullopt;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/assert.h"
+#include "base/hex.h"
 
 namespace penstock {
 
@@ -21,16 +22,18 @@ Result<uint64_t> draw_identity() {
   return id;
 }
 
+std::string spoken_id(uint64_t id) {
+  std::string text;
+  for (int shift = 56; shift >= 0; shift -= 8) append_hex(text, static_cast<uint8_t>(id >> shift));
+  return text;
+}
+
 std::string make_endpoint_name() {
   std::array<unsigned char, 16> random{};
   const ssize_t filled = ::getrandom(random.data(), random.size(), 0);
   PENSTOCK_ASSERT(filled == static_cast<ssize_t>(random.size()), "getrandom gave ", filled, " bytes");
-  constexpr char kDigits[] = "0123456789abcdef";
   std::string name = "penstock-";
-  for (unsigned char byte : random) {
-    name += kDigits[byte >> 4];
-    name += kDigits[byte & 15];
-  }
+  for (const unsigned char byte : random) append_hex(name, byte);
   return name;
 }
 

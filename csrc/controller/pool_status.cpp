@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "base/identity.h"
 #include "controller/json_text.h"
 
 namespace penstock::controller {
@@ -98,12 +99,6 @@ std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& sta
 }
 
 }  // namespace
-
-std::string spoken_id(uint64_t id) {
-  std::array<char, 17> text;
-  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(id));
-  return text.data();
-}
 
 std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
                         Instant now, size_t bytes_max) {

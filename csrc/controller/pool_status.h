@@ -40,8 +40,6 @@
 
 namespace penstock::controller {
 
-std::string spoken_id(uint64_t id);
-
 // Has at most `bytes_max` bytes, which must be 16 KiB or more.
 std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
                         Instant now, size_t bytes_max);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/hex.h"
 #include "penstock/error.h"
 #include "penstock/export.h"
 
@@ -12,16 +13,12 @@ namespace penstock::dataset {
 namespace {
 
 constexpr uint64_t kHeaderBytesMax = 1 << 20;
-constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 std::string own_torch() { return std::to_string(TorchVersion().major) + "." + std::to_string(TorchVersion().minor); }
 
 std::string to_hex(const wire::BlobId& id) {
   std::string text;
-  for (const std::byte byte : id) {
-    text += kHexDigits[std::to_integer<size_t>(byte >> 4)];
-    text += kHexDigits[std::to_integer<size_t>(byte & std::byte{15})];
-  }
+  for (const std::byte byte : id) append_hex(text, std::to_integer<uint8_t>(byte));
   return text;
 }
 

@@ -6,13 +6,13 @@
 #include <type_traits>
 
 #include "base/assert.h"
+#include "base/hex.h"
 #include "graph/ir_text.h"
 
 namespace penstock::graph {
 namespace {
 
 void print_quoted(std::string& text, std::string_view content) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   text += '"';
   for (const char c : content) {
     const auto byte = static_cast<unsigned char>(c);
@@ -27,8 +27,7 @@ void print_quoted(std::string& text, std::string_view content) {
           text += c;
         } else {
           text += "\\x";
-          text += kHex[byte >> 4];
-          text += kHex[byte & 15];
+          append_hex(text, byte);
         }
     }
   }

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/hex.h"
+
 namespace penstock::graph {
 namespace {
 
@@ -80,13 +82,9 @@ std::array<uint8_t, 32> Sha256::finish() {
 }
 
 std::string short_digest(Sha256 hash) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   const auto digest = hash.finish();
   std::string text;
-  for (size_t i = 0; i < 16; ++i) {
-    text += kHex[digest[i] >> 4];
-    text += kHex[digest[i] & 15];
-  }
+  for (size_t i = 0; i < 16; ++i) append_hex(text, digest[i]);
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/heap_thresholds.h"
+#include "base/identity.h"
 #include "loader/pool_answers.h"
 
 namespace penstock::loader {
@@ -206,7 +207,7 @@ void PoolIo::connect(uint64_t worker_id) {
   const auto place = directory_.find(worker_id);
   if (!place) return;
   const auto& endpoint = place->endpoint;
-  if (!endpoint) return tell("worker " + spoken_worker(worker_id) + " cannot be used: " + endpoint.error().message);
+  if (!endpoint) return tell("worker " + spoken_id(worker_id) + " cannot be used: " + endpoint.error().message);
   auto socket = net::ClientSocket::connect(*context_, *resolver_, endpoint.value(), place->keys.own(),
                                            place->keys.public_key(net::Role::kWorker));
   const auto opened = socket ? links_->open(worker_id, endpoint.value(), std::move(socket).value()) : socket.error();
@@ -215,7 +216,7 @@ void PoolIo::connect(uint64_t worker_id) {
     connect_again_at_[worker_id] = clock_now() + kReconnectPause;
     const std::string reason = "connecting to " + endpoint.value().text() + " failed: " + opened.error().message;
     if (standing_.note_refusal(worker_id, reason))
-      tell("worker " + spoken_worker(worker_id) + " cannot be used yet: " + reason);
+      tell("worker " + spoken_id(worker_id) + " cannot be used yet: " + reason);
     return;
   }
   standing_.forget_refusal(worker_id);
@@ -261,7 +262,7 @@ void PoolIo::take_event(uint64_t worker_id, WorkerLink& link, const ConnectionEv
   }
   if (event.is_final) link.reconnect_at = now + kReconnectPause;
   if (!event.is_final || std::exchange(link.is_trouble_told, true)) return;
-  tell("worker " + spoken_worker(worker_id) + " cannot be used: " + event.reason);
+  tell("worker " + spoken_id(worker_id) + " cannot be used: " + event.reason);
 }
 
 void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant now) {
@@ -276,7 +277,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
       take_message(worker_id, *link, receipt.parts, now);
       carry_out();
     } else if (!std::exchange(link->is_trouble_told, true)) {
-      tell("worker " + spoken_worker(worker_id) + " at " + link->endpoint().text() +
+      tell("worker " + spoken_id(worker_id) + " at " + link->endpoint().text() +
            " sent a message that no worker sends: " + receipt.offence);
     }
   }
@@ -284,7 +285,7 @@ void PoolIo::receive_from(uint64_t worker_id, size_t message_count_max, Instant 
 
 void PoolIo::complain(uint64_t worker_id, WorkerLink& link, const std::string& what) {
   if (std::exchange(link.is_trouble_told, true)) return;
-  tell("worker " + spoken_worker(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
+  tell("worker " + spoken_id(worker_id) + " at " + link.endpoint().text() + " cannot be used: " + what);
 }
 
 void PoolIo::take_message(uint64_t worker_id, WorkerLink& link, std::span<net::ReceivedPart> parts, Instant now) {
@@ -366,8 +367,7 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
   if (answer.kind == AnswerKind::kEnd) return end_lane(message.key, lane, now);
   if (lane != wire::kNoLane) lanes_.answered(lane, answer.state);
   if (whole && !answer.place) memory_.note_received(answer.payload_bytes);  // and not the size that an error claims
-  auto batch =
-      batch_of(answer, std::move(whole), spoken_worker(worker_id), spoken_place(worker_id), options_.allow_pickle);
+  auto batch = batch_of(answer, std::move(whole), spoken_id(worker_id), spoken_place(worker_id), options_.allow_pickle);
   if (!batch->remote_error()) {
     // A worker could write to a slab that it has handed over after its bytes were checked.
     const auto ready = prepare_narrow(*batch, /*may_stay=*/stages_.takes_narrow() && !answer.place);
@@ -531,7 +531,7 @@ void PoolIo::deliver(BatchKey key, std::unique_ptr<Batch> batch) {
 
 std::string PoolIo::spoken_place(uint64_t worker_id) const {
   const WorkerLink* link = links_->find(worker_id);
-  return spoken_worker(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
+  return spoken_id(worker_id) + (link == nullptr ? "" : " at " + link->endpoint().text());
 }
 
 void PoolIo::note_refusal(uint64_t worker_id, const wire::PoolAnswer& answer) {
@@ -550,7 +550,7 @@ void PoolIo::tell_of_decline(const std::string& worker, const std::string& reaso
 void PoolIo::note_declines(const wire::TrainerRoster& roster) {
   standing_.note_pool(roster.pool_count, roster.declined_count);
   for (const auto& [worker_id, reason] : roster.declines) {
-    if (standing_.note_reported_refusal(worker_id, reason)) tell_of_decline(spoken_worker(worker_id), reason);
+    if (standing_.note_reported_refusal(worker_id, reason)) tell_of_decline(spoken_id(worker_id), reason);
   }
   const bool is_hopeless = roster.declined_count > 0 && roster.declined_count == roster.pool_count &&
                            session_.declined_count() == session_.known_count();
@@ -661,11 +661,11 @@ void PoolIo::note_standing(Instant now) {
   silent_links_at_ = now + kSilenceLooked;
   for (const uint64_t worker_id : links_->silent_since(now - kSilenceTold)) {
     const std::string reason = spoken_silence(*links_->find(worker_id));
-    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);
   }
   for (const uint64_t worker_id : links_->without_data_since(now - kSilenceTold)) {
     const std::string reason = spoken_missing_data(*links_->find(worker_id));
-    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_worker(worker_id) + " " + reason);
+    if (standing_.note_refusal(worker_id, reason)) tell("worker " + spoken_id(worker_id) + " " + reason);
   }
 }
 

@@ -2,16 +2,11 @@
 #include "loader/pool_standing.h"
 
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
-namespace penstock::loader {
+#include "base/identity.h"
 
-std::string spoken_worker(uint64_t worker_id) {
-  char text[24];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(worker_id));
-  return text;
-}
+namespace penstock::loader {
 
 void PoolStanding::note(Controller controller, size_t known_count, size_t open_count) {
   MutexLock lock(mutex_);
@@ -74,7 +69,7 @@ std::string PoolStanding::spoken_refusals() const {
   for (const auto& [worker_id, reason] : refusals_) {
     if (spoken_count == kRefusalSpokenCountMax)
       return text + "; and " + std::to_string(refusals_.size() - spoken_count) + " more";
-    text += "; worker " + spoken_worker(worker_id) + ": " + reason;
+    text += "; worker " + spoken_id(worker_id) + ": " + reason;
     ++spoken_count;
   }
   return text;

@@ -18,8 +18,6 @@ inline constexpr Duration kSilenceTold = std::chrono::seconds(5);
 inline constexpr size_t kRefusalCountMax = 64;       // workers whose reasons are kept
 inline constexpr size_t kRefusalSpokenCountMax = 8;  // and said in one sentence
 
-std::string spoken_worker(uint64_t worker_id);
-
 // Thread-safe.
 class PoolStanding {
  public:

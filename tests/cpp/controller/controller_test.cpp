@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "../net/pool_sockets.h"
+#include "base/identity.h"
 #include "cluster/worker_session.h"
 #include "controller/pool_status.h"
 #include "net/control_limits.h"
