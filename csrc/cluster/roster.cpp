@@ -14,14 +14,23 @@ namespace {
 
 std::string torch_text(uint16_t torch) { return std::to_string(torch >> 8) + "." + std::to_string(torch & 255); }
 
+bool runs_kind(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
+  return (worker.job_kinds & wire::kind_bit(trainer.job_kind)) != 0;
+}
+
+// A torch that is not told is taken for the right one.
+bool has_its_torch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
+  return worker.torch == 0 || trainer.torch == 0 || worker.torch == trainer.torch;
+}
+
 // Why the worker cannot run the trainer's job, as far as the two reports tell; empty if they say nothing against it.
 std::string mismatch(const wire::WorkerReport& worker, const wire::TrainerReport& trainer) {
-  if ((worker.job_kinds & wire::kind_bit(trainer.job_kind)) == 0) {
+  if (!runs_kind(worker, trainer)) {
     return trainer.job_kind == wire::JobKind::kPlugin
                ? "it runs Python, and the dataset is a plug-in; start penstock-worker for it"
                : "it runs plug-ins alone, and the dataset is Python's; start `penstock worker` for it";
   }
-  if (worker.torch != 0 && trainer.torch != 0 && worker.torch != trainer.torch) {
+  if (!has_its_torch(worker, trainer)) {
     return "it has torch " + torch_text(worker.torch) + ", and the job is made with torch " +
            torch_text(trainer.torch) + "; install the same version on both";
   }
@@ -154,9 +163,11 @@ void Roster::balance(Instant now) {
 }
 
 bool Roster::is_fit(const Worker& worker, uint64_t trainer_id) const {
-  const auto trainer = trainers_.find(trainer_id);
-  return !worker.report.has_declined(trainer_id) &&
-         (trainer == trainers_.end() || mismatch(worker.report, trainer->second.report).empty());
+  if (worker.report.has_declined(trainer_id)) return false;
+  const auto found = trainers_.find(trainer_id);
+  if (found == trainers_.end()) return true;
+  const wire::TrainerReport& trainer = found->second.report;
+  return runs_kind(worker.report, trainer) && has_its_torch(worker.report, trainer);
 }
 
 uint32_t Roster::count_of_workers(uint64_t trainer_id) const {
