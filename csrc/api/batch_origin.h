@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,12 +40,6 @@ struct BatchOrigin {
     tensors.reserve(leaves.size());
     for (const Leaf& leaf : leaves) tensors.push_back(leaf.tensor);
     return tensors;
-  }
-  // The leaf that this tensor is, if it was not written to.
-  std::optional<uint32_t> index_of(const at::Tensor& tensor) const {
-    for (uint32_t index = 0; index < leaves.size(); ++index)
-      if (leaves[index].tensor.is_same(tensor) && leaves[index].is_as_it_came()) return index;
-    return std::nullopt;
   }
   // The boundary tensor of a key; undefined if there is none.
   at::Tensor find(const std::string& key) const {

@@ -14,9 +14,6 @@
 namespace penstock::api {
 namespace {
 
-// From its second run on a program is profiled and optimized, and so are the programs of its gradients.
-constexpr int kSettledRuns = 4;
-
 struct Seen {
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> held;  // parameters and buffers, as they are afterwards

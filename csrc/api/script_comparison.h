@@ -15,6 +15,10 @@
 
 namespace penstock::api {
 
+// A program is profiled and optimized from its second run on, and so are the programs of its gradients. From this run
+// on it stays as it is.
+inline constexpr int kSettledRuns = 4;
+
 // One way to compute: a part, and the tensors that it takes beside the call.
 struct ScriptSide {
   const capture::ScriptPart& part;

@@ -32,8 +32,6 @@ namespace {
 
 // How many plans one module may have (its modes, other arguments), and how many refusals.
 constexpr size_t kPlansMax = 8;
-// TorchScript optimizes a program in its first runs; from this one on it stays as it is.
-constexpr int kSettledRuns = 4;
 constexpr size_t kSettingsMax = 64;
 
 bool is_plain(const at::Tensor& tensor) {
@@ -208,7 +206,7 @@ std::optional<std::vector<at::Tensor>> OffloadedModule::Impl::boundary_of(Script
   }
   Setting setting{.sizes = {}, .thread_count = at::get_num_threads(), .mode = api::ScriptMode::now()};
   int& run_count = cut.runs[setting.mode];
-  if (run_count < kSettledRuns || boundary.size() < cut.keys.size()) {
+  if (run_count < api::kSettledRuns || boundary.size() < cut.keys.size()) {
     ++run_count;
     return std::nullopt;
   }
