@@ -18,7 +18,7 @@ from penstock import _C, _pool
 from penstock.errors import PenstockError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_worker import run_worker
-from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
+from penstock.pool.worker_spec import PoolWorkerSpec
 from penstock.worker.held_interrupt import HeldInterrupt, release_in_child
 
 _START_S_MAX = 300.0  # spawn imports torch, on a busy machine one after the other
@@ -114,16 +114,5 @@ def _run_own_worker(sender: Any, code_root: str, parent_pid: int, handover: str)
         sender.send((server.worker_id, server.endpoint))
         sender.close()
 
-    spec = PoolWorkerSpec(
-        bind="tcp://127.0.0.1:0",
-        advertised=None,
-        data_bind=None,
-        data_advertised=None,
-        controller=None,
-        key_folder=None,
-        patience_s=PATIENCE_S,
-        code_root=code_root,
-        parent_pid=parent_pid,
-        handover=handover,
-    )
+    spec = PoolWorkerSpec.of_trainer(code_root, parent_pid, handover)
     run_worker(spec, started, lambda text: print(text, file=sys.stderr))

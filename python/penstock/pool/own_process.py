@@ -15,7 +15,7 @@ from penstock import _C
 from penstock.errors import PenstockError
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_worker import run_worker
-from penstock.pool.worker_spec import PATIENCE_S, USELESS_EXIT_CODE, PoolWorkerSpec
+from penstock.pool.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 
 
 def main() -> int:
@@ -31,18 +31,7 @@ def main() -> int:
         os.close(args.report_fd)
 
     code = CodeFolder()
-    spec = PoolWorkerSpec(
-        bind="tcp://127.0.0.1:0",
-        advertised=None,
-        data_bind=None,
-        data_advertised=None,
-        controller=None,
-        key_folder=None,
-        patience_s=PATIENCE_S,
-        code_root=code.path,
-        parent_pid=args.parent,
-        handover=args.handover,
-    )
+    spec = PoolWorkerSpec.of_trainer(code.path, args.parent, args.handover)
     try:
         run_worker(spec, started, lambda text: print(text, file=sys.stderr))
     except (PenstockError, ValueError, OSError) as error:

@@ -34,3 +34,20 @@ class PoolWorkerSpec:
     # The powercap tree of this machine, which must tell its energy; "" is where Linux has it, if it
     # can be read.
     powercap: str = ""
+
+    @classmethod
+    def of_trainer(cls, code_root: str, parent_pid: int, handover: str) -> PoolWorkerSpec:
+        """A worker that a trainer starts for itself: on loopback, with the keys that this user's
+        processes share."""
+        return cls(
+            bind="tcp://127.0.0.1:0",
+            advertised=None,
+            data_bind=None,
+            data_advertised=None,
+            controller=None,
+            key_folder=None,
+            patience_s=PATIENCE_S,
+            code_root=code_root,
+            parent_pid=parent_pid,
+            handover=handover,
+        )
