@@ -7,18 +7,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <sstream>
 #include <utility>
 
+#include "api/blob_id.h"
 #include "api/exceptions.h"
 #include "api/memory_caps.h"
+#include "base/environment.h"
 #include "base/identity.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
-#include "graph/sha256.h"
-#include "net/key_folder.h"
 #include "net/shared_key_folder.h"
 
 namespace penstock::api {
@@ -33,22 +32,6 @@ constexpr uint32_t kWorkersOfUseMax = 4096;       // to a map-style dataset
 constexpr auto kQuiet = std::chrono::seconds(5);  // without any worker, before the user is told the reason
 constexpr auto kCheckInterval = std::chrono::seconds(1);
 
-wire::BlobId id_of(std::span<const std::byte> bytes) {
-  graph::Sha256 hash;
-  hash.update(bytes);
-  const auto digest = hash.finish();
-  wire::BlobId id{};
-  std::transform(digest.begin(), digest.end(), id.begin(), [](uint8_t byte) { return std::byte{byte}; });
-  return id;
-}
-wire::BlobId id_of(const std::string& text) { return id_of(std::as_bytes(std::span(text))); }
-
-std::string this_host() {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), HOST_NAME_MAX);
-  return host.data();
-}
-
 std::string program_name() {
   std::array<char, PATH_MAX> path{};
   const ssize_t bytes = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
@@ -56,15 +39,14 @@ std::string program_name() {
   return name.substr(name.rfind('/') + 1);
 }
 
-std::string chosen_keys(const Options& options) {
-  if (!options.keys.empty()) return options.keys;
-  const char* variable = std::getenv("PENSTOCK_KEYS");  // NOLINT(concurrency-mt-unsafe): nothing here sets variables
-  return variable == nullptr ? "" : variable;
+// The folder of the pool's keys; none for those that this user's processes share.
+std::optional<std::string> chosen_keys(const Options& options) {
+  auto folder = options.keys.empty() ? environment("PENSTOCK_KEYS") : options.keys;
+  return folder && !folder->empty() ? folder : std::nullopt;
 }
 
-net::KeyRing load_keys(const std::string& folder) {
-  return value_or_raise(folder.empty() ? net::load_shared_keys(net::Role::kTrainer)
-                                       : net::load_key_folder(folder, net::Role::kTrainer));
+net::KeyRing load_keys(const std::optional<std::string>& folder) {
+  return value_or_raise(net::load_keys(folder, net::Role::kTrainer));
 }
 
 dataset::JobText job_of(const AnyDataset& dataset, const Options& options,
@@ -104,11 +86,11 @@ PoolWorkers::PoolWorkers(const AnyDataset& dataset, const Options& options, std:
   std::optional<wire::BlobId> transform;
   if (options.transform) {
     transform_blob_ = saved(*options.transform);
-    transform = id_of(transform_blob_);
+    transform = blob_id_of(std::as_bytes(std::span(transform_blob_)));
   }
   job_ = job_of(dataset, options, transform);
   job_blob_ = dataset::write_job(job_);
-  job_id_ = id_of(job_blob_);
+  job_id_ = blob_id_of(std::as_bytes(std::span(job_blob_)));
   if (options.num_workers > 0) {
     const bool is_plugin = std::holds_alternative<PluginDataset>(job_.dataset);
     own_ = value_or_raise(OwnProcesses::start(is_plugin ? OwnProcesses::Kind::kNative : OwnProcesses::Kind::kPython,
@@ -128,11 +110,11 @@ void PoolWorkers::start() {
 
 PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_count) {
   const uint64_t arena = value_or_raise(arena_bytes());
-  const std::string folder = controller_ ? key_folder_ : "";
+  const auto folder = controller_ ? key_folder_ : std::nullopt;
   std::optional<net::KeyRing> own_keys;
   std::vector<loader::OwnWorker> own_workers;
   if (own_) {
-    own_keys.emplace(load_keys(""));
+    own_keys.emplace(load_keys(std::nullopt));
     for (const loader::OwnWorker& worker : own_->workers()) {
       const auto is_lost = [&](const OwnProcesses::Loss& loss) { return loss.worker_id == worker.worker_id; };
       if (std::none_of(losses_.begin(), losses_.end(), is_lost)) own_workers.push_back(worker);
@@ -152,7 +134,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
       loader::PoolIoOptions{.controller = controller_,
                             .keys = load_keys(folder),
                             .job = job_.name,
-                            .about = this_host() + ", process " + std::to_string(::getpid()) + ", C++",
+                            .about = host_name() + ", process " + std::to_string(::getpid()) + ", C++",
                             .worker_count_max = is_iterable ? shard_count : kWorkersOfUseMax,
                             .depth = of_client.prefetch_factor,
                             .credit_bytes = arena,
@@ -174,7 +156,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
 void PoolWorkers::name_blobs(PoolClient& client) {
   std::vector<wire::BlobId> ids = {job_id_};
   for (const Message& message : prefixes_) {
-    ids.push_back(id_of(*message));
+    ids.push_back(blob_id_of(*message));
     client.put_blob(ids.back(), {reinterpret_cast<const char*>(message->data()), message->size()});
   }
   client.use_blobs(std::move(ids));

@@ -45,7 +45,7 @@ class PoolWorkers final : public WorkerSet {
 
   const Options& options_;
   std::optional<net::Endpoint> controller_;
-  std::string key_folder_;
+  std::optional<std::string> key_folder_;
   std::optional<OwnProcesses> own_;
   dataset::JobText job_;
   std::string job_blob_;

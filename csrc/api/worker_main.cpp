@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -24,12 +23,13 @@
 #include "api/torch_check.h"
 #include "api/worker_options.h"
 #include "api/worker_service.h"
+#include "base/environment.h"
+#include "base/identity.h"
 #include "base/live_clock.h"
-#include "net/key_folder.h"
-#include "net/shared_key_folder.h"
 #include "penstock/error.h"
 #include "worker/malloc_tuning.h"
 #include "worker/pool_server.h"
+#include "worker/server_addresses.h"
 
 namespace penstock {
 namespace {
@@ -60,54 +60,39 @@ std::optional<int> wait_for_signal(milliseconds time) {
 // ---- One worker process
 
 std::string about_this_process() {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), HOST_NAME_MAX);
   const TorchVersion torch;
-  return std::string(host.data()) + ", process " + std::to_string(::getpid()) + ", penstock " + PENSTOCK_VERSION +
+  return host_name() + ", process " + std::to_string(::getpid()) + ", penstock " + PENSTOCK_VERSION +
          " (plug-ins), torch " + std::to_string(torch.major) + "." + std::to_string(torch.minor);
 }
 
-Result<std::optional<net::Endpoint>> parse_address(const std::string& text) {
-  if (text.empty()) return std::optional<net::Endpoint>();
-  auto endpoint = net::Endpoint::parse(text);
-  if (!endpoint) return endpoint.error();
-  return std::optional(std::move(endpoint).value());
+// What an option was given; none for one that was left out.
+std::optional<std::string> given(const std::string& option) {
+  return option.empty() ? std::nullopt : std::optional(option);
 }
 
 Result<std::unique_ptr<worker::PoolServer>> start_server(const WorkerOptions& options) {
   const bool is_own = options.mode == WorkerOptions::Mode::kOwn;
-  const auto bind = net::Endpoint::parse(is_own ? "tcp://127.0.0.1:0" : options.bind);
-  if (!bind) return bind.error();
-  auto keys = options.keys.empty() ? net::load_shared_keys(net::Role::kWorker)
-                                   : net::load_key_folder(options.keys, net::Role::kWorker);
-  if (!keys) return keys.error();
+  auto read = worker::options_at({.bind = is_own ? "tcp://127.0.0.1:0" : options.bind,
+                                  .controller = given(options.controller),
+                                  .advertised = given(options.advertise),
+                                  .data_bind = given(options.data_bind),
+                                  .data_advertised = given(options.data_advertise),
+                                  .key_folder = given(options.keys)});
+  if (!read) return read.error();
   const auto arena = api::arena_bytes();
   if (!arena) return arena.error();
   const auto job = api::job_bytes();
   if (!job) return job.error();
-  auto controller = parse_address(options.controller);
-  if (!controller) return controller.error();
-  auto advertised = parse_address(options.advertise);
-  if (!advertised) return advertised.error();
-  auto data_bind = parse_address(options.data_bind);
-  if (!data_bind) return data_bind.error();
-  auto data_advertised = parse_address(options.data_advertise);
-  if (!data_advertised) return data_advertised.error();
-  return worker::PoolServer::start(
-      {.bind = bind.value(),
-       .keys = std::move(keys).value(),
-       .controller = std::move(controller).value(),
-       .advertised = std::move(advertised).value(),
-       .data_bind = std::move(data_bind).value(),
-       .data_advertised = std::move(data_advertised).value(),
-       .about = about_this_process(),
-       .job_kinds = wire::kind_bit(wire::JobKind::kPlugin),
-       .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-       .arena_bytes = arena.value(),
-       .blob_bytes_max = job.value(),
-       .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s)),
-       .parent_pid = options.parent_pid,
-       .handover = options.handover});
+  worker::PoolServerOptions of_server = std::move(read).value();
+  of_server.about = about_this_process();
+  of_server.job_kinds = wire::kind_bit(wire::JobKind::kPlugin);
+  of_server.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
+  of_server.arena_bytes = arena.value();
+  of_server.blob_bytes_max = job.value();
+  of_server.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.patience_s));
+  of_server.parent_pid = options.parent_pid;
+  of_server.handover = options.handover;
+  return worker::PoolServer::start(std::move(of_server));
 }
 
 // A trainer that started this worker learns where it listens.
@@ -126,9 +111,8 @@ int serve(const WorkerOptions& options, ProcessLog& log) {
     return kUselessExitCode;
   }
   worker::PoolServer& its = *server.value();
-  char id[24];
-  std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(its.worker_id()));
-  log.set_name("penstock-worker " + std::string(id, 8));
+  const std::string id = spoken_id(its.worker_id());
+  log.set_name("penstock-worker " + id.substr(0, 8));
   const bool is_own = options.mode == WorkerOptions::Mode::kOwn;
   if (options.report_fd >= 0) report(options.report_fd, its);
   // The native thread drains the worker, whatever the dataset does at the moment.

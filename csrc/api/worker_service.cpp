@@ -2,13 +2,13 @@
 #include "api/worker_service.h"
 
 #include <chrono>
-#include <cstdio>
 #include <list>
 #include <memory>
 #include <utility>
 
+#include "api/blob_id.h"
 #include "api/native_job.h"
-#include "graph/sha256.h"
+#include "base/identity.h"
 #include "penstock/error.h"
 
 namespace penstock::api {
@@ -23,19 +23,7 @@ constexpr auto kNoticeInterval = std::chrono::milliseconds(500);
 constexpr auto kBlobWait = std::chrono::seconds(60);
 constexpr size_t kJobCountMax = 2;  // those of two loaders that a trainer uses in turn
 
-std::string short_id(uint64_t id) {
-  char text[24];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(id));
-  return std::string(text, 8);
-}
-
-bool is_of(const wire::BlobId& id, std::span<const std::byte> bytes) {
-  graph::Sha256 hash;
-  hash.update(bytes);
-  const auto digest = hash.finish();
-  return std::equal(digest.begin(), digest.end(), id.begin(),
-                    [](uint8_t ours, std::byte theirs) { return std::byte{ours} == theirs; });
-}
+std::string short_id(uint64_t id) { return spoken_id(id).substr(0, 8); }
 
 // The jobs and prefixes of a worker, which it gets from its trainer as blobs, and a line for what changes.
 class Service {
@@ -116,7 +104,7 @@ class Service {
     for (;;) {
       auto blob = server_.blob(id, steady_clock::now() + kBlobWait);
       if (!blob && blob.error().code == Errc::kTimeout) continue;
-      if (!blob || is_of(id, blob.value())) return blob;
+      if (!blob || blob_id_of(blob.value()) == id) return blob;
       return Fault{Errc::kMalformed,
                    "the part of a job that the trainer sent is not the one that it named; trainer and workers must run "
                    "the same version of penstock"};

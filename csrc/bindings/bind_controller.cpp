@@ -26,11 +26,6 @@ using net::Role;
 
 namespace {
 
-// The keys of a folder that was named, or those that this user's processes share.
-Result<net::KeyRing> load_keys(const std::optional<std::string>& folder, Role role) {
-  return folder ? net::load_key_folder(*folder, role) : net::load_shared_keys(role);
-}
-
 // By the name of a job or a user: its priority and its quota.
 using Terms = std::map<std::string, std::pair<double, std::optional<uint32_t>>>;
 
@@ -52,7 +47,7 @@ Result<std::unique_ptr<Controller>> start_controller(const std::string& endpoint
   shares.user_terms = job_terms_of(user_terms);
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
-  auto keys = load_keys(folder, Role::kController);
+  auto keys = net::load_keys(folder, Role::kController);
   if (!keys) return keys.error();
   return Controller::start(parsed.value(), keys.value(), std::move(shares));
 }
@@ -61,7 +56,7 @@ Result<wire::ControlMessage> ask(const std::string& endpoint, const std::optiona
                                  const wire::ControlMessage& question, double timeout_s) {
   auto parsed = net::Endpoint::parse(endpoint);
   if (!parsed) return parsed.error();
-  auto keys = load_keys(folder, Role::kOperator);
+  auto keys = net::load_keys(folder, Role::kOperator);
   if (!keys) return keys.error();
   const auto timeout =
       std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(timeout_s));

@@ -16,7 +16,6 @@
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
 #include "loader/pool_client.h"
-#include "net/key_folder.h"
 #include "net/shared_key_folder.h"
 #include "wire/shipment.h"
 
@@ -48,8 +47,7 @@ struct PoolSettings {
 Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, const ClientOptions& options) {
   auto endpoint = net::Endpoint::parse(settings.controller);
   if (!endpoint) return endpoint.error();
-  auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, Role::kTrainer)
-                                  : net::load_shared_keys(Role::kTrainer);
+  auto keys = net::load_keys(settings.key_folder, Role::kTrainer);
   if (!keys) return keys.error();
   std::optional<net::KeyRing> own_keys;
   std::vector<loader::OwnWorker> own_workers;

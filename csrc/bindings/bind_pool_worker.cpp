@@ -18,10 +18,9 @@
 #include "bindings/python_sample_rows.h"
 #include "bindings/raise.h"
 #include "bindings/wait_for.h"
-#include "net/key_folder.h"
-#include "net/shared_key_folder.h"
 #include "worker/pool_server.h"
 #include "worker/row_batch.h"
+#include "worker/server_addresses.h"
 
 namespace py = pybind11;
 
@@ -34,12 +33,7 @@ using worker::PoolWork;
 namespace {
 
 struct Settings {
-  std::string bind;
-  std::optional<std::string> advertised;
-  std::optional<std::string> data_bind;
-  std::optional<std::string> data_advertised;
-  std::optional<std::string> controller;
-  std::optional<std::string> key_folder;
+  worker::ServerAddresses addresses;
   std::string about;
   std::string name;
   uint64_t arena_bytes;
@@ -50,43 +44,20 @@ struct Settings {
   std::string powercap;
 };
 
-Result<std::optional<net::Endpoint>> parse(const std::optional<std::string>& text) {
-  if (!text) return std::optional<net::Endpoint>();
-  auto endpoint = net::Endpoint::parse(*text);
-  if (!endpoint) return endpoint.error();
-  return std::optional(std::move(endpoint).value());
-}
-
 Result<std::unique_ptr<PoolServer>> start(const Settings& settings) {
-  auto bind = net::Endpoint::parse(settings.bind);
-  if (!bind) return bind.error();
-  auto controller = parse(settings.controller);
-  if (!controller) return controller.error();
-  auto advertised = parse(settings.advertised);
-  if (!advertised) return advertised.error();
-  auto data_bind = parse(settings.data_bind);
-  if (!data_bind) return data_bind.error();
-  auto data_advertised = parse(settings.data_advertised);
-  if (!data_advertised) return data_advertised.error();
-  auto keys = settings.key_folder ? net::load_key_folder(*settings.key_folder, net::Role::kWorker)
-                                  : net::load_shared_keys(net::Role::kWorker);
-  if (!keys) return keys.error();
-  return PoolServer::start(
-      {.bind = std::move(bind).value(),
-       .keys = std::move(keys).value(),
-       .controller = std::move(controller).value(),
-       .advertised = std::move(advertised).value(),
-       .data_bind = std::move(data_bind).value(),
-       .data_advertised = std::move(data_advertised).value(),
-       .about = settings.about,
-       .name = settings.name,
-       .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
-       .arena_bytes = settings.arena_bytes,
-       .blob_bytes_max = settings.blob_bytes_max,
-       .patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s)),
-       .parent_pid = settings.parent_pid,
-       .handover = settings.handover,
-       .powercap = settings.powercap});
+  auto read = worker::options_at(settings.addresses);
+  if (!read) return read.error();
+  worker::PoolServerOptions options = std::move(read).value();
+  options.about = settings.about;
+  options.name = settings.name;
+  options.torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR);
+  options.arena_bytes = settings.arena_bytes;
+  options.blob_bytes_max = settings.blob_bytes_max;
+  options.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(settings.patience_s));
+  options.parent_pid = settings.parent_pid;
+  options.handover = settings.handover;
+  options.powercap = settings.powercap;
+  return PoolServer::start(std::move(options));
 }
 
 py::bytes to_python(std::span<const std::byte> bytes) {
@@ -171,9 +142,20 @@ void bind_pool_worker(py::module_& module) {
              uint64_t arena_bytes, uint64_t blob_bytes_max, double patience_s, pid_t parent_pid,
              const std::string& handover, const std::string& powercap) {
             auto started = unwrap(without_gil([&] {
-              return start({bind, std::move(advertised), std::move(data_bind), std::move(data_advertised),
-                            std::move(controller), std::move(key_folder), about, name, arena_bytes, blob_bytes_max,
-                            patience_s, parent_pid, handover, powercap});
+              return start({.addresses = {.bind = bind,
+                                          .controller = std::move(controller),
+                                          .advertised = std::move(advertised),
+                                          .data_bind = std::move(data_bind),
+                                          .data_advertised = std::move(data_advertised),
+                                          .key_folder = std::move(key_folder)},
+                            .about = about,
+                            .name = name,
+                            .arena_bytes = arena_bytes,
+                            .blob_bytes_max = blob_bytes_max,
+                            .patience_s = patience_s,
+                            .parent_pid = parent_pid,
+                            .handover = handover,
+                            .powercap = powercap});
             }));
             return PoolServer::Handle(started.release());
           },

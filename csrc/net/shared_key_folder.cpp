@@ -6,20 +6,15 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 
+#include "base/environment.h"
 #include "net/key_folder.h"
 
 namespace penstock::net {
 namespace {
-
-std::string environment_text(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string() : std::string(value);
-}
 
 Fault unusable(const std::string& folder, const std::string& seen) {
   return {Errc::kMismatch, "the shared keys in " + folder + " cannot be used: " + seen +
@@ -69,8 +64,8 @@ class FolderAside {
 }  // namespace
 
 SharedKeyPlaces SharedKeyPlaces::from_environment() {
-  SharedKeyPlaces places{.runtime_folder = environment_text("XDG_RUNTIME_DIR"),
-                         .temp_folder = environment_text("TMPDIR")};
+  SharedKeyPlaces places{.runtime_folder = environment("XDG_RUNTIME_DIR").value_or(""),
+                         .temp_folder = environment("TMPDIR").value_or("")};
   // The specification of XDG_RUNTIME_DIR says that a relative path must be ignored.
   if (!places.runtime_folder.starts_with('/')) places.runtime_folder.clear();
   if (!places.temp_folder.starts_with('/')) places.temp_folder = "/tmp";
@@ -102,6 +97,10 @@ Result<KeyRing> load_shared_keys(Role own_role, const SharedKeyPlaces& places) {
   auto folder = shared_key_folder(places);
   if (!folder) return folder.error();
   return load_key_folder(folder.value(), own_role, KeyOrigin::kShared);
+}
+
+Result<KeyRing> load_keys(const std::optional<std::string>& folder, Role own_role) {
+  return folder ? load_key_folder(*folder, own_role) : load_shared_keys(own_role);
 }
 
 }  // namespace penstock::net

@@ -4,6 +4,7 @@
 // the same. They are made by the first process that needs them, in a folder that only this user can enter. They are
 // good on loopback alone (KeyOrigin::kShared): other machines have no copy, and no one has decided that they should.
 
+#include <optional>
 #include <string>
 
 #include "base/result.h"
@@ -27,5 +28,8 @@ Result<std::string> shared_key_folder(const SharedKeyPlaces& places = SharedKeyP
 
 // The keys of that folder for a process of `own_role`.
 Result<KeyRing> load_shared_keys(Role own_role, const SharedKeyPlaces& places = SharedKeyPlaces::from_environment());
+
+// The keys in `folder`, as load_key_folder() has them; without a folder the shared ones.
+Result<KeyRing> load_keys(const std::optional<std::string>& folder, Role own_role);
 
 }  // namespace penstock::net
