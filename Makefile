@@ -47,7 +47,7 @@ test:
 	@sh .make/test.sh $(ARGS)
 
 test-all:
-	@python=$$(sh .make/system.sh build test bench model docs) && sh .make/packages.sh "$$python" test lint cluster
+	@python=$$(sh .make/system.sh build test bench model docs clang) && sh .make/packages.sh "$$python" test lint cluster
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 docs:

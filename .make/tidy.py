@@ -27,7 +27,8 @@ def reached(path: Path, seen: set[Path]) -> set[Path]:
     if path not in seen and path.is_file():
         seen.add(path)
         for name in INCLUDE.findall(path.read_bytes()):
-            reached(CSRC / name.decode(), seen)
+            for folder in (CSRC, CSRC / "include"):
+                reached(folder / name.decode(), seen)
     return seen
 
 

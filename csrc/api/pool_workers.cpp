@@ -173,7 +173,9 @@ DatasetShape PoolWorkers::ask_for_shape() {
   for (;;) {
     Event event = client->try_next();
     if (event.kind == Event::Kind::kFailed) throw Error(ErrorKind::kWorker, event.message().data());
-    if (event.kind == Event::Kind::kNews) TORCH_WARN(event.error->message);
+    if (event.kind == Event::Kind::kNews) {
+      TORCH_WARN(event.error->message);
+    }
     if (event.kind == Event::Kind::kBatch) {
       loader::Batch& batch = *event.batch;
       if (batch.remote_error())

@@ -41,7 +41,7 @@ struct ScriptMode {
   bool is_optimized = false;
 
   static ScriptMode now();
-  auto operator<=>(const ScriptMode&) const = default;
+  auto operator<=>(const ScriptMode&) const = default;  // NOLINT(modernize-use-nullptr): of the 0 in it
 };
 
 // Under which a comparison holds.
@@ -50,7 +50,7 @@ struct ScriptSetting {
   int thread_count = 0;
   ScriptMode mode;
 
-  auto operator<=>(const ScriptSetting&) const = default;
+  auto operator<=>(const ScriptSetting&) const = default;  // NOLINT(modernize-use-nullptr): of the 0 in it
 };
 
 // How a boundary tensor lies in memory.

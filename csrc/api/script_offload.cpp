@@ -272,7 +272,9 @@ void OffloadedModule::Impl::refuse(const std::string& reason) {
 void OffloadedModule::Impl::note(const std::string& reason) {
   if (std::find(refusals_.begin(), refusals_.end(), reason) != refusals_.end()) return;
   refusals_.push_back(reason);
-  if (refusals_.size() == 1) TORCH_WARN("penstock: the module runs whole in the trainer: ", reason);
+  if (refusals_.size() == 1) {
+    TORCH_WARN("penstock: the module runs whole in the trainer: ", reason);
+  }
 }
 
 void OffloadedModule::Impl::give_up(const std::string& reason) {

@@ -17,7 +17,7 @@
 namespace penstock::dataset {
 
 // Confined to the thread that reads samples.
-class PlaceDraws final : public Draws {
+class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-class-destructor): nothing derives from it
  public:
   PlaceDraws();
 

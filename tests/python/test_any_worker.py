@@ -7,6 +7,7 @@ another would have made the very same batches.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -26,22 +27,43 @@ pytestmark = pytest.mark.slow
 
 
 class Drawing(Dataset[torch.Tensor]):
-    """A sample's draws follow from its batch. Some samples kill the worker that makes them."""
+    """A sample's draws follow from its batch. Some samples kill the worker that makes them.
+
+    A batch that is late is asked of a second worker too, which waits here until the first is dead: a death that comes
+    after the epoch's last batch is not told of.
+    """
 
     def __init__(self, count: int, deadly: dict[int, str] | None = None) -> None:
         self.count = count
-        self.deadly = deadly or {}  # by sample, a file that is there once it has killed a worker
+        self.deadly = deadly or {}  # by sample, a file with the id of the process that it has killed
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         name = self.deadly.get(index)
-        if name is not None and get_worker_info() is not None and not os.path.exists(name):
-            if not name.endswith("always"):
-                Path(name).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if name is not None and get_worker_info() is not None:
+            victim = 0 if name.endswith("always") else self.victim_of(Path(name))
+            if victim in (0, os.getpid()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            while is_running(victim):
+                time.sleep(0.01)
         return index + torch.rand(3)
+
+    def victim_of(self, path: Path) -> int:
+        """The process that the sample kills: the first that asks."""
+        mine = path.with_name(f"{path.name}.{os.getpid()}")
+        mine.write_text(str(os.getpid()))
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+        return int(path.read_text())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def loader_of(dataset: Any, num_workers: int = 3, **options: Any) -> Any:

@@ -59,6 +59,14 @@ def test_the_losses_of_the_cpp_quickstart_are_pythons(
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_program_may_be_compiled_with_clang(tmp_path: Path) -> None:
+    program = build_example("minimal", tmp_path, "-DCMAKE_CXX_COMPILER=clang++-14") / "train"
+    done = run(program)
+    assert FITTED.fullmatch(done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_offload_example_trains_to_the_bit(tmp_path: Path) -> None:
     torch.manual_seed(7)

@@ -50,9 +50,8 @@ class AnyDataset {
   requires(std::derived_from<T, IterableDataset>) AnyDataset(std::shared_ptr<T> dataset)
       : kind_(std::shared_ptr<IterableDataset>(std::move(dataset))) {}
   template <typename T>
-  requires(std::derived_from<std::remove_cvref_t<T>, Dataset> ||
-           std::derived_from<std::remove_cvref_t<T>, IterableDataset>) AnyDataset(T&& dataset)
-      : AnyDataset(std::make_shared<std::remove_cvref_t<T>>(std::forward<T>(dataset))) {}
+  requires(std::derived_from<T, Dataset> || std::derived_from<T, IterableDataset>) AnyDataset(T dataset)
+      : AnyDataset(std::make_shared<T>(std::move(dataset))) {}
   AnyDataset(PluginDataset dataset) : kind_(std::move(dataset)) {}
   AnyDataset(PythonDataset dataset) : kind_(std::move(dataset)) {}
 

@@ -223,20 +223,21 @@ Value to_value(T&& object) {
 
 // ---- PENSTOCK_FIELDS(Type, field, ...): names the fields of a struct, at most 64
 
-#define PENSTOCK_PARENS_ ()
-#define PENSTOCK_EXPAND_(...) \
-  PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(PENSTOCK_EXPAND_3_(__VA_ARGS__))))
-#define PENSTOCK_EXPAND_3_(...) \
-  PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(PENSTOCK_EXPAND_2_(__VA_ARGS__))))
-#define PENSTOCK_EXPAND_2_(...) \
-  PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(PENSTOCK_EXPAND_1_(__VA_ARGS__))))
-#define PENSTOCK_EXPAND_1_(...) __VA_ARGS__
-#define PENSTOCK_EACH_FIELD_(Type, field, ...) \
-  ::penstock::detail::Field{#field, &Type::field} __VA_OPT__(, PENSTOCK_NEXT_FIELD_ PENSTOCK_PARENS_(Type, __VA_ARGS__))
-#define PENSTOCK_NEXT_FIELD_() PENSTOCK_EACH_FIELD_
+#define PENSTOCK_DETAIL_PARENS ()
+#define PENSTOCK_DETAIL_EXPAND(...) \
+  PENSTOCK_DETAIL_EXPAND_3(PENSTOCK_DETAIL_EXPAND_3(PENSTOCK_DETAIL_EXPAND_3(PENSTOCK_DETAIL_EXPAND_3(__VA_ARGS__))))
+#define PENSTOCK_DETAIL_EXPAND_3(...) \
+  PENSTOCK_DETAIL_EXPAND_2(PENSTOCK_DETAIL_EXPAND_2(PENSTOCK_DETAIL_EXPAND_2(PENSTOCK_DETAIL_EXPAND_2(__VA_ARGS__))))
+#define PENSTOCK_DETAIL_EXPAND_2(...) \
+  PENSTOCK_DETAIL_EXPAND_1(PENSTOCK_DETAIL_EXPAND_1(PENSTOCK_DETAIL_EXPAND_1(PENSTOCK_DETAIL_EXPAND_1(__VA_ARGS__))))
+#define PENSTOCK_DETAIL_EXPAND_1(...) __VA_ARGS__
+#define PENSTOCK_DETAIL_EACH_FIELD(Type, field, ...) \
+  ::penstock::detail::Field{                         \
+      #field, &Type::field} __VA_OPT__(, PENSTOCK_DETAIL_NEXT_FIELD PENSTOCK_DETAIL_PARENS(Type, __VA_ARGS__))
+#define PENSTOCK_DETAIL_NEXT_FIELD() PENSTOCK_DETAIL_EACH_FIELD
 
-#define PENSTOCK_FIELDS(Type, ...)                                                            \
-  [[maybe_unused]] inline auto penstock_fields(const Type*) {                                 \
-    return ::penstock::detail::StructFields{                                                  \
-        #Type, ::std::make_tuple(PENSTOCK_EXPAND_(PENSTOCK_EACH_FIELD_(Type, __VA_ARGS__)))}; \
+#define PENSTOCK_FIELDS(Type, ...)                                                                        \
+  [[maybe_unused]] inline auto penstock_fields(const Type*) {                                             \
+    return ::penstock::detail::StructFields{                                                              \
+        #Type, ::std::make_tuple(PENSTOCK_DETAIL_EXPAND(PENSTOCK_DETAIL_EACH_FIELD(Type, __VA_ARGS__)))}; \
   }
