@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 class Drawing(Dataset[torch.Tensor]):
     """A sample's draws follow from its batch. Some samples kill the worker that makes them.
 
-    A batch that is late is asked of a second worker too, which waits here until the first is dead: a death that comes
-    after the epoch's last batch is not told of.
+    A batch that is late is asked of a second worker too, which waits here until the first is dead:
+    a death that comes after the epoch's last batch is not told of.
     """
 
     def __init__(self, count: int, deadly: dict[int, str] | None = None) -> None:
         self.count = count
-        self.deadly = deadly or {}  # by sample, a file with the id of the process that it has killed
+        self.deadly = deadly or {}  # by sample, a file with the id of the process that it killed
 
     def __len__(self) -> int:
         return self.count

@@ -4,6 +4,7 @@ fit; and its first examples."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import shutil
@@ -191,6 +192,8 @@ def test_what_cmake_installs_is_found_with_a_torch_of_ones_own(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_tree_is_part_of_another_project_without_cuda(tmp_path: Path) -> None:
+    # The whole library is compiled, which takes longer than a test may. Its bound is that of run().
+    faulthandler.cancel_dump_traceback_later()
     source = tmp_path / "program"
     source.mkdir()
     shutil.copy(EXAMPLES / "minimal" / "train.cpp", source)

@@ -14,7 +14,7 @@
 namespace penstock::graph {
 namespace {
 
-constexpr double kOperatorS = 10e-3;  // of the unit that may move
+constexpr double kMovingS = 10e-3;  // of the unit that may move
 
 Graph one_that_may_move() {
   Graph graph = parse_graph(
@@ -37,7 +37,7 @@ std::shared_ptr<PricedPlans> plans_of(CutMode mode, const Prices& prices) {
   Graph graph = one_that_may_move();
   std::vector<Verdict> verdicts = analyse_effects(graph, {});
   Calibration calibration;
-  calibration.node_s = {kOperatorS, 0};
+  calibration.node_s = {kMovingS, 0};
   for (uint32_t value = 0; value < graph.value_names.size(); ++value) calibration.values.push_back({32, value});
   return std::make_shared<PricedPlans>(
       PricedPlans::make(std::move(graph), std::move(verdicts), std::move(calibration), prices, mode).value());
@@ -56,7 +56,7 @@ class Pipeline {
 
   // Steps of so many seconds of trainer and worker beside the operator that may move. That one takes `kept_s` in the
   // trainer, which the timed calls do not show, and `moved_s` in the worker.
-  void run(int steps, double trainer_s, double worker_s, double kept_s = kOperatorS, double moved_s = kOperatorS) {
+  void run(int steps, double trainer_s, double worker_s, double kept_s = kMovingS, double moved_s = kMovingS) {
     for (int step = 0; step < steps; ++step) {
       const double trainer = trainer_s + (moves() ? 0 : kept_s);
       const double worker = worker_s + (moves() ? moved_s : 0);
@@ -83,7 +83,7 @@ class Pipeline {
   void call() {
     if (moves() && cut_->pricing->wants_timed_calls()) {
       if (const auto timed = cut_->pricing->next_timed_call())
-        cut_->pricing->note(*timed, 1e-3 + (*timed == TimedCall::kWhole ? kOperatorS : 0));
+        cut_->pricing->note(*timed, 1e-3 + (*timed == TimedCall::kWhole ? kMovingS : 0));
       if (!cut_->pricing->wants_timed_calls()) meter_->forget();
     }
     repricer_.note_call(cut_, 1);
@@ -141,7 +141,7 @@ TEST(Repricer, WhatStayedMovesWhenTheTrainerBecomesTheSlowerSide) {
 TEST(Repricer, APlanWhoseStepsTurnOutLongerIsTakenBackAndTheGraphKeepsItsPlan) {
   Pipeline pipeline;
   // The worker is the slower side, so the operator goes to the trainer, where it takes ten times as long as promised.
-  pipeline.run(200, 20e-3, 25e-3, 10 * kOperatorS);
+  pipeline.run(200, 20e-3, 25e-3, 10 * kMovingS);
   EXPECT_TRUE(pipeline.moves());
   EXPECT_TRUE(pipeline.cut()->shown->is_held);
   EXPECT_EQ(pipeline.cut()->pricing->changes, 2u);
@@ -154,7 +154,7 @@ TEST(Repricer, APlanIsTakenBackForWhatWorkersAreMeasuredToTakeForIt) {
   pipeline.run(200, 1e-3, 60e-3);
   EXPECT_FALSE(pipeline.moves());
   // The trainer becomes the slower side, so the operator moves, and takes a worker ten times as long as calibrated.
-  pipeline.run(200, 60e-3, 1e-3, kOperatorS, 10 * kOperatorS);
+  pipeline.run(200, 60e-3, 1e-3, kMovingS, 10 * kMovingS);
   EXPECT_FALSE(pipeline.moves());
   EXPECT_TRUE(pipeline.cut()->shown->is_held);
   EXPECT_EQ(pipeline.cut()->pricing->changes, 3u);

@@ -10,7 +10,7 @@
 namespace penstock::wire {
 namespace {
 
-std::vector<ControlMessage> samples() {
+std::vector<ControlMessage> one_of_each() {
   return {WorkerReport{.worker_id = 0x1122334455667788,
                        .incarnation = 3,
                        .endpoint = "tcp://10.0.0.7:41999",
@@ -97,7 +97,7 @@ std::vector<ControlMessage> samples() {
 }
 
 TEST(ControlRecord, EveryMessageComesBack) {
-  const auto messages = samples();
+  const auto messages = one_of_each();
   ASSERT_EQ(messages.size(), std::variant_size_v<ControlMessage>);
   for (const auto& message : messages) {
     const auto parsed = parse_control(write_control(message));
@@ -116,7 +116,7 @@ TEST(ControlRecord, HasTheBytesOfTheSpecification) {
 }
 
 TEST(ControlRecord, EveryTruncationAndEveryAppendedByteIsRefused) {
-  for (const auto& message : samples()) {
+  for (const auto& message : one_of_each()) {
     auto bytes = write_control(message);
     for (size_t size = 0; size < bytes.size(); ++size) {
       const auto parsed = parse_control(std::span(bytes).first(size));
@@ -129,7 +129,7 @@ TEST(ControlRecord, EveryTruncationAndEveryAppendedByteIsRefused) {
 }
 
 TEST(ControlRecord, NoFlippedBitCrashesOrAddsUnseenBytes) {
-  for (const auto& message : samples()) {
+  for (const auto& message : one_of_each()) {
     const auto bytes = write_control(message);
     for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
       auto flipped = bytes;
