@@ -42,6 +42,7 @@ def test_a_program_of_a_few_lines_trains_and_has_no_python_in_it(minimal: Path) 
     assert not [name for name in names if "python" in name]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_losses_of_the_cpp_quickstart_are_pythons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
