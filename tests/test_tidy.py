@@ -25,6 +25,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "net": ("wire",),
     "cluster": ("wire",),
     "simulator": ("cluster",),
+    "sampling": ("base",),
     "graph": ("base",),
     "capture": ("graph",),
     "runtime": ("capture",),
@@ -35,7 +36,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "controller": ("net", "cluster"),
     "api": ("loader", "worker"),
     "programs": ("include",),
-    "bindings": ("loader", "worker", "controller", "simulator"),
+    "bindings": ("loader", "worker", "controller", "simulator", "sampling"),
 }
 
 # The same of the packages of python/penstock. "" is the façade: what stands in the root. `__init__`
@@ -44,6 +45,7 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "": (),
     "seams": ("",),
     "tuning": ("",),
+    "sampling": ("",),
     "stream": ("seams",),
     "worker": ("stream",),
     "pool": ("worker",),

@@ -11,6 +11,7 @@ void bind_sizes(pybind11::module_& module);
 void bind_script(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_loader(pybind11::module_& module);
+void bind_sampling(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
@@ -27,6 +28,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_sizes(module);
   penstock::bindings::bind_runtime(module);
   penstock::bindings::bind_loader(module);
+  penstock::bindings::bind_sampling(module);
   penstock::bindings::bind_tuning(module);
   penstock::bindings::bind_pool(module);
   penstock::bindings::bind_worker(module);

@@ -5,6 +5,7 @@ a test. _pool.pyi is the part that needs no torch."""
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 
 # worker
@@ -217,6 +218,61 @@ class WorkerLimits:
     first_workers: int
     def __init__(self, cpus: int, shards: int | None = None) -> None: ...
 
+class Remainder:
+    PAD: ClassVar[Remainder]
+    DROP: ClassVar[Remainder]
+    UNEVEN: ClassVar[Remainder]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class RankShareOptions:
+    """The part of a rank in an epoch: csrc/sampling/rank_share.h."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        rank_count: int,
+        step_size: int,
+        remainder: Remainder,
+        first_step: int,
+        first_sample: int,
+    ) -> None: ...
+
+class RankShare:
+    def __init__(self, sample_count: int, options: RankShareOptions) -> None: ...
+    @property
+    def step_count(self) -> int: ...
+    def part(self, step: int) -> tuple[int, int]: ...
+    def sample_at(self, place: int) -> int: ...
+    def samples_before(self, step: int) -> int: ...
+
+class MixtureSchedule:
+    """Which source of a mixture gives the next sample: csrc/sampling/mixture_schedule.h."""
+
+    WHOLE: ClassVar[int]
+    @staticmethod
+    def shares_of(weights: Sequence[float]) -> list[int]: ...
+    def __init__(self, shares: Sequence[int], lags: Sequence[int]) -> None: ...
+    def next(self) -> int: ...
+    @property
+    def shares(self) -> list[int]: ...
+    @property
+    def lags(self) -> list[int]: ...
+
+class CostPacker:
+    """Batches of samples whose costs differ: csrc/sampling/cost_packer.h."""
+
+    def __init__(self, costs: np.ndarray[Any, Any], order: np.ndarray[Any, Any]) -> None: ...
+    def next(self, budget: float, rank_count: int, batch_size_max: int) -> list[list[int]]: ...
+    @property
+    def left_count(self) -> int: ...
+
 class WorkerChoice:
     """A number of workers, and the measurements it was chosen by. ``str()`` says it in a
     sentence."""
@@ -352,7 +408,7 @@ class Stream:
         *,
         base_seed: int,
         epoch: int,
-        progress: EpochProgress,
+            progress: EpochProgress,
         base_generator: torch.Generator | None,
         sample_count: int,
         batch_size: int,
@@ -365,7 +421,7 @@ class Stream:
         *,
         base_seed: int,
         epoch: int,
-        progress: EpochProgress,
+            progress: EpochProgress,
         pull: Callable[[], object],
         dumps: Callable[[object], bytes],
     ) -> None: ...

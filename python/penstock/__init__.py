@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from penstock.graph.declared_operators import stateless
     from penstock.graph.plan import Plan
     from penstock.loader.dataloader import DataLoader
+    from penstock.sampling.cost_batch_sampler import CostBatchSampler
+    from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
 
 __all__ = [
+    "CostBatchSampler",
     "DataLoader",
+    "MixtureSampler",
     "PenstockError",
     "Plan",
     "PoolWarning",
@@ -39,7 +43,9 @@ __all__ = [
     "uninstall",
 ]
 _HOMES = {
+    "CostBatchSampler": "penstock.sampling.cost_batch_sampler",
     "DataLoader": "penstock.loader.dataloader",
+    "MixtureSampler": "penstock.sampling.mixture_sampler",
     "Plan": "penstock.graph.plan",
     "SharedList": "penstock.worker.shared_list",
     "detach": "penstock.cut.offloading",

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which samples are read when: mixtures of sources, and batches by cost.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <span>
+#include <vector>
+
+#include "sampling/cost_packer.h"
+#include "sampling/mixture_schedule.h"
+#include "sampling/rank_share.h"
+
+namespace py = pybind11;
+
+namespace penstock::bindings {
+
+using sampling::CostPacker;
+using sampling::CostPackerOptions;
+using sampling::MixtureSchedule;
+using sampling::RankShare;
+using sampling::RankShareOptions;
+
+namespace {
+
+// The packer and the costs that it reads.
+struct PythonCostPacker {
+  py::array_t<double> costs;
+  CostPacker packer;
+};
+
+}  // namespace
+
+void bind_sampling(py::module_& module) {
+  py::enum_<sampling::Remainder>(module, "Remainder")
+      .value("PAD", sampling::Remainder::kPad)
+      .value("DROP", sampling::Remainder::kDrop)
+      .value("UNEVEN", sampling::Remainder::kUneven);
+  py::class_<RankShareOptions>(module, "RankShareOptions")
+      .def(py::init([](uint64_t rank, uint64_t rank_count, uint64_t step_size, sampling::Remainder remainder,
+                       uint64_t first_step, uint64_t first_sample) {
+             return RankShareOptions{.rank = rank,
+                                     .rank_count = rank_count,
+                                     .step_size = step_size,
+                                     .remainder = remainder,
+                                     .first_step = first_step,
+                                     .first_sample = first_sample};
+           }),
+           py::kw_only(), py::arg("rank"), py::arg("rank_count"), py::arg("step_size"), py::arg("remainder"),
+           py::arg("first_step"), py::arg("first_sample"));
+  py::class_<RankShare>(module, "RankShare")
+      .def(py::init<uint64_t, const RankShareOptions&>(), py::arg("sample_count"), py::arg("options"))
+      .def_property_readonly("step_count", &RankShare::step_count)
+      .def(
+          "part",
+          [](const RankShare& self, uint64_t step) {
+            const auto part = self.part(step);
+            return py::make_tuple(part.first, part.count);
+          },
+          py::arg("step"))
+      .def("sample_at", &RankShare::sample_at, py::arg("place"))
+      .def("samples_before", &RankShare::samples_before, py::arg("step"));
+
+  py::class_<MixtureSchedule>(module, "MixtureSchedule")
+      .def_property_readonly_static("WHOLE", [](const py::object&) { return MixtureSchedule::kWhole; })
+      .def_static(
+          "shares_of", [](const std::vector<double>& weights) { return MixtureSchedule::shares_of(weights); },
+          py::arg("weights"))
+      .def(py::init<std::vector<int64_t>, std::vector<int64_t>>(), py::arg("shares"), py::arg("lags"))
+      .def("next", &MixtureSchedule::next)
+      .def_property_readonly("shares", &MixtureSchedule::shares)
+      .def_property_readonly("lags", &MixtureSchedule::lags);
+
+  py::class_<PythonCostPacker>(module, "CostPacker")
+      .def(py::init([](py::array_t<double, py::array::c_style> costs,
+                       const py::array_t<int64_t, py::array::c_style>& order) {
+             const std::span<const double> values(costs.data(), static_cast<size_t>(costs.size()));
+             std::vector<int64_t> indices(order.data(), order.data() + order.size());
+             return PythonCostPacker{costs, CostPacker(values, std::move(indices))};
+           }),
+           py::arg("costs"), py::arg("order"))
+      .def(
+          "next",
+          [](PythonCostPacker& self, double budget, size_t rank_count, size_t batch_size_max) {
+            return self.packer.next({.budget = budget, .rank_count = rank_count, .batch_size_max = batch_size_max});
+          },
+          py::arg("budget"), py::arg("rank_count"), py::arg("batch_size_max"))
+      .def_property_readonly("left_count", [](const PythonCostPacker& self) { return self.packer.left_count(); });
+}
+
+}  // namespace penstock::bindings

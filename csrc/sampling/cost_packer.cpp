@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sampling/cost_packer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <queue>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace penstock::sampling {
+
+namespace {
+
+constexpr size_t kWindow = 4;              // samples that a step may choose from, times those that it takes
+constexpr size_t kExchangesMax = 4;        // of a step, times its ranks
+constexpr double kEvenEnough = 1.0 / 256;  // of the budget, between the most and the least loaded batch
+
+}  // namespace
+
+CostPacker::CostPacker(std::span<const double> costs, std::vector<int64_t> order)
+    : costs_(costs), order_(std::move(order)) {}
+
+// The next `count` samples, the most expensive first, each to the least loaded batch. Returns whether all fit.
+bool CostPacker::share_out(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
+  std::vector<Item> items(count);
+  for (size_t at = 0; at < count; ++at) items[at] = {first_ + at, costs_[static_cast<size_t>(order_[first_ + at])]};
+  std::ranges::stable_sort(items, [](const Item& a, const Item& b) { return a.cost > b.cost; });
+  loads.assign(options.rank_count, {});
+  using Entry = std::pair<double, size_t>;  // what a batch costs, and its rank
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> least;
+  for (size_t rank = 0; rank < options.rank_count; ++rank) least.emplace(0, rank);
+  for (const Item& item : items) {
+    if (least.empty()) return false;
+    const auto [cost, rank] = least.top();
+    if (cost + item.cost > options.budget) return false;
+    least.pop();
+    Load& load = loads[rank];
+    load.cost = cost + item.cost;
+    load.items.push_back(item);
+    if (options.batch_size_max == 0 || load.items.size() < options.batch_size_max) least.emplace(load.cost, rank);
+  }
+  return true;
+}
+
+// Fills the least loaded batches with the largest samples that fit, of those that follow the first `count`.
+void CostPacker::top_up(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
+  std::multimap<double, size_t> candidates;
+  const size_t end = std::min(left_count(), count * kWindow);
+  for (size_t at = count; at < end; ++at)
+    candidates.emplace(costs_[static_cast<size_t>(order_[first_ + at])], first_ + at);
+  const auto is_open = [&](const Load& load) {
+    return options.batch_size_max == 0 || load.items.size() < options.batch_size_max;
+  };
+  while (!candidates.empty()) {
+    Load* least = nullptr;
+    for (Load& load : loads)
+      if (is_open(load) && (least == nullptr || load.cost < least->cost)) least = &load;
+    if (least == nullptr) return;
+    auto found = candidates.upper_bound(options.budget - least->cost);
+    for (; found != candidates.begin(); found = std::prev(found))
+      if (least->cost + std::prev(found)->first <= options.budget) break;  // a difference may have been rounded
+    if (found == candidates.begin()) return;
+    found = std::prev(found);
+    least->cost += found->first;
+    least->items.push_back({found->second, found->first});
+    candidates.erase(found);
+  }
+}
+
+// Exchanges samples of the most and the least loaded batch while that brings them together.
+void CostPacker::even_out(const CostPackerOptions& options, std::vector<Load>& loads) {
+  const auto by_cost = [](const Load& a, const Load& b) { return a.cost < b.cost; };
+  for (size_t round = 0; round < kExchangesMax * loads.size(); ++round) {
+    const auto [least, most] = std::ranges::minmax_element(loads, by_cost);
+    const double gap = most->cost - least->cost;
+    if (gap <= kEvenEnough * options.budget) return;
+    double best_gap = gap;
+    Item* given = nullptr;
+    Item* taken = nullptr;
+    for (Item& from : most->items) {
+      for (Item& to : least->items) {
+        const double gap_then = std::abs(gap - 2 * (from.cost - to.cost));
+        if (gap_then >= best_gap) continue;
+        best_gap = gap_then;
+        given = &from;
+        taken = &to;
+      }
+    }
+    if (given == nullptr) return;
+    std::swap(*given, *taken);
+    most->cost = cost_of(*most);
+    least->cost = cost_of(*least);
+    if (std::max(most->cost, least->cost) <= options.budget) continue;
+    std::swap(*given, *taken);  // a sum was rounded up
+    most->cost = cost_of(*most);
+    least->cost = cost_of(*least);
+    return;
+  }
+}
+
+double CostPacker::cost_of(const Load& load) {
+  double cost = 0;
+  for (const Item& item : load.items) cost += item.cost;
+  return cost;
+}
+
+std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& options) {
+  if (left_count() == 0) return {};
+  // So many samples that the budgets of all batches would be used up, and fewer until they can be shared out.
+  size_t count = 0;
+  const double total = options.budget * static_cast<double>(options.rank_count);
+  double sum = 0;
+  while (count < left_count()) {
+    sum += costs_[static_cast<size_t>(order_[first_ + count])];
+    if (sum > total && count > 0) break;
+    ++count;
+  }
+  if (options.batch_size_max > 0) count = std::min(count, options.batch_size_max * options.rank_count);
+  std::vector<Load> loads;
+  while (!share_out(count, options, loads)) {
+    PENSTOCK_ASSERT(count > 1, "a sample alone is within the budget");
+    count -= std::max<size_t>(1, count / 64);
+  }
+  top_up(count, options, loads);
+  even_out(options, loads);
+  std::vector<std::vector<int64_t>> batches(options.rank_count);
+  for (size_t rank = 0; rank < options.rank_count; ++rank) {
+    std::ranges::sort(loads[rank].items, {}, &Item::place);
+    for (const Item& item : loads[rank].items) batches[rank].push_back(order_[item.place]);
+  }
+  take(loads);
+  return batches;
+}
+
+// Moves what was left over behind what was taken.
+void CostPacker::take(const std::vector<Load>& loads) {
+  std::vector<size_t> places;
+  for (const Load& load : loads)
+    for (const Item& item : load.items) places.push_back(item.place);
+  std::ranges::sort(places);
+  // From the last place taken backwards, what was not taken moves up.
+  size_t to = places.back() + 1;
+  size_t taken = places.size();
+  for (size_t from = places.back() + 1; from-- > first_;) {
+    if (taken > 0 && places[taken - 1] == from) {
+      --taken;
+    } else {
+      order_[--to] = order_[from];
+    }
+  }
+  first_ += places.size();
+  PENSTOCK_ASSERT(to == first_, "as many samples left the order as were taken");
+}
+
+}  // namespace penstock::sampling

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches within a budget of cost, alike for all ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from penstock import _C
+from penstock.sampling.drawn_order import drawn_order
+from penstock.sampling.job_rank import JobRank
+
+_Step = list[list[int]]  # the indices of each rank's batch
+
+
+class _Packing(NamedTuple):
+    """What the batches of a step follow from, beside the samples that are left."""
+
+    budget: float
+    world_size: int
+    batch_size_max: int
+
+
+class CostBatchSampler(Sampler[list[int]]):
+    """Batches of samples whose costs differ, each within a budget, and even over the ranks.
+
+    A step takes the next samples of the epoch's order, shares them out over the ranks so that their
+    batches cost alike, and fills what room is left with samples that follow soon. All ranks have
+    the same number of batches. A sampler for ``batch_sampler=``, of torch's loader as of
+    penstock's, with ``state_dict()`` and ``load_state_dict()``.
+
+    costs: of each sample, positive: its tokens, the square of its length, its bytes.
+    budget: the most that a batch may cost. No sample may cost more.
+    rank, world_size: this process, of so many that share the order. None: those of the default
+        process group, or of the variables RANK and WORLD_SIZE, or 0 of 1.
+    batch_size_max: the most samples of a batch. None: any number.
+    shuffle: each epoch has an order of its own, drawn from ``seed`` and the epoch. False: in
+        sequence.
+    seed: of all orders: an integer of 0 or more, the same on all ranks.
+    remainder: what happens when the last step has fewer samples than ranks. "pad" gives some of
+        them twice (:attr:`padded`). "drop" leaves them out (:attr:`dropped`).
+
+    Each iteration is the next epoch, from 0; :meth:`set_epoch` names another. The state is the
+    job's: of any rank, for any rank, and for another number of ranks, another budget and another
+    ``batch_size_max`` as well, where the samples that are left are shared out anew. Raises
+    ``ValueError`` for arguments that make no batches.
+
+    Example::
+
+        sampler = penstock.CostBatchSampler(lengths, budget=8192)
+        loader = penstock.DataLoader(dataset, batch_sampler=sampler, num_workers=4)
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[float],
+        budget: float,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        batch_size_max: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Literal["pad", "drop"] = "pad",
+    ) -> None:
+        self._costs = _checked_costs(costs, budget)
+        self.rank, self.world_size = JobRank.of(rank, world_size)
+        if batch_size_max is not None and batch_size_max < 1:
+            raise ValueError(f"batch_size_max is {batch_size_max}; 1 or more, or None, is expected")
+        if remainder not in ("pad", "drop"):
+            raise ValueError(f"remainder is {remainder!r}; 'pad' or 'drop' is expected")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; 0 or more is expected")
+        self.shuffle = shuffle
+        self.seed = seed
+        self.remainder = remainder
+        self._packing = _Packing(float(budget), self.world_size, batch_size_max or 0)
+        self._epoch = self._next_epoch = 0
+        self._past: list[tuple[_Packing, int]] = []  # how many steps were packed so, in this epoch
+        self._step_count = 0  # by self._packing, after those of _past
+        self._has_begun = False  # the epoch that comes next is not the one under way
+        self._is_resumed = False  # the next iteration goes on where a state was taken
+        self._padded: list[int] = []
+        self._dropped: list[int] = []
+        self._lengths: dict[Any, int] = {}  # by epoch and past
+
+    @property
+    def budget(self) -> float:
+        """The most that a batch may cost."""
+        return self._packing.budget
+
+    @property
+    def padded(self) -> list[int]:
+        """The samples that were given once more, since the epoch began, over all ranks."""
+        return list(self._padded)
+
+    @property
+    def dropped(self) -> list[int]:
+        """The samples that the last epoch whose end was reached left out."""
+        return list(self._dropped)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of ``epoch``, from its beginning."""
+        self._next_epoch = epoch
+        self._has_begun = self._is_resumed = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        if not self._is_resumed:
+            self._begin()
+            self._next_epoch = self._epoch + 1
+        self._is_resumed, self._has_begun = False, True
+        self._padded, self._dropped = [], []
+        for step in self._steps(self._step_count):
+            self._step_count += 1
+            self._make_whole(step)
+            yield step[self.rank]
+
+    def __len__(self) -> int:
+        """The number of batches of a rank in the epoch that was begun last, or in the first.
+
+        It is found by making them.
+        """
+        key = (self._epoch, tuple(self._past))
+        if key not in self._lengths:
+            count = sum(made_count for _, made_count in self._past)
+            self._lengths = {key: count + sum(1 for _ in self._steps(0))}
+        return self._lengths[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the job in the epoch."""
+        if not (self._has_begun or self._is_resumed):
+            self._begin()
+        steps = [*self._past, (self._packing, self._step_count)]
+        return {
+            "epoch": self._epoch,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "sample_count": len(self._costs),
+            "steps": [[*packing, count] for packing, count in steps if count > 0],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration go on where the job was that ``state`` is of.
+
+        The costs have to be the same; the samples are shared out as they were up to that place.
+        Raises ``ValueError`` for a state of another order.
+        """
+        mine = {"seed": self.seed, "shuffle": self.shuffle, "sample_count": len(self._costs)}
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the state is of a CostBatchSampler with {name} {state.get(name)!r}, and this "
+                    f"one has {name} {value!r}; build it as it was"
+                )
+        self._epoch = state["epoch"]
+        self._next_epoch = self._epoch + 1
+        self._past = [(_Packing(*packing), count) for *packing, count in state["steps"]]
+        self._step_count = 0
+        self._is_resumed = True
+        if self._past and self._past[-1][0] == self._packing:
+            self._step_count = self._past.pop()[1]
+
+    def _begin(self) -> None:
+        self._epoch = self._next_epoch
+        self._past, self._step_count = [], 0
+
+    def _steps(self, made_count: int) -> Iterator[_Step]:
+        """The steps of the epoch after those of the past and ``made_count`` more."""
+        count = len(self._costs)
+        order = np.arange(count)
+        if self.shuffle:
+            order = drawn_order(count, self.seed, (self._epoch,))
+        packer = _C.CostPacker(self._costs, order)
+        for packing, past_count in [*self._past, (self._packing, made_count)]:
+            for _ in range(past_count):
+                packer.next(*packing)
+        while step := packer.next(*self._packing):
+            if self.remainder == "drop" and not all(step):
+                self._dropped = list(itertools.chain.from_iterable(step))
+                return
+            yield step
+
+    def _make_whole(self, step: _Step) -> None:
+        """Gives every rank a sample, where there are fewer samples than ranks."""
+        again = itertools.cycle(list(itertools.chain.from_iterable(step)))
+        for batch in step:
+            if not batch:
+                batch.append(next(again))
+                self._padded.extend(batch)
+
+
+def _checked_costs(costs: Sequence[float], budget: float) -> np.ndarray[Any, Any]:
+    found = np.ascontiguousarray(costs, dtype=np.float64)
+    if found.ndim != 1:
+        raise ValueError(f"costs have the shape {found.shape}; one number a sample is expected")
+    if not (math.isfinite(budget) and budget > 0):
+        raise ValueError(f"budget is {budget}; a positive finite number is expected")
+    wrong = np.flatnonzero(~(found > 0) | ~np.isfinite(found))
+    if wrong.size:
+        raise ValueError(
+            f"the cost of sample {wrong[0]} is {found[wrong[0]]}; a positive finite number is "
+            f"expected"
+        )
+    beyond = np.flatnonzero(found > budget)
+    if beyond.size:
+        raise ValueError(
+            f"sample {beyond[0]} costs {found[beyond[0]]:g}, and budget is {budget:g}, which "
+            f"{beyond.size} samples exceed; raise budget, or leave them out"
+        )
+    return found

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of several sources in given shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from penstock import _C
+from penstock.sampling.drawn_order import drawn_order
+
+WhenExhausted = Literal["stop", "repeat", "leave_out"]
+_CHOICES = ("stop", "repeat", "leave_out")
+_SOURCES_MAX = 1 << 16
+_WHOLE = _C.MixtureSchedule.WHOLE
+
+
+class MixtureSampler(Sampler[int]):
+    """Indices into a ``ConcatDataset`` of several sources, each with its share of the samples.
+
+    After every n samples each source has given its share of n, at most one sample more or less
+    (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). The order is
+    the same on every machine and knows no ranks and no workers: it follows from the arguments, the
+    seed and the epoch alone. It works with torch's loader as with penstock's, and has
+    ``state_dict()`` and ``load_state_dict()``, made of what JSON can hold.
+
+    lengths: the number of samples of each source.
+    weights: the share of each source: positive numbers, or 0 for a source that is not to be read.
+        They need not add up to 1. None: as many samples of each source as it is long.
+    when_exhausted: what happens when a source whose turn it is has given all its samples. "stop"
+        ends the epoch. "repeat" begins another pass over the source, in another order.
+        "leave_out" leaves the source out and shares its part out over the others.
+    num_samples: the length of an epoch. None: until "stop" ends it, and with "repeat" and
+        "leave_out" the sum of ``lengths``. An epoch of "stop" ends earlier if a source does.
+    shuffle: each pass over a source has an order of its own, drawn from ``seed``, the epoch and the
+        number of the pass. False: in sequence.
+    seed: of all orders: an integer of 0 or more. Ranks of one job are to be given the same.
+
+    Each iteration is the next epoch, from 0; :meth:`set_epoch` names another. Raises ``ValueError``
+    for arguments that make no mixture.
+
+    Example::
+
+        sampler = penstock.MixtureSampler([len(a), len(b)], weights=[0.7, 0.3])
+        loader = penstock.DataLoader(ConcatDataset([a, b]), batch_size=64, sampler=sampler)
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        weights: Sequence[float] | None = None,
+        *,
+        when_exhausted: WhenExhausted = "stop",
+        num_samples: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.lengths = _checked_lengths(lengths)
+        if when_exhausted not in _CHOICES:
+            raise ValueError(
+                f"when_exhausted is {when_exhausted!r}; one of {', '.join(map(repr, _CHOICES))} "
+                f"is expected"
+            )
+        if num_samples is not None and num_samples < 0:
+            raise ValueError(f"num_samples is {num_samples}; 0 or more is expected")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; 0 or more is expected")
+        self.when_exhausted = when_exhausted
+        self.num_samples = num_samples
+        self.shuffle = shuffle
+        self.seed = seed
+        self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
+        self._weights = self._checked_weights(self.lengths if weights is None else weights)
+        self._next_epoch = 0
+        self._epoch = 0
+        self._begin(0)
+        self._has_begun = False  # the epoch that comes next is not the one under way
+        self._is_resumed = False  # the next iteration goes on where a state was taken
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights in force."""
+        return list(self._weights)
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Gives the sources other shares of the samples that follow, in this epoch and later ones.
+
+        A loader asks for batches ahead. So that it is certain which sample is the first of the new
+        shares, take a loader's state, set the weights and load the state.
+        """
+        self._weights = self._checked_weights(weights)
+        self._schedule = self._schedule_of(self._weights)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of ``epoch``, from its beginning."""
+        self._next_epoch = epoch
+        self._has_begun = self._is_resumed = False
+
+    def __iter__(self) -> Iterator[int]:
+        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        if not self._is_resumed:
+            self._begin(self._next_epoch)
+            self._next_epoch = self._epoch + 1
+        self._is_resumed, self._has_begun = False, True
+        while (index := self._next()) is not None:
+            yield index
+
+    def __len__(self) -> int:
+        """The number of samples of an epoch. With "stop" it is found by running through one."""
+        if self.when_exhausted != "stop":
+            return sum(self.lengths) if self.num_samples is None else self.num_samples
+        schedule = self._schedule_of(self._weights)
+        counts = [0] * len(self.lengths)
+        while self.num_samples is None or sum(counts) < self.num_samples:
+            source = schedule.next()
+            if counts[source] == self.lengths[source]:
+                break
+            counts[source] += 1
+        return sum(counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch, for another sampler with the same sources to go on from."""
+        if not (self._has_begun or self._is_resumed):
+            self._begin(self._next_epoch)
+        return {
+            "epoch": self._epoch,
+            "seed": self.seed,
+            "lengths": list(self.lengths),
+            "weights": list(self._weights),
+            "given": self._given_count,
+            "is_over": self._is_over,
+            "passes": list(self._passes),
+            "positions": list(self._positions),
+            "shares": self._schedule.shares,
+            "lags": self._schedule.lags,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next iteration go on where the sampler was that ``state`` is of.
+
+        Raises ``ValueError`` for a state of other sources or another seed.
+        """
+        for name, mine in (("lengths", self.lengths), ("seed", self.seed)):
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"the state is of a MixtureSampler with {name} {state.get(name)!r}, and this "
+                    f"one has {name} {mine!r}; build it as it was"
+                )
+        count = len(self.lengths)
+        lists = [state[name] for name in ("weights", "passes", "positions", "shares", "lags")]
+        if any(len(one) != count for one in lists) or sum(state["shares"]) != _WHOLE:
+            raise ValueError(
+                f"the state does not have a weight, a place and a share of {count} sources, which "
+                f"add up; load a state as state_dict() returned it"
+            )
+        self._begin(state["epoch"])
+        self._next_epoch = self._epoch + 1
+        self._weights = list(state["weights"])
+        self._given_count = state["given"]
+        self._is_over = state["is_over"]
+        self._passes = list(state["passes"])
+        self._positions = list(state["positions"])
+        self._schedule = _C.MixtureSchedule(state["shares"], state["lags"])
+        self._is_resumed = True
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._given_count = 0
+        self._is_over = False  # a source that stops the epoch has ended
+        self._passes = [0] * len(self.lengths)
+        self._positions = [0] * len(self.lengths)
+        self._orders: dict[int, np.ndarray[Any, Any]] = {}  # of the current pass, by source
+        self._schedule = self._schedule_of(self._weights)
+
+    def _next(self) -> int | None:
+        end = self.num_samples
+        if end is None and self.when_exhausted != "stop":
+            end = sum(self.lengths)
+        if self._is_over or (end is not None and self._given_count >= end):
+            return None
+        source = self._schedule.next()
+        while self._positions[source] == self.lengths[source]:
+            if self.when_exhausted == "stop":
+                self._is_over = True
+                return None
+            if self.when_exhausted == "repeat":
+                self._positions[source] = 0
+                self._passes[source] += 1
+                self._orders.pop(source, None)
+                continue
+            left = [
+                weight if position < length else 0.0
+                for weight, position, length in zip(
+                    self._weights, self._positions, self.lengths, strict=True
+                )
+            ]
+            if not any(left):
+                return None
+            self._schedule = self._schedule_of(left)
+            source = self._schedule.next()
+        position = self._positions[source]
+        self._positions[source] += 1
+        self._given_count += 1
+        return int(self._offsets[source]) + self._index(source, position)
+
+    def _index(self, source: int, position: int) -> int:
+        if not self.shuffle:
+            return position
+        if source not in self._orders:
+            place = (self._epoch, source, self._passes[source])
+            self._orders[source] = drawn_order(self.lengths[source], self.seed, place)
+        return int(self._orders[source].item(position))
+
+    def _schedule_of(self, weights: Sequence[float]) -> _C.MixtureSchedule:
+        shares = _C.MixtureSchedule.shares_of(weights)
+        return _C.MixtureSchedule(shares, [0] * len(shares))
+
+    def _checked_weights(self, weights: Sequence[float]) -> list[float]:
+        found = [float(weight) for weight in weights]
+        if len(found) != len(self.lengths):
+            raise ValueError(
+                f"there are {len(found)} weights and {len(self.lengths)} lengths; one weight for "
+                f"each source is expected"
+            )
+        for source, (weight, length) in enumerate(zip(found, self.lengths, strict=True)):
+            if not math.isfinite(weight) or weight < 0:
+                raise ValueError(
+                    f"the weight of source {source} is {weight}; a finite number of 0 or more is "
+                    f"expected"
+                )
+            if weight > 0 and length == 0:
+                raise ValueError(
+                    f"source {source} has weight {weight} and no samples; give it weight 0 or "
+                    f"leave it out"
+                )
+        if not any(found):
+            raise ValueError("all weights are 0, so there is nothing to sample; raise one")
+        return found
+
+
+def _checked_lengths(lengths: Sequence[int]) -> list[int]:
+    found = [int(length) for length in lengths]
+    if not 1 <= len(found) <= _SOURCES_MAX:
+        raise ValueError(f"there are {len(found)} sources; 1 to {_SOURCES_MAX} are expected")
+    for source, length in enumerate(found):
+        if length < 0:
+            raise ValueError(f"the length of source {source} is {length}; 0 or more is expected")
+    return found

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of sources: shares at every prefix, ends of sources, states, and loaders."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, TensorDataset
+
+from penstock import DataLoader, MixtureSampler
+
+LENGTHS = [40, 100, 7]
+
+
+def source_of(index: int, lengths: list[int] = LENGTHS) -> int:
+    for source, length in enumerate(lengths):
+        if index < length:
+            return source
+        index -= length
+    raise AssertionError("the index is beyond the last source")
+
+
+@pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
+def test_each_source_has_its_share_of_every_prefix(when_exhausted: Any) -> None:
+    chooser = random.Random(3)
+    for _ in range(40):
+        lengths = [chooser.randrange(1, 400) for _ in range(chooser.randrange(1, 9))]
+        weights = [2.0 ** -chooser.randrange(8) * chooser.randrange(1, 9) for _ in lengths]
+        sampler = MixtureSampler(lengths, weights, when_exhausted=when_exhausted)
+        counts = [0] * len(lengths)
+        for n, index in enumerate(sampler, 1):
+            counts[source_of(index, lengths)] += 1
+            errors = [
+                count - n * weight / sum(weights)
+                for count, weight in zip(counts, weights, strict=True)
+            ]
+            assert max(map(abs, errors)) <= 1, (n, errors)
+            ended = [count >= length for count, length in zip(counts, lengths, strict=True)]
+            if when_exhausted == "leave_out" and any(ended):
+                break
+
+
+def test_an_epoch_that_stops_gives_no_sample_twice() -> None:
+    sampler = MixtureSampler(LENGTHS, [1, 1, 1])
+    indices = list(sampler)
+    assert len(indices) == len(set(indices)) == len(sampler)
+    assert 20 <= len(indices) <= 24, "the third source is at its end"
+    assert len(list(MixtureSampler(LENGTHS, [1, 1, 1], num_samples=10))) == 10
+
+
+def test_sources_that_are_left_out_leave_every_sample_to_be_given_once() -> None:
+    sampler = MixtureSampler(LENGTHS, [1, 1, 5], when_exhausted="leave_out")
+    assert sorted(sampler) == list(range(147))
+    assert len(sampler) == 147
+
+
+def test_a_source_that_repeats_has_another_order_in_each_pass() -> None:
+    sampler = MixtureSampler(LENGTHS, [1, 1, 1], when_exhausted="repeat", num_samples=63)
+    last = [index - 140 for index in sampler if index >= 140]
+    passes = [last[:7], last[7:14], last[14:]]
+    assert all(sorted(one) == list(range(7)) for one in passes)
+    assert len(set(map(tuple, passes))) == 3
+    in_sequence = MixtureSampler(
+        LENGTHS, [0, 0, 1], when_exhausted="repeat", num_samples=14, shuffle=False
+    )
+    assert list(in_sequence) == [*range(140, 147), *range(140, 147)]
+
+
+def test_weights_are_the_lengths_unless_others_are_given() -> None:
+    assert Counter(map(source_of, MixtureSampler(LENGTHS))) == Counter({0: 40, 1: 100, 2: 7})
+
+
+def test_epochs_have_orders_of_their_own_and_set_epoch_names_one() -> None:
+    sampler = MixtureSampler(LENGTHS)
+    first, second = list(sampler), list(sampler)
+    assert first != second and sorted(first) == sorted(second)
+    sampler.set_epoch(1)
+    assert list(sampler) == second
+    assert list(MixtureSampler(LENGTHS, seed=1)) != first
+
+
+@pytest.mark.parametrize("when_exhausted", ["stop", "repeat", "leave_out"])
+@pytest.mark.parametrize("given", [0, 1, 20, 21, 80, 147])
+def test_a_state_goes_on_where_it_was_taken(when_exhausted: Any, given: int) -> None:
+    def make() -> MixtureSampler:
+        return MixtureSampler(LENGTHS, [3, 3, 1], when_exhausted=when_exhausted)
+
+    whole = make()
+    expected = [list(whole), list(whole)]
+    sampler = make()
+    iterator = iter(sampler)
+    for _ in range(given):
+        next(iterator, None)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert list(resumed) == (expected[0][given:] if given else expected[0])
+    assert list(resumed) == expected[1]
+
+
+def test_weights_change_at_a_checkpoint() -> None:
+    sampler = MixtureSampler([1000, 1000], [1, 1])
+    iterator = iter(sampler)
+    before = [next(iterator) for _ in range(100)]
+    resumed = MixtureSampler([1000, 1000], [1, 1])
+    resumed.load_state_dict(sampler.state_dict())
+    resumed.set_weights([3, 1])
+    after = iter(resumed)
+    given = [next(after) for _ in range(100)]
+    assert Counter(index // 1000 for index in given) == Counter({0: 75, 1: 25})
+    assert len({*before, *given}) == 200
+    assert resumed.weights == [3.0, 1.0]
+
+
+def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
+    dataset = ConcatDataset(
+        [TensorDataset(torch.arange(length) + 1000 * length) for length in LENGTHS]
+    )
+
+    def batches(loader_class: Any, workers: int) -> list[list[int]]:
+        sampler = MixtureSampler(LENGTHS, [1, 2, 1], when_exhausted="repeat")
+        loader = loader_class(dataset, batch_size=8, sampler=sampler, num_workers=workers)
+        return [batch[0].tolist() for _ in range(2) for batch in loader]
+
+    expected = batches(torch.utils.data.DataLoader, 0)
+    for workers in (0, 1, 7):
+        assert batches(DataLoader, workers) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_resumes_in_the_middle_of_an_epoch(workers: int) -> None:
+    dataset = ConcatDataset([TensorDataset(torch.arange(length)) for length in LENGTHS])
+
+    def make() -> Any:
+        sampler = MixtureSampler(LENGTHS, [1, 2, 1], when_exhausted="leave_out")
+        return DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=workers)
+
+    expected = [batch[0].tolist() for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    given = [next(iterator)[0].tolist() for _ in range(5)]
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert given + [batch[0].tolist() for batch in resumed] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "there are 0 sources"),
+        (([3, -1],), "the length of source 1 is -1"),
+        (([3, 4], [1]), "there are 1 weights and 2 lengths"),
+        (([3, 4], [1, -2]), "the weight of source 1 is -2.0"),
+        (([3, 4], [1, float("nan")]), "the weight of source 1 is nan"),
+        (([3, 4], [0, 0]), "all weights are 0"),
+        (([3, 0], [1, 1]), "source 1 has weight 1.0 and no samples"),
+    ],
+)
+def test_arguments_that_make_no_mixture_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MixtureSampler(*arguments)
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="when_exhausted is 'end'; one of 'stop'"):
+        MixtureSampler([3], when_exhausted="end")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_samples is -1"):
+        MixtureSampler([3], num_samples=-1)
+    with pytest.raises(ValueError, match="seed is -1"):
+        MixtureSampler([3], seed=-1)
+
+
+def test_a_state_of_other_sources_is_refused() -> None:
+    state = MixtureSampler([3, 4]).state_dict()
+    with pytest.raises(ValueError, match=r"with lengths \[3, 4\], and this one has lengths \[3\]"):
+        MixtureSampler([3]).load_state_dict(state)
+    state["shares"][0] += 1
+    with pytest.raises(ValueError, match="load a state as state_dict"):
+        MixtureSampler([3, 4]).load_state_dict(state)
