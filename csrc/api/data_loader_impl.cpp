@@ -14,6 +14,7 @@
 #include "api/generators.h"
 #include "api/index_order.h"
 #include "api/option_checks.h"
+#include "api/rank_sharding.h"
 #include "dataset/nest_value.h"
 #include "loader/counters.h"
 
@@ -40,7 +41,7 @@ constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting
 
 }  // namespace
 
-DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(std::move(options)) {
+DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with_ranks(std::move(options))) {
   api::check_options(dataset, options_);
   auto running = std::make_unique<Running>();
   running->workers = api::make_workers(dataset, options_);
@@ -113,7 +114,13 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     account.resumed_states = point->shard_states;
   }
   account.base_seed = base_seed;
-  const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++};
+  auto share = api::share_of(options_);
+  if (share && point != nullptr) {
+    share->first_step = point->answered_count;
+    share->first_sample = point->sample_count;
+  }
+  if (share) account.share.emplace(static_cast<uint64_t>(order_size()), *share);
+  const wire::EpochSeeds seeds{.base_seed = base_seed, .epoch = epoch_count_++, .by_sample = options_.shard_by_rank};
   running.workers->set_starts(seeds, point != nullptr ? *point : api::ResumePoint());
   loader::EpochPlan plan{.seeds = seeds, .base_generator = options_.generator, .progress = account.progress};
   account_ = std::move(account);
@@ -122,6 +129,11 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     running.stream->begin_epoch(std::move(plan), std::make_unique<api::ShardOrder>(options_.batch_size));
   } else if (options_.sampler) {
     options_.sampler->begin_epoch(seeds.epoch);
+    if (share) {
+      running.stream->begin_epoch(std::move(plan),
+                                  std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share));
+      return;
+    }
     running.stream->begin_epoch(
         std::move(plan),
         std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last, skipped_count));
@@ -130,8 +142,13 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
                                                   .batch_size = options_.batch_size.value_or(1),
                                                   .drop_last = options_.drop_last,
                                                   .shuffle = options_.shuffle,
-                                                  .generator = options_.generator});
+                                                  .generator = options_.generator,
+                                                  .share = share});
   }
+}
+
+int64_t DataLoader::Impl::order_size() const {
+  return options_.sampler ? options_.sampler->size().value_or(0) : built_.sample_count.value_or(0);
 }
 
 // ---- Batches

@@ -55,7 +55,9 @@ GeneratorSnapshot GeneratorSnapshot::take(const std::optional<at::Generator>& ow
 
 GeneratorSnapshot GeneratorSnapshot::from_value(const Value& value) {
   GeneratorSnapshot snapshot;
-  snapshot.of_default_ = to_tensor(value["globals"]["torch"]);
+  // None in the state of a job of several ranks, each of which has its own.
+  const Value& of_default = value["globals"]["torch"];
+  if (!of_default.is_none()) snapshot.of_default_ = to_tensor(of_default);
   if (const Value* own = value["own"].find("loader")) snapshot.of_own_ = to_tensor(*own);
   snapshot.of_random_ = value["globals"]["random"];
   snapshot.of_numpy_ = value["globals"]["numpy"];
@@ -72,18 +74,23 @@ Value GeneratorSnapshot::to_value(bool shuffles) const {
       own.push_back({"batch_sampler.sampler", to_text(of_own_)});
     }
   }
-  return Value::dict(
-      {{"globals", Value::dict({{"torch", to_text(of_default_)}, {"random", of_random_}, {"numpy", of_numpy_}})},
-       {"own", Value::dict(std::move(own))}});
+  return Value::dict({{"globals", Value::dict({{"torch", of_default_.defined() ? to_text(of_default_) : Value()},
+                                               {"random", of_random_},
+                                               {"numpy", of_numpy_}})},
+                      {"own", Value::dict(std::move(own))}});
 }
 
-void GeneratorSnapshot::put_back_default() const { set_state(default_generator(), of_default_); }
+void GeneratorSnapshot::put_back_default() const {
+  if (of_default_.defined()) set_state(default_generator(), of_default_);
+}
 
 void GeneratorSnapshot::put_back_own(const std::optional<at::Generator>& own) const {
   if (own && of_own_.defined()) set_state(*own, of_own_);
 }
 
-bool GeneratorSnapshot::is_of_now() const { return at::equal(of_default_, get_state(default_generator())); }
+bool GeneratorSnapshot::is_of_now() const {
+  return !of_default_.defined() || at::equal(of_default_, get_state(default_generator()));
+}
 
 GeneratorsReplayed::GeneratorsReplayed(const GeneratorSnapshot& snapshot)
     : before_(GeneratorSnapshot::take(std::nullopt)) {

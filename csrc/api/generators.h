@@ -31,7 +31,7 @@ class GeneratorSnapshot {
   bool is_of_now() const;
 
  private:
-  at::Tensor of_default_;  // of torch's default generator
+  at::Tensor of_default_;  // of torch's default generator; undefined in a state that leaves it alone
   at::Tensor of_own_;      // undefined without one
   Value of_random_;        // Python's `random`, and numpy's: none in a state that C++ made
   Value of_numpy_;

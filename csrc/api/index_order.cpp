@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/index_order.h"
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -21,7 +23,8 @@ std::optional<loader::IndexSource::Indices> SamplerOrder::next() {
   if (!indices) return std::nullopt;
   indices_ = *std::move(indices);
   const auto kind = batch_size_ ? wire::IndexKind::kIntegers : wire::IndexKind::kInteger;
-  return Indices{.kind = kind, .body = std::as_bytes(std::span(indices_))};
+  const uint64_t first_place = first_place_ - indices_.size();
+  return Indices{.kind = kind, .body = std::as_bytes(std::span(indices_)), .first_place = first_place};
 }
 
 std::optional<std::vector<int64_t>> SamplerOrder::pull() {
@@ -38,7 +41,41 @@ std::optional<std::vector<int64_t>> SamplerOrder::pull() {
     is_at_end_ = true;
     return std::nullopt;
   }
+  first_place_ += indices->size();
   return indices;
+}
+
+SharedSamplerOrder::SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size,
+                                       const sampling::RankShareOptions& options)
+    : sampler_(std::move(sampler)),
+      options_(options),
+      share_(static_cast<uint64_t>(size), options),
+      size_(static_cast<uint64_t>(size)),
+      step_(options.first_step) {}
+
+std::optional<loader::IndexSource::Indices> SharedSamplerOrder::next() {
+  if (step_ >= share_.step_count()) return std::nullopt;
+  while (position_ < options_.first_sample) static_cast<void>(pull(options_.first_sample - position_));
+  const uint64_t first = position_;
+  const auto samples = pull(std::min(options_.step_size, size_ - position_));
+  const auto part = share_.part(step_++);
+  indices_.clear();
+  for (uint64_t place = part.first; place < part.first + part.count; ++place)
+    indices_.push_back(samples[share_.sample_at(place) - first]);
+  return Indices{
+      .kind = wire::IndexKind::kIntegers, .body = std::as_bytes(std::span(indices_)), .first_place = part.first};
+}
+
+std::vector<int64_t> SharedSamplerOrder::pull(uint64_t count) {
+  auto indices = sampler_->next(static_cast<int64_t>(count));
+  const size_t seen = indices ? indices->size() : 0;
+  if (seen != count) {
+    refuse("the sampler has a size() of " + std::to_string(size_) + " and gave " + std::to_string(seen) +
+           " indices after " + std::to_string(position_) + ", where " + std::to_string(count) +
+           " were asked for; with shard_by_rank it has to give as many as it is asked for");
+  }
+  position_ += count;
+  return *std::move(indices);
 }
 
 }  // namespace penstock::api

@@ -10,6 +10,7 @@
 
 #include "loader/index_source.h"
 #include "penstock/sampler.h"
+#include "sampling/rank_share.h"
 
 namespace penstock::api {
 
@@ -29,7 +30,29 @@ class SamplerOrder final : public loader::IndexSource {
   std::optional<int64_t> batch_size_;
   bool drop_last_;
   uint64_t skipped_batch_count_;
+  uint64_t first_place_ = 0;  // of the next batch
   bool is_at_end_ = false;
+  std::vector<int64_t> indices_;
+};
+
+// The part of one rank in the order of a sampler of the program's, which is that of all ranks. Confined to the
+// trainer's thread.
+class SharedSamplerOrder final : public loader::IndexSource {
+ public:
+  // `size` is the number of samples in the order. Samples before the share's first one are pulled and not given.
+  SharedSamplerOrder(std::shared_ptr<Sampler> sampler, int64_t size, const sampling::RankShareOptions& options);
+
+  std::optional<Indices> next() override;
+
+ private:
+  std::vector<int64_t> pull(uint64_t count);
+
+  std::shared_ptr<Sampler> sampler_;  // shared with the program
+  sampling::RankShareOptions options_;
+  sampling::RankShare share_;
+  uint64_t size_;
+  uint64_t step_;
+  uint64_t position_ = 0;  // in the order
   std::vector<int64_t> indices_;
 };
 

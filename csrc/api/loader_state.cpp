@@ -53,15 +53,17 @@ int64_t count_of(const Value& state, std::string_view name) {
 Value BuiltLoader::to_value() const {
   const auto batch_size = options->batch_size ? Value(*options->batch_size) : Value();
   Value batch_sampler;
-  if (!is_iterable && options->batch_size) {
+  if (options->shard_by_rank) {
+    batch_sampler = "RankBatchSampler over " + sampler_name(*this).text();
+  } else if (!is_iterable && options->batch_size) {
     batch_sampler = "BatchSampler of " + std::to_string(*options->batch_size) + " over " + sampler_name(*this).text() +
                     (options->drop_last ? ", last one left out" : "");
   }
   return Value::dict({{"kind", is_iterable ? "iterable" : "map"},
-                      {"batch_size", batch_size},
-                      {"drop_last", options->drop_last},
+                      {"batch_size", options->shard_by_rank ? Value() : batch_size},
+                      {"drop_last", options->shard_by_rank ? Value() : Value(options->drop_last)},
                       {"dataset length", sample_count ? Value(*sample_count) : Value()},
-                      {"seeding", "batch"},
+                      {"seeding", options->shard_by_rank ? "sample" : "batch"},
                       {"shards", is_iterable ? Value(shard_count) : Value()},
                       {"sampler", is_iterable ? Value() : sampler_name(*this)},
                       {"batch_sampler", batch_sampler}});
@@ -97,18 +99,33 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
   } else {
     generators = GeneratorSnapshot::take(built.options->generator).to_value(shuffles);
   }
-  return Value::dict({{"_sampler_iter_yielded", answered_count},
-                      {"_num_yielded", yielded_count},
-                      {"_index_sampler_state", Value()},
-                      {"_iterator_finished", is_finished},
-                      {"version", kVersion},
-                      {"built", built.to_value()},
-                      {"epoch", is_under_way ? account->epoch : epoch_count},
-                      {"base_seed", is_under_way ? Value(*account->base_seed) : Value()},
-                      {"draws_seed", true},
-                      {"generators", std::move(generators)},
-                      {"shards", std::move(shards)},
-                      {"dataset", Value()}});
+  const bool is_of_job = built.options->shard_by_rank;
+  if (is_of_job) {
+    // The same on all ranks: the global generators are each rank's own, and so is the number of its workers.
+    const Value globals = Value::dict({{"torch", Value()}, {"random", Value()}, {"numpy", Value()}});
+    generators = Value::dict({{"globals", globals}, {"own", generators["own"]}});
+  }
+  if (is_of_job && is_under_way) {
+    shards = Value::dict({{"counts", Value::list({Value(answered_count)})},
+                          {"last", Value()},
+                          {"states", shards["states"]},
+                          {"before", Value()}});
+  }
+  Value::Entries state = {{"_sampler_iter_yielded", answered_count},
+                          {"_num_yielded", yielded_count},
+                          {"_index_sampler_state", Value()},
+                          {"_iterator_finished", is_finished},
+                          {"version", kVersion},
+                          {"built", built.to_value()},
+                          {"epoch", is_under_way ? account->epoch : epoch_count},
+                          {"base_seed", is_under_way ? Value(*account->base_seed) : Value()},
+                          {"draws_seed", true},
+                          {"generators", std::move(generators)},
+                          {"shards", std::move(shards)},
+                          {"dataset", Value()}};
+  if (is_of_job && is_under_way && account->share)
+    state.push_back({"samples", account->share->samples_before(answered_count)});
+  return Value::dict(std::move(state));
 }
 
 namespace {
@@ -138,6 +155,12 @@ void check_state(const BuiltLoader& built, const Value& state) {
                 "the state has that of a Python dataset in the trainer's own process, which only Python can give back; "
                 "save it from a loader with workers");
   }
+  const Value* samplers = state.find("samplers");
+  if (samplers != nullptr && !samplers->is_none()) {
+    throw Error(ErrorKind::kUnsupported,
+                "the state has that of a Python sampler, which only Python can give back; use a sampler without "
+                "state_dict(), or torch's own");
+  }
 }
 
 ResumePoint read_point(const BuiltLoader& built, const Value& state) {
@@ -151,6 +174,7 @@ ResumePoint read_point(const BuiltLoader& built, const Value& state) {
                 "the state has that of a Python sampler, which only Python can give back; use a sampler without "
                 "state_dict(), or torch's own");
   }
+  if (built.options->shard_by_rank) point.sample_count = static_cast<uint64_t>(count_of(state, "samples"));
   if (!built.is_iterable) {
     if (point.answered_count > 0)
       point.last_shard_id = static_cast<uint32_t>((point.answered_count - 1) % built.shard_count);

@@ -15,6 +15,7 @@
 #include "loader/epoch_progress.h"
 #include "penstock/options.h"
 #include "penstock/value.h"
+#include "sampling/rank_share.h"
 
 namespace penstock::api {
 
@@ -35,6 +36,7 @@ struct EpochAccount {
   GeneratorSnapshot start;  // before the epoch drew anything
   std::optional<int64_t> base_seed = {};
   std::shared_ptr<loader::EpochProgress> progress = {};  // shared with the stream
+  std::optional<sampling::RankShare> share = {};         // of the rank, where ranks share an order
   // The states of shards as they were resumed, until workers send others.
   std::map<uint32_t, Value> resumed_states = {};
 };
@@ -44,6 +46,7 @@ struct ResumePoint {
   int64_t base_seed = 0;
   uint64_t answered_count = 0;
   uint64_t yielded_count = 0;
+  uint64_t sample_count = 0;  // of the order, that the job was given, where ranks share an order
   std::optional<uint32_t> last_shard_id = {};
   std::map<uint32_t, dataset::BatchReader::ShardStart> starts = {};  // of an iterable dataset
   std::map<uint32_t, Value> shard_states = {};

@@ -90,7 +90,11 @@ NativeJob::NativeJob(dataset::JobText text, const AnyDataset& dataset, std::opti
     : text_(std::move(text)),
       size_(dataset.by_index() ? dataset.by_index()->size() : 0),
       reader_(dataset.by_index(), dataset.as_streams(),
-              {.batch_size = text_.batch_size, .drop_last = text_.drop_last, .shard_count = text_.shard_count}),
+              {.batch_size = text_.batch_size,
+               .drop_last = text_.drop_last,
+               .shard_count = text_.shard_count,
+               .collate_fn = {},
+               .seeds_default_generator = true}),
       transform_(std::move(transform)) {}
 
 Value NativeJob::describe() const {
@@ -139,12 +143,9 @@ std::optional<Value> NativeJob::make(PoolServer& server, const PoolWork& work) {
     const auto shard_id = static_cast<uint32_t>(work.lane - 1);
     batch = reader_.read_shard(*seeds, shard_id, lanes_.at(shard_id).start, memory);
   } else {
-    // What draws from torch's default generator has the numbers that it has in Python's workers.
-    const std::array<uint64_t, 1> place = {work.number()};
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    generator.set_current_seed(seeds->seed_of_batch(place));
     std::vector<int64_t> copy;
-    batch = reader_.read(*seeds, work.number(), integers_of(work.indices, copy), memory);
+    batch = reader_.read(*seeds, {.sequence = work.number(), .first_place = work.first_place},
+                         integers_of(work.indices, copy), memory);
   }
   if (batch && transform_) *batch = transform_->apply(*batch);
   return batch;

@@ -62,6 +62,12 @@ void check_options_of(const DatasetShape& shape, const Options& options) {
     refuse("DataLoader with IterableDataset: expected unspecified shuffle option, but got shuffle=true");
   if (shape.is_iterable && options.sampler)
     refuse("DataLoader with IterableDataset: expected unspecified sampler option, but got a sampler");
+  if (shape.is_iterable && options.shard_by_rank) {
+    refuse(
+        "shard_by_rank is true and the dataset is an IterableDataset, which has no order that ranks could share; have "
+        "it "
+        "read its own part by the rank, or make it a map-style dataset");
+  }
   if (!shape.is_iterable && options.shards) {
     refuse("shards=" + std::to_string(*options.shards) +
            " was given, but the dataset is read by index; shards are for an IterableDataset, leave the option out");

@@ -166,7 +166,7 @@ void PoolWorkers::name_blobs(PoolClient& client) {
 DatasetShape PoolWorkers::ask_for_shape() {
   const Client client = open_client(false, 1);
   client->begin_epoch(wire::EpochSeeds().to_bytes());
-  client->submit(wire::IndexKind::kNone, {});
+  client->submit({});
   using Event = loader::Client::Event;
   const auto deadline =
       options_.timeout.count() > 0 ? steady_clock::now() + options_.timeout : steady_clock::time_point::max();

@@ -66,7 +66,8 @@ std::optional<Value> ThreadMaker::read(const cluster::RequestContent& content, c
   const uint32_t shard_id = content.request.shard_id;
   if (reader_->is_iterable())
     return reader_->read_shard(seeds, shard_id, shared_.starts->start_of(seeds, shard_id), memory);
-  return reader_->read(seeds, content.request.sequence, integers_of(content.indices), memory);
+  return reader_->read(seeds, {.sequence = content.request.sequence, .first_place = content.request.first_place},
+                       integers_of(content.indices), memory);
 }
 
 void ThreadMaker::run_prefixes(const wire::Request& request, Made& made) {

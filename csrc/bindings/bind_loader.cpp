@@ -136,30 +136,36 @@ std::span<const std::byte> bytes_of(const py::bytes& object) {
   return std::as_bytes(std::span(view.data(), view.size()));
 }
 
-// A sampler of the user's: `pull` gives the indices of the next batch, or raises StopIteration; `dumps` pickles those
-// that are not plain integers.
+// A sampler of the user's: `pull` gives the indices of the next batch and the place of its first sample in the order of
+// the epoch, or raises StopIteration; `dumps` pickles indices that are not plain integers.
 class PulledIndices : public loader::IndexSource {
  public:
   PulledIndices(py::function pull, py::function dumps) : pull_(std::move(pull)), dumps_(std::move(dumps)) {}
 
   std::optional<Indices> next() override {
     py::object index;
+    uint64_t first_place = 0;
     try {
-      index = pull_();
+      const auto pulled = pull_().cast<py::tuple>();
+      index = pulled[0];
+      first_place = pulled[1].cast<uint64_t>();
     } catch (py::error_already_set& error) {
       if (error.matches(PyExc_StopIteration)) return std::nullopt;
       throw;
     }
     using wire::IndexKind;
     if (PyList_CheckExact(index.ptr()) && read_integers(py::reinterpret_borrow<py::list>(index)))
-      return Indices{.kind = IndexKind::kIntegers, .body = std::as_bytes(std::span(integers_))};
+      return Indices{
+          .kind = IndexKind::kIntegers, .body = std::as_bytes(std::span(integers_)), .first_place = first_place};
     if (PyLong_CheckExact(index.ptr())) {
       int overflow = 0;
       integers_.assign(1, PyLong_AsLongLongAndOverflow(index.ptr(), &overflow));
-      if (overflow == 0) return Indices{.kind = IndexKind::kInteger, .body = std::as_bytes(std::span(integers_))};
+      if (overflow == 0)
+        return Indices{
+            .kind = IndexKind::kInteger, .body = std::as_bytes(std::span(integers_)), .first_place = first_place};
     }
     pickled_ = dumps_(index).cast<py::bytes>();
-    return Indices{.kind = IndexKind::kPickle, .body = bytes_of(pickled_)};
+    return Indices{.kind = IndexKind::kPickle, .body = bytes_of(pickled_), .first_place = first_place};
   }
 
  private:
@@ -181,8 +187,8 @@ class PulledIndices : public loader::IndexSource {
   py::bytes pickled_;
 };
 
-loader::EpochPlan plan_of(int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress) {
-  return {.seeds = {.base_seed = base_seed, .epoch = epoch}, .progress = std::move(progress)};
+loader::EpochPlan plan_of(int64_t base_seed, int64_t epoch, bool by_sample, std::shared_ptr<EpochProgress> progress) {
+  return {.seeds = {.base_seed = base_seed, .epoch = epoch, .by_sample = by_sample}, .progress = std::move(progress)};
 }
 
 // Waits for the next event that `take` finds, looking after signals; kNothing after `timeout_s`.
@@ -402,28 +408,30 @@ void bind_loader(py::module_& module) {
            py::arg("may_begin_early"), py::arg("is_seeded_by_batch"))
       .def(
           "begin_with_sampler",
-          [](Stream& self, int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress,
+          [](Stream& self, int64_t base_seed, int64_t epoch, bool by_sample, std::shared_ptr<EpochProgress> progress,
              std::optional<at::Generator> base_generator, int64_t sample_count, int64_t batch_size, bool drop_last,
-             bool shuffle, std::optional<at::Generator> generator) {
-            auto plan = plan_of(base_seed, epoch, std::move(progress));
+             bool shuffle, std::optional<at::Generator> generator, std::optional<sampling::RankShareOptions> share) {
+            auto plan = plan_of(base_seed, epoch, by_sample, std::move(progress));
             plan.base_generator = std::move(base_generator);
             self.begin_epoch(std::move(plan), {.sample_count = sample_count,
                                                .batch_size = batch_size,
                                                .drop_last = drop_last,
                                                .shuffle = shuffle,
-                                               .generator = std::move(generator)});
+                                               .generator = std::move(generator),
+                                               .share = share});
           },
-          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("base_generator"),
-          py::arg("sample_count"), py::arg("batch_size"), py::arg("drop_last"), py::arg("shuffle"),
-          py::arg("generator"))
+          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("by_sample"), py::arg("progress"),
+          py::arg("base_generator"), py::arg("sample_count"), py::arg("batch_size"), py::arg("drop_last"),
+          py::arg("shuffle"), py::arg("generator"), py::arg("share"))
       .def(
           "begin_with_indices",
-          [](Stream& self, int64_t base_seed, int64_t epoch, std::shared_ptr<EpochProgress> progress, py::function pull,
-             py::function dumps) {
-            self.begin_epoch(plan_of(base_seed, epoch, std::move(progress)),
+          [](Stream& self, int64_t base_seed, int64_t epoch, bool by_sample, std::shared_ptr<EpochProgress> progress,
+             py::function pull, py::function dumps) {
+            self.begin_epoch(plan_of(base_seed, epoch, by_sample, std::move(progress)),
                              std::make_unique<PulledIndices>(std::move(pull), std::move(dumps)));
           },
-          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("progress"), py::arg("pull"), py::arg("dumps"))
+          py::kw_only(), py::arg("base_seed"), py::arg("epoch"), py::arg("by_sample"), py::arg("progress"),
+          py::arg("pull"), py::arg("dumps"))
       .def("next", &next, py::arg("timeout_s"), py::arg("loads"), py::arg("open_storage"), py::arg("stand_in"))
       .def("look_ahead", &look_ahead, py::arg("batch_count"), py::arg("timeout_s"), py::arg("loads"),
            py::arg("open_storage"), py::arg("stand_in"))

@@ -116,6 +116,7 @@ void bind_pool_worker(py::module_& module) {
       .def_property_readonly("tenancy", [](const PoolWork& self) { return self.tenancy; })
       .def_property_readonly("epoch", [](const PoolWork& self) { return self.key.epoch; })
       .def_property_readonly("sequence", &PoolWork::number)
+      .def_property_readonly("first_place", [](const PoolWork& self) { return self.first_place; })
       .def_property_readonly("is_recall", &PoolWork::is_recall)
       .def_property_readonly("lane", [](const PoolWork& self) { return self.lane; })
       .def_property_readonly("is_lane_start", [](const PoolWork& self) { return self.is_lane_start; })

@@ -143,6 +143,7 @@ void bind_worker(py::module_& module) {
           "is_pickled",
           [](const Server::Received& self) { return self.request.index_kind == wire::IndexKind::kPickle; })
       .def_property_readonly("sequence", [](const Server::Received& self) { return self.request.sequence; })
+      .def_property_readonly("first_place", [](const Server::Received& self) { return self.request.first_place; })
       .def_property_readonly("shard_id", [](const Server::Received& self) { return self.request.shard_id; })
       .def("indices",
            [](const Server::Received& self) { return indices_to_python(self.request.index_kind, self.body); });

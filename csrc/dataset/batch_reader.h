@@ -25,6 +25,8 @@ struct ReaderOptions {
   bool drop_last = false;                 // of an iterable dataset; a sampler leaves short batches out by itself
   int64_t shard_count = 1;                // of an iterable dataset
   std::function<Value(std::vector<Value>)> collate_fn = {};
+  // The process makes one batch at a time: torch's default generator has the numbers that it has in Python's workers.
+  bool seeds_default_generator = false;
 };
 
 // Confined to the thread that reads samples, as its dataset may be.
@@ -35,8 +37,13 @@ class BatchReader {
 
   bool is_iterable() const { return as_streams_ != nullptr; }
 
-  // Batch `sequence` of a map-style dataset. Throws what the dataset and collate_fn throw.
-  Value read(const wire::EpochSeeds& seeds, uint64_t sequence, std::span<const int64_t> indices, Memory& memory);
+  // A batch of a map-style dataset: its number in the epoch, and the place of its first sample in the order of that.
+  struct BatchPlace {
+    uint64_t sequence = 0;
+    uint64_t first_place = 0;
+  };
+  // The batch of these samples. Throws what the dataset and collate_fn throw.
+  Value read(const wire::EpochSeeds& seeds, const BatchPlace& place, std::span<const int64_t> indices, Memory& memory);
 
   // Where a shard is opened: at its beginning, or after `batch_count` batches, with the state that its stream had then,
   // if it had one.
@@ -71,6 +78,7 @@ class BatchReader {
   Value read_samples(std::span<const int64_t> indices, Memory& memory);
   Value gather(const TensorDataset& rows, std::span<const int64_t> indices, Memory& memory) const;
   Value get(int64_t index, size_t place);
+  void begin_after_samples() const;
   int64_t checked(int64_t index) const;
   OpenShard& open(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start, Memory& memory);
   std::optional<Value> read_next(OpenShard& shard, uint32_t shard_id, Memory& memory);

@@ -7,10 +7,12 @@ namespace penstock::dataset {
 
 PlaceDraws::PlaceDraws() : of_batch_(at::detail::createCPUGenerator()), of_sample_(at::detail::createCPUGenerator()) {}
 
-void PlaceDraws::begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence) {
+void PlaceDraws::begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence, uint64_t first_place) {
   seeds_ = seeds;
   batch_place_ = {sequence, 0};
   batch_place_size_ = 1;
+  first_place_ = first_place;
+  sample_place_ = 0;
   has_samples_ = true;
   is_batch_seeded_ = is_sample_seeded_ = false;
 }
@@ -26,18 +28,38 @@ void PlaceDraws::begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard
 void PlaceDraws::begin_sample(uint64_t place) {
   sample_place_ = place;
   is_sample_seeded_ = false;
+  if (has_samples_ && seeds_.by_sample) is_batch_seeded_ = false;
+}
+
+void PlaceDraws::seed_default_for_sample() const {
+  if (!seeds_.by_sample) return;  // the samples of a batch draw one after the other
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGlobals));
+}
+
+void PlaceDraws::seed_default_for_batch() const {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(seeds_.by_sample ? seeds_.seed_at(first_place_, wire::SampleSeed::kCollate)
+                                              : seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
 }
 
 at::Generator& PlaceDraws::sample_generator() {
   if (!has_samples_) return batch_generator();
-  if (!is_sample_seeded_) of_sample_.set_current_seed(seeds_.seed_of_sample(batch_place_[0], sample_place_));
+  if (!is_sample_seeded_) {
+    of_sample_.set_current_seed(seeds_.by_sample
+                                    ? seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGenerator)
+                                    : seeds_.seed_of_sample(batch_place_[0], sample_place_));
+  }
   is_sample_seeded_ = true;
   return of_sample_;
 }
 
 at::Generator& PlaceDraws::batch_generator() {
-  if (!is_batch_seeded_)
-    of_batch_.set_current_seed(seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
+  if (!is_batch_seeded_) {
+    of_batch_.set_current_seed(has_samples_ && seeds_.by_sample
+                                   ? seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGlobals)
+                                   : seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
+  }
   is_batch_seeded_ = true;
   return of_batch_;
 }

@@ -21,12 +21,18 @@ class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-cla
  public:
   PlaceDraws();
 
-  // A batch begins: of a map-style dataset its number, of an iterable one the shard and the batch's number in it. The
-  // samples of the latter draw from the batch's generator alone.
-  void begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence);
+  // A batch begins: of a map-style dataset its number and the place of its first sample in the order of the epoch, of
+  // an iterable one the shard and the batch's number in it. The samples of the latter draw from the batch's generator
+  // alone.
+  void begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence, uint64_t first_place);
   void begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number);
   // The sample at this place of the batch begins.
   void begin_sample(uint64_t place);
+
+  // Seeds torch's default generator for the sample that was begun, or for what follows the samples of a batch.
+  void seed_default_for_sample() const;
+  void seed_default_for_batch() const;
+  bool is_by_sample() const { return seeds_.by_sample; }
 
   at::Generator& sample_generator() override;
   at::Generator& batch_generator() override;
@@ -35,8 +41,9 @@ class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-cla
   wire::EpochSeeds seeds_;
   std::array<uint64_t, 2> batch_place_{};
   size_t batch_place_size_ = 0;
-  uint64_t sample_place_ = 0;
-  bool has_samples_ = false;  // whether samples have generators of their own
+  uint64_t first_place_ = 0;   // of the batch, in the order of the epoch
+  uint64_t sample_place_ = 0;  // in the batch
+  bool has_samples_ = false;   // whether samples have generators of their own
   bool is_batch_seeded_ = false;
   bool is_sample_seeded_ = false;
   at::Generator of_batch_;

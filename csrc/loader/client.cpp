@@ -131,22 +131,23 @@ class Client::Impl {
     source->announce(request, body);
   }
 
-  bool submit(wire::IndexKind kind, std::span<const std::byte> body) {
+  bool submit(const IndexSource::Indices& indices) {
     Epoch& epoch = early ? *early : now;
     // The workers may be fewer than when this was found to have room.
     if (!source->has_bounded_memory())
       epoch.order.set_outstanding_count_max(std::max(depth(), epoch.order.outstanding_count() + 1));
     const auto assignment = epoch.order.assign();
     if (!assignment) return false;
-    const auto content =
-        std::make_shared<cluster::RequestContent>(cluster::RequestContent{.request = {.kind = RequestKind::kFetch,
-                                                                                      .index_kind = kind,
-                                                                                      .sequence = assignment->sequence,
-                                                                                      .body_bytes = body.size(),
-                                                                                      .epoch = epoch.number,
-                                                                                      .shard_id = assignment->shard_id,
-                                                                                      .epoch_seed = epoch.seed},
-                                                                          .indices = {body.begin(), body.end()}});
+    const auto content = std::make_shared<cluster::RequestContent>(
+        cluster::RequestContent{.request = {.kind = RequestKind::kFetch,
+                                            .index_kind = indices.kind,
+                                            .sequence = assignment->sequence,
+                                            .body_bytes = indices.body.size(),
+                                            .epoch = epoch.number,
+                                            .shard_id = assignment->shard_id,
+                                            .epoch_seed = epoch.seed,
+                                            .first_place = indices.first_place},
+                                .indices = {indices.body.begin(), indices.body.end()}});
     if (options.keep_indices) epoch.order.keep(assignment->sequence, content);
     source->fetch(content);
     return true;
@@ -370,7 +371,7 @@ void Client::begin_early(std::span<const std::byte> seeds, uint64_t seed) { impl
 void Client::adopt_early() { impl_->adopt_early(); }
 bool Client::has_early() const { return impl_->early.has_value(); }
 
-bool Client::submit(wire::IndexKind kind, std::span<const std::byte> body) { return impl_->submit(kind, body); }
+bool Client::submit(const IndexSource::Indices& indices) { return impl_->submit(indices); }
 
 bool Client::has_room() const { return impl_->has_room(); }
 uint32_t Client::depth() const { return impl_->depth(); }

@@ -22,6 +22,7 @@
 #include "loader/batch.h"
 #include "loader/batch_source.h"
 #include "loader/counters.h"
+#include "loader/index_source.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
@@ -85,7 +86,7 @@ class Client {
 
   // Sends one request to the worker of the shard whose turn it is: of this epoch, or of the one that was begun early.
   // Returns false, sending nothing, when no shard has data left.
-  bool submit(wire::IndexKind kind, std::span<const std::byte> body);
+  bool submit(const IndexSource::Indices& indices);
 
   // Whether one more request keeps within prefetch_factor batches a worker and within prefetch_bytes, where a batch
   // that is not here yet counts as the largest seen so far. One request is always within prefetch_bytes, and before the

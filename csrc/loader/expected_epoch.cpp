@@ -35,13 +35,15 @@ class GeneratorCopies {
 
 bool is_same(const TorchSamplerOptions& left, const TorchSamplerOptions& right) {
   return left.sample_count == right.sample_count && left.batch_size == right.batch_size &&
-         left.drop_last == right.drop_last && left.shuffle == right.shuffle && left.generator == right.generator;
+         left.drop_last == right.drop_last && left.shuffle == right.shuffle && left.generator == right.generator &&
+         left.share == right.share;
 }
 
 }  // namespace
 
 ExpectedEpoch::ExpectedEpoch(const NextSeeds& next, TorchSamplerOptions sampler)
     : sampler_(std::move(sampler)), seeds_(next.seeds) {
+  if (sampler_.share) sampler_.share->first_step = sampler_.share->first_sample = 0;
   GeneratorCopies copies;
   if (next.draws_base_seed) seeds_.base_seed = draw_seed(copies.of(next.base_generator));
   if (!sampler_.shuffle) return;

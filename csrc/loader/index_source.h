@@ -21,7 +21,8 @@ class IndexSource {
 
   struct Indices {
     wire::IndexKind kind = wire::IndexKind::kNone;
-    std::span<const std::byte> body;  // valid until the next call
+    std::span<const std::byte> body{};  // valid until the next call
+    uint64_t first_place = 0;           // of the first sample in the order of the epoch, from 0
   };
   // The indices of the next batch, or nothing at the end. A sampler of the user's may throw: the exception leaves the
   // call of the stream that pulled.

@@ -640,6 +640,7 @@ void PoolIo::send(const PoolSession::Command& command) {
     if (command.message.is_lane_start) state = lanes_.start_of(command.message.lane);
     request.index_kind = content->request.index_kind;
     request.epoch_seed = content->request.epoch_seed;
+    request.first_place = content->request.first_place;
     request.link_mb_per_s = static_cast<uint16_t>(std::clamp(std::round(link_bytes_per_s_.load() / 1e6), 0.0, 65535.0));
     request.indices = content->indices;
     request.seeds = *content->seeds;

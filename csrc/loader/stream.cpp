@@ -154,7 +154,7 @@ bool Stream::ask() {
   IndexSource* source = client_->has_early() ? early_sampler_.get() : indices_.get();
   if (source == nullptr) return false;
   const auto indices = source->next();
-  return indices && client_->submit(indices->kind, indices->body);
+  return indices && client_->submit(*indices);
 }
 
 // ---- Events

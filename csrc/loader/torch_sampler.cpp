@@ -7,6 +7,7 @@
 #include <ATen/ops/randperm.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/assert.h"
 
@@ -22,6 +23,7 @@ uint64_t draw_seed() {
 
 TorchSampler::TorchSampler(TorchSamplerOptions options, at::Tensor buffer)
     : options_(std::move(options)), indices_(std::move(buffer)) {
+  if (options_.share) step_ = options_.share->first_step;
   if (!indices_.defined()) indices_ = at::empty({0}, at::TensorOptions().dtype(at::kLong));
 }
 
@@ -50,12 +52,32 @@ void TorchSampler::exhaust() {
 std::optional<IndexSource::Indices> TorchSampler::next() {
   const auto integers = next_integers();
   if (!integers) return std::nullopt;
-  return Indices{.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(*integers)};
+  return Indices{.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(*integers), .first_place = last_place_};
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::next_integers() {
+  if (options_.share) {
+    step_ = std::max(step_, static_cast<uint64_t>(std::exchange(options_.skipped_batch_count, 0)));
+    return pull_part();
+  }
   for (; options_.skipped_batch_count > 0; --options_.skipped_batch_count) pull();
   return pull();
+}
+
+std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
+  const auto sample_count = static_cast<uint64_t>(options_.sample_count);
+  const sampling::RankShare share(sample_count, *options_.share);
+  if (!has_started_) start();
+  if (step_ + 1 >= share.step_count()) exhaust();
+  if (step_ >= share.step_count()) return std::nullopt;
+  const auto part = share.part(step_++);
+  last_place_ = part.first;
+  const std::span order(indices_.const_data_ptr<int64_t>(), sample_count);
+  if (part.first + part.count <= sample_count) return order.subspan(part.first, part.count);
+  padded_.clear();
+  for (uint64_t place = part.first; place < part.first + part.count; ++place)
+    padded_.push_back(order[share.sample_at(place)]);
+  return padded_;
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::pull() {
@@ -65,6 +87,7 @@ std::optional<std::span<const int64_t>> TorchSampler::pull() {
   const int64_t count = std::min(left, options_.batch_size);
   if (count < options_.batch_size) exhaust();
   if (count == 0 || (options_.drop_last && count < options_.batch_size)) return std::nullopt;
+  last_place_ = static_cast<uint64_t>(position_);
   const int64_t* first = indices_.const_data_ptr<int64_t>() + position_;
   position_ += count;
   return std::span<const int64_t>(first, static_cast<size_t>(count));

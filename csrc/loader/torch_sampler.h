@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "loader/index_source.h"
+#include "sampling/rank_share.h"
 
 namespace penstock::loader {
 
@@ -24,6 +26,8 @@ struct TorchSamplerOptions {
   std::optional<at::Generator> generator;  // of the sampler; torch's default generator gives the seed without one
   std::optional<uint64_t> seed = {};       // and this is the seed where it is known already
   int64_t skipped_batch_count = 0;         // of a resumed epoch: drawn at the first pull, as they were, and not given
+  // The part of one rank, in the place of batch_size and drop_last: the order is one for all ranks.
+  std::optional<sampling::RankShareOptions> share = {};
 };
 
 // Confined to the trainer's thread.
@@ -52,12 +56,16 @@ class TorchSampler : public IndexSource {
 
  private:
   std::optional<std::span<const int64_t>> pull();
+  std::optional<std::span<const int64_t>> pull_part();
   void start();
   void exhaust();
 
   TorchSamplerOptions options_;
   at::Tensor indices_;
-  int64_t position_ = 0;
+  int64_t position_ = 0;     // of the next batch in the order
+  uint64_t step_ = 0;        // the next, of a rank's share
+  uint64_t last_place_ = 0;  // of the first sample that was given last
+  std::vector<int64_t> padded_;
   bool has_started_ = false;
   bool is_exhausted_ = false;
   bool has_own_generator_ = false;

@@ -14,10 +14,19 @@
 
 namespace penstock::wire {
 
+// What the seed of a sample is for. A batch that is collated is the sample of its first place.
+enum class SampleSeed : uint8_t {
+  kGlobals = 0,    // torch's default generator, and those of Python's random and numpy
+  kGenerator = 1,  // the generator that is handed to the dataset
+  kCollate = 2,    // as kGlobals, while the samples are collated
+};
+
 // A value type. The seeds of batches and samples are those of python/penstock/stream/batch_seeds.py.
 struct EpochSeeds {
   int64_t base_seed = 0;
   int64_t epoch = 0;  // counts the epochs of a loader, from 0
+  // Each sample has seeds of its own, by its place in the order of the epoch, whatever batch it is in.
+  bool by_sample = false;
 
   // The seed of the draws of an offloaded model in this epoch.
   uint64_t seed_of_draws() const { return derive({}); }
@@ -28,19 +37,23 @@ struct EpochSeeds {
   uint64_t seed_of_sample(uint64_t sequence, uint64_t place) const {
     return derive(std::array<uint64_t, 2>{sequence, place});
   }
+  // By sample: those of the sample at a place in the order of the epoch.
+  uint64_t seed_at(uint64_t order_place, SampleSeed which) const {
+    return derive(std::array<uint64_t, 2>{order_place, static_cast<uint64_t>(which)});
+  }
 
-  // As workers are told them: two integers, as the indices of a request are written.
+  // As workers are told them: three integers, as the indices of a request are written.
   std::vector<std::byte> to_bytes() const {
-    const std::array<int64_t, 2> words = {base_seed, epoch};
+    const std::array<int64_t, 3> words = {base_seed, epoch, by_sample ? 1 : 0};
     const auto bytes = std::as_bytes(std::span(words));
     return {bytes.begin(), bytes.end()};
   }
   // Nothing for bytes of another length.
   static std::optional<EpochSeeds> from_bytes(std::span<const std::byte> bytes) {
-    std::array<int64_t, 2> words{};
+    std::array<int64_t, 3> words{};
     if (bytes.size() != sizeof words) return std::nullopt;
     std::memcpy(words.data(), bytes.data(), sizeof words);
-    return EpochSeeds{.base_seed = words[0], .epoch = words[1]};
+    return EpochSeeds{.base_seed = words[0], .epoch = words[1], .by_sample = words[2] != 0};
   }
 
   friend bool operator==(const EpochSeeds&, const EpochSeeds&) = default;

@@ -18,7 +18,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kRequestMagic = 0x31524e50;     // "PNR1"
 constexpr uint32_t kDescriptorMagic = 0x31444e50;  // "PND1"
-constexpr uint16_t kMessageVersion = 1;
+constexpr uint16_t kMessageVersion = 2;
 constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
 
 enum class RequestKind : uint8_t {
@@ -46,8 +46,9 @@ struct Request {
   uint64_t body_bytes = 0;
   uint32_t epoch = 0;
   uint32_t shard_id = 0;
-  uint64_t epoch_seed = 0;  // of a fetch: the draws of prefixes for its batch follow from it and the sequence
-  uint64_t reserved[3] = {};
+  uint64_t epoch_seed = 0;   // of a fetch: the draws of prefixes for its batch follow from it and the sequence
+  uint64_t first_place = 0;  // of a fetch: the place of its first sample in the order of the epoch, from 0
+  uint64_t reserved[2] = {};
 };
 static_assert(sizeof(Request) == 64);
 

@@ -33,6 +33,7 @@ struct ToWorkerHead {
   uint8_t blob_count = 0;
   uint16_t link_mb_per_s = 0;
   uint32_t seeds_bytes = 0;
+  uint64_t first_place = 0;
 };
 static_assert(sizeof(ToWorkerHead) == kToWorkerHeadBytes);
 
@@ -177,7 +178,8 @@ std::vector<std::byte> write_to_worker(const PoolRequest& request) {
       .index_kind = static_cast<uint8_t>(request.index_kind),
       .blob_count = static_cast<uint8_t>(request.blobs.size()),
       .link_mb_per_s = request.link_mb_per_s,
-      .seeds_bytes = static_cast<uint32_t>(request.seeds.size())};
+      .seeds_bytes = static_cast<uint32_t>(request.seeds.size()),
+      .first_place = request.first_place};
   PENSTOCK_ASSERT(request.blobs.size() <= kRequestBlobCountMax);
   PENSTOCK_ASSERT((m.kind == ToWorker::Kind::kHello) == request.offer.has_value(), "every hello offers keys");
   if (request.offer) return joined(head, {write_seal_half(request.offer->ciphers, request.offer->nonce)});
@@ -227,6 +229,7 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   return PoolRequest{.message = message,
                      .index_kind = index_kind,
                      .epoch_seed = head.epoch_seed,
+                     .first_place = head.first_place,
                      .link_mb_per_s = head.link_mb_per_s,
                      .indices = body.first(head.index_bytes),
                      .seeds = body.subspan(head.index_bytes, head.seeds_bytes),

@@ -25,9 +25,9 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 4;
+constexpr uint16_t kPoolVersion = 5;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
-constexpr size_t kToWorkerHeadBytes = 80;
+constexpr size_t kToWorkerHeadBytes = 88;
 constexpr size_t kToTrainerHeadBytes = 104;
 
 // The most variable bytes behind a head.
@@ -67,6 +67,7 @@ struct PoolRequest {
   ToWorker message;
   IndexKind index_kind = IndexKind::kNone;
   uint64_t epoch_seed = 0;
+  uint64_t first_place = 0;    // of its first sample in the order of the epoch
   uint16_t link_mb_per_s = 0;  // at which batches reach the trainer, at least 1; 0: not known
   std::span<const std::byte> indices = {};
   std::span<const std::byte> seeds = {};  // the seeds of the epoch's random numbers; a pickle

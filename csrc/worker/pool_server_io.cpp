@@ -198,6 +198,7 @@ void PoolServerIo::take_request(const wire::PoolRequest& request, const std::str
                                           .is_lane_start = message.is_lane_start,
                                           .index_kind = request.index_kind,
                                           .epoch_seed = request.epoch_seed,
+                                          .first_place = request.first_place,
                                           .link_bytes_per_s = request.link_mb_per_s * 1e6,
                                           .indices = {request.indices.begin(), request.indices.end()},
                                           .seeds = {request.seeds.begin(), request.seeds.end()},

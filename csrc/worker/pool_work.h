@@ -31,6 +31,7 @@ struct PoolWork {
   bool is_lane_start = false;
   wire::IndexKind index_kind = wire::IndexKind::kNone;
   uint64_t epoch_seed = 0;
+  uint64_t first_place = 0;     // of the first sample in the order of the epoch
   double link_bytes_per_s = 0;  // as the trainer has measured it; 0: not yet
   std::vector<std::byte> indices{};
   std::vector<std::byte> seeds{};

@@ -46,6 +46,8 @@ class WorkerRequest:
     @property
     def sequence(self) -> int: ...
     @property
+    def first_place(self) -> int: ...
+    @property
     def shard_id(self) -> int: ...
     def indices(self) -> Any: ...
 
@@ -94,6 +96,8 @@ class PoolWork:
     def epoch(self) -> int: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def first_place(self) -> int: ...
     @property
     def is_recall(self) -> bool: ...
     @property
@@ -408,21 +412,24 @@ class Stream:
         *,
         base_seed: int,
         epoch: int,
-            progress: EpochProgress,
+        by_sample: bool,
+        progress: EpochProgress,
         base_generator: torch.Generator | None,
         sample_count: int,
         batch_size: int,
         drop_last: bool,
         shuffle: bool,
         generator: torch.Generator | None,
+        share: RankShareOptions | None,
     ) -> None: ...
     def begin_with_indices(
         self,
         *,
         base_seed: int,
         epoch: int,
-            progress: EpochProgress,
-        pull: Callable[[], object],
+        by_sample: bool,
+        progress: EpochProgress,
+        pull: Callable[[], tuple[object, int]],
         dumps: Callable[[object], bytes],
     ) -> None: ...
     def next(

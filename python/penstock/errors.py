@@ -59,6 +59,10 @@ class WorkerError(PenstockError, RuntimeError):
     """
 
 
+class RankError(PenstockError):
+    """The ranks of a job do not read one order, or one of them does not come."""
+
+
 class FallbackError(PenstockError):
     """Torch's iterator would have been used, and PENSTOCK_FALLBACK=error forbids it."""
 

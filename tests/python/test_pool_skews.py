@@ -90,7 +90,7 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
         trainer.send(hello(trainer_id=7, version=2))
         head = trainer.receive()[0]
         assert (head[:4], head[6]) == (b"PNT1", 9)  # declined
-        assert b"version 2, and this process speaks version 4" in head
+        assert b"version 2, and this process speaks version 5" in head
         assert b"run the same version of penstock on both sides" in head
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         thread.start()
         try:
             with pytest.warns(
-                PoolWarning, match="cannot be used.*version 2, and this process speaks version 4"
+                PoolWarning, match="cannot be used.*version 2, and this process speaks version 5"
             ):
                 with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
                     next(iter(pooled(pool, Augmented(4), timeout=4)))

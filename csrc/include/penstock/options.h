@@ -21,13 +21,21 @@
 
 namespace penstock {
 
+// With shard_by_rank, what becomes of the samples that do not fill the last step of an epoch.
+enum class Remainder : uint8_t {
+  kPad,     // the ranks share them evenly, and some of them are given twice to make that so
+  kDrop,    // they are left out
+  kUneven,  // the ranks share them, some one more than others, and may have batches of different sizes in every step;
+            // as kPad where there are fewer samples than ranks
+};
+
 // In Python's order, for designated initialisers:
 //
 //   penstock::DataLoader loader(dataset, {.batch_size = 64, .shuffle = true, .num_workers = 4});
 //
 // Python's batch_sampler is `sampler` here, since a sampler may ignore the batch size. Random draws always belong to
-// batches and samples, as with Python's seeding="batch" (Draws in dataset.h). The workers stay for as long as the
-// loader does, as with persistent_workers=True.
+// batches and samples, as with Python's seeding="batch", or "sample" with shard_by_rank (Draws in dataset.h). The
+// workers stay for as long as the loader does, as with persistent_workers=True.
 struct Options {
   // Samples in a batch. std::nullopt: each sample is a batch of its own, and is not collated.
   std::optional<int64_t> batch_size = 1;
@@ -64,6 +72,20 @@ struct Options {
   std::optional<std::string> pool = {};
   // The folder with the keys for the pool. Empty: PENSTOCK_KEYS, else the keys that this user's processes share.
   std::string keys = {};
+  // Gives this process its part of one order that knows no ranks, of a map-style dataset. A step takes the next samples
+  // of the order, and each rank a run of them. Every rank has the same number of steps. The order and all random
+  // numbers are the same for any number of ranks, and so is the state: any rank's says where the job is, and a job of
+  // another size, in C++ or in Python, goes on from it. Without a `generator` the order follows from seed 0; one that
+  // is given has to be in the same state on all ranks. A `sampler` is the order of all ranks, and has a size().
+  bool shard_by_rank = false;
+  // This process, of so many, from 0. std::nullopt: the environment's RANK and WORLD_SIZE, as torchrun sets them, else
+  // 0 of 1.
+  std::optional<int64_t> rank = {};
+  std::optional<int64_t> world_size = {};
+  // The samples of a step over all ranks, in the place of batch_size, which is that of one rank.
+  std::optional<int64_t> global_batch_size = {};
+  // std::nullopt: kDrop with drop_last, else kPad.
+  std::optional<Remainder> remainder = {};
   // Run on every batch where it is made: its forward takes the batch's parts, and its result is the batch. It must not
   // draw random numbers in threads of this process.
   std::optional<torch::jit::Module> transform = {};

@@ -33,6 +33,7 @@ from penstock.loader.options import (
 )
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
+from penstock.loader.rank_sharding import RankSharding, check_without_sharding, order_generator
 from penstock.loader.stats import LoaderStats
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
@@ -81,7 +82,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         generators of torch, random and numpy anew before each batch, from the base seed, the number
         of the epoch and the place of the batch in it. A dataset and a collate_fn that draw from
         these generators then give the same stream for any ``num_workers``. With ``num_workers=0``
-        the trainer's own generators stay as they were. Generators that a dataset keeps to itself
+        the trainer's own generators stay as they were. "sample" seeds them before each sample of a
+        map-style dataset, from the place of the sample in the order of the epoch, so that the
+        draws do not depend on ``batch_size`` either. Generators that a dataset keeps to itself
         are not covered. A map-style dataset whose ``__getitem__`` takes ``generator`` is given a
         ``torch.Generator`` for each sample, which makes its draws independent of ``fetch_threads``
         too.
@@ -129,6 +132,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         runs code that the sender chose: a worker that somebody took over could do whatever the
         trainer may.
 
+    shard_by_rank: the loader gives this process its part of one order that knows no ranks, of a
+        map-style dataset. A step takes the next samples of the order, and each rank a run of them.
+        Every rank has the same number of steps. The order and all random numbers are the same for
+        any number of ranks (``seeding`` is "sample"), and so is the state: any rank's
+        :meth:`state_dict` says where the job is, and a job of another size goes on from it.
+        Without a ``generator`` the order follows from seed 0; one that is given has to be in the
+        same state on all ranks. ``sampler``, if it is given, is the order of all ranks.
+    rank, world_size: this process, of so many, with ``shard_by_rank``. None: those of torch's
+        default process group, or of the variables RANK and WORLD_SIZE that torchrun sets, or 0 of
+        1. The attributes are the numbers in force.
+    global_batch_size: the samples of a step over all ranks, in the place of ``batch_size``, which
+        is that of one rank. The samples of a step are then the same for any number of ranks.
+    remainder: with ``shard_by_rank``, what becomes of the samples that do not fill the last step.
+        "pad": the ranks share them evenly, and some are given twice to make that so. "drop": they
+        are left out. "uneven": the ranks share them, some one more than others, and ranks may have
+        batches of different sizes in every step; where there are fewer samples than ranks, as
+        "pad". None: "drop" with ``drop_last``, else "pad".
+
     With ``num_workers`` > 0 a batch lies in memory that is shared with the worker that made it,
     each tensor in a storage of exactly its bytes. The memory goes back to the worker when the last
     tensor dies, and a user who keeps many batches gets copies. ``PENSTOCK_ARENA_BYTES`` is the most
@@ -169,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         device: torch.device | str | int | None = None,
-        seeding: Literal["worker", "batch"] | None = None,
+        seeding: Literal["worker", "batch", "sample"] | None = None,
         shards: int | None = None,
         prefetch_bytes: int | None = None,
         fetch_threads: int = 1,
@@ -178,8 +199,35 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         keys: str | os.PathLike[str] | None = None,
         code_paths: Sequence[str | os.PathLike[str]] | None = (),
         trust_workers: bool = False,
+        shard_by_rank: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        global_batch_size: int | None = None,
+        remainder: Literal["pad", "drop", "uneven"] | None = None,
     ) -> None:
         self._set_own_state()
+        self.shard_by_rank = shard_by_rank
+        self.rank = rank
+        self.world_size = world_size
+        self.global_batch_size = global_batch_size
+        self.remainder = remainder
+        sharding = None
+        if shard_by_rank:
+            arguments = {
+                **self._sharding_options(),
+                "dataset": dataset,
+                "sampler": sampler,
+                "batch_sampler": batch_sampler,
+                "batch_size": batch_size,
+                "drop_last": drop_last,
+            }
+            sharding = RankSharding.of(arguments)
+            batch_size = sharding.batch_size
+            self.rank, self.world_size = sharding.job
+            self.remainder = sharding.remainder
+            generator = order_generator() if generator is None else generator
+        else:
+            check_without_sharding(self._sharding_options())
         self.pool = named_pool(pool)
         self.keys = chosen_keys(keys)
         self.code_paths = code_paths
@@ -217,7 +265,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         else:
             use_variable(self, pool)
+        if sharding is not None:
+            # Torch's own constructor gave the sampler; it lets nobody assign what follows from it.
+            vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler)
         check_options(self)
+
+    def _sharding_options(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "global_batch_size": self.global_batch_size,
+            "remainder": self.remainder,
+        }
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
         """The part of them that torch's constructor gets: with a pool none, since it would refuse
@@ -251,6 +310,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep the dataset they were started with
             self._iterator = None
+        if self.shard_by_rank and not self._are_ranks_compared:
+            self._compare_ranks()
         begin = self._iterate_pool if has_pool(self) else super().__iter__
         if self._loaded_state is None:
             iterator = begin()
@@ -259,6 +320,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._loaded_state = None
         self._newest_iterator = weakref.ref(iterator)
         return iterator
+
+    def _compare_ranks(self) -> None:
+        # Here, since only jobs of several ranks need torch.distributed.
+        from penstock.loader.rank_agreement import compare_ranks, facts_of
+
+        state = self._loaded_state or {}
+        place = {
+            "epoch": state.get("epoch", self._epoch_count),
+            "samples given before": state.get("samples", 0),
+        }
+        compare_ranks(self, facts_of(self, place))
+        self._are_ranks_compared = True
 
     def _iterate_pool(self) -> BaseIterator:
         """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
@@ -287,6 +360,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._draw_warning = DrawWarning()
         self._progress: Progress | None = None  # of the last iter()
         self._loaded_state = None
+        self._are_ranks_compared = False  # since a state was loaded
         self._resuming: Progress | None = None  # while that makes an iterator
         self._is_known_sendable = False  # of a dataset that the variable's pool may serve
         self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
@@ -411,6 +485,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator = self._newest_iterator = None
         self._progress = None
         self._loaded_state = copy.deepcopy(state_dict) or None
+        self._are_ranks_compared = False
 
     def _make_state(self) -> dict[str, Any]:
         leave_unsendable(self)

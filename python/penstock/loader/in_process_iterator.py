@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,7 +15,12 @@ from penstock.errors import UnsupportedError
 from penstock.loader.device import move_batch
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.lookahead import check_arguments, indices_from
-from penstock.loader.options import drawing_threads, is_seeded_by_batch, shard_count
+from penstock.loader.options import (
+    drawing_threads,
+    is_seeded_by_batch,
+    is_seeded_by_sample,
+    shard_count,
+)
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.indices import IndexOrder, recognise_sampler
@@ -47,9 +53,14 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
             if point is not None:
                 self._base_seed = point.base_seed
-            seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            seeds = EpochSeeds(
+                int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
+            )
             spec = FetchSpec.of(self, loader.fetch_threads)
-            self._dataset_fetcher = InProcessFetcher(spec, shard_count(loader), seeds, progress)
+            place_of_pulled = functools.partial(_place_of_pulled, weakref.ref(self))
+            self._dataset_fetcher = InProcessFetcher(
+                spec, shard_count(loader), seeds, progress, place_of_pulled
+            )
         else:
             # A dataset that gets its state back is iterated afterwards, in _finish_resuming().
             make = BaseIterator if has_state else SingleProcessIterator
@@ -197,6 +208,11 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         is_map = self._dataset_kind == DatasetKind.Map
         answer = progress.answer_pulled if is_map else progress.answer
         answer(shard_id, is_error)
+
+
+def _place_of_pulled(iterator: weakref.ref[SingleProcessIter]) -> int:
+    live = iterator()
+    return 0 if live is None else live._place_of_pulled()
 
 
 def _only_shard(fetcher: Any, dataset: Any) -> list[Any]:

@@ -48,6 +48,11 @@ class LoaderFace(Protocol):
     keys: Any
     code_paths: Any
     trust_workers: Any
+    shard_by_rank: Any
+    rank: Any
+    world_size: Any
+    global_batch_size: Any
+    remainder: Any
 
     # Torch's, as its iterators are given them.
     _dataset_kind: Any

@@ -30,7 +30,14 @@ from torch.utils.data import (
 from penstock import _C
 from penstock.errors import StateUnsupportedError
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.options import has_pool, is_parallel, is_seeded_by_batch, shard_count
+from penstock.loader.options import (
+    has_pool,
+    is_parallel,
+    is_seeded_by_batch,
+    is_seeded_by_sample,
+    shard_count,
+)
+from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
 from penstock.stream.progress import (
@@ -80,9 +87,10 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         "dataset": None,
     }
     if progress is None or not is_under_way:
-        state["generators"] = _snapshot_to_json(GeneratorSnapshot.take(loader))
+        state["generators"] = _generators(loader, GeneratorSnapshot.take(loader))
         if _carries_its_dataset(loader):
             state["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+        state["samplers"] = _states_of_samplers(loader)
         if progress is not None and progress.is_finished and _keeps_its_workers(loader):
             before = _decoded_all(loader, progress.shard_states)
             if before is not None:
@@ -90,7 +98,7 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
                 state["shards"] = {"counts": counts, "last": None, "states": None, "before": before}
         return state
     if progress.start_as_json is None:
-        progress.start_as_json = _snapshot_to_json(progress.start)
+        progress.start_as_json = _generators(loader, progress.start)
     state.update(
         _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
@@ -104,7 +112,30 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
             "before": _decoded_all(loader, progress.states_before),
         },
     )
+    if progress.share is not None:
+        # The same on all ranks, however many workers each has.
+        state["samples"] = progress.share.samples_before(progress.answered_count)
+        state["shards"].update(counts=[progress.answered_count], last=None)
     return state
+
+
+def _states_of_samplers(loader: LoaderFace) -> dict[str, Any] | None:
+    """The states between epochs of samplers of the user's own, by the loader's name for them."""
+    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
+    states = {
+        name: copy.deepcopy(sampler.state_dict())
+        for name, sampler in samplers.items()
+        if is_stateful(sampler)
+    }
+    return states or None
+
+
+def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, Any]:
+    """The generators that the stream is drawn from. The global ones are each rank's own."""
+    states = _snapshot_to_json(snapshot)
+    if loader.shard_by_rank:
+        states["globals"] = dict.fromkeys(states["globals"])
+    return states
 
 
 def _decoded_all(loader: LoaderFace, states: list[Any]) -> list[Any] | None:
@@ -175,6 +206,8 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         loader._epoch_count += is_seeded_by_batch(loader)
         return begin()  # accelerate knew of the end before the iterator did
     snapshot = _snapshot_from_json(state["generators"])
+    for name, of_sampler in (state.get("samplers") or {}).items():
+        load_between_epochs(getattr(loader, name), of_sampler)
     snapshot.put_back_own(loader)
     if state["dataset"] is not None:
         load_between_epochs(loader.dataset, state["dataset"])
@@ -192,6 +225,10 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     )
     if state["shards"] is not None and state["shards"].get("before") is not None:
         progress.states_before = state["shards"]["before"]
+    index_sampler = loader._index_sampler
+    if isinstance(index_sampler, RankBatchSampler) and not is_between:
+        has_state = state["_index_sampler_state"] is not None
+        index_sampler.begin_at(state["_sampler_iter_yielded"], state["samples"], has_state)
     try:
         with GeneratorsReplayed(snapshot) if is_replayed else contextlib.nullcontext():
             iterator = begin()
@@ -199,6 +236,10 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         if finish is not None:
             finish()
         return iterator
+    except BaseException:
+        if isinstance(index_sampler, RankBatchSampler):
+            index_sampler.begin_at(0, 0)
+        raise
     finally:
         loader._resuming = None
 
@@ -255,16 +296,25 @@ def _built(loader: LoaderFace) -> dict[str, Any]:
         sample_count = len(loader.dataset) if is_map else None
     except TypeError:
         sample_count = None
-    return {
+    built = {
         "kind": "map" if is_map else "iterable",
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         "dataset length": sample_count,
-        "seeding": "batch" if is_seeded_by_batch(loader) else "worker",
+        "seeding": _seeding(loader),
         "shards": None if is_map else shard_count(loader),
         "sampler": _sampler_name(loader.sampler) if is_map else None,
         "batch_sampler": _sampler_name(loader.batch_sampler) if is_map else None,
     }
+    if loader.shard_by_rank:  # the order is the same for any size of a batch
+        built.update(batch_size=None, drop_last=None)
+    return built
+
+
+def _seeding(loader: LoaderFace) -> str:
+    if is_seeded_by_sample(loader):
+        return "sample"
+    return "batch" if is_seeded_by_batch(loader) else "worker"
 
 
 def _sampler_name(sampler: Any) -> str | None:
@@ -274,6 +324,8 @@ def _sampler_name(sampler: Any) -> str | None:
     if type(sampler) is BatchSampler:
         left_out = ", last one left out" if sampler.drop_last else ""
         return f"{name} of {sampler.batch_size} over {_sampler_name(sampler.sampler)}{left_out}"
+    if isinstance(sampler, RankBatchSampler):
+        return f"{name} over {_sampler_name(sampler.sampler)}"
     if type(sampler) is not RandomSampler:
         return name
     generator = "no generator" if sampler.generator is None else "a generator"

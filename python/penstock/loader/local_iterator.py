@@ -25,7 +25,13 @@ from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_source import LocalSource
 from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
-from penstock.loader.options import drawing_threads, is_seeded_by_batch, own_options, shard_count
+from penstock.loader.options import (
+    drawing_threads,
+    is_seeded_by_batch,
+    is_seeded_by_sample,
+    own_options,
+    shard_count,
+)
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
@@ -136,7 +142,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if self._is_seeded_by_batch:
             if not first_iter:  # as an iterator of its own would, so that streams are the same
                 self._base_seed = draw_seed(loader.generator)
-            self._seeds = EpochSeeds(int(self._base_seed), loader._next_epoch())
+            self._seeds = EpochSeeds(
+                int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
+            )
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
@@ -149,6 +157,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         )
         is_map = self._dataset_kind == DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
+        if self._recipe is not None and self._recipe.share is not None:
+            self._index_sampler.begin_at(0, 0)  # of the next epoch; the native side pulls this one
         self._asked = AskedIndices(progress.answered_count)
         if is_map and self._recipe is None:
             self._resume_sampler()
@@ -318,9 +328,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._interrupt = _C.interrupt_when_dropped()
 
 
-def _pull(iterator: weakref.ref[LocalPoolIter]) -> Any:
-    """The next indices of the user's sampler. The stream must not keep the iterator alive."""
+def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:
+    """The next indices of the user's sampler, and the place of the first in the order of the epoch.
+
+    The stream must not keep the iterator alive.
+    """
     live = iterator()
     if live is None:
         raise StopIteration
-    return live._next_index()
+    return live._next_index(), live._place_of_pulled()

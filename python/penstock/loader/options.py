@@ -27,6 +27,11 @@ DEFAULTS: dict[str, Any] = {
     "keys": None,
     "code_paths": (),
     "trust_workers": False,
+    "shard_by_rank": False,
+    "rank": None,
+    "world_size": None,
+    "global_batch_size": None,
+    "remainder": None,
 }
 
 
@@ -56,8 +61,15 @@ def own_options(loader: LoaderFace) -> tuple[Any, ...]:
 
 
 def is_seeded_by_batch(loader: LoaderFace) -> bool:
-    """Whether each batch is seeded by its place in the epoch, and not each worker by its id."""
-    return loader.seeding == "batch" or (loader.seeding is None and has_pool(loader))
+    """Whether each batch is seeded by its place in the epoch, or each sample, and not each worker
+    by its id."""
+    is_chosen = loader.seeding in ("batch", "sample")
+    return is_chosen or (loader.seeding is None and (has_pool(loader) or loader.shard_by_rank))
+
+
+def is_seeded_by_sample(loader: LoaderFace) -> bool:
+    """Whether each sample is seeded by its place in the order of the epoch."""
+    return loader.seeding == "sample" or (loader.seeding is None and loader.shard_by_rank)
 
 
 def has_pool(loader: LoaderFace) -> bool:
@@ -104,10 +116,22 @@ def _check_positive(name: str, value: Any) -> None:
 
 
 def _check_seeding(loader: LoaderFace) -> None:
-    if loader.seeding not in (None, "worker", "batch"):
+    if loader.seeding not in (None, "worker", "batch", "sample"):
         raise ValueError(
             f"seeding is {loader.seeding!r}; 'worker' (torch's random numbers, which is what None "
-            f"means too) or 'batch' (the same for any number of workers) is expected"
+            f"means too), 'batch' (the same for any number of workers) or 'sample' (the same for "
+            f"any size of a batch, too) is expected"
+        )
+    if loader.seeding in ("worker", "batch") and loader.shard_by_rank:
+        raise ValueError(
+            f"seeding is {loader.seeding!r} with shard_by_rank=True, where random numbers would "
+            f"depend on the number of ranks; leave seeding out, which means 'sample' then"
+        )
+    if loader.seeding == "sample" and loader._dataset_kind == DatasetKind.Iterable:
+        raise ValueError(
+            f"seeding is 'sample' and the dataset is the IterableDataset "
+            f"{type(loader.dataset).__name__}, whose samples have no places in an order; pass "
+            f"seeding='batch'"
         )
 
 

@@ -23,13 +23,13 @@ from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStart, ShardStarts
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
-from penstock.worker.fetching import FetchSpec, SeededFetcher, copy_for_shard
+from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
 _EPOCHS_MAX = 2  # whose last and first batches may take turns
 _BATCH_COUNT = struct.Struct("<Q")
-_SEEDS = struct.Struct("<qq")  # as loader::EpochSeeds writes them
+_SEEDS = struct.Struct("<qqq")  # as loader::EpochSeeds writes them
 
 
 class RunningJob:
@@ -105,7 +105,7 @@ class RunningJob:
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
             indices = _indices_of(work)
-            batch = epoch.fetch(indices, work.sequence, shard_id)
+            batch = epoch.fetch(indices, BatchPlace(work.sequence, shard_id, work.first_place))
         except Exception as error:
             if self._is_iterable and isinstance(error, StopIteration):
                 self._server.answer_end(work)
@@ -209,13 +209,13 @@ class _Epoch:
                 f"shard {shard_id} of epoch {work.epoch} did not begin at this worker"
             )
 
-    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
-        if shard_id in self._ended:
+    def fetch(self, indices: Any, place: BatchPlace) -> Any:
+        if place.shard_id in self._ended:
             raise StopIteration
         try:
-            return self.fetcher.fetch(indices, sequence, shard_id)
+            return self.fetcher.fetch(indices, place)
         except StopIteration:
-            self._ended.add(shard_id)
+            self._ended.add(place.shard_id)
             raise
 
     def state(self, shard_id: int) -> bytes | None:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers that belong to a batch and not to the process that makes it.
+"""Random numbers that belong to a batch or a sample and not to the process that makes it.
 
 With ``seeding="batch"`` the global generators of torch, random and numpy are seeded before each
-batch from the epoch's base seed, the number of the epoch and the place of the batch in it. Seeds
+batch from the epoch's base seed, the number of the epoch and the place of the batch in it; with
+``seeding="sample"`` before each sample, from its place in the order of the epoch. Seeds
 are derived by numpy's SeedSequence, whose streams are fixed across versions and platforms
 (https://numpy.org/doc/stable/reference/random/bit_generators/generated/numpy.random.SeedSequence.html).
 """
 
 from __future__ import annotations
 
+import enum
 import random
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -17,11 +19,20 @@ import numpy as np
 import torch
 
 
+class SampleSeed(enum.IntEnum):
+    """The use of a sample's seed. A batch that is collated is the sample of its first place."""
+
+    GLOBALS = 0  # torch's default generator, and those of random and numpy
+    GENERATOR = 1  # the generator that is handed to the dataset
+    COLLATE = 2  # as GLOBALS, while the samples are collated
+
+
 class EpochSeeds(NamedTuple):
     """The seeds that the random numbers of one epoch follow from. Picklable."""
 
     base_seed: int
     epoch: int  # counts the loader's iter() calls, from 0
+    by_sample: bool = False  # each sample has seeds of its own, whatever batch it is in
 
     def seed_generators(self, *place: int) -> None:
         """Seeds the global generators of torch, random and numpy for one place in the epoch.
@@ -29,7 +40,18 @@ class EpochSeeds(NamedTuple):
         ``place`` is the batch's number for a map-style dataset; for an iterable one the shard and
         the batch's number in it from 1, where 0 stands for the call of ``iter(dataset)``.
         """
-        words = self._words(8, place)
+        self._seed_generators(self._words(8, place))
+
+    def seed_generators_at(self, order_place: int, which: SampleSeed) -> None:
+        """By sample: as :meth:`seed_generators`, for one place in the order of the epoch."""
+        self._seed_generators(self._words(8, (order_place, which)))
+
+    def seed_at(self, order_place: int, which: SampleSeed) -> int:
+        """By sample: a seed for one place in the order of the epoch: 64 bits."""
+        words = self._words(2, (order_place, which))
+        return int(words[0]) << 32 | int(words[1])
+
+    def _seed_generators(self, words: Any) -> None:
         torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
         random.seed(int(words[2]) << 32 | int(words[3]))
         np.random.seed(words[4:])

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from penstock import _C
+from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.stream.batch_seeds import draw_seed
 
 
@@ -28,17 +30,21 @@ class IndexRecipe(NamedTuple):
     drop_last: bool
     shuffle: bool
     generator: torch.Generator | None
+    share: _C.RankShareOptions | None = None  # of one rank, in the place of batch_size
 
     @property
     def batch_count(self) -> int:
+        if self.share is not None:
+            return _C.RankShare(self.sample_count, self.share).step_count
         whole_count, left_count = divmod(self.sample_count, self.batch_size)
         return whole_count + (left_count > 0 and not self.drop_last)
 
 
 def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
-    """The recipe of exactly torch's BatchSampler over RandomSampler (without replacement, each
-    sample once) or SequentialSampler; None for anything else, a subclass included."""
-    if type(index_sampler) is not BatchSampler:
+    """The recipe of exactly torch's BatchSampler, or of a rank's part, over RandomSampler (without
+    replacement, each sample once) or SequentialSampler; None for anything else, a subclass
+    included."""
+    if type(index_sampler) not in (BatchSampler, RankBatchSampler):
         return None
     sampler = index_sampler.sampler
     if type(sampler) is SequentialSampler:
@@ -51,10 +57,14 @@ def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
         shuffle, generator = True, sampler.generator
     else:
         return None
+    count = len(sampler.data_source)
+    if isinstance(index_sampler, RankBatchSampler):
+        share = index_sampler.options(*index_sampler.start)
+        size = max(1, index_sampler.step_size // index_sampler.world_size)
+        return IndexRecipe(count, size, False, shuffle, generator, share)
     batch_size = index_sampler.batch_size
     if type(batch_size) is not int or batch_size <= 0:
         return None
-    count = len(sampler.data_source)
     return IndexRecipe(count, batch_size, bool(index_sampler.drop_last), shuffle, generator)
 
 
@@ -77,14 +87,23 @@ class IndexOrder:
         """The indices of batch number ``place``, None past the last one."""
         if not 0 <= place < self._recipe.batch_count:
             return None
-        first = place * self._recipe.batch_size
-        end = min(first + self._recipe.batch_size, self._recipe.sample_count)
+        places = self._places(place)
         if self._state is None:
-            return list(range(first, end))
+            return places
         if self._permutation is None:
             self._permutation = self._draw(self._state)
-        indices: list[int] = self._permutation[first:end].tolist()
+        indices: list[int] = self._permutation[places].tolist()
         return indices
+
+    def _places(self, place: int) -> list[int]:
+        """The places of a batch's samples in the order."""
+        recipe = self._recipe
+        if recipe.share is None:
+            first = place * recipe.batch_size
+            return list(range(first, min(first + recipe.batch_size, recipe.sample_count)))
+        share = _C.RankShare(recipe.sample_count, recipe.share)
+        first, count = share.part(place)
+        return [share.sample_at(one) for one in range(first, first + count)]
 
     def _draw(self, state: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator()

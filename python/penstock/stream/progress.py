@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock import _C
+from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
 from penstock.stream.shard_state import ShardStarts, is_stateful
 
@@ -127,6 +128,7 @@ class Progress:
         self.point = point
         self.base_seed: int | None = None  # until the iterator is there
         self.counts = _C.EpochProgress(shard_count)
+        self.share: _C.RankShare | None = None  # of the rank, where ranks share an order
         # In the trainer's own process the states are those of the moment in which they are asked
         # for: the program may have changed the dataset, or drawn, since the last answer.
         self.shard_states_now: Callable[[], list[Any]] | None = None
@@ -248,13 +250,27 @@ class CountedPulls:
     _index_sampler: Any
     _sampler_iter: Any
     _is_sampler_stateful: bool
+    _pulled_place = 0  # of the first sample that was pulled last, in the order of the epoch
+    _next_place = 0  # of the first sample that is pulled next
 
     def _next_index(self) -> Any:
         index = next(self._sampler_iter)
+        self._note_place(index)
         self._progress.pull(
             index, self._take_sampler_state() if self._is_sampler_stateful else None
         )
         return index
+
+    def _note_place(self, index: Any) -> None:
+        if isinstance(self._index_sampler, RankBatchSampler):
+            self._pulled_place = self._index_sampler.first_place
+            return
+        self._pulled_place = self._next_place
+        self._next_place += len(index) if isinstance(index, (list, tuple)) else 1
+
+    def _place_of_pulled(self) -> int:
+        """Where the indices that were pulled last begin in the order of the epoch."""
+        return self._pulled_place
 
     def _undo_seed(self, loader: GeneratorHolder) -> None:
         """Takes back the draws of making an iterator in the place of one that was only reset."""
@@ -265,6 +281,9 @@ class CountedPulls:
 
     def _note_sampler(self) -> None:
         """To be called with each new ``_sampler_iter``."""
+        self._pulled_place = self._next_place = 0
+        if isinstance(self._index_sampler, RankBatchSampler):
+            self._progress.share = self._index_sampler.share(*self._index_sampler.start)
         self._is_sampler_stateful = any(map(is_stateful, self._sampler_parts().values()))
 
     def _sampler_parts(self) -> dict[str, Any]:
@@ -290,9 +309,14 @@ class CountedPulls:
             return
         state = point.sampler_state
         if state is None:
+            if isinstance(self._index_sampler, RankBatchSampler):
+                return  # which begins there by itself
             for _ in range(point.answered_count):
-                next(self._sampler_iter, None)
+                index = next(self._sampler_iter, None)
+                if index is not None:
+                    self._note_place(index)
             return
+        self._next_place = state["samples_yielded"]
         for name, part in self._sampler_parts().items():
             if name in state and name != "iterator":
                 part.load_state_dict(state[name])

@@ -3,19 +3,21 @@
 
 With ``seeding="batch"`` a dataset written as ``__getitem__(self, index, generator=None)`` is given
 a ``torch.Generator`` that is seeded by the sample's place in its batch and by the batch's place in
-the epoch, so its draws do not depend on the threads and processes that fetch.
+the epoch, so its draws do not depend on the threads and processes that fetch. With
+``seeding="sample"`` it is seeded by the sample's place in the order of the epoch, and so are the
+global generators, for any dataset.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Subset
 
 from penstock.program_line import warn
-from penstock.stream.batch_seeds import EpochSeeds
+from penstock.stream.batch_seeds import EpochSeeds, SampleSeed
 
 
 def below_subsets(dataset: Any) -> Any:
@@ -51,6 +53,23 @@ def accepts_generator(dataset: Any) -> bool:
     )
 
 
+class PlacedIndex(NamedTuple):
+    """The index of a sample and its place, in its batch or in the order of the epoch."""
+
+    place: int
+    index: Any
+
+    def __repr__(self) -> str:  # which names the sample in messages about it
+        return repr(self.index)
+
+
+def placed(indices: Any, first_place: int, is_batch: bool) -> Any:
+    """The indices of a batch, or the one index where there are no batches, with places."""
+    if not is_batch:
+        return PlacedIndex(first_place, indices)
+    return [PlacedIndex(place, index) for place, index in enumerate(indices, first_place)]
+
+
 class WithGenerators:
     """The dataset with each sample's generator handed in. Indexed by results of :meth:`placed`.
 
@@ -65,12 +84,41 @@ class WithGenerators:
     def placed(self, indices: Any, sequence: int, is_batch: bool) -> Any:
         """The indices of a batch, or the one index where there are no batches, with places."""
         self._sequence = sequence
-        return list(enumerate(indices)) if is_batch else (0, indices)
+        return placed(indices, 0, is_batch)
 
-    def __getitem__(self, placed: tuple[int, Any]) -> Any:
-        place, index = placed
+    def __getitem__(self, one: PlacedIndex) -> Any:
+        place, index = one
         dataset, index = selected(self._dataset, index)
         seed = self._seeds.seed_of_sample(self._sequence, place)
+        return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
+
+
+class SeededSamples:
+    """The dataset with the generators seeded anew for each sample, by its place in the order.
+
+    A dataset that takes ``generator`` is given one of the sample's own as well. Indexed by results
+    of :meth:`placed`. Where samples of one batch are fetched on several threads, which share the
+    global generators, those are left alone.
+    """
+
+    def __init__(self, dataset: Any, seeds: EpochSeeds, seeds_globals: bool) -> None:
+        self._dataset = dataset
+        self._seeds = seeds
+        self._seeds_globals = seeds_globals
+        self._takes_generator = accepts_generator(dataset)
+
+    def placed(self, indices: Any, first_place: int, is_batch: bool) -> Any:
+        """The indices of a batch, or the one index where there are no batches, with places."""
+        return placed(indices, first_place, is_batch)
+
+    def __getitem__(self, one: PlacedIndex) -> Any:
+        place, index = one
+        if self._seeds_globals:
+            self._seeds.seed_generators_at(place, SampleSeed.GLOBALS)
+        dataset, index = selected(self._dataset, index)
+        if not self._takes_generator:
+            return dataset[index]
+        seed = self._seeds.seed_at(place, SampleSeed.GENERATOR)
         return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
 
 

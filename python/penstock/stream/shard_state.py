@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import IterableDataset, Sampler, default_collate, default_convert
 
 from penstock.stream.batch_seeds import GeneratorsKept
 
@@ -54,19 +54,20 @@ def load_dataset_state(dataset: Any, start: ShardStart | None) -> None:
         dataset.load_state_dict(start.state["dataset"])
 
 
-def load_between_epochs(dataset: Any, state: Any) -> None:
-    """Gives a dataset the state that it had after an epoch, or before its first.
+def load_between_epochs(iterated: Any, state: Any) -> None:
+    """Gives a dataset or a sampler the state that it had after an epoch, or before its first.
 
-    An iterable dataset that keeps its place says with such a state that it is at its end, and goes
-    on there: its next pass has nothing. That pass belongs to the epoch before, so it is made here.
-    A dataset whose next pass has samples gets its state once more, since one sample was taken.
+    What keeps its place says with such a state that it is at its end, and goes on there: its next
+    pass has nothing. That pass belongs to the epoch before, so it is made here. Where the next pass
+    has something, the state is given once more, since the first of it was taken. Not so for a
+    map-style dataset.
     """
-    load = dataset.load_state_dict
+    load = iterated.load_state_dict
     load(state)
-    if not isinstance(dataset, IterableDataset):
+    if not isinstance(iterated, (IterableDataset, Sampler)) and hasattr(iterated, "__getitem__"):
         return
     with GeneratorsKept():
-        is_at_end = next(iter(dataset), _NOTHING) is _NOTHING
+        is_at_end = next(iter(iterated), _NOTHING) is _NOTHING
     if not is_at_end:
         load(state)
 

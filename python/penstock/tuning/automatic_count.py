@@ -35,7 +35,7 @@ def first_count(num_workers: Any, seeding: Any, shards: Any) -> Any:
         )
     if not is_asked_for and not isinstance(num_workers, AutomaticCount):
         return num_workers
-    if not is_asked_for and seeding != "batch":
+    if not is_asked_for and seeding not in ("batch", "sample"):
         return int(num_workers)
     cpus = usable_cpus()
     if not is_asked_for:

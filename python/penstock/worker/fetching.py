@@ -8,7 +8,7 @@ import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import UnsupportedError
 from penstock.seams.iterators import (
@@ -18,9 +18,19 @@ from penstock.seams.iterators import (
     set_worker_info,
     worker_info,
 )
-from penstock.stream.batch_seeds import EpochSeeds, GeneratorsKept, generator_states, have_moved
+from penstock.stream.batch_seeds import (
+    EpochSeeds,
+    GeneratorsKept,
+    SampleSeed,
+    generator_states,
+    have_moved,
+)
 from penstock.stream.progress import Progress
-from penstock.stream.sample_generators import WithGenerators, accepts_generator
+from penstock.stream.sample_generators import (
+    SeededSamples,
+    WithGenerators,
+    accepts_generator,
+)
 from penstock.stream.shard_state import (
     ShardStarts,
     continue_iteration,
@@ -76,6 +86,14 @@ class FetchSpec:
         )
 
 
+class BatchPlace(NamedTuple):
+    """Where a batch belongs in its epoch."""
+
+    sequence: int  # its number
+    shard_id: int  # of an iterable dataset
+    first_place: int  # of its first sample in the order of the epoch
+
+
 class Fetcher(Protocol):
     """The parts of a worker that make the batches of one epoch.
 
@@ -86,7 +104,7 @@ class Fetcher(Protocol):
 
     threads_drew: bool
 
-    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any: ...
+    def fetch(self, indices: Any, place: BatchPlace) -> Any: ...
 
     def state(self, shard_id: int) -> dict[str, Any] | None:
         """The state to resume a shard with after its last batch, if anything of it has one."""
@@ -116,10 +134,10 @@ class TorchFetcher:
             load_dataset_state(self._dataset, start)
         self._fetcher = spec.make_fetcher(self._dataset, pool)
 
-    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
-        start = self._starts.pop(shard_id, None)
+    def fetch(self, indices: Any, place: BatchPlace) -> Any:
+        start = self._starts.pop(place.shard_id, None)
         if start is not None:
-            continue_iteration(self._fetcher, start, indices, lambda place: self._before_dropped())
+            continue_iteration(self._fetcher, start, indices, lambda number: self._before_dropped())
         return self._fetcher.fetch(indices)
 
     def state(self, shard_id: int) -> dict[str, Any] | None:
@@ -127,7 +145,8 @@ class TorchFetcher:
 
 
 class SeededFetcher:
-    """Batches whose random numbers follow from their place in the epoch alone.
+    """Batches whose random numbers follow from their place in the epoch alone, or those of their
+    samples from the places of these in its order.
 
     An iterable dataset is read in ``shard_count`` shards, of which this process serves those of
     ``datasets``, from :func:`datasets_of_shards`. Each is read as by a worker of its own, with its
@@ -153,20 +172,27 @@ class SeededFetcher:
         self._fetchers: dict[int, Any] = {}
         self._places: Counter[int] = Counter()
         self._is_map = spec.dataset_kind == DatasetKind.Map
-        self._with_generators: WithGenerators | None = None
+        self._placed: WithGenerators | SeededSamples | None = None
         self._has_threads = pool is not None
         self.threads_drew = False  # from the global generators, so not reproducibly
         if self._is_map:
             dataset = spec.dataset
-            if accepts_generator(dataset):
-                dataset = self._with_generators = WithGenerators(dataset, seeds)
+            if seeds.by_sample:
+                if not fetches_whole_batches(dataset):
+                    seeds_globals = not self._has_threads
+                    dataset = self._placed = SeededSamples(dataset, seeds, seeds_globals)
+                if not getattr(spec.collate_fn, "draws_nothing", False):
+                    spec = replace(spec, collate_fn=self._collate_by_sample)
+            elif accepts_generator(dataset):
+                dataset = self._placed = WithGenerators(dataset, seeds)
             if self._has_threads:
                 spec = replace(spec, collate_fn=self._collate_after_threads)
             self._fetcher = spec.make_fetcher(dataset, pool)
 
-    def fetch(self, indices: Any, sequence: int, shard_id: int) -> Any:
+    def fetch(self, indices: Any, place: BatchPlace) -> Any:
+        shard_id = place.shard_id
         if self._is_map:
-            return self._fetch_by_index(indices, sequence)
+            return self._fetch_by_index(indices, place)
         if isinstance(self._datasets[shard_id], UnsupportedError):
             raise self._datasets[shard_id]
         before = worker_info()
@@ -184,22 +210,32 @@ class SeededFetcher:
         finally:
             set_worker_info(before)
 
-    def _fetch_by_index(self, indices: Any, sequence: int) -> Any:
-        self._sequence = sequence
+    def _fetch_by_index(self, indices: Any, place: BatchPlace) -> Any:
+        self._place = place
         self.threads_drew = False
-        self._seeds.seed_generators(sequence)
+        if not self._seeds.by_sample:
+            self._seeds.seed_generators(place.sequence)
+        elif self._has_threads or self._placed is None:
+            self._seeds.seed_generators_at(place.first_place, SampleSeed.GLOBALS)
         if self._has_threads:
             self._seeded_states = generator_states()
-        if self._with_generators is not None:
-            is_batch = self._spec.auto_collation
-            indices = self._with_generators.placed(indices, sequence, is_batch)
+        if self._placed is not None:
+            first = place.first_place if self._seeds.by_sample else place.sequence
+            indices = self._placed.placed(indices, first, self._spec.auto_collation)
         return self._fetcher.fetch(indices)
+
+    def _collate_by_sample(self, samples: Any) -> Any:
+        self._seeds.seed_generators_at(self._place.first_place, SampleSeed.COLLATE)
+        return self._spec.collate_fn(samples)
 
     def _collate_after_threads(self, samples: Any) -> Any:
         """collate_fn, whose own draws are as reproducible as without threads."""
         if have_moved(self._seeded_states):
             self.threads_drew = True
-            self._seeds.seed_generators(self._sequence)
+            if not self._seeds.by_sample:
+                self._seeds.seed_generators(self._place.sequence)
+        if self._seeds.by_sample:
+            return self._collate_by_sample(samples)
         return self._spec.collate_fn(samples)
 
     def _fetch_of_shard(self, indices: Any, shard_id: int) -> Any:
@@ -271,8 +307,14 @@ class InProcessFetcher:
     """
 
     def __init__(
-        self, spec: FetchSpec, shard_count: int, seeds: EpochSeeds, progress: Progress
+        self,
+        spec: FetchSpec,
+        shard_count: int,
+        seeds: EpochSeeds,
+        progress: Progress,
+        place_of_pulled: Callable[[], int],
     ) -> None:
+        """``place_of_pulled`` says where the indices that were pulled last begin in the order."""
         datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
         pool = make_pool(spec.fetch_threads)
         self._dataset = spec.dataset
@@ -280,6 +322,7 @@ class InProcessFetcher:
         self._fetcher = SeededFetcher(
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
         )
+        self._place_of_pulled = place_of_pulled
         self._shard_count = shard_count
         self._turns = deque(range(shard_count))
         self._turns.rotate(-progress.first_shard_id)
@@ -294,11 +337,13 @@ class InProcessFetcher:
         self._sequence += 1
         with GeneratorsKept():
             if self._is_map:
-                return self._fetcher.fetch(indices, self._sequence, 0)
+                place = BatchPlace(self._sequence, 0, self._place_of_pulled())
+                return self._fetcher.fetch(indices, place)
             while self._turns:
                 shard_id = self.shard_id = self._turns.popleft()
                 try:
-                    batch = self._fetcher.fetch(indices, self._sequence, shard_id)
+                    place = BatchPlace(self._sequence, shard_id, 0)
+                    batch = self._fetcher.fetch(indices, place)
                 except StopIteration:
                     continue
                 except BaseException:

@@ -40,6 +40,7 @@ from penstock.worker.batch_pickle import dumps
 from penstock.worker.dataset_watch import DatasetWatch, FetchWatch, RowsWatch, Watch
 from penstock.worker.failed_sample import name_sample, spoken_sample
 from penstock.worker.fetching import (
+    BatchPlace,
     Fetcher,
     FetchSpec,
     SeededFetcher,
@@ -223,7 +224,8 @@ def _serve(
         else:
             try:
                 fetcher = of_epochs.get(request.epoch, fetcher)
-                batch = fetcher.fetch(_indices_of(request), request.sequence, request.shard_id)
+                place = BatchPlace(request.sequence, request.shard_id, request.first_place)
+                batch = fetcher.fetch(_indices_of(request), place)
                 threads_drew = fetcher.threads_drew
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == DatasetKind.Iterable:

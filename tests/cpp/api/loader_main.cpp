@@ -6,6 +6,7 @@
 //
 // The dataset has three parts: the index, and two numbers that are drawn from the sample's and from the batch's
 // generator. "iterable" reads it as a stream; "state" is loaded first; after "stop" batches the state is the last line.
+// The option "job" is the rank, the number of ranks and the place of the remainder in its enumeration.
 // "transform" is the source of a scripted module's forward, which each batch goes through. "plugin" names a library
 // that has the same datasets, "python" a factory, "pool" a controller. "offload" is the source of a module, too: it is
 // offloaded and called, its results stand in the place of the batches, and how many of them used a cut is the last
@@ -16,7 +17,10 @@
 
 #include <functional>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "draw_datasets.h"
 
@@ -37,6 +41,25 @@ Value plain(const Value& value) {
   for (const Value& item : value.items()) items.push_back(plain(item));
   return Value::list(std::move(items));
 }
+
+// The samples from the last to the first.
+class Backwards : public penstock::Sampler {
+ public:
+  explicit Backwards(int64_t size) : size_(size), left_(size) {}
+
+  void begin_epoch(int64_t) override { left_ = size_; }
+  std::optional<std::vector<int64_t>> next(int64_t batch_size) override {
+    if (left_ == 0) return std::nullopt;
+    std::vector<int64_t> indices;
+    for (; batch_size > 0 && left_ > 0; --batch_size) indices.push_back(--left_);
+    return indices;
+  }
+  std::optional<int64_t> size() const override { return size_; }
+
+ private:
+  int64_t size_;
+  int64_t left_;
+};
 
 int64_t integer_or(const Value& from, const char* name, int64_t otherwise) {
   const Value* found = from.find(name);
@@ -61,6 +84,14 @@ penstock::Options options_of(const Value& given, int64_t size) {
     options.sampler = std::make_shared<penstock::DistributedSampler>(
         size, penstock::DistributedSampler::Options{.num_replicas = 2, .rank = rank->integer(), .seed = 7});
   }
+  if (const Value* job = given.find("job")) {
+    options.shard_by_rank = true;
+    options.rank = (*job)[0].integer();
+    options.world_size = (*job)[1].integer();
+    options.remainder = static_cast<penstock::Remainder>((*job)[2].integer());
+  }
+  if (const Value* step_size = given.find("global_batch_size")) options.global_batch_size = step_size->integer();
+  if (boolean_or(given, "is_backwards", false)) options.sampler = std::make_shared<Backwards>(size);
   return options;
 }
 

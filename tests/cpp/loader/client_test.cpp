@@ -208,7 +208,7 @@ TEST_F(ClientTest, AResumedEpochIsNumberedFromWhereItWas) {
   client_->begin_epoch({}, {.sequence = 5, .shard_id = 1});
   const Indices indices = {1, 2};
   for (int request = 0; request < 3; ++request) {
-    ASSERT_TRUE(client_->submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices))));
+    ASSERT_TRUE(client_->submit({.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(std::span(indices))}));
   }
   for (uint64_t sequence = 5; sequence < 8; ++sequence) {
     const Event event = next();

@@ -95,7 +95,7 @@ class OddWorkerTest : public testing::Test {
     client_.begin_epoch();
     worker_ = std::make_unique<OddWorker>(client_.endpoint());
     EXPECT_TRUE(worker_->open());
-    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit(wire::IndexKind::kNone, {}));
+    for (int request = 0; request < 4; ++request) EXPECT_TRUE(client_.submit({}));
   }
 
   Event next() {
@@ -250,7 +250,7 @@ TEST_F(OddWorkerTest, AFileWithoutADescriptorIsAFailure) {
 TEST_F(OddWorkerTest, AnswersOfAnEarlierEpochAreDroppedAndTheirSlabsGoBack) {
   worker_->pass_arena();
   client_.begin_epoch();
-  EXPECT_TRUE(client_.submit(wire::IndexKind::kNone, {}));
+  EXPECT_TRUE(client_.submit({}));
   const auto stale = worker_->write_batch(0, /*epoch=*/1);
   const auto fresh = worker_->write_batch(0, /*epoch=*/2);
   worker_->send(stale);

@@ -63,7 +63,9 @@ class PoolClientTest : public net::PoolSocketsTest {
     client_->begin_epoch(std::as_bytes(std::span(std::string_view("seeds"))));
   }
 
-  bool submit(int64_t index) { return client_->submit(wire::IndexKind::kInteger, std::as_bytes(std::span(&index, 1))); }
+  bool submit(int64_t index) {
+    return client_->submit({.kind = wire::IndexKind::kInteger, .body = std::as_bytes(std::span(&index, 1))});
+  }
 
   // The next event that is not about the number of workers.
   Event next() {

@@ -100,7 +100,7 @@ class StagedPoolTest : public net::PoolSocketsTest {
   }
 
   std::unique_ptr<Batch> next_batch() {
-    client_->submit(wire::IndexKind::kInteger, std::as_bytes(std::span(&index_, 1)));
+    client_->submit({.kind = wire::IndexKind::kInteger, .body = std::as_bytes(std::span(&index_, 1))});
     ++index_;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     for (;;) {

@@ -81,7 +81,8 @@ class StreamTest : public test::SeededTest {
   void submit() {
     if (submitted_count_ == batches_.size()) return;
     const Indices& indices = batches_[submitted_count_];
-    if (client_->submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices)))) ++submitted_count_;
+    if (client_->submit({.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(std::span(indices))}))
+      ++submitted_count_;
   }
 
   // The next event; kNothing only after half a minute of silence.

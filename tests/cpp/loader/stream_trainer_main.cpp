@@ -23,7 +23,7 @@ using loader::Client;
 
 bool submit(Client& client, int64_t index) {
   const std::vector<int64_t> indices = {index};
-  return client.submit(wire::IndexKind::kIntegers, std::as_bytes(std::span(indices)));
+  return client.submit({.kind = wire::IndexKind::kIntegers, .body = std::as_bytes(std::span(indices))});
 }
 
 bool receive_batch(Client& client) {

@@ -208,5 +208,53 @@ TEST_F(TorchSamplerTest, AMillionShuffledSamplesComeOnceEach) {
   EXPECT_EQ(count, 1'000'000u);
 }
 
+// The batches of all ranks, step by step, one rank after the other.
+std::vector<Indices> steps_of(int64_t sample_count, sampling::RankShareOptions share) {
+  std::vector<Indices> steps;
+  for (share.rank = 0; share.rank < share.rank_count; ++share.rank) {
+    TorchSampler sampler({.sample_count = sample_count, .shuffle = true, .generator = {}, .seed = 5, .share = share});
+    size_t step = 0;
+    for (auto batch = sampler.next_integers(); batch; batch = sampler.next_integers(), ++step) {
+      steps.resize(std::max(steps.size(), step + 1));
+      steps[step].insert(steps[step].end(), batch->begin(), batch->end());
+    }
+    EXPECT_TRUE(sampler.is_exhausted());
+    EXPECT_EQ(step, steps.size());
+  }
+  return steps;
+}
+
+TEST(TorchSampler, RanksHaveTheirPartsOfOneOrder) {
+  TorchSampler whole({.sample_count = 17, .batch_size = 6, .shuffle = true, .generator = {}, .seed = 5});
+  std::vector<Indices> expected;
+  for (auto batch = whole.next_integers(); batch; batch = whole.next_integers())
+    expected.emplace_back(batch->begin(), batch->end());
+  EXPECT_EQ(steps_of(17, {.rank_count = 1, .step_size = 6, .remainder = sampling::Remainder::kUneven}), expected);
+  EXPECT_EQ(steps_of(17, {.rank_count = 2, .step_size = 6, .remainder = sampling::Remainder::kUneven}), expected);
+  const std::vector<Indices> later(expected.begin() + 1, expected.end());
+  EXPECT_EQ(steps_of(17, {.rank_count = 3,
+                          .step_size = 6,
+                          .remainder = sampling::Remainder::kUneven,
+                          .first_step = 1,
+                          .first_sample = 6}),
+            later);
+  expected.back().push_back(expected.back().front());
+  EXPECT_EQ(steps_of(17, {.rank_count = 3, .step_size = 6, .remainder = sampling::Remainder::kPad}), expected);
+  expected.pop_back();
+  EXPECT_EQ(steps_of(17, {.rank_count = 3, .step_size = 6, .remainder = sampling::Remainder::kDrop}), expected);
+}
+
+TEST(TorchSampler, ABatchSaysWhereItIsInTheOrder) {
+  TorchSampler alone({.sample_count = 10, .batch_size = 4, .generator = {}});
+  EXPECT_EQ(alone.next()->first_place, 0U);
+  EXPECT_EQ(alone.next()->first_place, 4U);
+  EXPECT_EQ(alone.next()->first_place, 8U);
+  TorchSampler rank({.sample_count = 10,
+                     .generator = {},
+                     .skipped_batch_count = 1,
+                     .share = sampling::RankShareOptions{.rank = 1, .rank_count = 2, .step_size = 4}});
+  EXPECT_EQ(rank.next()->first_place, 6U);
+}
+
 }  // namespace
 }  // namespace penstock::loader

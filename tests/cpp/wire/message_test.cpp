@@ -119,14 +119,15 @@ TEST(Message, EveryBitFlipIsAnErrorOrAnotherRecordWithinItsLimits) {
 }
 
 TEST(Message, EveryReservedByteOfARequestMustBeZero) {
-  for (size_t offset = 40; offset < sizeof(Request); ++offset) {
+  for (size_t offset = 48; offset < sizeof(Request); ++offset) {
     EXPECT_EQ(parse_request(with<uint8_t>(request_bytes(), offset, 1)).error().code, Errc::kMalformed) << offset;
   }
 }
 
 TEST(Message, AnotherVersionIsMalformed) {
-  EXPECT_EQ(parse_request(with<uint16_t>(request_bytes(), 4, 2)).error().code, Errc::kMalformed);
-  EXPECT_EQ(parse_descriptor(with<uint16_t>(write_message(some_descriptor()), 4, 2)).error().code, Errc::kMalformed);
+  EXPECT_EQ(parse_request(with<uint16_t>(request_bytes(), 4, kMessageVersion + 1)).error().code, Errc::kMalformed);
+  EXPECT_EQ(parse_descriptor(with<uint16_t>(write_message(some_descriptor()), 4, kMessageVersion + 1)).error().code,
+            Errc::kMalformed);
 }
 
 TEST(Message, ABodyAboveTheCapIsTooLarge) {

@@ -30,6 +30,7 @@ class PoolRecord : public testing::Test {
                         .is_lane_start = true},
             .index_kind = IndexKind::kIntegers,
             .epoch_seed = 14,
+            .first_place = 21,
             .indices = indices_,
             .seeds = seeds_,
             .state = state_,
@@ -92,6 +93,7 @@ TEST_F(PoolRecord, RequestComesBackWithAllThatBelongsToIt) {
   EXPECT_EQ(parsed.value().message, request().message);
   EXPECT_EQ(parsed.value().index_kind, IndexKind::kIntegers);
   EXPECT_EQ(parsed.value().epoch_seed, 14u);
+  EXPECT_EQ(parsed.value().first_place, 21u);
   EXPECT_TRUE(std::ranges::equal(parsed.value().indices, indices_));
   EXPECT_TRUE(std::ranges::equal(parsed.value().seeds, seeds_));
   EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/rank_sharding.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <charconv>
+#include <string>
+#include <utility>
+
+#include "api/exceptions.h"
+#include "base/environment.h"
+#include "penstock/sampler.h"
+
+namespace penstock::api {
+namespace {
+
+struct JobRank {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+};
+
+std::string spoken(const std::optional<int64_t>& value) { return value ? std::to_string(*value) : "None"; }
+
+std::optional<int64_t> to_integer(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
+
+JobRank rank_of_environment() {
+  const auto rank = environment("RANK");
+  const auto world_size = environment("WORLD_SIZE");
+  if (!rank || !world_size) return {};
+  const auto rank_number = to_integer(*rank);
+  const auto world_number = to_integer(*world_size);
+  if (!rank_number || !world_number) {
+    refuse("the environment has RANK='" + *rank + "' and WORLD_SIZE='" + *world_size +
+           "'; two integers are expected, as torchrun sets them");
+  }
+  return {*rank_number, *world_number};
+}
+
+JobRank job_rank(const Options& options) {
+  if (options.rank.has_value() != options.world_size.has_value()) {
+    refuse("rank is " + spoken(options.rank) + " and world_size is " + spoken(options.world_size) +
+           "; give both, or neither to have those of this process");
+  }
+  const JobRank job = options.rank ? JobRank{*options.rank, *options.world_size} : rank_of_environment();
+  if (job.rank < 0 || job.rank >= job.world_size) {
+    refuse("rank is " + std::to_string(job.rank) + " and world_size is " + std::to_string(job.world_size) +
+           "; a rank from 0 to world_size - 1 is expected");
+  }
+  return job;
+}
+
+void check_without_ranks(const Options& options) {
+  const std::pair<const char*, std::optional<int64_t>> given[] = {
+      {"rank", options.rank}, {"world_size", options.world_size}, {"global_batch_size", options.global_batch_size}};
+  for (const auto& [name, value] : given) {
+    if (!value) continue;
+    refuse(std::string(name) + "=" + spoken(value) +
+           " was given without shard_by_rank, where each rank's loader is its own; set shard_by_rank, or leave " +
+           name + " out");
+  }
+  if (options.remainder) {
+    refuse(
+        "remainder was given without shard_by_rank, where each rank's loader is its own; set shard_by_rank, or leave "
+        "remainder out");
+  }
+}
+
+}  // namespace
+
+Options with_ranks(Options options) {
+  if (!options.shard_by_rank) {
+    check_without_ranks(options);
+    return options;
+  }
+  if (!options.batch_size) {
+    refuse(
+        "shard_by_rank is true and batch_size is none, so that the batches are not the loader's to make; give "
+        "batch_size or global_batch_size");
+  }
+  if (dynamic_cast<const DistributedSampler*>(options.sampler.get()) != nullptr) {
+    refuse(
+        "shard_by_rank is true and sampler is a DistributedSampler, which shares the samples out already; leave one of "
+        "the two out");
+  }
+  if (options.sampler && !options.sampler->size()) {
+    refuse(
+        "shard_by_rank is true and the sampler has no size, so the ranks cannot know how many steps an epoch has; give "
+        "it a size()");
+  }
+  const auto [rank, world_size] = job_rank(options);
+  options.rank = rank;
+  options.world_size = world_size;
+  if (!options.remainder) options.remainder = options.drop_last ? Remainder::kDrop : Remainder::kPad;
+  if (options.global_batch_size) {
+    const int64_t size = *options.global_batch_size;
+    if (size < world_size) {
+      refuse("global_batch_size is " + std::to_string(size) + " and there are " + std::to_string(world_size) +
+             " ranks; " + std::to_string(world_size) + " or more is expected, a sample for each rank");
+    }
+    if (options.batch_size != 1) {
+      refuse("batch_size is " + spoken(options.batch_size) + " and global_batch_size is " + std::to_string(size) +
+             "; give batch_size for batches of a fixed size per rank, or global_batch_size for steps of a fixed size "
+             "over all ranks");
+    }
+    if (size % world_size != 0 && *options.remainder != Remainder::kUneven) {
+      refuse("global_batch_size is " + std::to_string(size) + " and there are " + std::to_string(world_size) +
+             " ranks, so that their batches cannot be of one size; choose a multiple of " + std::to_string(world_size) +
+             ", or set remainder to kUneven to have some ranks get one sample more than others");
+    }
+    options.batch_size = size / world_size;
+  }
+  if (!options.generator) options.generator = at::detail::createCPUGenerator(0);
+  return options;
+}
+
+std::optional<sampling::RankShareOptions> share_of(const Options& options) {
+  if (!options.shard_by_rank) return std::nullopt;
+  const int64_t step_size = options.global_batch_size.value_or(*options.batch_size * *options.world_size);
+  return sampling::RankShareOptions{.rank = static_cast<uint64_t>(*options.rank),
+                                    .rank_count = static_cast<uint64_t>(*options.world_size),
+                                    .step_size = static_cast<uint64_t>(step_size),
+                                    .remainder = static_cast<sampling::Remainder>(*options.remainder)};
+}
+
+}  // namespace penstock::api

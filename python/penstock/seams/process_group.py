@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to the key-value store of a job's process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from penstock.seams.require import require
+
+_IS_AVAILABLE = dist.is_available()
+if _IS_AVAILABLE:
+    require(
+        "process_group",
+        ("torch.distributed.distributed_c10d._get_default_store",),
+        needed_by="penstock.DataLoader with shard_by_rank",
+        without="Leave shard_by_rank out.",
+    )
+
+
+def default_store() -> Any:
+    """The store of the default process group; None where there is no such group."""
+    if not _IS_AVAILABLE or not dist.is_initialized():
+        return None
+    return dist.distributed_c10d._get_default_store()

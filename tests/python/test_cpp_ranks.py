@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of a job in C++ and in Python read one order, and each goes on from the other's state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cpp_loader import Draws, as_numbers, run_cpp
+from torch.utils.data import Sampler
+
+import penstock
+
+SIZE = 22
+REMAINDERS = ["pad", "drop", "uneven"]
+
+
+class Backwards(Sampler[int]):
+    """As that of loader_main.cpp, whose name the state has."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(reversed(range(SIZE)))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def python_rank(rank: int, world_size: int, **options: Any) -> Any:
+    if "generator" in options:
+        options["generator"] = torch.Generator().manual_seed(options["generator"])
+    if options.pop("is_backwards", False):
+        options["sampler"] = Backwards()
+    job = {"rank": rank, "world_size": world_size}
+    return penstock.DataLoader(Draws(SIZE), shard_by_rank=True, **job, **options)
+
+
+def cpp_rank(rank: int, world_size: int, remainder: str = "pad", **given: Any) -> list[Any]:
+    options = {**given.pop("options"), "job": [rank, world_size, REMAINDERS.index(remainder)]}
+    return run_cpp(size=SIZE, options=options, **{"seed": 3 + rank, **given})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"global_batch_size": 6, "shuffle": True},
+        {"batch_size": 3, "shuffle": True, "generator": 9},
+        {"global_batch_size": 6},
+        {"global_batch_size": 6, "is_backwards": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_a_rank_in_cpp_has_the_batches_of_one_in_python(
+    options: dict[str, Any], remainder: str
+) -> None:
+    loader = python_rank(1, 3, remainder=remainder, **options)
+    expected = [as_numbers(batch) for _ in range(2) for batch in loader]
+    for workers in (0, 3):
+        given = {**options, "num_workers": workers}
+        assert cpp_rank(1, 3, remainder, options=given, epochs=2) == expected
+
+
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"is_backwards": True}], ids=str)
+def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
+    order: dict[str, Any],
+) -> None:
+    options = {"global_batch_size": 6, **order}
+    whole = [as_numbers(batch) for batch in python_rank(0, 1, **options)]
+
+    def part(step: Any, rank: int, world_size: int) -> Any:
+        first, end = rank * 6 // world_size, (rank + 1) * 6 // world_size
+        columns = [(column, len(column) // 6) for column in step]
+        return [column[first * width : end * width] for column, width in columns]
+
+    first = python_rank(2, 3, **options)
+    iterator = iter(first)
+    assert as_numbers(next(iterator)) == part(whole[0], 2, 3)
+    state = json.loads(json.dumps(first.state_dict()))
+    *middle, state = cpp_rank(1, 2, options=options, state=state, stop=1)
+    assert middle == [part(whole[1], 1, 2)]
+    last = python_rank(0, 3, **options)
+    last.load_state_dict(state)
+    assert as_numbers(next(iter(last))) == part(whole[2], 0, 3)
+    assert cpp_rank(0, 1, options=options, state=last.state_dict()) == whole[3:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"global_batch_size": 7}, "is 7 and there are 2 ranks, so that their batches cannot be"),
+        ({"global_batch_size": 1}, "is 1 and there are 2 ranks; 2 or more is expected"),
+        ({"batch_size": 3, "global_batch_size": 6}, "batch_size is 3 and global_batch_size is 6"),
+        ({"batch_size": None}, "batch_size is none, so that the batches are not the loader's"),
+        ({"rank": 1}, "sampler is a DistributedSampler, which shares the samples out already"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        cpp_rank(1, 2, options=options)
+
+
+def test_a_rank_that_there_is_not_is_refused() -> None:
+    with pytest.raises(AssertionError, match="rank is 2 and world_size is 2; a rank from 0"):
+        cpp_rank(2, 2, options={"batch_size": 2})
+
+
+def test_an_iterable_dataset_has_no_order_to_share() -> None:
+    with pytest.raises(AssertionError, match="an IterableDataset, which has no order that ranks"):
+        cpp_rank(1, 2, options={"batch_size": 2}, iterable=True)
+
+
+def test_options_of_ranks_need_shard_by_rank() -> None:
+    with pytest.raises(AssertionError, match="global_batch_size=6 was given without shard_by_rank"):
+        run_cpp(size=SIZE, options={"global_batch_size": 6}, seed=3)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``shard_by_rank``: one order for any number of ranks, and one state of the job."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pool_processes import PoolProcesses, pool_of
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, TensorDataset
+
+from penstock import DataLoader, MixtureSampler
+
+COUNT = 103
+WORKERS = [0, 2]
+
+
+class Drawing(torch.utils.data.Dataset[torch.Tensor]):
+    """The index of a sample, and draws from all the generators."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [index, torch.rand(()), np.random.random(), random.random(), torch.rand(())]
+        return torch.tensor(drawn, dtype=torch.float64)
+
+
+class Handed(Drawing):
+    """Draws from the generator that it is given, too."""
+
+    def __getitem__(self, index: int, generator: Any = None) -> torch.Tensor:  # type: ignore[override]
+        return torch.cat([super().__getitem__(index), torch.rand(1, generator=generator)])
+
+
+def loaders(dataset: Any, world_size: int, **options: Any) -> list[Any]:
+    options = {"shuffle": True, "global_batch_size": 12, **options}
+    return [
+        DataLoader(dataset, shard_by_rank=True, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]
+
+
+def steps(ranks: list[Any]) -> Iterator[list[torch.Tensor]]:
+    """The batches of each step, one a rank."""
+    yield from zip(*ranks, strict=True)  # type: ignore[misc]
+
+
+def rows(ranks: list[Any]) -> list[list[list[float]]]:
+    """The samples of each step, over all ranks, in the order of the ranks."""
+    return [torch.cat(step).tolist() for step in steps(ranks)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", [Drawing(), Handed()])
+def test_a_step_has_the_same_samples_and_draws_for_any_number_of_ranks(dataset: Any) -> None:
+    (alone,) = loaders(dataset, 1, remainder="uneven")
+    expected = [[batch.tolist() for batch in alone] for _ in range(2)]
+    assert len(expected[0]) == 9 and len(expected[0][-1]) == 7
+    assert expected[0] != expected[1], "each epoch has an order and draws of its own"
+    for world_size, workers in itertools.product([2, 3, 4, 6], WORKERS):
+        ranks = loaders(dataset, world_size, remainder="uneven", num_workers=workers)
+        assert [rows(ranks) for _ in range(2)] == expected
+
+
+def test_the_samples_that_do_not_fill_a_step_are_padded_dropped_or_uneven() -> None:
+    dataset = TensorDataset(torch.arange(17))
+
+    def last(**options: Any) -> list[list[int]]:
+        options = {"shuffle": False, "global_batch_size": 6, **options}
+        return [list(one)[-1][0].tolist() for one in loaders(dataset, 3, **options)]
+
+    assert last(remainder="pad") == last() == [[12, 13], [14, 15], [16, 12]]
+    assert last(remainder="drop") == last(drop_last=True) == [[6, 7], [8, 9], [10, 11]]
+    assert last(remainder="uneven") == [[12], [13, 14], [15, 16]]
+    assert last(remainder="uneven", global_batch_size=16) == [[16]] * 3
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_rank_has_the_same_number_of_steps(workers: int) -> None:
+    chooser = random.Random(2)
+    for _ in range(60 if workers == 0 else 2):
+        count, world_size = chooser.randrange(1, 60), chooser.randrange(1, 9)
+        size = chooser.randrange(world_size, 40)
+        dataset = TensorDataset(torch.arange(count))
+        options = {"global_batch_size": size, "remainder": "uneven", "num_workers": workers}
+        ranks = loaders(dataset, world_size, **options)
+        batches = [[batch[0].tolist() for batch in one] for one in ranks]
+        assert {len(one) for one in batches} == {len(ranks[0])}
+        given = sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(batches)))
+        assert set(given) == set(range(count))
+        assert len(given) - count < world_size, "only a step with too few samples is padded"
+
+
+def test_batch_size_is_that_of_a_rank() -> None:
+    ranks = loaders(TensorDataset(torch.arange(20)), 2, batch_size=3, global_batch_size=None)
+    assert [len(batch[0]) for batch in ranks[1]] == [3, 3, 3, 1]
+    assert ranks[0].batch_size == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("sampler", ["torch's", "mixture", "generator"])
+def test_a_job_goes_on_at_another_size_from_the_state_of_any_rank(
+    workers: int, sampler: str
+) -> None:
+    dataset = Drawing()
+
+    def ranks_of(world_size: int) -> list[Any]:
+        options: dict[str, Any] = {"num_workers": workers, "remainder": "uneven"}
+        if sampler == "mixture":
+            order = MixtureSampler([60, 43], [1, 2], when_exhausted="leave_out")
+            return loaders(dataset, world_size, sampler=order, shuffle=None, **options)
+        if sampler == "generator":
+            return [
+                loaders(dataset, world_size, generator=torch.Generator().manual_seed(5), **options)[
+                    rank
+                ]
+                for rank in range(world_size)
+            ]
+        return loaders(dataset, world_size, **options)
+
+    alone = ranks_of(1)
+    whole = [rows(alone) for _ in range(2)]
+    state: dict[str, Any] | None = None
+    given: list[Any] = []
+    for world_size, step_count in [(4, 2), (2, 3), (1, 1), (3, 99)]:
+        ranks = [ranks_of(world_size)[rank] for rank in range(world_size)]
+        for one in ranks:
+            if state is not None:
+                one.load_state_dict(json.loads(json.dumps(state)))
+        iterators = [iter(one) for one in ranks]
+        for _ in range(step_count):
+            step = [next(iterator, None) for iterator in iterators]
+            if step[0] is None:
+                assert not any(batch is not None for batch in step)
+                break
+            given.append(torch.cat(step).tolist())  # type: ignore[arg-type]
+        states = [json.dumps(one.state_dict(), sort_keys=True) for one in ranks]
+        assert len(set(states)) == 1, "the state is the job's"
+        state = json.loads(states[0])
+    assert given == whole[0]
+    for one in ranks:
+        one.load_state_dict(json.loads(json.dumps(state)))
+    assert rows(ranks) == whole[1], "the next epoch is the next one of the job"
+
+
+@pytest.mark.slow
+def test_the_size_of_a_ranks_batch_may_stay_as_the_number_of_ranks_changes() -> None:
+    """The state counts samples: none is lost, and padding aside none is given twice."""
+    chooser = random.Random(4)
+    dataset = TensorDataset(torch.arange(COUNT))
+    for _ in range(8):
+        state: dict[str, Any] | None = None
+        given: list[int] = []
+        is_over = False
+        while not is_over:
+            world_size = chooser.choice([1, 2, 3, 5])
+            ranks = loaders(
+                dataset,
+                world_size,
+                batch_size=chooser.choice([1, 4, 7]),
+                global_batch_size=None,
+                remainder="uneven",
+                num_workers=chooser.choice([0, 0, 1]),
+            )
+            for one in ranks:
+                if state is not None:
+                    one.load_state_dict(state)
+            iterators = [iter(one) for one in ranks]
+            for _ in range(chooser.randrange(6)):
+                step = [next(iterator, None) for iterator in iterators]
+                is_over = step[0] is None
+                if is_over:
+                    break
+                given.extend(torch.cat([batch[0] for batch in step]).tolist())  # type: ignore[index]
+            state = ranks[-1].state_dict()
+        assert set(given) == set(range(COUNT))
+        assert len(given) < COUNT + world_size
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_pool_gives_the_batches_of_the_process_itself(pool: PoolProcesses) -> None:
+    expected = [batch.tolist() for batch in loaders(Drawing(), 3, num_workers=0)[1]]
+    pool.start_worker()
+    loader = loaders(Drawing(), 3, pool=pool.endpoint)[1]
+    assert [batch.tolist() for batch in loader] == expected
+
+
+def test_samples_have_draws_that_do_not_depend_on_the_size_of_a_batch() -> None:
+    def samples(batch_size: int, workers: int) -> Any:
+        loader = DataLoader(Handed(), batch_size, num_workers=workers, seeding="sample")
+        torch.manual_seed(7)
+        return torch.cat(list(loader)).tolist()
+
+    expected = samples(1, 0)
+    assert samples(10, 0) == samples(7, 2) == expected
+    assert len({tuple(row[1:]) for row in expected}) == COUNT
+
+
+def test_a_sampler_of_ones_own_is_the_order_of_all_ranks() -> None:
+    dataset = TensorDataset(torch.arange(24))
+    order = list(reversed(range(24)))
+    for workers in WORKERS:
+        ranks = loaders(dataset, 2, sampler=order, shuffle=None, num_workers=workers)
+        first = [torch.cat([batch[0] for batch in step]).tolist() for step in steps(ranks)]
+        assert first == [order[:12], order[12:]]
+
+
+def test_the_rank_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = DataLoader(TensorDataset(torch.arange(8)), batch_size=2, shard_by_rank=True)
+    assert (loader.rank, loader.world_size, loader.remainder) == (2, 4, "pad")
+    assert [batch[0].tolist() for batch in loader] == [[4, 5]]
+
+
+def test_a_distributed_sampler_works_as_with_torch() -> None:
+    dataset = TensorDataset(torch.arange(17))
+
+    def batches(loader_class: Any) -> list[list[int]]:
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
+        return [batch[0].tolist() for batch in loader_class(dataset, 4, sampler=sampler)]
+
+    assert batches(DataLoader) == batches(torch.utils.data.DataLoader)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": Stream()}, "the IterableDataset Stream, which has no order"),
+        ({"batch_sampler": [[0]], "shuffle": None}, "the batches are not the loader's to make"),
+        ({"batch_size": None, "global_batch_size": None}, "batch_size is None"),
+        ({"global_batch_size": 7}, "is 7 and there are 2 ranks.*choose a multiple of 2"),
+        ({"global_batch_size": 1}, "global_batch_size is 1 and there are 2 ranks; an int of 2"),
+        ({"batch_size": 4}, "batch_size is 4 and global_batch_size is 12; give"),
+        ({"remainder": "keep"}, "remainder is 'keep'; one of 'pad', 'drop', 'uneven'"),
+        ({"seeding": "batch"}, "seeding is 'batch' with shard_by_rank=True"),
+        ({"rank": 2}, "rank is 2 and world_size is 2; a rank from 0"),
+        ({"sampler": iter([0]), "shuffle": None}, "the list_iterator has no length"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+    arguments = {"dataset": Drawing(), "shuffle": True, "global_batch_size": 12, "rank": 0}
+    arguments.update(options)
+    if "shuffle" in options or isinstance(arguments["dataset"], IterableDataset):
+        del arguments["shuffle"]
+    if "batch_sampler" in options:
+        del arguments["global_batch_size"]
+    with pytest.raises(ValueError, match=message):
+        DataLoader(**arguments, shard_by_rank=True, world_size=2)
+
+
+def test_a_distributed_sampler_is_refused_beside_it() -> None:
+    dataset = Drawing()
+    sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
+    with pytest.raises(ValueError, match="a DistributedSampler, which shares the samples out"):
+        DataLoader(dataset, sampler=sampler, shard_by_rank=True, rank=1, world_size=2)
+
+
+def test_options_of_ranks_need_shard_by_rank() -> None:
+    with pytest.raises(ValueError, match="rank=1 was given without shard_by_rank=True"):
+        DataLoader(Drawing(), rank=1, world_size=2)
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    (one,) = loaders(Drawing(), 1)
+    next(iter(one))
+    plain = DataLoader(Drawing(), batch_size=12, sampler=RandomSampler(Drawing()))
+    with pytest.raises(ValueError, match="build the loader as it was"):
+        plain.load_state_dict(one.state_dict())
