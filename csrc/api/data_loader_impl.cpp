@@ -41,6 +41,7 @@ constexpr auto kCheckInterval = std::chrono::seconds(1);  // how often a waiting
 
 }  // namespace
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): a loader takes its dataset, which the public constructor says
 DataLoader::Impl::Impl(AnyDataset dataset, Options options) : options_(api::with_ranks(std::move(options))) {
   api::check_options(dataset, options_);
   auto running = std::make_unique<Running>();

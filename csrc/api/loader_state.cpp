@@ -130,6 +130,11 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
 
 namespace {
 
+[[noreturn]] void refuse_other(const std::string& name, const std::string& theirs, const std::string& mine) {
+  refuse("the state is of a loader with " + name + " " + theirs + " and this one has " + name + " " + mine +
+         ", so its stream is another; build the loader as it was");
+}
+
 void check_state(const BuiltLoader& built, const Value& state) {
   if (state.kind() != Value::Kind::kDict || state.find("built") == nullptr || state.find("generators") == nullptr) {
     refuse(
@@ -146,8 +151,7 @@ void check_state(const BuiltLoader& built, const Value& state) {
     const std::string& name = entry.key.text();
     const Value* here = now.find(name);
     if (here != nullptr && here->to_json() == entry.value.to_json()) continue;
-    refuse("the state is of a loader with " + name + " " + as_python(&entry.value) + " and this one has " + name + " " +
-           as_python(here) + ", so its stream is another; build the loader as it was");
+    refuse_other(name, as_python(&entry.value), as_python(here));
   }
   const Value* dataset = state.find("dataset");
   if (dataset != nullptr && !dataset->is_none()) {

@@ -15,7 +15,6 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 using sampling::CostPacker;
-using sampling::CostPackerOptions;
 using sampling::MixtureSchedule;
 using sampling::RankShare;
 using sampling::RankShareOptions;
@@ -71,7 +70,7 @@ void bind_sampling(py::module_& module) {
       .def_property_readonly("lags", &MixtureSchedule::lags);
 
   py::class_<PythonCostPacker>(module, "CostPacker")
-      .def(py::init([](py::array_t<double, py::array::c_style> costs,
+      .def(py::init([](const py::array_t<double, py::array::c_style>& costs,
                        const py::array_t<int64_t, py::array::c_style>& order) {
              const std::span<const double> values(costs.data(), static_cast<size_t>(costs.size()));
              std::vector<int64_t> indices(order.data(), order.data() + order.size());

@@ -33,7 +33,7 @@ std::vector<int64_t> MixtureSchedule::shares_of(std::span<const double> weights)
   return shares;
 }
 
-MixtureSchedule::MixtureSchedule(std::vector<int64_t> shares)
+MixtureSchedule::MixtureSchedule(const std::vector<int64_t>& shares)
     : MixtureSchedule(shares, std::vector<int64_t>(shares.size())) {}
 
 MixtureSchedule::MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_t> lags)

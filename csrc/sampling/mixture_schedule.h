@@ -24,7 +24,7 @@ class MixtureSchedule {
   // source of positive weight has a share of 1 at least.
   static std::vector<int64_t> shares_of(std::span<const double> weights);
 
-  explicit MixtureSchedule(std::vector<int64_t> shares);
+  explicit MixtureSchedule(const std::vector<int64_t>& shares);
   // A schedule that goes on where another was; `lags` are those of it.
   MixtureSchedule(std::vector<int64_t> shares, std::vector<int64_t> lags);
 
