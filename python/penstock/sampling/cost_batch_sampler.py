@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from torch.utils.data import Sampler
 
 from penstock import _C
 from penstock.sampling.drawn_order import drawn_order
+from penstock.sampling.epoch_sampler import EpochSampler
 from penstock.sampling.job_rank import JobRank
 
 _Step = list[list[int]]  # the indices of each rank's batch
@@ -26,7 +27,14 @@ class _Packing(NamedTuple):
     batch_size_max: int
 
 
-class CostBatchSampler(Sampler[list[int]]):
+@dataclass(slots=True)
+class _CostPlace:
+    epoch: int
+    past: list[tuple[_Packing, int]]  # how many steps were packed so before
+    step_count: int = 0  # as the sampler packs them, after those
+
+
+class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
     """Batches of samples whose costs differ, each within a budget, and even over the ranks.
 
     A step takes the next samples of the epoch's order, shares them out over the ranks so that their
@@ -74,20 +82,12 @@ class CostBatchSampler(Sampler[list[int]]):
             raise ValueError(f"batch_size_max is {batch_size_max}; 1 or more, or None, is expected")
         if remainder not in ("pad", "drop"):
             raise ValueError(f"remainder is {remainder!r}; 'pad' or 'drop' is expected")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; 0 or more is expected")
-        self.shuffle = shuffle
-        self.seed = seed
         self.remainder = remainder
         self._packing = _Packing(float(budget), self.world_size, batch_size_max or 0)
-        self._epoch = self._next_epoch = 0
-        self._past: list[tuple[_Packing, int]] = []  # how many steps were packed so, in this epoch
-        self._step_count = 0  # by self._packing, after those of _past
-        self._has_begun = False  # the epoch that comes next is not the one under way
-        self._is_resumed = False  # the next iteration goes on where a state was taken
         self._padded: list[int] = []
         self._dropped: list[int] = []
         self._lengths: dict[Any, int] = {}  # by epoch and past
+        super().__init__(shuffle, seed)
 
     @property
     def budget(self) -> float:
@@ -104,41 +104,25 @@ class CostBatchSampler(Sampler[list[int]]):
         """The samples that the last epoch whose end was reached left out."""
         return list(self._dropped)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of ``epoch``, from its beginning."""
-        self._next_epoch = epoch
-        self._has_begun = self._is_resumed = False
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # A generator, which begins when it is first asked: loaders call iter() more than once.
-        if not self._is_resumed:
-            self._begin()
-            self._next_epoch = self._epoch + 1
-        self._is_resumed, self._has_begun = False, True
-        self._padded, self._dropped = [], []
-        for step in self._steps(self._step_count):
-            self._step_count += 1
-            self._make_whole(step)
-            yield step[self.rank]
-
     def __len__(self) -> int:
-        """The number of batches of a rank in the epoch that was begun last, or in the first.
+        """The number of batches of a rank in the epoch that was begun last, or that set_epoch() or
+        a state named since.
 
         It is found by making them.
         """
-        key = (self._epoch, tuple(self._past))
+        epoch, past = self._place.epoch, self._place.past
+        key = (epoch, tuple(past))
         if key not in self._lengths:
-            count = sum(made_count for _, made_count in self._past)
-            self._lengths = {key: count + sum(1 for _ in self._steps(0))}
+            begun = _CostPlace(epoch, past)
+            count = sum(made_count for _, made_count in past)
+            self._lengths = {key: count + sum(1 for _ in self._steps(begun))}
         return self._lengths[key]
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the job in the epoch."""
-        if not (self._has_begun or self._is_resumed):
-            self._begin()
-        steps = [*self._past, (self._packing, self._step_count)]
+        steps = [*self._place.past, (self._packing, self._place.step_count)]
         return {
-            "epoch": self._epoch,
+            "epoch": self._place.epoch,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "sample_count": len(self._costs),
@@ -151,34 +135,31 @@ class CostBatchSampler(Sampler[list[int]]):
         The costs have to be the same; the samples are shared out as they were up to that place.
         Raises ``ValueError`` for a state of another order.
         """
-        mine = {"seed": self.seed, "shuffle": self.shuffle, "sample_count": len(self._costs)}
-        for name, value in mine.items():
-            if state.get(name) != value:
-                raise ValueError(
-                    f"the state is of a CostBatchSampler with {name} {state.get(name)!r}, and this "
-                    f"one has {name} {value!r}; build it as it was"
-                )
-        self._epoch = state["epoch"]
-        self._next_epoch = self._epoch + 1
-        self._past = [(_Packing(*packing), count) for *packing, count in state["steps"]]
-        self._step_count = 0
-        self._is_resumed = True
-        if self._past and self._past[-1][0] == self._packing:
-            self._step_count = self._past.pop()[1]
+        sample_count = len(self._costs)
+        self._check_state(state, seed=self.seed, shuffle=self.shuffle, sample_count=sample_count)
+        past = [(_Packing(*packing), count) for *packing, count in state["steps"]]
+        step_count = past.pop()[1] if past and past[-1][0] == self._packing else 0
+        self._begin_at(_CostPlace(state["epoch"], past, step_count))
 
-    def _begin(self) -> None:
-        self._epoch = self._next_epoch
-        self._past, self._step_count = [], 0
+    def _first_place(self, epoch: int) -> _CostPlace:
+        return _CostPlace(epoch, [])
 
-    def _steps(self, made_count: int) -> Iterator[_Step]:
-        """The steps of the epoch after those of the past and ``made_count`` more."""
+    def _rest(self, place: _CostPlace) -> Iterator[list[int]]:
+        self._padded, self._dropped = [], []
+        for step in self._steps(place):
+            place.step_count += 1
+            self._make_whole(step)
+            yield step[self.rank]
+
+    def _steps(self, place: _CostPlace) -> Iterator[_Step]:
+        """The steps of the epoch after those that were made."""
         count = len(self._costs)
         order = np.arange(count)
         if self.shuffle:
-            order = drawn_order(count, self.seed, (self._epoch,))
+            order = drawn_order(count, self.seed, (place.epoch,))
         packer = _C.CostPacker(self._costs, order)
-        for packing, past_count in [*self._past, (self._packing, made_count)]:
-            for _ in range(past_count):
+        for packing, made_count in [*place.past, (self._packing, place.step_count)]:
+            for _ in range(made_count):
                 packer.next(*packing)
         while step := packer.next(*self._packing):
             if self.remainder == "drop" and not all(step):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Sampler
 
 from penstock import _C
 from penstock.sampling.drawn_order import drawn_order
+from penstock.sampling.epoch_sampler import EpochSampler
 
 WhenExhausted = Literal["stop", "repeat", "leave_out"]
 _CHOICES = ("stop", "repeat", "leave_out")
@@ -19,7 +20,18 @@ _SOURCES_MAX = 1 << 16
 _WHOLE = _C.MixtureSchedule.WHOLE
 
 
-class MixtureSampler(Sampler[int]):
+@dataclass(slots=True)
+class _MixturePlace:
+    epoch: int
+    schedule: _C.MixtureSchedule
+    passes: list[int]  # over each source
+    positions: list[int]  # in the current pass
+    given_count: int = 0
+    is_over: bool = False  # a source that stops the epoch has ended
+    orders: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # of passes, by source
+
+
+class MixtureSampler(EpochSampler[int, _MixturePlace]):
     """Indices into a ``ConcatDataset`` of several sources, each with its share of the samples.
 
     After every n samples each source has given its share of n, at most one sample more or less
@@ -67,19 +79,11 @@ class MixtureSampler(Sampler[int]):
             )
         if num_samples is not None and num_samples < 0:
             raise ValueError(f"num_samples is {num_samples}; 0 or more is expected")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; 0 or more is expected")
         self.when_exhausted = when_exhausted
         self.num_samples = num_samples
-        self.shuffle = shuffle
-        self.seed = seed
         self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
         self._weights = self._checked_weights(self.lengths if weights is None else weights)
-        self._next_epoch = 0
-        self._epoch = 0
-        self._begin(0)
-        self._has_begun = False  # the epoch that comes next is not the one under way
-        self._is_resumed = False  # the next iteration goes on where a state was taken
+        super().__init__(shuffle, seed)
 
     @property
     def weights(self) -> list[float]:
@@ -93,27 +97,13 @@ class MixtureSampler(Sampler[int]):
         shares, take a loader's state, set the weights and load the state.
         """
         self._weights = self._checked_weights(weights)
-        self._schedule = self._schedule_of(self._weights)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration that of ``epoch``, from its beginning."""
-        self._next_epoch = epoch
-        self._has_begun = self._is_resumed = False
-
-    def __iter__(self) -> Iterator[int]:
-        # A generator, which begins when it is first asked: loaders call iter() more than once.
-        if not self._is_resumed:
-            self._begin(self._next_epoch)
-            self._next_epoch = self._epoch + 1
-        self._is_resumed, self._has_begun = False, True
-        while (index := self._next()) is not None:
-            yield index
+        self._place.schedule = _schedule_of(self._weights)
 
     def __len__(self) -> int:
         """The number of samples of an epoch. With "stop" it is found by running through one."""
         if self.when_exhausted != "stop":
             return sum(self.lengths) if self.num_samples is None else self.num_samples
-        schedule = self._schedule_of(self._weights)
+        schedule = _schedule_of(self._weights)
         counts = [0] * len(self.lengths)
         while self.num_samples is None or sum(counts) < self.num_samples:
             source = schedule.next()
@@ -124,19 +114,18 @@ class MixtureSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the epoch, for another sampler with the same sources to go on from."""
-        if not (self._has_begun or self._is_resumed):
-            self._begin(self._next_epoch)
+        place = self._place
         return {
-            "epoch": self._epoch,
+            "epoch": place.epoch,
             "seed": self.seed,
             "lengths": list(self.lengths),
             "weights": list(self._weights),
-            "given": self._given_count,
-            "is_over": self._is_over,
-            "passes": list(self._passes),
-            "positions": list(self._positions),
-            "shares": self._schedule.shares,
-            "lags": self._schedule.lags,
+            "given": place.given_count,
+            "is_over": place.is_over,
+            "passes": list(place.passes),
+            "positions": list(place.positions),
+            "shares": place.schedule.shares,
+            "lags": place.schedule.lags,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,12 +133,7 @@ class MixtureSampler(Sampler[int]):
 
         Raises ``ValueError`` for a state of other sources or another seed.
         """
-        for name, mine in (("lengths", self.lengths), ("seed", self.seed)):
-            if state.get(name) != mine:
-                raise ValueError(
-                    f"the state is of a MixtureSampler with {name} {state.get(name)!r}, and this "
-                    f"one has {name} {mine!r}; build it as it was"
-                )
+        self._check_state(state, lengths=self.lengths, seed=self.seed)
         count = len(self.lengths)
         lists = [state[name] for name in ("weights", "passes", "positions", "shares", "lags")]
         if any(len(one) != count for one in lists) or sum(state["shares"]) != _WHOLE:
@@ -157,67 +141,64 @@ class MixtureSampler(Sampler[int]):
                 f"the state does not have a weight, a place and a share of {count} sources, which "
                 f"add up; load a state as state_dict() returned it"
             )
-        self._begin(state["epoch"])
-        self._next_epoch = self._epoch + 1
         self._weights = list(state["weights"])
-        self._given_count = state["given"]
-        self._is_over = state["is_over"]
-        self._passes = list(state["passes"])
-        self._positions = list(state["positions"])
-        self._schedule = _C.MixtureSchedule(state["shares"], state["lags"])
-        self._is_resumed = True
+        self._begin_at(
+            _MixturePlace(
+                state["epoch"],
+                _C.MixtureSchedule(state["shares"], state["lags"]),
+                list(state["passes"]),
+                list(state["positions"]),
+                state["given"],
+                state["is_over"],
+            )
+        )
 
-    def _begin(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._given_count = 0
-        self._is_over = False  # a source that stops the epoch has ended
-        self._passes = [0] * len(self.lengths)
-        self._positions = [0] * len(self.lengths)
-        self._orders: dict[int, np.ndarray[Any, Any]] = {}  # of the current pass, by source
-        self._schedule = self._schedule_of(self._weights)
+    def _first_place(self, epoch: int) -> _MixturePlace:
+        count = len(self.lengths)
+        return _MixturePlace(epoch, _schedule_of(self._weights), [0] * count, [0] * count)
 
-    def _next(self) -> int | None:
+    def _rest(self, place: _MixturePlace) -> Iterator[int]:
+        while (index := self._next(place)) is not None:
+            yield index
+
+    def _next(self, place: _MixturePlace) -> int | None:
         end = self.num_samples
         if end is None and self.when_exhausted != "stop":
             end = sum(self.lengths)
-        if self._is_over or (end is not None and self._given_count >= end):
+        if place.is_over or (end is not None and place.given_count >= end):
             return None
-        source = self._schedule.next()
-        while self._positions[source] == self.lengths[source]:
+        source = place.schedule.next()
+        while place.positions[source] == self.lengths[source]:
             if self.when_exhausted == "stop":
-                self._is_over = True
+                place.is_over = True
                 return None
             if self.when_exhausted == "repeat":
-                self._positions[source] = 0
-                self._passes[source] += 1
-                self._orders.pop(source, None)
+                place.positions[source] = 0
+                place.passes[source] += 1
+                place.orders.pop(source, None)
                 continue
             left = [
                 weight if position < length else 0.0
                 for weight, position, length in zip(
-                    self._weights, self._positions, self.lengths, strict=True
+                    self._weights, place.positions, self.lengths, strict=True
                 )
             ]
             if not any(left):
                 return None
-            self._schedule = self._schedule_of(left)
-            source = self._schedule.next()
-        position = self._positions[source]
-        self._positions[source] += 1
-        self._given_count += 1
-        return int(self._offsets[source]) + self._index(source, position)
+            place.schedule = _schedule_of(left)
+            source = place.schedule.next()
+        position = place.positions[source]
+        place.positions[source] += 1
+        place.given_count += 1
+        return int(self._offsets[source]) + self._index(place, source, position)
 
-    def _index(self, source: int, position: int) -> int:
+    def _index(self, place: _MixturePlace, source: int, position: int) -> int:
         if not self.shuffle:
             return position
-        if source not in self._orders:
-            place = (self._epoch, source, self._passes[source])
-            self._orders[source] = drawn_order(self.lengths[source], self.seed, place)
-        return int(self._orders[source].item(position))
-
-    def _schedule_of(self, weights: Sequence[float]) -> _C.MixtureSchedule:
-        shares = _C.MixtureSchedule.shares_of(weights)
-        return _C.MixtureSchedule(shares, [0] * len(shares))
+        if source not in place.orders:
+            of_pass = (place.epoch, source, place.passes[source])
+            place.orders[source] = drawn_order(self.lengths[source], self.seed, of_pass)
+        return int(place.orders[source].item(position))
 
     def _checked_weights(self, weights: Sequence[float]) -> list[float]:
         found = [float(weight) for weight in weights]
@@ -240,6 +221,11 @@ class MixtureSampler(Sampler[int]):
         if not any(found):
             raise ValueError("all weights are 0, so there is nothing to sample; raise one")
         return found
+
+
+def _schedule_of(weights: Sequence[float]) -> _C.MixtureSchedule:
+    shares = _C.MixtureSchedule.shares_of(weights)
+    return _C.MixtureSchedule(shares, [0] * len(shares))
 
 
 def _checked_lengths(lengths: Sequence[int]) -> list[int]:

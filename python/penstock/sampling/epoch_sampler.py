@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers whose order follows from a seed and the number of an epoch, and which have a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch.utils.data import Sampler
+
+
+class EpochPlace(Protocol):
+    """Where an iteration is: the epoch, and what a sampler keeps of it."""
+
+    epoch: int
+
+
+_T = TypeVar("_T")
+_Place = TypeVar("_Place", bound=EpochPlace)
+
+
+class EpochSampler(Sampler[_T], Generic[_T, _Place]):
+    """Each iteration is the next epoch, from 0, unless a place was given to begin at."""
+
+    _place: _Place  # of the last iteration, or where the next one begins
+    _is_to_begin: bool
+
+    def __init__(self, shuffle: bool, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; 0 or more is expected")
+        self.shuffle = shuffle
+        self.seed = seed
+        self._begin_at(self._first_place(0))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of ``epoch``, from its beginning."""
+        self._begin_at(self._first_place(epoch))
+
+    def __iter__(self) -> Iterator[_T]:
+        # A generator, which begins when it is first asked: loaders call iter() more than once.
+        if not self._is_to_begin:
+            self._place = self._first_place(self._place.epoch + 1)
+        self._is_to_begin = False
+        yield from self._rest(self._place)
+
+    def _first_place(self, epoch: int) -> _Place:
+        """The beginning of an epoch."""
+        raise NotImplementedError
+
+    def _rest(self, place: _Place) -> Iterator[_T]:
+        """What follows ``place`` in its epoch; moves the place along."""
+        raise NotImplementedError
+
+    def _begin_at(self, place: _Place) -> None:
+        self._place = place
+        self._is_to_begin = True
+
+    def _check_state(self, state: dict[str, Any], **mine: Any) -> None:
+        """Raises ValueError for the state of a sampler that was built otherwise."""
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"the state is of a {type(self).__name__} with {name} {state.get(name)!r}, and "
+                    f"this one has {name} {value!r}; build it as it was"
+                )
