@@ -84,9 +84,7 @@ void DataLoader::Impl::begin_epoch() {
   begin_from(api::read_state(built_, state));
 }
 
-void DataLoader::Impl::begin_fresh() {
-  begin({.epoch = epoch_count_, .start = api::GeneratorSnapshot::take(options_.generator)}, nullptr);
-}
+void DataLoader::Impl::begin_fresh() { begin({.epoch = epoch_count_, .start = built_.take_generators()}, nullptr); }
 
 void DataLoader::Impl::begin_from(const api::LoadedState& loaded) {
   epoch_count_ = loaded.epoch;
@@ -130,14 +128,14 @@ void DataLoader::Impl::begin(api::EpochAccount account, const api::ResumePoint* 
     running.stream->begin_epoch(std::move(plan), std::make_unique<api::ShardOrder>(options_.batch_size));
   } else if (options_.sampler) {
     options_.sampler->begin_epoch(seeds.epoch);
+    std::unique_ptr<loader::IndexSource> order;
     if (share) {
-      running.stream->begin_epoch(std::move(plan),
-                                  std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share));
-      return;
+      order = std::make_unique<api::SharedSamplerOrder>(options_.sampler, order_size(), *share);
+    } else {
+      order =
+          std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last, skipped_count);
     }
-    running.stream->begin_epoch(
-        std::move(plan),
-        std::make_unique<api::SamplerOrder>(options_.sampler, options_.batch_size, options_.drop_last, skipped_count));
+    running.stream->begin_epoch(std::move(plan), std::move(order));
   } else {
     running.stream->begin_epoch(std::move(plan), {.sample_count = *built_.sample_count,
                                                   .batch_size = options_.batch_size.value_or(1),

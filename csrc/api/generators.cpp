@@ -47,8 +47,13 @@ int64_t draw_seed(const std::optional<at::Generator>& generator) {
 }
 
 GeneratorSnapshot GeneratorSnapshot::take(const std::optional<at::Generator>& own) {
-  GeneratorSnapshot snapshot;
+  GeneratorSnapshot snapshot = take_own(own);
   snapshot.of_default_ = get_state(default_generator());
+  return snapshot;
+}
+
+GeneratorSnapshot GeneratorSnapshot::take_own(const std::optional<at::Generator>& own) {
+  GeneratorSnapshot snapshot;
   if (own) snapshot.of_own_ = get_state(*own);
   return snapshot;
 }

@@ -20,6 +20,8 @@ class GeneratorSnapshot {
  public:
   // As they are now. `own` is the generator that the program gave to the loader.
   static GeneratorSnapshot take(const std::optional<at::Generator>& own);
+  // Without torch's default generator, which is each rank's own where a job has several.
+  static GeneratorSnapshot take_own(const std::optional<at::Generator>& own);
   // Throws for a value that to_value() did not make, nor Python's loader.
   static GeneratorSnapshot from_value(const Value& value);
 

@@ -58,12 +58,12 @@ std::optional<loader::IndexSource::Indices> SharedSamplerOrder::next() {
   while (position_ < options_.first_sample) static_cast<void>(pull(options_.first_sample - position_));
   const uint64_t first = position_;
   const auto samples = pull(std::min(options_.step_size, size_ - position_));
-  const auto part = share_.part(step_++);
+  const uint64_t step = step_++;
   indices_.clear();
-  for (uint64_t place = part.first; place < part.first + part.count; ++place)
-    indices_.push_back(samples[share_.sample_at(place) - first]);
-  return Indices{
-      .kind = wire::IndexKind::kIntegers, .body = std::as_bytes(std::span(indices_)), .first_place = part.first};
+  for (const uint64_t place : share_.samples(step)) indices_.push_back(samples[place - first]);
+  return Indices{.kind = wire::IndexKind::kIntegers,
+                 .body = std::as_bytes(std::span(indices_)),
+                 .first_place = share_.part(step).first};
 }
 
 std::vector<int64_t> SharedSamplerOrder::pull(uint64_t count) {

@@ -50,6 +50,11 @@ int64_t count_of(const Value& state, std::string_view name) {
 
 }  // namespace
 
+GeneratorSnapshot BuiltLoader::take_generators() const {
+  return options->shard_by_rank ? GeneratorSnapshot::take_own(options->generator)
+                                : GeneratorSnapshot::take(options->generator);
+}
+
 Value BuiltLoader::to_value() const {
   const auto batch_size = options->batch_size ? Value(*options->batch_size) : Value();
   Value batch_sampler;
@@ -91,25 +96,17 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
       has_states = has_states || !state.is_none();
       states.push_back(std::move(state));
     }
-    const auto last = progress.last_shard_id();
+    auto last = progress.last_shard_id();
+    if (built.options->shard_by_rank) {  // the same on all ranks, however many workers each has
+      counts = {Value(answered_count)};
+      last.reset();
+    }
     shards = Value::dict({{"counts", Value::list(std::move(counts))},
                           {"last", last ? Value(*last) : Value()},
                           {"states", has_states ? Value::list(std::move(states)) : Value()},
                           {"before", Value()}});
   } else {
-    generators = GeneratorSnapshot::take(built.options->generator).to_value(shuffles);
-  }
-  const bool is_of_job = built.options->shard_by_rank;
-  if (is_of_job) {
-    // The same on all ranks: the global generators are each rank's own, and so is the number of its workers.
-    const Value globals = Value::dict({{"torch", Value()}, {"random", Value()}, {"numpy", Value()}});
-    generators = Value::dict({{"globals", globals}, {"own", generators["own"]}});
-  }
-  if (is_of_job && is_under_way) {
-    shards = Value::dict({{"counts", Value::list({Value(answered_count)})},
-                          {"last", Value()},
-                          {"states", shards["states"]},
-                          {"before", Value()}});
+    generators = built.take_generators().to_value(shuffles);
   }
   Value::Entries state = {{"_sampler_iter_yielded", answered_count},
                           {"_num_yielded", yielded_count},
@@ -123,8 +120,7 @@ Value make_state(const BuiltLoader& built, const EpochAccount* account, int64_t 
                           {"generators", std::move(generators)},
                           {"shards", std::move(shards)},
                           {"dataset", Value()}};
-  if (is_of_job && is_under_way && account->share)
-    state.push_back({"samples", account->share->samples_before(answered_count)});
+  if (is_under_way && account->share) state.push_back({"samples", account->share->samples_before(answered_count)});
   return Value::dict(std::move(state));
 }
 

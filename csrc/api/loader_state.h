@@ -26,6 +26,8 @@ struct BuiltLoader {
   uint32_t shard_count = 1;
   const Options* options = nullptr;
 
+  // The generators that the stream is drawn from, as they are now.
+  GeneratorSnapshot take_generators() const;
   // The part "built" of a state.
   Value to_value() const;
 };

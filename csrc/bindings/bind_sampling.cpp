@@ -50,13 +50,8 @@ void bind_sampling(py::module_& module) {
       .def(py::init<uint64_t, const RankShareOptions&>(), py::arg("sample_count"), py::arg("options"))
       .def_property_readonly("step_count", &RankShare::step_count)
       .def(
-          "part",
-          [](const RankShare& self, uint64_t step) {
-            const auto part = self.part(step);
-            return py::make_tuple(part.first, part.count);
-          },
-          py::arg("step"))
-      .def("sample_at", &RankShare::sample_at, py::arg("place"))
+          "first_place", [](const RankShare& self, uint64_t step) { return self.part(step).first; }, py::arg("step"))
+      .def("samples", &RankShare::samples, py::arg("step"))
       .def("samples_before", &RankShare::samples_before, py::arg("step"));
 
   py::class_<MixtureSchedule>(module, "MixtureSchedule")

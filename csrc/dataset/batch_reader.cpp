@@ -15,7 +15,10 @@ namespace penstock::dataset {
 
 BatchReader::BatchReader(std::shared_ptr<Dataset> by_index, std::shared_ptr<IterableDataset> as_streams,
                          ReaderOptions options)
-    : by_index_(std::move(by_index)), as_streams_(std::move(as_streams)), options_(std::move(options)) {
+    : by_index_(std::move(by_index)),
+      as_streams_(std::move(as_streams)),
+      options_(std::move(options)),
+      draws_(options_.seeds_default_generator) {
   PENSTOCK_ASSERT((by_index_ == nullptr) != (as_streams_ == nullptr));
   if (!by_index_) return;
   size_ = by_index_->size();
@@ -31,7 +34,6 @@ Value BatchReader::read(const wire::EpochSeeds& seeds, const BatchPlace& place, 
   index_in_hand_.reset();
   for (const int64_t index : indices) static_cast<void>(checked(index));
   draws_.begin_map_batch(seeds, place.sequence, place.first_place);
-  if (options_.seeds_default_generator) draws_.seed_default_for_batch();
   if (rows_ != nullptr) return gather(*rows_, indices, memory);
   if (!options_.batch_size) {
     PENSTOCK_ASSERT(indices.size() == 1);
@@ -50,24 +52,18 @@ Value BatchReader::read_samples(std::span<const int64_t> indices, Memory& memory
     samples.reserve(indices.size());
     for (size_t place = 0; place < indices.size(); ++place) samples.push_back(get(indices[place], place));
     index_in_hand_.reset();
-    begin_after_samples();
+    draws_.begin_collating();
     return options_.collate_fn(std::move(samples));
   }
   Collator collator(memory, indices.size());
   for (size_t place = 0; place < indices.size(); ++place) collator.add(get(indices[place], place));
-  begin_after_samples();
+  draws_.begin_collating();
   return collator.finish();
-}
-
-// Collating and a transform draw by the batch's first sample, where each sample has seeds of its own.
-void BatchReader::begin_after_samples() const {
-  if (options_.seeds_default_generator && draws_.is_by_sample()) draws_.seed_default_for_batch();
 }
 
 Value BatchReader::get(int64_t index, size_t place) {
   index_in_hand_ = index;
   draws_.begin_sample(place);
-  if (options_.seeds_default_generator) draws_.seed_default_for_sample();
   return by_index_->get(index, draws_);
 }
 

@@ -78,7 +78,6 @@ class BatchReader {
   Value read_samples(std::span<const int64_t> indices, Memory& memory);
   Value gather(const TensorDataset& rows, std::span<const int64_t> indices, Memory& memory) const;
   Value get(int64_t index, size_t place);
-  void begin_after_samples() const;
   int64_t checked(int64_t index) const;
   OpenShard& open(const wire::EpochSeeds& seeds, uint32_t shard_id, const ShardStart& start, Memory& memory);
   std::optional<Value> read_next(OpenShard& shard, uint32_t shard_id, Memory& memory);

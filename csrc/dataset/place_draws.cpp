@@ -5,7 +5,10 @@
 
 namespace penstock::dataset {
 
-PlaceDraws::PlaceDraws() : of_batch_(at::detail::createCPUGenerator()), of_sample_(at::detail::createCPUGenerator()) {}
+PlaceDraws::PlaceDraws(bool seeds_default)
+    : seeds_default_(seeds_default),
+      of_batch_(at::detail::createCPUGenerator()),
+      of_sample_(at::detail::createCPUGenerator()) {}
 
 void PlaceDraws::begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequence, uint64_t first_place) {
   seeds_ = seeds;
@@ -15,6 +18,8 @@ void PlaceDraws::begin_map_batch(const wire::EpochSeeds& seeds, uint64_t sequenc
   sample_place_ = 0;
   has_samples_ = true;
   is_batch_seeded_ = is_sample_seeded_ = false;
+  if (is_by_sample()) return begin_collating();
+  seed_default(seed_of_batch());
 }
 
 void PlaceDraws::begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number) {
@@ -28,38 +33,34 @@ void PlaceDraws::begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard
 void PlaceDraws::begin_sample(uint64_t place) {
   sample_place_ = place;
   is_sample_seeded_ = false;
-  if (has_samples_ && seeds_.by_sample) is_batch_seeded_ = false;
+  if (!is_by_sample()) return;  // the samples of a batch draw one after the other
+  is_batch_seeded_ = false;
+  seed_default(seed_of_sample(wire::SampleSeed::kGlobals));
 }
 
-void PlaceDraws::seed_default_for_sample() const {
-  if (!seeds_.by_sample) return;  // the samples of a batch draw one after the other
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGlobals));
+void PlaceDraws::begin_collating() {
+  if (is_by_sample()) seed_default(seeds_.seed_at(first_place_, wire::SampleSeed::kCollate));
 }
 
-void PlaceDraws::seed_default_for_batch() const {
+void PlaceDraws::seed_default(uint64_t seed) const {
+  if (!seeds_default_) return;
   at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(seeds_.by_sample ? seeds_.seed_at(first_place_, wire::SampleSeed::kCollate)
-                                              : seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
+  generator.set_current_seed(seed);
 }
 
 at::Generator& PlaceDraws::sample_generator() {
   if (!has_samples_) return batch_generator();
   if (!is_sample_seeded_) {
-    of_sample_.set_current_seed(seeds_.by_sample
-                                    ? seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGenerator)
-                                    : seeds_.seed_of_sample(batch_place_[0], sample_place_));
+    of_sample_.set_current_seed(is_by_sample() ? seed_of_sample(wire::SampleSeed::kGenerator)
+                                               : seeds_.seed_of_sample(batch_place_[0], sample_place_));
   }
   is_sample_seeded_ = true;
   return of_sample_;
 }
 
 at::Generator& PlaceDraws::batch_generator() {
-  if (!is_batch_seeded_) {
-    of_batch_.set_current_seed(has_samples_ && seeds_.by_sample
-                                   ? seeds_.seed_at(first_place_ + sample_place_, wire::SampleSeed::kGlobals)
-                                   : seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)));
-  }
+  if (!is_batch_seeded_)
+    of_batch_.set_current_seed(is_by_sample() ? seed_of_sample(wire::SampleSeed::kGlobals) : seed_of_batch());
   is_batch_seeded_ = true;
   return of_batch_;
 }

@@ -19,7 +19,9 @@ namespace penstock::dataset {
 // Confined to the thread that reads samples.
 class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-class-destructor): nothing derives from it
  public:
-  PlaceDraws();
+  // `seeds_default`: torch's default generator is seeded too, so that it has the numbers that it has in Python's
+  // workers. Only for a process that makes one batch at a time.
+  explicit PlaceDraws(bool seeds_default = false);
 
   // A batch begins: of a map-style dataset its number and the place of its first sample in the order of the epoch, of
   // an iterable one the shard and the batch's number in it. The samples of the latter draw from the batch's generator
@@ -28,16 +30,20 @@ class PlaceDraws final : public Draws {  // NOLINT(cppcoreguidelines-virtual-cla
   void begin_shard_batch(const wire::EpochSeeds& seeds, uint64_t shard_id, uint64_t number);
   // The sample at this place of the batch begins.
   void begin_sample(uint64_t place);
-
-  // Seeds torch's default generator for the sample that was begun, or for what follows the samples of a batch.
-  void seed_default_for_sample() const;
-  void seed_default_for_batch() const;
-  bool is_by_sample() const { return seeds_.by_sample; }
+  // The samples of the batch are there. What makes a batch of them draws by the batch's first sample, where each sample
+  // has seeds of its own.
+  void begin_collating();
 
   at::Generator& sample_generator() override;
   at::Generator& batch_generator() override;
 
  private:
+  bool is_by_sample() const { return has_samples_ && seeds_.by_sample; }
+  uint64_t seed_of_batch() const { return seeds_.seed_of_batch(std::span(batch_place_).first(batch_place_size_)); }
+  uint64_t seed_of_sample(wire::SampleSeed which) const { return seeds_.seed_at(first_place_ + sample_place_, which); }
+  void seed_default(uint64_t seed) const;
+
+  bool seeds_default_;
   wire::EpochSeeds seeds_;
   std::array<uint64_t, 2> batch_place_{};
   size_t batch_place_size_ = 0;

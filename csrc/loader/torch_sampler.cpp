@@ -70,13 +70,13 @@ std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
   if (!has_started_) start();
   if (step_ + 1 >= share.step_count()) exhaust();
   if (step_ >= share.step_count()) return std::nullopt;
-  const auto part = share.part(step_++);
+  const uint64_t step = step_++;
+  const auto part = share.part(step);
   last_place_ = part.first;
   const std::span order(indices_.const_data_ptr<int64_t>(), sample_count);
   if (part.first + part.count <= sample_count) return order.subspan(part.first, part.count);
   padded_.clear();
-  for (uint64_t place = part.first; place < part.first + part.count; ++place)
-    padded_.push_back(order[share.sample_at(place)]);
+  for (const uint64_t place : share.samples(step)) padded_.push_back(order[place]);
   return padded_;
 }
 

@@ -31,6 +31,13 @@ RankShare::Part RankShare::part(uint64_t step) const {
   return {.first = first + begin, .count = end - begin};
 }
 
+std::vector<uint64_t> RankShare::samples(uint64_t step) const {
+  const Part run = part(step);
+  std::vector<uint64_t> places(run.count);
+  for (uint64_t at = 0; at < run.count; ++at) places[at] = sample_at(run.first + at);
+  return places;
+}
+
 uint64_t RankShare::sample_at(uint64_t place) const {
   if (place < sample_count_) return place;
   const uint64_t last = options_.first_sample + (own_step_count_ - 1) * options_.step_size;

@@ -5,6 +5,7 @@
 // any number of ranks with the same step_size, and all ranks have the same number of steps.
 
 #include <cstdint>
+#include <vector>
 
 namespace penstock::sampling {
 
@@ -46,6 +47,8 @@ class RankShare {
   // The samples of this rank in a step, from first_step to step_count() - 1.
   Part part(uint64_t step) const;
 
+  // The places in the order of the samples of part(step).
+  std::vector<uint64_t> samples(uint64_t step) const;
   // The place in the order of the sample that is given at `place`: that itself, or one of the last step's.
   uint64_t sample_at(uint64_t place) const;
 

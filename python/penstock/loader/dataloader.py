@@ -207,27 +207,32 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     ) -> None:
         self._set_own_state()
         self.shard_by_rank = shard_by_rank
-        self.rank = rank
-        self.world_size = world_size
         self.global_batch_size = global_batch_size
-        self.remainder = remainder
+        options_of_ranks = {
+            "rank": rank,
+            "world_size": world_size,
+            "global_batch_size": global_batch_size,
+            "remainder": remainder,
+        }
         sharding = None
         if shard_by_rank:
-            arguments = {
-                **self._sharding_options(),
-                "dataset": dataset,
-                "sampler": sampler,
-                "batch_sampler": batch_sampler,
-                "batch_size": batch_size,
-                "drop_last": drop_last,
-            }
-            sharding = RankSharding.of(arguments)
+            sharding = RankSharding.of(
+                {
+                    **options_of_ranks,
+                    "dataset": dataset,
+                    "sampler": sampler,
+                    "batch_sampler": batch_sampler,
+                    "batch_size": batch_size,
+                    "drop_last": drop_last,
+                }
+            )
             batch_size = sharding.batch_size
-            self.rank, self.world_size = sharding.job
-            self.remainder = sharding.remainder
+            rank, world_size = sharding.job
+            remainder = sharding.remainder
             generator = order_generator() if generator is None else generator
         else:
-            check_without_sharding(self._sharding_options())
+            check_without_sharding(options_of_ranks)
+        self.rank, self.world_size, self.remainder = rank, world_size, remainder
         self.pool = named_pool(pool)
         self.keys = chosen_keys(keys)
         self.code_paths = code_paths
@@ -269,14 +274,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # Torch's own constructor gave the sampler; it lets nobody assign what follows from it.
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler)
         check_options(self)
-
-    def _sharding_options(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "global_batch_size": self.global_batch_size,
-            "remainder": self.remainder,
-        }
 
     def _options_of_workers(self, **options: Any) -> dict[str, Any]:
         """The part of them that torch's constructor gets: with a pool none, since it would refuse
@@ -322,7 +319,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _compare_ranks(self) -> None:
-        # Here, since only jobs of several ranks need torch.distributed.
+        # Here, so that only jobs of several ranks need the private name that finds their store.
         from penstock.loader.rank_agreement import compare_ranks, facts_of
 
         state = self._loaded_state or {}

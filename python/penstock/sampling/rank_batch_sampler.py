@@ -43,23 +43,21 @@ class RankBatchSampler(Sampler[list[int]]):
         self.first_place = 0  # of the batch that was given last, in the order of the epoch
         self._first_step = self._first_sample = 0  # where the next iteration begins
         self._sampler_has_skipped = False
-        self._current = self.share(0, 0)  # of the iteration under way
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, which begins when it is first asked: loaders call iter() more than once.
         first_step, first_sample = self._first_step, self._first_sample
         is_skipped = self._sampler_has_skipped
         self.begin_at(0, 0)
-        self._current = share = self.share(first_step, first_sample)
+        share = self.share(first_step, first_sample)
         order = iter(self.sampler)
         if not is_skipped:
             next(itertools.islice(order, first_sample, first_sample), None)
         taken = first_sample
         for step in range(first_step, share.step_count):
             samples = list(itertools.islice(order, self.step_size))
-            self.first_place, count = share.part(step)
-            places = range(self.first_place, self.first_place + count)
-            yield [samples[share.sample_at(place) - taken] for place in places]
+            self.first_place = share.first_place(step)
+            yield [samples[place - taken] for place in share.samples(step)]
             taken += len(samples)
         for _ in order:  # a sampler of torch's draws once more as it ends
             pass

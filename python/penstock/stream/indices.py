@@ -101,9 +101,7 @@ class IndexOrder:
         if recipe.share is None:
             first = place * recipe.batch_size
             return list(range(first, min(first + recipe.batch_size, recipe.sample_count)))
-        share = _C.RankShare(recipe.sample_count, recipe.share)
-        first, count = share.part(place)
-        return [share.sample_at(one) for one in range(first, first + count)]
+        return _C.RankShare(recipe.sample_count, recipe.share).samples(place)
 
     def _draw(self, state: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator()

@@ -63,42 +63,13 @@ class PlacedIndex(NamedTuple):
         return repr(self.index)
 
 
-def placed(indices: Any, first_place: int, is_batch: bool) -> Any:
-    """The indices of a batch, or the one index where there are no batches, with places."""
-    if not is_batch:
-        return PlacedIndex(first_place, indices)
-    return [PlacedIndex(place, index) for place, index in enumerate(indices, first_place)]
+class PlacedSamples:
+    """The dataset with generators that are seeded by the places of its samples.
 
-
-class WithGenerators:
-    """The dataset with each sample's generator handed in. Indexed by results of :meth:`placed`.
-
-    Samples of one batch may be fetched on several threads; batches come one after the other.
-    """
-
-    def __init__(self, dataset: Any, seeds: EpochSeeds) -> None:
-        self._dataset = dataset
-        self._seeds = seeds
-        self._sequence = 0
-
-    def placed(self, indices: Any, sequence: int, is_batch: bool) -> Any:
-        """The indices of a batch, or the one index where there are no batches, with places."""
-        self._sequence = sequence
-        return placed(indices, 0, is_batch)
-
-    def __getitem__(self, one: PlacedIndex) -> Any:
-        place, index = one
-        dataset, index = selected(self._dataset, index)
-        seed = self._seeds.seed_of_sample(self._sequence, place)
-        return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
-
-
-class SeededSamples:
-    """The dataset with the generators seeded anew for each sample, by its place in the order.
-
-    A dataset that takes ``generator`` is given one of the sample's own as well. Indexed by results
-    of :meth:`placed`. Where samples of one batch are fetched on several threads, which share the
-    global generators, those are left alone.
+    A dataset that takes ``generator`` is given one for each sample. With ``seeds_globals`` the
+    global generators are seeded for each sample, too, by sample; where samples of one batch are
+    fetched on several threads, these share them. Indexed by results of :meth:`placed`. Samples of
+    one batch may be fetched on several threads; batches come one after the other.
     """
 
     def __init__(self, dataset: Any, seeds: EpochSeeds, seeds_globals: bool) -> None:
@@ -106,19 +77,27 @@ class SeededSamples:
         self._seeds = seeds
         self._seeds_globals = seeds_globals
         self._takes_generator = accepts_generator(dataset)
+        self._sequence = 0
 
-    def placed(self, indices: Any, first_place: int, is_batch: bool) -> Any:
+    def placed(self, indices: Any, sequence: int, first_place: int, is_batch: bool) -> Any:
         """The indices of a batch, or the one index where there are no batches, with places."""
-        return placed(indices, first_place, is_batch)
+        self._sequence = sequence
+        first = first_place if self._seeds.by_sample else 0
+        if not is_batch:
+            return PlacedIndex(first, indices)
+        return [PlacedIndex(place, index) for place, index in enumerate(indices, first)]
 
-    def __getitem__(self, one: PlacedIndex) -> Any:
-        place, index = one
+    def __getitem__(self, placed: PlacedIndex) -> Any:
+        place, index = placed
         if self._seeds_globals:
             self._seeds.seed_generators_at(place, SampleSeed.GLOBALS)
         dataset, index = selected(self._dataset, index)
         if not self._takes_generator:
             return dataset[index]
-        seed = self._seeds.seed_at(place, SampleSeed.GENERATOR)
+        if self._seeds.by_sample:
+            seed = self._seeds.seed_at(place, SampleSeed.GENERATOR)
+        else:
+            seed = self._seeds.seed_of_sample(self._sequence, place)
         return dataset.__getitem__(index, generator=torch.Generator().manual_seed(seed))
 
 

@@ -72,6 +72,12 @@ def load_between_epochs(iterated: Any, state: Any) -> None:
         load(state)
 
 
+def draws_nothing(collate_fn: Callable[[Any], Any]) -> bool:
+    """Whether it is torch's own or one of penstock's, which draw no random numbers."""
+    is_ours = getattr(collate_fn, "draws_nothing", False)
+    return is_ours or collate_fn in (default_collate, default_convert)
+
+
 def continue_iteration(
     fetcher: Any, start: ShardStart, indices: Any, before_batch: Callable[[int], None]
 ) -> None:
@@ -86,8 +92,7 @@ def continue_iteration(
         fetcher.ended = start.state.get("ended", False)
         return
     collate_fn = fetcher.collate_fn
-    is_ours = getattr(collate_fn, "draws_nothing", False)
-    if is_ours or collate_fn in (default_collate, default_convert):
+    if draws_nothing(collate_fn):
         fetcher.collate_fn = _drop  # one of the user's may draw numbers that change later samples
     try:
         for place in range(1, start.batch_count + 1):

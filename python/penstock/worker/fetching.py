@@ -26,14 +26,11 @@ from penstock.stream.batch_seeds import (
     have_moved,
 )
 from penstock.stream.progress import Progress
-from penstock.stream.sample_generators import (
-    SeededSamples,
-    WithGenerators,
-    accepts_generator,
-)
+from penstock.stream.sample_generators import PlacedSamples, accepts_generator
 from penstock.stream.shard_state import (
     ShardStarts,
     continue_iteration,
+    draws_nothing,
     is_stateful,
     load_dataset_state,
     shard_state,
@@ -172,19 +169,17 @@ class SeededFetcher:
         self._fetchers: dict[int, Any] = {}
         self._places: Counter[int] = Counter()
         self._is_map = spec.dataset_kind == DatasetKind.Map
-        self._placed: WithGenerators | SeededSamples | None = None
+        self._placed: PlacedSamples | None = None
         self._has_threads = pool is not None
         self.threads_drew = False  # from the global generators, so not reproducibly
         if self._is_map:
             dataset = spec.dataset
-            if seeds.by_sample:
-                if not fetches_whole_batches(dataset):
-                    seeds_globals = not self._has_threads
-                    dataset = self._placed = SeededSamples(dataset, seeds, seeds_globals)
-                if not getattr(spec.collate_fn, "draws_nothing", False):
-                    spec = replace(spec, collate_fn=self._collate_by_sample)
-            elif accepts_generator(dataset):
-                dataset = self._placed = WithGenerators(dataset, seeds)
+            seeds_globals = seeds.by_sample and not self._has_threads
+            is_by_one = not fetches_whole_batches(dataset)
+            if accepts_generator(dataset) or (seeds_globals and is_by_one):
+                dataset = self._placed = PlacedSamples(dataset, seeds, seeds_globals)
+            if seeds.by_sample and not draws_nothing(spec.collate_fn):
+                spec = replace(spec, collate_fn=self._collate_by_sample)
             if self._has_threads:
                 spec = replace(spec, collate_fn=self._collate_after_threads)
             self._fetcher = spec.make_fetcher(dataset, pool)
@@ -220,8 +215,8 @@ class SeededFetcher:
         if self._has_threads:
             self._seeded_states = generator_states()
         if self._placed is not None:
-            first = place.first_place if self._seeds.by_sample else place.sequence
-            indices = self._placed.placed(indices, first, self._spec.auto_collation)
+            is_batch = self._spec.auto_collation
+            indices = self._placed.placed(indices, place.sequence, place.first_place, is_batch)
         return self._fetcher.fetch(indices)
 
     def _collate_by_sample(self, samples: Any) -> Any:
