@@ -14,10 +14,12 @@
 #include "api/blob_id.h"
 #include "api/exceptions.h"
 #include "api/memory_caps.h"
+#include "api/rank_sharding.h"
 #include "base/environment.h"
 #include "base/identity.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
+#include "loader/job_identity.h"
 #include "net/shared_key_folder.h"
 
 namespace penstock::api {
@@ -121,6 +123,7 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
     }
   }
   const bool has_device = options_.device && options_.device->is_cuda();
+  const JobPlace place = place_in_job(options_);
   const loader::ClientOptions of_client{.worker_count = 1,
                                         .prefetch_factor = static_cast<uint32_t>(options_.prefetch_factor),
                                         .shard_count = is_iterable ? shard_count : 1,
@@ -131,18 +134,21 @@ PoolWorkers::Client PoolWorkers::open_client(bool is_iterable, uint32_t shard_co
                                         .pin_memory = options_.pin_memory && !has_device,
                                         .device_index = has_device ? options_.device->index() : -1};
   auto source = std::make_unique<PoolSource>(
-      loader::PoolIoOptions{.controller = controller_,
-                            .keys = load_keys(folder),
-                            .job = job_.name,
-                            .about = host_name() + ", process " + std::to_string(::getpid()) + ", C++",
-                            .worker_count_max = is_iterable ? shard_count : kWorkersOfUseMax,
-                            .depth = of_client.prefetch_factor,
-                            .credit_bytes = arena,
-                            .arena_bytes = arena,
-                            .is_iterable = is_iterable,
-                            .job_kind = std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin
-                                                                                            : wire::JobKind::kPython,
-                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR)},
+      loader::PoolIoOptions{
+          .controller = controller_,
+          .keys = load_keys(folder),
+          .job = job_.name,
+          .about = host_name() + ", process " + std::to_string(::getpid()) + ", C++",
+          .worker_count_max = is_iterable ? shard_count : kWorkersOfUseMax,
+          .depth = of_client.prefetch_factor,
+          .credit_bytes = arena,
+          .arena_bytes = arena,
+          .is_iterable = is_iterable,
+          .job_kind =
+              std::holds_alternative<PluginDataset>(job_.dataset) ? wire::JobKind::kPlugin : wire::JobKind::kPython,
+          .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+          .job_rank = loader::job_rank(loader::identity_of_launched_job(), job_.name, static_cast<uint32_t>(place.rank),
+                                       static_cast<uint32_t>(place.world_size))},
       value_or_raise(draw_identity()), std::move(own_keys), std::move(own_workers));
   PoolSource& pool = *source;
   auto client = std::make_shared<PoolClient>(of_client, pool, std::move(source));

@@ -14,11 +14,6 @@
 namespace penstock::api {
 namespace {
 
-struct JobRank {
-  int64_t rank = 0;
-  int64_t world_size = 1;
-};
-
 std::string spoken(const std::optional<int64_t>& value) { return value ? std::to_string(*value) : "None"; }
 
 std::optional<int64_t> to_integer(const std::string& text) {
@@ -27,7 +22,7 @@ std::optional<int64_t> to_integer(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-JobRank rank_of_environment() {
+JobPlace place_in_environment() {
   const auto rank = environment("RANK");
   const auto world_size = environment("WORLD_SIZE");
   if (!rank || !world_size) return {};
@@ -38,19 +33,6 @@ JobRank rank_of_environment() {
            "'; two integers are expected, as torchrun sets them");
   }
   return {*rank_number, *world_number};
-}
-
-JobRank job_rank(const Options& options) {
-  if (options.rank.has_value() != options.world_size.has_value()) {
-    refuse("rank is " + spoken(options.rank) + " and world_size is " + spoken(options.world_size) +
-           "; give both, or neither to have those of this process");
-  }
-  const JobRank job = options.rank ? JobRank{*options.rank, *options.world_size} : rank_of_environment();
-  if (job.rank < 0 || job.rank >= job.world_size) {
-    refuse("rank is " + std::to_string(job.rank) + " and world_size is " + std::to_string(job.world_size) +
-           "; a rank from 0 to world_size - 1 is expected");
-  }
-  return job;
 }
 
 void check_without_ranks(const Options& options) {
@@ -70,6 +52,19 @@ void check_without_ranks(const Options& options) {
 }
 
 }  // namespace
+
+JobPlace place_in_job(const Options& options) {
+  if (options.rank.has_value() != options.world_size.has_value()) {
+    refuse("rank is " + spoken(options.rank) + " and world_size is " + spoken(options.world_size) +
+           "; give both, or neither to have those of this process");
+  }
+  const JobPlace job = options.rank ? JobPlace{*options.rank, *options.world_size} : place_in_environment();
+  if (job.rank < 0 || job.rank >= job.world_size) {
+    refuse("rank is " + std::to_string(job.rank) + " and world_size is " + std::to_string(job.world_size) +
+           "; a rank from 0 to world_size - 1 is expected");
+  }
+  return job;
+}
 
 Options with_ranks(Options options) {
   if (!options.shard_by_rank) {
@@ -91,7 +86,7 @@ Options with_ranks(Options options) {
         "shard_by_rank is true and the sampler has no size, so the ranks cannot know how many steps an epoch has; give "
         "it a size()");
   }
-  const auto [rank, world_size] = job_rank(options);
+  const auto [rank, world_size] = place_in_job(options);
   options.rank = rank;
   options.world_size = world_size;
   if (!options.remainder) options.remainder = options.drop_last ? Remainder::kDrop : Remainder::kPad;

@@ -190,23 +190,55 @@ void Roster::apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOpti
   if (!trainer.user.empty()) apply(options_.user_terms, trainer.user, "the user " + trainer.user);
 }
 
-std::vector<uint32_t> Roster::allocate() {
-  std::vector<JobClaim> claims;
+std::vector<std::vector<uint64_t>> Roster::jobs() const {
+  std::vector<std::vector<uint64_t>> jobs;
+  std::map<std::pair<std::string, uint64_t>, size_t> places;  // a user cannot join another's job
+  for (const auto& [trainer_id, trainer] : trainers_) {
+    const uint64_t group = trainer.report.job_rank.group;
+    const auto [place, is_new] =
+        group == 0 ? std::pair(places.end(), true) : places.try_emplace({trainer.user, group}, jobs.size());
+    if (is_new)
+      jobs.push_back({trainer_id});
+    else
+      jobs[place->second].push_back(trainer_id);
+  }
+  return jobs;
+}
+
+RankClaim Roster::rank_claim(uint64_t trainer_id) const {
+  const JobScaler& scaler = trainers_.at(trainer_id).scaler;
+  const auto able_count = std::count_if(workers_.begin(), workers_.end(), [&](const auto& item) {
+    return !item.second.is_leaving() && is_fit(item.second, trainer_id);
+  });
+  return {.worker_count = count_of_workers(trainer_id),
+          .worker_count_max = std::min(scaler.demand(), static_cast<uint32_t>(able_count)),
+          .progress = [&scaler](uint32_t count) { return scaler.progress(count); }};
+}
+
+JobClaim Roster::job_claim(std::span<const uint64_t> ranks, AllocationOptions& options) const {
+  JobClaim claim{.job_id = ranks.front(), .floor_max = 0};
+  std::vector<RankClaim> claims;
+  double busy_rank_count = 0;
+  for (const uint64_t trainer_id : ranks) {
+    claims.push_back(rank_claim(trainer_id));
+    claim.worker_count += claims.back().worker_count;
+    claim.floor_max += trainers_.at(trainer_id).scaler.busy_count();
+    busy_rank_count += claims.back().worker_count_max > 0 ? 1 : 0;
+  }
+  claim.gpus = std::max(1.0, busy_rank_count);
+  claim.progress = job_progress(claims);
+  apply_terms(trainers_.at(ranks.front()), claim, options);
+  return claim;
+}
+
+std::map<uint64_t, uint32_t> Roster::allocate() {
   uint32_t pool_count = 0;
   for (const auto& [worker_id, worker] : workers_) pool_count += worker.is_leaving() ? 0 : 1;
   AllocationOptions options{
       .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
-  for (const auto& [trainer_id, trainer] : trainers_) {
-    const auto able_count = std::count_if(workers_.begin(), workers_.end(), [this, id = trainer_id](const auto& item) {
-      return !item.second.is_leaving() && is_fit(item.second, id);
-    });
-    const uint32_t count_max = std::min(trainer.scaler.demand(), static_cast<uint32_t>(able_count));
-    JobClaim claim{
-        .job_id = trainer_id, .worker_count = count_of_workers(trainer_id), .floor_max = trainer.scaler.busy_count()};
-    for (uint32_t count = 0; count <= count_max; ++count) claim.progress.push_back(trainer.scaler.progress(count));
-    apply_terms(trainer, claim, options);
-    claims.push_back(std::move(claim));
-  }
+  const std::vector<std::vector<uint64_t>> jobs = this->jobs();
+  std::vector<JobClaim> claims;
+  for (const auto& ranks : jobs) claims.push_back(job_claim(ranks, options));
   std::vector<uint32_t> counts;
   std::optional<std::string> trouble;
   try {
@@ -216,14 +248,21 @@ std::vector<uint32_t> Roster::allocate() {
     trouble = error.what();
   }
   policy_trouble_ = trouble.value_or("");
-  return trouble ? max_min(claims, pool_count, options) : counts;
+  if (trouble) counts = max_min(claims, pool_count, options);
+  std::map<uint64_t, uint32_t> count_of;
+  for (size_t job = 0; job < jobs.size(); ++job) {
+    std::vector<RankClaim> ranks;
+    for (const uint64_t trainer_id : jobs[job]) ranks.push_back(rank_claim(trainer_id));
+    const std::vector<uint32_t> shares = split_among_ranks(ranks, counts[job]);
+    for (size_t rank = 0; rank < shares.size(); ++rank) count_of[jobs[job][rank]] = shares[rank];
+  }
+  return count_of;
 }
 
 void Roster::share_out_workers() {
   std::vector<Demand> demands;
-  const std::vector<uint32_t> counts = allocate();
-  for (const auto& [trainer_id, trainer] : trainers_)
-    demands.push_back({.trainer_id = trainer_id, .worker_count_max = counts[demands.size()]});
+  for (const auto& [trainer_id, count] : allocate())
+    demands.push_back({.trainer_id = trainer_id, .worker_count_max = count});
   std::vector<Worker*> workers;
   std::vector<AssignedWorker> hands;
   for (auto& [worker_id, worker] : workers_) {

@@ -6,10 +6,11 @@
 //   leases     a worker or trainer that has not reported for kLease is gone. A worker's incarnation is fenced by that:
 //              it is on no roster any more, and is told so if it comes back; it may return as its next incarnation.
 //   demand     of each trainer by scaling.h, from its reports
-//   shares     so many for each by allocation.h, and which by share_out.h, as soon as anything changes. A worker that
-//   is to go to another trainer is withdrawn
-//              first from the one that has it, and moves when it reports that it works for nobody. One that has
-//              declined a trainer goes to others, and so does one that runs no jobs of its kind.
+//   shares     so many for each job by allocation.h, for each of its ranks by rank_split.h, and which by share_out.h,
+//   as
+//              soon as anything changes. A worker that is to go to another trainer is withdrawn first from the one that
+//              has it, and moves when it reports that it works for nobody. One that has declined a trainer goes to
+//              others, and so does one that runs no jobs of its kind.
 //   settling   for kSettling after its start the controller only listens, and adopts what it hears of who works for
 //              whom.
 
@@ -25,6 +26,7 @@
 
 #include "base/instant.h"
 #include "cluster/allocation.h"
+#include "cluster/rank_split.h"
 #include "cluster/recent_rates.h"
 #include "cluster/scaling.h"
 #include "cluster/share_out.h"
@@ -128,8 +130,13 @@ class Roster {
 
   void balance(Instant now);
   void share_out_workers();
-  // How many workers each trainer is to have, in their order.
-  std::vector<uint32_t> allocate();
+  // The trainers of each job: all of its ranks that report, or the only one.
+  std::vector<std::vector<uint64_t>> jobs() const;
+  // What a rank has and has use for.
+  RankClaim rank_claim(uint64_t trainer_id) const;
+  JobClaim job_claim(std::span<const uint64_t> ranks, AllocationOptions& options) const;
+  // How many workers each trainer is to have.
+  std::map<uint64_t, uint32_t> allocate();
   // Sets the claim's priority and owners, and their quotas.
   void apply_terms(const Trainer& trainer, JobClaim& claim, AllocationOptions& options) const;
   // Whether the worker can run the trainer's job, as far as the reports tell.

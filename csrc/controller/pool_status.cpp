@@ -40,6 +40,9 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   const wire::QueueSignal& queue = report.queue;
   std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
   json += ", \"user\": " + (trainer.user.empty() ? "null" : quoted(trainer.user));
+  const wire::JobRank& place = report.job_rank;
+  json += ", \"group\": " + id_or_null(place.group) + ", \"rank\": " + std::to_string(place.rank);
+  json += ", \"world_size\": " + std::to_string(place.world_size);
   json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
   json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
   json += ", \"since_report_s\": " + seconds(trainer.since_report) + ", \"idle_s\": " + seconds(trainer.idle);

@@ -192,7 +192,8 @@ wire::TrainerReport PoolIo::make_report() {
           .gpu = job_meter_.read_gpu(),
           .about = options_.about,
           .job_kind = options_.job_kind,
-          .torch = options_.torch};
+          .torch = options_.torch,
+          .job_rank = options_.job_rank};
 }
 
 bool PoolIo::is_paused(const TrainerPace& pace, Instant now) const {

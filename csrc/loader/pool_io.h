@@ -59,6 +59,7 @@ struct PoolIoOptions {
   std::string gpu_uuid = {};
   wire::JobKind job_kind = wire::JobKind::kPython;
   uint16_t torch = 0;  // that the job is made with, as wire::torch_number()
+  wire::JobRank job_rank = {};
 };
 
 // Confined to the loop's thread, except where a comment says otherwise.

@@ -78,6 +78,12 @@ void fields(Visitor& visit, GpuMeter& m) {
   visit(m.now_uj);
 }
 template <typename Visitor>
+void fields(Visitor& visit, JobRank& m) {
+  visit(m.group);
+  visit(m.rank);
+  visit(m.world_size);
+}
+template <typename Visitor>
 void fields(Visitor& visit, TrainerReport& m) {
   visit(m.trainer_id);
   visit(m.worker_count_max);
@@ -88,6 +94,7 @@ void fields(Visitor& visit, TrainerReport& m) {
   visit(m.about, kControlAboutBytesMax);
   visit(m.job_kind, JobKind::kPlugin);
   visit(m.torch);
+  fields(visit, m.job_rank);
 }
 template <typename Visitor>
 void fields(Visitor& visit, TrainerRoster::Entry& m) {

@@ -111,6 +111,15 @@ struct GpuMeter {
   friend bool operator==(const GpuMeter&, const GpuMeter&) = default;
 };
 
+// Which rank of its job a trainer is. The trainers of one job have one `group`, not 0; 0: it is alone.
+struct JobRank {
+  uint64_t group = 0;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+
+  friend bool operator==(const JobRank&, const JobRank&) = default;
+};
+
 struct TrainerReport {
   uint64_t trainer_id = 0;
   std::string job;  // its name, for people
@@ -121,6 +130,7 @@ struct TrainerReport {
   std::string about{};                  // as for a worker
   JobKind job_kind = JobKind::kPython;  // of its job
   uint16_t torch = 0;                   // that its job is made with
+  JobRank job_rank{};
 
   friend bool operator==(const TrainerReport&, const TrainerReport&) = default;
 };

@@ -133,7 +133,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
         worker.send(worker_report(7, "tcp://127.0.0.1:9", version=1))
         (answer,) = worker.receive()
     assert answer[6] == REFUSAL
-    assert b"version 1, and this process speaks version 3" in answer
+    assert b"version 1, and this process speaks version 4" in answer
 
 
 # ---- What the workers cannot have

@@ -138,6 +138,8 @@ class _Page:
     @staticmethod
     def _name_of_job(trainer: dict[str, Any]) -> str:
         job, user = text_of(trainer["job"]), trainer["user"]
+        if trainer["world_size"] > 1:
+            job += f", rank {trainer['rank']} of {trainer['world_size']}"
         return job if user is None else f"{job} ({text_of(user)})"
 
     def _worker_count(self, trainer: dict[str, Any]) -> str:

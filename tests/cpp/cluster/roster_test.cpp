@@ -282,16 +282,27 @@ class MeasuredTrainer {
         user_(std::move(user)),
         report_{.trainer_id = id, .job = std::move(job), .worker_count_max = 64} {}
 
-  void train(Roster& roster, Instant now, double seconds) {
+  void set_rank(wire::JobRank rank) { report_.job_rank = rank; }
+  bool is_alone() const { return report_.job_rank.group == 0; }
+  std::pair<std::string, uint64_t> job() const { return {user_, report_.job_rank.group}; }
+
+  // Batches a second that its workers and its steps allow.
+  double rate(Roster& roster) const {
     uint32_t worker_count = 0;
     for (const auto& entry : roster.roster_of(report_.trainer_id).entries)
       worker_count += entry.worker.is_withdrawn ? 0 : 1;
-    const double rate = std::min(1 / step_s_, worker_count / worker_s_);
-    batches_ += rate * seconds;
-    starved_s_ += seconds * (1 - rate * step_s_);
+    return std::min(1 / step_s_, worker_count / worker_s_);
+  }
+
+  // A rank that is faster than its job waits for the others within its steps.
+  void train(Roster& roster, Instant now, double seconds, double rate_of_job) {
+    const double starved_share = rate_of_job < rate(roster) ? 0 : 1 - rate_of_job * step_s_;
+    batches_ += rate_of_job * seconds;
+    starved_s_ += seconds * starved_share;
+    stepping_s_ += seconds * (1 - starved_share);
     wire::QueueSignal& queue = report_.queue;
     queue.delivered_batches = queue.made_batches = queue.step_count = static_cast<uint64_t>(batches_);
-    queue.stepping_ns = static_cast<uint64_t>(batches_ * step_s_ * 1e9);
+    queue.stepping_ns = static_cast<uint64_t>(stepping_s_ * 1e9);
     queue.starved_ns = static_cast<uint64_t>(starved_s_ * 1e9);
     queue.made_ns = static_cast<uint64_t>(batches_ * worker_s_ * 1e9);
     roster.trainer_reported(report_, now, user_);
@@ -299,7 +310,7 @@ class MeasuredTrainer {
 
  private:
   double step_s_, worker_s_;
-  double batches_ = 0, starved_s_ = 0;
+  double batches_ = 0, starved_s_ = 0, stepping_s_ = 0;
   std::string user_;
   wire::TrainerReport report_;
 };
@@ -313,7 +324,16 @@ class SharedPool {
     constexpr Duration kStep = milliseconds(500);
     for (Duration passed{}; passed < time; passed += kStep) {
       now_ += kStep;
-      for (MeasuredTrainer& trainer : trainers) trainer.train(roster_, now_, 0.5);
+      std::map<std::pair<std::string, uint64_t>, double> rate_of_job;
+      for (const MeasuredTrainer& trainer : trainers) {
+        const double rate = trainer.rate(roster_);
+        const auto [place, is_new] = rate_of_job.try_emplace(trainer.job(), rate);
+        place->second = std::min(place->second, rate);
+      }
+      for (MeasuredTrainer& trainer : trainers) {
+        const double rate = trainer.is_alone() ? trainer.rate(roster_) : rate_of_job[trainer.job()];
+        trainer.train(roster_, now_, 0.5, rate);
+      }
       std::map<uint64_t, uint64_t> works_for;
       for (const auto& worker : roster_.workers(now_))
         works_for[worker.report.worker_id] = worker.is_withdrawn ? 0 : worker.assigned_to;
@@ -356,6 +376,35 @@ TEST(RosterShares, EqualJobsShareEvenly) {
   pool.run({{100, "a", 0.05, 2}, {200, "b", 0.05, 2}}, std::chrono::seconds(60));
   EXPECT_EQ(pool.count_of(100), 5u);
   EXPECT_EQ(pool.count_of(200), 5u);
+}
+
+std::vector<MeasuredTrainer> ranks_of(uint64_t group, std::vector<MeasuredTrainer> trainers) {
+  for (uint32_t rank = 0; rank < trainers.size(); ++rank)
+    trainers[rank].set_rank({.group = group, .rank = rank, .world_size = static_cast<uint32_t>(trainers.size())});
+  return trainers;
+}
+
+TEST(RosterShares, OfAJobsWorkersMoreGoToTheRankThatWaitsMost) {
+  SharedPool pool({}, 8);
+  pool.run(ranks_of(7, {{100, "a", 0.05, 0.2}, {101, "a", 0.05, 0.6}}), std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(100), 2u);
+  EXPECT_EQ(pool.count_of(101), 6u);
+}
+
+TEST(RosterShares, AJobOfRanksIsOneJobToTheOthers) {
+  SharedPool pool({.policy = max_min}, 12);
+  std::vector<MeasuredTrainer> trainers = ranks_of(7, {{100, "a", 0.05, 2}, {101, "a", 0.05, 2}, {102, "a", 0.05, 2}});
+  trainers.push_back({200, "b", 0.05, 2});
+  pool.run(std::move(trainers), std::chrono::seconds(60));
+  for (const uint64_t rank : {100, 101, 102}) EXPECT_EQ(pool.count_of(rank), 2u);
+  EXPECT_EQ(pool.count_of(200), 6u);
+}
+
+TEST(RosterShares, AnotherUserCannotJoinAJob) {
+  SharedPool pool({.policy = max_min}, 12);
+  pool.run(ranks_of(7, {{100, "a", 0.05, 2, "ann"}, {101, "a", 0.05, 2, "ann"}, {102, "a", 0.05, 2, "ben"}}),
+           std::chrono::seconds(60));
+  EXPECT_EQ(pool.count_of(102), 6u);
 }
 
 TEST(RosterShares, PrioritiesAndQuotasAreKept) {
