@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.explanation.explanation import explain
     from penstock.graph.declared_operators import stateless
     from penstock.graph.plan import Plan
+    from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
@@ -34,6 +35,7 @@ __all__ = [
     "PoolWarning",
     "SharedList",
     "WorkerError",
+    "announce_pool",
     "detach",
     "embedding_ids",
     "explain",
@@ -48,6 +50,7 @@ _HOMES = {
     "MixtureSampler": "penstock.sampling.mixture_sampler",
     "Plan": "penstock.graph.plan",
     "SharedList": "penstock.worker.shared_list",
+    "announce_pool": "penstock.loader.announced_pool",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",

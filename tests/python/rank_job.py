@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock import DataLoader
-from penstock.loader import rank_agreement
+from penstock.loader import job_store
 
 STEP_SIZE = 12
 
@@ -44,7 +44,7 @@ def main() -> None:
     folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    rank_agreement.WAIT_S_MAX = given.get("wait_s", rank_agreement.WAIT_S_MAX)
+    job_store.WAIT_S_MAX = given.get("wait_s", job_store.WAIT_S_MAX)
     length = given.get("lengths", [60] * dist.get_world_size())[rank]
     loader = DataLoader(
         Points(length),

@@ -104,5 +104,5 @@ def test_ranks_whose_datasets_differ_are_told_before_the_first_batch(tmp_path: P
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, absent=1, wait_s=4)
     assert done.returncode != 0
-    assert "rank 0 has waited" in done.stderr
-    assert "s for rank 1 of 2 to begin an epoch of its loader with shard_by_rank" in done.stderr
+    assert "rank 0 of 2 has waited" in done.stderr
+    assert "s for rank 1 to begin an epoch of its loader with shard_by_rank" in done.stderr

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which loaders of a program get their batches from the pool that ``PENSTOCK_POOL`` names.
+"""Which loaders of a program get their batches from the pool that ``PENSTOCK_POOL`` names, or else
+the one that a rank of its job has announced (:mod:`.announced_pool`).
 
-The variable speaks for a whole program, whose loaders were not written with it in mind. A loader
-that the pool can serve is served. Another one works as without the variable, after a warning that
-says why: one with ``num_workers=0``, which asks for batches of this process's own dataset object;
-one with options that a pool has not; and one whose dataset cannot be sent.
+The variable, or the announcement, speaks for a whole program, whose loaders were not written with
+it in mind. A loader that the pool can serve is served. Another one works as without a pool, after a
+warning that says why: one with ``num_workers=0``, which asks for batches of this process's own
+dataset object; one with options that a pool has not; and one whose dataset cannot be sent.
 
 A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
 ``num_workers=0``, and options that a pool has not and a dataset that cannot be sent are errors.
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import os
 import pickle
+
+import torch.distributed as dist
 
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
@@ -30,7 +33,16 @@ class VariablePool(str):
     another hands it on, so that the new one is still a loader that asked for no pool itself.
     """
 
-    __slots__ = ()
+    source = POOL_VARIABLE
+    described = f"the environment variable {POOL_VARIABLE}"
+    way_out = 'pass pool="" to this DataLoader, or unset the variable, to do without'
+
+
+class AnnouncedPool(VariablePool):
+    """The address of a pool that neither the program nor the variable names, but a rank."""
+
+    source = described = "penstock.announce_pool()"
+    way_out = 'pass pool="" to this DataLoader to do without'
 
 
 def named_pool(pool: str | None) -> str | None:
@@ -45,17 +57,12 @@ def use_variable(loader: LoaderFace, pool: str | None) -> None:
     """
     if pool is not None and not isinstance(pool, VariablePool):
         return
-    address = pool or os.environ.get(POOL_VARIABLE)
+    address = pool or _pool_of_variable() or _pool_of_job()
     if not address:
         return
-    if not is_address(address):
-        raise ValueError(
-            f"the environment variable {POOL_VARIABLE} is {address!r}; the address of a controller "
-            f"is expected, as in 'tcp://host:7000'"
-        )
     obstacle = _obstacle_of_program(loader) or obstacle_to_pool(loader)
     if obstacle is None:
-        loader.pool = VariablePool(address)
+        loader.pool = address
     else:
         _warn(loader, address, obstacle)
 
@@ -91,10 +98,30 @@ def way_out(pool: str | None) -> str:
     """The sentence to add to an error that the pool of a loader is to blame for."""
     if not isinstance(pool, VariablePool):
         return ""
-    return (
-        f"; the pool is the one that the environment variable {POOL_VARIABLE} names: pass "
-        f'pool="" to this DataLoader, or unset the variable, to do without'
-    )
+    return f"; the pool is the one that {pool.described} names: {pool.way_out}"
+
+
+def _pool_of_variable() -> VariablePool | None:
+    address = os.environ.get(POOL_VARIABLE)
+    if not address:
+        return None
+    if not is_address(address):
+        raise ValueError(
+            f"the environment variable {POOL_VARIABLE} is {address!r}; the address of a controller "
+            f"is expected, as in 'tcp://host:7000'"
+        )
+    return VariablePool(address)
+
+
+def _pool_of_job() -> AnnouncedPool | None:
+    is_job = dist.is_available() and dist.is_initialized()
+    if not is_job and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    # Here, so that only jobs of several ranks need the private name that finds their store.
+    from penstock.loader.announced_pool import announced_pool
+
+    address = announced_pool()
+    return None if address is None else AnnouncedPool(address)
 
 
 def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
@@ -107,10 +134,10 @@ def _obstacle_of_program(loader: LoaderFace) -> Obstacle | None:
     return None
 
 
-def _warn(loader: LoaderFace, address: str, obstacle: Obstacle) -> None:
+def _warn(loader: LoaderFace, address: VariablePool, obstacle: Obstacle) -> None:
     where = "this process" if loader.num_workers == 0 else "workers of this process"
     warn(
-        f"{POOL_VARIABLE} names the pool {str(address)!r}, but batches of this DataLoader "
+        f"{address.source} names the pool {str(address)!r}, but batches of this DataLoader "
         f"({type(loader.dataset).__name__}) come from {where}: {obstacle.seen}; {obstacle.remedy} "
         f'to have them from the pool, or pass pool="" to have no warning',
     )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key-value store that the ranks of this process's job share.
+
+It carries a few words before training begins: what the orders of the ranks follow from
+(:mod:`.rank_agreement`), the address of the job's pool (:mod:`.announced_pool`), by what the pool
+knows the job (:func:`job_identity`). No batch waits for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock import _C
+from penstock.seams.process_group import default_store
+
+WAIT_S_MAX = 600.0
+
+_agent_stores: dict[tuple[int, str, int], Any] = {}  # by process, address and port
+
+
+def stores_of_job() -> list[Any]:
+    """The store of the default process group and the one that torchrun serves, those that there
+    are. A process that works for a loader has none: its parent has the connection.
+    """
+    if not dist.is_available() or torch.utils.data.get_worker_info() is not None:
+        return []
+    stores = [default_store(), _agent_store()]
+    return [store for store in stores if store is not None]
+
+
+def key_prefix() -> str:
+    """Before every key of penstock, since a store may serve several runs one after the other."""
+    return f"penstock/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def restart_prefix() -> str:
+    """The same for keys of this start of the ranks: a store may outlive them."""
+    return f"{key_prefix()}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def job_identity() -> str:
+    """A text that all ranks of the job have, and no other job; empty without a job.
+
+    A process group need not come from a launcher, so its ranks agree on a text: the first of them
+    writes it to their store. None waits for another.
+    """
+    store = default_store() if dist.is_available() else None
+    if store is None:
+        return _C.identity_of_launched_job()
+    text: bytes = store.compare_set(f"{restart_prefix()}/identity", "", secrets.token_hex(16))
+    return text.decode()
+
+
+def _agent_store() -> Any:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    where = os.getpid(), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if where not in _agent_stores:
+        _, address, port = where
+        timeout = datetime.timedelta(seconds=WAIT_S_MAX)
+        _agent_stores[where] = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, is_master=False, timeout=timeout
+        )
+    return _agent_stores[where]

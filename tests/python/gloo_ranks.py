@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job as processes of their own, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pool_processes import SECONDS_MAX
+
+
+class GlooRanks:
+    """``world_size`` runs of a program with the environment that torchrun would give them."""
+
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        world_size: int,
+        given: dict[str, Any],
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.folder = folder
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, program, folder, json.dumps(given)],
+                env={
+                    **environment,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                },
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+
+    def lines(self, rank: int) -> list[Any]:
+        """What the rank has written so far, a value of JSON a line."""
+        try:
+            text = (self.folder / f"rank-{rank}").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def finish(self, rank: int) -> tuple[int, str]:
+        """The exit code of the rank, and what it wrote on stderr."""
+        _, text = self.ranks[rank].communicate(timeout=SECONDS_MAX)
+        return self.ranks[rank].returncode, text
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.kill()
+            rank.communicate()
