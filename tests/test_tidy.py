@@ -33,10 +33,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "dataset": ("include", "wire"),
     "loader": ("shm", "net", "cluster", "sampling"),
     "worker": ("shm", "net", "cluster", "runtime", "dataset"),
+    "replica": ("loader", "worker"),
     "controller": ("net", "cluster"),
     "api": ("loader", "worker"),
     "programs": ("include",),
-    "bindings": ("loader", "worker", "controller", "simulator", "sampling"),
+    "bindings": ("loader", "worker", "replica", "controller", "simulator", "sampling"),
 }
 
 # The same of the packages of python/penstock. "" is the façade: what stands in the root. `__init__`
@@ -73,7 +74,8 @@ DOORS: tuple[tuple[str, str], ...] = (
     # The kernels compile without torch.
     (
         r"torch/|ATen/|c10/|caffe2/",
-        r"capture/|runtime/|include/|dataset/|loader/(?!widen_kernels\.)|worker/|api/|bindings/",
+        r"capture/|runtime/|include/|dataset/|loader/(?!widen_kernels\.)|worker/|replica/|api/|"
+        r"bindings/",
     ),
     (
         r"zmq",

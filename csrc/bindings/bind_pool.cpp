@@ -15,8 +15,11 @@
 #include "base/identity.h"
 #include "bindings/python_blob_id.h"
 #include "bindings/raise.h"
+#include "bindings/replica_keys.h"
+#include "loader/job_identity.h"
 #include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
+#include "replica/relay.h"
 #include "wire/shipment.h"
 
 namespace py = pybind11;
@@ -42,12 +45,29 @@ struct PoolSettings {
   bool trust_workers;
   std::vector<std::tuple<uint64_t, std::string, std::string>> own_workers;
   std::string gpu_uuid;
+  wire::JobRank job_rank;
+  // Those of a follower, and its leader's key, in the place of the pool's.
+  std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> replica_keys;
 };
 
+Result<net::KeyRing> keys_of(const PoolSettings& settings) {
+  if (!settings.replica_keys) {
+    return settings.controller.empty() ? net::load_shared_keys(Role::kTrainer)
+                                       : net::load_keys(settings.key_folder, Role::kTrainer);
+  }
+  const auto leader = net::PublicKey::parse(settings.replica_keys->second);
+  if (!leader) return leader.error();
+  return settings.replica_keys->first->ring_towards(leader.value());
+}
+
 Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, const ClientOptions& options) {
-  auto endpoint = net::Endpoint::parse(settings.controller);
-  if (!endpoint) return endpoint.error();
-  auto keys = net::load_keys(settings.key_folder, Role::kTrainer);
+  std::optional<net::Endpoint> controller;
+  if (!settings.controller.empty()) {
+    auto endpoint = net::Endpoint::parse(settings.controller);
+    if (!endpoint) return endpoint.error();
+    controller = std::move(endpoint).value();
+  }
+  auto keys = keys_of(settings);
   if (!keys) return keys.error();
   std::optional<net::KeyRing> own_keys;
   std::vector<loader::OwnWorker> own_workers;
@@ -56,7 +76,11 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
     if (!own_endpoint) return own_endpoint.error();
     own_workers.push_back({.worker_id = worker_id, .endpoint = std::move(own_endpoint).value(), .handover = handover});
   }
-  if (!own_workers.empty()) {
+  if (settings.replica_keys) {
+    auto own = keys_of(settings);
+    if (!own) return own.error();
+    own_keys.emplace(std::move(own).value());
+  } else if (!own_workers.empty()) {
     auto shared = net::load_shared_keys(Role::kTrainer);
     if (!shared) return shared.error();
     own_keys.emplace(std::move(shared).value());
@@ -64,7 +88,7 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
   const auto id = draw_identity();
   if (!id) return id.error();
   return std::make_unique<PoolSource>(
-      loader::PoolIoOptions{.controller = std::move(endpoint).value(),
+      loader::PoolIoOptions{.controller = std::move(controller),
                             .keys = std::move(keys).value(),
                             .job = settings.job,
                             .about = settings.about,
@@ -75,7 +99,8 @@ Result<std::unique_ptr<PoolSource>> make_source(const PoolSettings& settings, co
                             .is_iterable = settings.is_iterable,
                             .allow_pickle = settings.trust_workers,
                             .gpu_uuid = settings.gpu_uuid,
-                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR)},
+                            .torch = wire::torch_number(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR),
+                            .job_rank = settings.job_rank},
       id.value(), std::move(own_keys), std::move(own_workers));
 }
 
@@ -96,13 +121,16 @@ void bind_pool(py::module_& module) {
         return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       },
       py::arg("boundary_keys"), py::arg("withheld"), py::kw_only(), py::arg("whole_every"));
+  module.def("identity_of_launched_job", &loader::identity_of_launched_job);
   py::class_<PoolClient, loader::Client, std::shared_ptr<PoolClient>>(module, "PoolClient")
       .def(py::init([](const std::string& controller, const std::optional<std::string>& key_folder,
                        const std::string& job, const std::string& about, uint32_t worker_count_max,
                        uint64_t arena_bytes, bool is_iterable, bool trust_workers,
                        const std::vector<std::tuple<uint64_t, std::string, std::string>>& own_workers,
                        uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count, bool in_order, bool keep_indices, bool pin_memory,
-                       int device_index, const std::string& gpu_uuid) {
+                       int device_index, const std::string& gpu_uuid, const std::string& job_identity,
+                       std::pair<uint32_t, uint32_t> rank, const std::shared_ptr<replica::Relay>& relay,
+                       std::optional<std::pair<std::shared_ptr<ReplicaKeys>, std::string>> own_keys) {
              return make_client({.controller = controller,
                                  .key_folder = key_folder,
                                  .job = job,
@@ -112,7 +140,9 @@ void bind_pool(py::module_& module) {
                                  .is_iterable = is_iterable,
                                  .trust_workers = trust_workers,
                                  .own_workers = own_workers,
-                                 .gpu_uuid = gpu_uuid},
+                                 .gpu_uuid = gpu_uuid,
+                                 .job_rank = loader::job_rank(job_identity, job, rank.first, rank.second),
+                                 .replica_keys = std::move(own_keys)},
                                 {.worker_count = 1,
                                  .prefetch_factor = prefetch_factor,
                                  .shard_count = shard_count,
@@ -121,13 +151,15 @@ void bind_pool(py::module_& module) {
                                  .keep_workers = true,
                                  .keep_indices = keep_indices,
                                  .pin_memory = pin_memory,
-                                 .device_index = device_index});
+                                 .device_index = device_index,
+                                 .tap = relay});
            }),
            py::kw_only(), py::arg("controller"), py::arg("key_folder"), py::arg("job"), py::arg("about"),
            py::arg("worker_count_max"), py::arg("arena_bytes"), py::arg("is_iterable"), py::arg("trust_workers"),
            py::arg("own_workers"), py::arg("prefetch_factor"), py::arg("prefetch_bytes"), py::arg("shard_count"),
            py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"),
-           py::arg("gpu_uuid"))
+           py::arg("gpu_uuid"), py::arg("job_identity") = "", py::arg("rank") = std::pair(0U, 1U),
+           py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
       .def(
           "put_blob",
           [](PoolClient& self, const std::string& id, std::string bytes) {

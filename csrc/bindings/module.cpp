@@ -17,6 +17,7 @@ void bind_pool(pybind11::module_& module);
 void bind_worker(pybind11::module_& module);
 void bind_values(pybind11::module_& module);
 void bind_pool_worker(pybind11::module_& module);
+void bind_replica(pybind11::module_& module);
 
 }  // namespace penstock::bindings
 
@@ -30,6 +31,7 @@ PYBIND11_MODULE(_C, module) {
   penstock::bindings::bind_loader(module);
   penstock::bindings::bind_sampling(module);
   penstock::bindings::bind_tuning(module);
+  penstock::bindings::bind_replica(module);
   penstock::bindings::bind_pool(module);
   penstock::bindings::bind_worker(module);
   penstock::bindings::bind_values(module);

@@ -89,6 +89,7 @@ class Client::Impl {
     } else if (options.pin_memory) {
       stages.in_order.push_back(std::make_unique<PinStage>());
     }
+    stages.tap = options.tap;
     return source->start(std::move(stages));
   }
 

@@ -43,10 +43,11 @@ struct ClientOptions {
   // Any worker may make any batch: the one that will answer soonest is asked, and the others make the batches that a
   // dead worker owed. Without this, the worker of a shard makes all of its batches, and its death ends the stream.
   bool any_worker = false;
-  bool keep_workers = false;  // persistent workers stay after their share of an iterable dataset has ended
-  bool keep_indices = true;   // of requests that were not answered, for awaited()
-  bool pin_memory = false;    // copy every batch into torch's pinned memory ahead of use
-  int device_index = -1;      // a CUDA device that batches are copied to ahead of use, or -1
+  bool keep_workers = false;             // persistent workers stay after their share of an iterable dataset has ended
+  bool keep_indices = true;              // of requests that were not answered, for awaited()
+  bool pin_memory = false;               // copy every batch into torch's pinned memory ahead of use
+  int device_index = -1;                 // a CUDA device that batches are copied to ahead of use, or -1
+  std::shared_ptr<ArrivalTap> tap = {};  // as Stages::tap
 };
 
 // Where an epoch begins: later than at its first batch when it is resumed.

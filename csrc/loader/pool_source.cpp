@@ -43,6 +43,7 @@ void PoolSource::fetch(const std::shared_ptr<cluster::RequestContent>& content) 
   PENSTOCK_ASSERT(named_ != nullptr, "a batch was asked for before its job was named");
   content->blobs = named_;
   content->seeds = seeds_;
+  stages_.asked(*content);
   loop_.post([this, content] { io_.ask(content); });
 }
 

@@ -42,11 +42,16 @@ StageChain::~StageChain() { stop(); }
 
 Result<void> StageChain::start(Stages stages) {
   stages_ = std::move(stages);
-  if (stages_.in_order.empty()) return {};
-  takes_narrow_ = stages_.in_order.front()->takes_narrow();
+  if (stages_.in_order.empty() && !stages_.tap) return {};
+  takes_narrow_ = !stages_.tap && stages_.in_order.front()->takes_narrow();
   loop_ = std::make_unique<EventLoop>("pk_stages", "which copies batches to where they are used",
                                       static_cast<EventLoop::Handler&>(*this));
   return loop_->start();
+}
+
+void StageChain::close() {
+  arrivals_.close();
+  if (stages_.tap) stages_.tap->source_stopped();
 }
 
 void StageChain::stop() {
@@ -57,6 +62,7 @@ void StageChain::stop() {
   }
   inbox_.clear();
   stages_.in_order.clear();
+  stages_.tap.reset();
 }
 
 void StageChain::arrive(Arrival arrival) {
@@ -111,6 +117,8 @@ void StageChain::failed(Fault error) {
 }
 
 void StageChain::take(Arrival arrival) {
+  const bool is_of_stream = arrival.kind == Arrival::Kind::kBatch || arrival.kind == Arrival::Kind::kEnd;
+  if (stages_.tap && is_of_stream) stages_.tap->arrived(arrival);
   if (arrival.kind != Arrival::Kind::kBatch || !has_tensors(*arrival.batch)) return inbox_.arrive(std::move(arrival));
   const BatchKey key{.epoch = arrival.epoch, .sequence = arrival.sequence};
   waiting_.emplace(key, Waiting{.arrival = std::move(arrival)});

@@ -2,7 +2,7 @@
 #pragma once
 // The way of arrivals to the inbox. Where the trainer asked for pinned memory or for a device, each batch goes through
 // the stages for that on a thread of their own, so that the thread that answers leases copies nothing and calls no
-// driver. Without stages there is no such thread.
+// driver. The same thread shows arrivals to a tap (arrival_tap.h). Without stages and tap there is no such thread.
 //
 // A batch is *staged* once it went through the stages, until the trainer is given it. While `staged_bytes_max` bytes
 // are staged, further batches wait on the host. One batch may always go, and so may the one that the trainer waits for,
@@ -20,6 +20,7 @@
 
 #include "base/event_loop.h"
 #include "base/result.h"
+#include "loader/arrival_tap.h"
 #include "loader/batch_stage.h"
 #include "loader/inbox.h"
 #include "loader/staged_bytes.h"
@@ -30,6 +31,9 @@ namespace penstock::loader {
 struct Stages {
   std::vector<std::unique_ptr<BatchStage>> in_order;
   uint64_t staged_bytes_max = 0;  // 0: no bound. Of tensors that came narrow, both their bytes count
+  // Is shown what arrives before it goes through the stages, on the chain's thread. Shared with the owner, who keeps it
+  // for the next source.
+  std::shared_ptr<ArrivalTap> tap = {};
 };
 
 // arrive(), fail() and takes_narrow() are for the thread that receives; start() and stop() for the owner's; the rest
@@ -42,7 +46,11 @@ class StageChain : private EventLoop::Handler {
 
   Result<void> start(Stages stages);
   // Nothing goes through any more; a thread that waits to hand something over goes on.
-  void close() { arrivals_.close(); }
+  void close();
+  // A batch is asked for. For the trainer's thread.
+  void asked(const cluster::RequestContent& content) {
+    if (stages_.tap) stages_.tap->asked(content);
+  }
   // Joins the thread, and waits for the copies under way. Empties the inbox, which was closed.
   void stop();
 

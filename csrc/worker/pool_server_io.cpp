@@ -415,6 +415,6 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   return is_readable[0];
 }
 
-bool PoolServerIo::is_orphan() const { return ::getppid() != parent_pid_; }
+bool PoolServerIo::is_orphan() const { return options_.watches_parent && ::getppid() != parent_pid_; }
 
 }  // namespace penstock::worker

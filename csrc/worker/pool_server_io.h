@@ -57,6 +57,8 @@ struct PoolServerOptions {
   Duration patience = std::chrono::seconds(60);
   // The process whose child this one must be to live on; 0: its parent when it starts.
   pid_t parent_pid = 0;
+  // Whether it ends with that process. False for a server in a process of somebody else's.
+  bool watches_parent = true;
   // The name at which it listens for a trainer of this machine, to hand batches over as slabs; empty: it does not.
   std::string handover = {};
   // The powercap tree of this machine, which must tell its energy. Empty: where Linux has it, if it can be read.

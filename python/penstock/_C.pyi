@@ -452,6 +452,32 @@ class Stream:
     def load_counters(self) -> tuple[int, int, float, float, int, int, float]: ...
     def counters(self) -> dict[str, Any]: ...
 
+def identity_of_launched_job() -> str: ...
+
+class ReplicaKeys:
+    def __init__(self) -> None: ...
+    @property
+    def public_key(self) -> str: ...
+
+class Relay:
+    def __init__(
+        self,
+        *,
+        keys: ReplicaKeys,
+        leader: str,
+        bind_host: str,
+        followers: list[tuple[str, str, str]],
+        arena_bytes: int,
+        held_bytes_max: int,
+    ) -> None: ...
+    @property
+    def addresses(self) -> list[tuple[int, str, str]]: ...
+    @property
+    def awaited_follower(self) -> tuple[str, float] | None: ...
+    @property
+    def handed_count(self) -> int: ...
+    def close(self) -> None: ...
+
 class PoolClient(Client):
     def __init__(
         self,
@@ -473,6 +499,10 @@ class PoolClient(Client):
         pin_memory: bool,
         device_index: int,
         gpu_uuid: str,
+        job_identity: str = "",
+        rank: tuple[int, int] = (0, 1),
+        relay: Relay | None = None,
+        own_keys: tuple[ReplicaKeys, str] | None = None,
     ) -> None: ...
     def put_blob(self, id: bytes, bytes: bytes) -> None: ...
     def use_blobs(self, ids: list[bytes]) -> None: ...

@@ -311,6 +311,11 @@ def _refusal(model: Any, loader: Any) -> str | None:
         return f"the loader is a {type(loader).__name__}, not a penstock.DataLoader"
     if not is_parallel(loader):
         return "the loader has num_workers=0, so there is no worker to move anything to"
+    if loader.replica_group is not None:
+        return (
+            "the loader has a replica_group, whose ranks share batches, and each rank's model is "
+            "another part of the whole"
+        )
     return None
 
 

@@ -34,6 +34,12 @@ from penstock.loader.options import (
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.loader.rank_sharding import RankSharding, check_without_sharding, order_generator
+from penstock.loader.replica_options import (
+    check_place,
+    check_replicable,
+    ranks_of,
+    speaks_for_group,
+)
 from penstock.loader.stats import LoaderStats
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
@@ -48,6 +54,7 @@ from penstock.tuning.worker_tuner import WorkerTuner
 
 if TYPE_CHECKING:
     from penstock.graph.compiled_library import Library
+    from penstock.loader.replica_group import ReplicaGroup
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -149,6 +156,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         are left out. "uneven": the ranks share them, some one more than others, and ranks may have
         batches of different sizes in every step; where there are fewer samples than ranks, as
         "pad". None: "drop" with ``drop_last``, else "pad".
+    replica_group: the ranks that are to have the very same batches, those of one model-parallel
+        group: a process group, a device mesh of one dimension, or a list of ranks with this one.
+        The first of them has each batch made, by ``pool`` or by ``num_workers`` processes of its
+        own, and the others have it from that rank, which sends it once to each other machine. The
+        ranks read their loaders alike: in the same order, as often, with the same seeds. With
+        ``shard_by_rank``, ``rank`` and ``world_size`` count such groups and have to be given. Needs
+        a map-style dataset. A model's cut is not used with such a loader.
 
     With ``num_workers`` > 0 a batch lies in memory that is shared with the worker that made it,
     each tensor in a storage of exactly its bytes. The memory goes back to the worker when the last
@@ -168,6 +182,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
     _newest_iterator: weakref.ref[BaseIterator] | None
+    _replicas: ReplicaGroup | None  # once its ranks have met
 
     def __init__(
         self,
@@ -204,8 +219,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         world_size: int | None = None,
         global_batch_size: int | None = None,
         remainder: Literal["pad", "drop", "uneven"] | None = None,
+        replica_group: Sequence[int] | Any = None,
     ) -> None:
         self._set_own_state()
+        self.replica_group = ranks_of(replica_group)
         self.shard_by_rank = shard_by_rank
         self.global_batch_size = global_batch_size
         options_of_ranks = {
@@ -216,6 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         }
         sharding = None
         if shard_by_rank:
+            check_place(self.replica_group, rank)
             sharding = RankSharding.of(
                 {
                     **options_of_ranks,
@@ -307,8 +325,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(live, LocalPoolIter) and live.own_options != own_options(self):
             live._shutdown_workers()  # persistent workers keep the dataset they were started with
             self._iterator = None
-        if self.shard_by_rank and not self._are_ranks_compared:
+        if self.shard_by_rank and not self._are_ranks_compared and speaks_for_group(self):
             self._compare_ranks()
+        if self.replica_group is not None and self._replicas is None:
+            self._join_replicas(self.replica_group)
         begin = self._iterate_pool if has_pool(self) else super().__iter__
         if self._loaded_state is None:
             iterator = begin()
@@ -322,13 +342,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # Here, so that only jobs of several ranks need the private name that finds their store.
         from penstock.loader.rank_agreement import compare_ranks, facts_of
 
+        compare_ranks(self, facts_of(self, self._place_to_begin()))
+        self._are_ranks_compared = True
+
+    def _place_to_begin(self) -> dict[str, Any]:
+        """Where the next epoch begins, for a comparison with other ranks."""
         state = self._loaded_state or {}
-        place = {
+        return {
             "epoch": state.get("epoch", self._epoch_count),
             "samples given before": state.get("samples", 0),
         }
-        compare_ranks(self, facts_of(self, place))
-        self._are_ranks_compared = True
+
+    def _join_replicas(self, ranks: tuple[int, ...]) -> None:
+        from penstock.loader.rank_agreement import facts_of_replica
+        from penstock.loader.replica_group import ReplicaGroup
+
+        check_replicable(self)
+        self._replicas = ReplicaGroup(ranks, facts_of_replica(self, self._place_to_begin()))
 
     def _iterate_pool(self) -> BaseIterator:
         """Torch's ``__iter__``, which has no persistent iterator without workers of its own."""
@@ -352,6 +382,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
         self._parked_client = ParkedClient()
+        self._replicas = None
         self._travelling_code = TravellingCode()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
@@ -584,6 +615,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_live_iterators",
             "_newest_iterator",
             "_parked_client",
+            "_replicas",
             "_travelling_code",
             "_provenance",
             "_plan",

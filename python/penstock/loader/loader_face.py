@@ -53,6 +53,7 @@ class LoaderFace(Protocol):
     world_size: Any
     global_batch_size: Any
     remainder: Any
+    replica_group: tuple[int, ...] | None
 
     # Torch's, as its iterators are given them.
     _dataset_kind: Any
@@ -71,6 +72,7 @@ class LoaderFace(Protocol):
     _parked_client: ParkedClient
     _is_known_sendable: bool
     _past_counters: Counter[str]
+    _replicas: Any  # a ReplicaGroup, or None
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _progress: Progress | None
     _shipment: bytes | None

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "world_size": None,
     "global_batch_size": None,
     "remainder": None,
+    "replica_group": None,
 }
 
 
@@ -73,8 +74,8 @@ def is_seeded_by_sample(loader: LoaderFace) -> bool:
 
 
 def has_pool(loader: LoaderFace) -> bool:
-    """Whether batches come from the workers of a pool."""
-    return loader.pool is not None
+    """Whether batches come in the way of a pool: from its workers, or through a replica group."""
+    return loader.pool is not None or loader.replica_group is not None
 
 
 def is_parallel(loader: LoaderFace) -> bool:

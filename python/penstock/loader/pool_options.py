@@ -42,18 +42,24 @@ def check_pool_options(loader: LoaderFace) -> None:
             f"pickled objects that a pool's workers send may be unpickled here, which runs code of "
             f"theirs"
         )
-    if loader.pool is None:
+    if loader.pool is None and loader.replica_group is None:
         return
-    if not is_address(loader.pool):
+    if loader.pool is not None and not is_address(loader.pool):
         raise ValueError(
             f"pool is {loader.pool!r}; the address of a controller is expected, as in "
             f"'tcp://host:7000'"
         )
     obstacle = obstacle_to_pool(loader)
     if obstacle is not None:
+        name = "pool" if loader.replica_group is None else "replica_group"
         raise ValueError(
-            f"pool={loader.pool!r} was given and {obstacle.seen}; {obstacle.remedy}, or leave pool "
-            f"out"
+            f"{name}={getattr(loader, name)!r} was given and {obstacle.seen}; {obstacle.remedy}, "
+            f"or leave {name} out"
+        )
+    if loader.pool is None and loader.num_workers == 0:
+        raise ValueError(
+            f"replica_group={loader.replica_group} was given and num_workers is 0, so that nobody "
+            f"makes the batches that these ranks share; give pool=, or num_workers=1 or more"
         )
 
 

@@ -25,14 +25,17 @@ from penstock.loader.held_slabs import retire_at_forks
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.own_workers import OwnWorkers
 from penstock.loader.recall import Recaller
+from penstock.loader.replica_group import FeedWatch, ReplicaGroup
 from penstock.loader.source import STANDING_COUNTS, NativeThread, StreamOptions
 from penstock.pool.pool_job import Job, job_id, pack_job
 from penstock.program_line import warn
+from penstock.sampling.job_rank import JobRank
 from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
+_NO_JOB = hashlib.sha256(b"").digest()
 _QUIET_S = 5.0  # without any worker, before the user is told the reason of the wait
 
 
@@ -68,22 +71,32 @@ class PoolSource:
             trust_workers=loader.trust_workers,
             name=name,
         )
+        replicas = loader._replicas
+        self._replicas = replicas
+        self._feed_watch = None
+        if replicas is not None and replicas.feed is not None:
+            self._own_worker_count = own_worker_count = 0
+            self._feed_watch = FeedWatch(replicas.feed)
         code = loader._travelling_code.packed(loader.code_paths)
         self._parked_client = loader._parked_client
         of_client = _client_options(loader, options, name)
         # A client knows its own workers from the beginning, so another number needs another client.
         standing = (own_worker_count, of_client)
         parked = None
-        if not self._parked_client.is_empty:
+        blobs: dict[bytes, bytes] = {}
+        if self._feed_watch is not None:
+            self._job_id = _NO_JOB  # another rank has the batches made
+            parked = self._parked_client.take((self._job_id, *standing))
+        elif not self._parked_client.is_empty:
             self._job_id = job_id(job, code)
             parked = self._parked_client.take((self._job_id, *standing))
-        blobs: dict[bytes, bytes] = {}
-        if parked is None:
+        if parked is None and self._feed_watch is None:
             self._job_id, blobs = pack_job(job, code)
         self._purpose = (self._job_id, *standing)
         try:
             self._own.start(own_worker_count)
-            self._client = parked or _C.PoolClient(own_workers=self._own.addresses, **of_client)
+            of_client.setdefault("own_workers", self._own.addresses)
+            self._client = parked or _C.PoolClient(**of_client)
         except BaseException:
             self._own.end()
             raise
@@ -129,6 +142,10 @@ class PoolSource:
                 f"ended with {process.exitcode}; others make the batches that it owed",
             )
             self._client.lose_own_worker(worker_id)
+        if self._replicas is not None:
+            self._replicas.check()
+        if self._feed_watch is not None:
+            self._feed_watch.note(self._client.open_worker_count)
         if self._client.open_worker_count > 0:
             self._waiting_since = None
             return
@@ -211,14 +228,14 @@ def recaller_of(
     loader: LoaderFace, options: StreamOptions, client: _C.PoolClient, check: Callable[[], None]
 ) -> Recaller | None:
     """None where batches cannot be made again, or are copied to a device as they come."""
-    if options.is_iterable or loader.device is not None:
+    if options.is_iterable or loader.device is not None or loader.replica_group is not None:
         return None
     return Recaller(client, check)
 
 
 def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> dict[str, Any]:
     return {
-        "controller": loader.pool,
+        "controller": loader.pool or "",
         "key_folder": loader.keys,
         "job": name,
         "about": f"{socket.gethostname()}, process {os.getpid()}, torch {torch.__version__}",
@@ -227,9 +244,37 @@ def _client_options(loader: LoaderFace, options: StreamOptions, name: str) -> di
         "is_iterable": options.is_iterable,
         "trust_workers": loader.trust_workers,
         "gpu_uuid": gpu_uuid(loader.device),
+        **_rank_in_job(loader),
         "shard_count": options.shard_count,
         **options.of_client(loader),
+        **_replica_options(loader._replicas),
     }
+
+
+def _replica_options(replicas: ReplicaGroup | None) -> dict[str, Any]:
+    if replicas is None:
+        return {}
+    relay = {"relay": replicas.relay}
+    if replicas.feed is None:
+        return relay
+    worker, keys, leader_key, _ = replicas.feed
+    return {
+        **relay,
+        "controller": "",
+        "own_workers": [worker],
+        "own_keys": (keys, leader_key),
+    }
+
+
+def _rank_in_job(loader: LoaderFace) -> dict[str, Any]:
+    """By what the controller knows the trainers of one job. Nothing for a job of one process."""
+    rank, world_size = (loader.rank, loader.world_size) if loader.shard_by_rank else (None, None)
+    place = JobRank.of(rank, world_size)
+    if place.world_size == 1:
+        return {}
+    from penstock.loader.job_store import job_identity  # which jobs of several ranks need alone
+
+    return {"job_identity": job_identity(), "rank": tuple(place)}
 
 
 def job_name(loader: LoaderFace) -> str:

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replica/relay.h"
+
+#include <unistd.h>
+
+#include <span>
+
+#include "base/environment.h"
+#include "base/live_clock.h"
+
+namespace penstock::replica {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(200);  // how often a thread that waits sees whether it is to end
+
+// Those that say something of the batch, and not of the memory that it came in.
+constexpr uint8_t kFlagsOfContent =
+    wire::kDescriptorRaises | wire::kDescriptorThreadsDrew | wire::kDescriptorDatasetStays;
+
+RequestDigest digest_of(uint64_t sequence, wire::IndexKind kind, std::span<const std::byte> indices,
+                        std::span<const std::byte> seeds, uint64_t epoch_seed, uint64_t first_place) {
+  ContentDigest digest;
+  digest.add(static_cast<uint64_t>(kind));
+  digest.add(indices);
+  digest.add(seeds);
+  digest.add(epoch_seed);
+  digest.add(first_place);
+  return {.sequence = sequence, .value = digest.value()};
+}
+
+RequestDigest digest_of(const cluster::RequestContent& content) {
+  const wire::Request& request = content.request;
+  const std::span<const std::byte> seeds =
+      content.seeds ? std::span<const std::byte>(*content.seeds) : std::span<const std::byte>();
+  return digest_of(request.sequence, request.index_kind, content.indices, seeds, request.epoch_seed,
+                   request.first_place);
+}
+
+RequestDigest digest_of(const worker::PoolWork& work) {
+  return digest_of(work.number(), work.index_kind, work.indices, work.seeds, work.epoch_seed, work.first_place);
+}
+
+// Of memory of its own: what the leader's program does to its batch stays there.
+std::shared_ptr<const ReplicaAnswer> copy_of(loader::Batch& batch) {
+  auto answer = std::make_shared<ReplicaAnswer>();
+  answer->state.assign(batch.state().begin(), batch.state().end());
+  if (const auto& error = batch.remote_error()) {
+    answer->kind = ReplicaAnswer::Kind::kError;
+    answer->type_name = error->type_name;
+    answer->text = error->text;
+    return answer;
+  }
+  answer->flags = batch.descriptor().flags & kFlagsOfContent;
+  for (const at::Tensor& tensor : batch.tensors()) answer->tensors.push_back(tensor.clone());
+  answer->nest.assign(batch.frame().nest.begin(), batch.frame().nest.end());
+  return answer;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Relay>> Relay::start(RelayOptions options) {
+  // A forked child has neither the threads nor the sockets: it leaves all of it alone.
+  const std::shared_ptr<Relay> relay(new Relay(std::move(options)), [owner = ::getpid()](Relay* it) {
+    if (::getpid() == owner) std::default_delete<Relay>()(it);
+  });
+  for (const FollowerSeat& seat : relay->options_.followers)
+    if (auto opened = relay->open_follower(seat); !opened) return opened.error();
+  for (size_t follower = 0; follower < relay->followers_.size(); ++follower)
+    relay->followers_[follower].thread = std::thread([self = relay.get(), follower] { self->serve(follower); });
+  return relay;
+}
+
+Relay::Relay(RelayOptions options)
+    : options_(std::move(options)), store_(options_.followers.size(), options_.held_bytes_max) {}
+
+void Relay::close() {
+  is_closing_.store(true);
+  store_.stop();
+  for (Follower& follower : followers_)
+    if (follower.thread.joinable()) follower.thread.join();
+  followers_.clear();
+}
+
+Result<net::KeyRing> Relay::key_ring(const FollowerSeat& seat) const {
+  auto own = net::KeyPair::parse_secret(options_.keys.secret_text().text());
+  if (!own) return own.error();
+  // Only this follower's key is let in; those of the roles that have no part in this are nobody's.
+  const net::RoleKeys keys = {net::KeyPair::generate().public_key(), seat.key, options_.keys.public_key(),
+                              net::KeyPair::generate().public_key()};
+  return net::KeyRing(net::Role::kWorker, std::move(own).value(), keys, net::KeyOrigin::kGiven);
+}
+
+Result<void> Relay::open_follower(const FollowerSeat& seat) {
+  auto keys = key_ring(seat);
+  if (!keys) return keys.error();
+  net::Endpoint bind{.host = options_.bind_host, .port = 0};
+  worker::PoolServerOptions options{.bind = std::move(bind), .keys = std::move(keys).value()};
+  options.about = host_name() + ", " + options_.leader;
+  options.arena_bytes = options_.arena_bytes;
+  options.handover = seat.handover;
+  options.watches_parent = false;
+  auto server = worker::PoolServer::start(std::move(options));
+  if (!server) return server.error();
+  addresses_.push_back(
+      {.worker_id = server.value()->worker_id(), .endpoint = server.value()->advertised(), .handover = seat.handover});
+  followers_.push_back({.server = std::move(server).value(), .thread = {}});
+  return {};
+}
+
+// ---- The leader's side
+
+void Relay::asked(const cluster::RequestContent& content) {
+  uint32_t epoch = 0;
+  {
+    const MutexLock lock(mutex_);
+    const auto [place, is_new] = epoch_of_.try_emplace(content.request.epoch, epoch_count_ + 1);
+    if (is_new) ++epoch_count_;
+    epoch = place->second;
+  }
+  store_.asked(epoch, digest_of(content));
+}
+
+void Relay::arrived(loader::Arrival& arrival) {
+  std::optional<uint32_t> epoch;
+  {
+    const MutexLock lock(mutex_);
+    const auto place = epoch_of_.find(arrival.epoch);
+    if (place != epoch_of_.end()) epoch = place->second;
+  }
+  if (!epoch) return;
+  auto answer = arrival.kind == loader::Arrival::Kind::kBatch
+                    ? copy_of(*arrival.batch)
+                    : std::make_shared<const ReplicaAnswer>(ReplicaAnswer{.kind = ReplicaAnswer::Kind::kEnd});
+  store_.arrived(*epoch, arrival.sequence, std::move(answer));
+}
+
+void Relay::source_stopped() {
+  store_.stop();
+  const MutexLock lock(mutex_);
+  epoch_of_.clear();
+}
+
+std::optional<std::pair<std::string, Duration>> Relay::awaited_follower() const {
+  const auto awaited = store_.awaited_follower();
+  if (!awaited) return std::nullopt;
+  return std::pair(options_.followers[awaited->first].name, awaited->second);
+}
+
+// ---- The followers' side
+
+void Relay::serve(size_t follower) {
+  worker::PoolServer& server = *followers_[follower].server;
+  while (!is_closing_.load()) {
+    const auto work = server.next(std::chrono::steady_clock::now() + kLook);
+    if (work) {
+      answer(follower, *work.value());
+    } else if (work.error().code != Errc::kTimeout) {
+      return;  // the server has ended, which the follower sees
+    }
+  }
+}
+
+void Relay::answer(size_t follower, const worker::PoolWork& work) {
+  worker::PoolServer& server = *followers_[follower].server;
+  const RequestDigest request = digest_of(work);
+  const Instant requested_at = clock_now();
+  ReplicaStore::Taken taken;
+  while (!taken.answer && taken.refusal.empty()) {
+    if (is_closing_.load() || !server.is_wanted()) return server.give_up();
+    taken = store_.take(follower, request, requested_at, std::chrono::steady_clock::now() + kLook);
+  }
+  const auto fail = [&](const std::string& type_name, const std::string& text) {
+    // What is too large for an error is no error of a follower's: its text is cut.
+    static_cast<void>(server.answer_error(work, {.type_name = type_name, .text = text}, {}));
+  };
+  if (!taken.refusal.empty()) {
+    return fail("penstock.errors.RankError",
+                options_.followers[follower].name + " asks for batch " + std::to_string(work.number()) +
+                    " of an epoch, and " + options_.leader + ", which hands its batches on to this rank, " +
+                    taken.refusal + "; the ranks of a replica_group have to build and read their loaders alike");
+  }
+  const ReplicaAnswer& answer = *taken.answer;
+  handed_count_.fetch_add(1);
+  switch (answer.kind) {
+    case ReplicaAnswer::Kind::kEnd: return server.answer_end(work);
+    case ReplicaAnswer::Kind::kError:
+      if (auto sent = server.answer_error(work, {.type_name = answer.type_name, .text = answer.text}, answer.state);
+          !sent)
+        fail(answer.type_name, answer.text);
+      return;
+    case ReplicaAnswer::Kind::kBatch: break;
+  }
+  server.writer().begin();
+  const worker::BatchContent content{.tensors = answer.tensors, .boundary_keys = {}, .nest = answer.nest};
+  const auto sent = server.answer(work, content, {.flags = answer.flags, .state = answer.state});
+  if (!sent) fail("penstock.errors.PenstockError", "handing a batch on failed: " + sent.error().message);
+}
+
+}  // namespace penstock::replica

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of one replica group have the same batches, which are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from gloo_ranks import GlooRanks
+from pool_processes import PoolProcesses, pool_of
+from replica_job import LENGTH, digest, loader_of
+from torch.utils.data import IterableDataset
+
+from penstock import DataLoader
+from penstock.errors import UnsupportedError
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("replica_job.py")
+Start = Callable[..., GlooRanks]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def start(tmp_path: Path, pool: PoolProcesses) -> Iterator[Start]:
+    jobs: list[GlooRanks] = []
+
+    def start_job(groups: list[list[int]], **given: Any) -> GlooRanks:
+        folder = tmp_path / f"job-{len(jobs)}"
+        folder.mkdir()
+        world_size = sum(map(len, groups))
+        jobs.append(
+            GlooRanks(PROGRAM, folder, world_size, given | {"groups": groups}, pool.environment)
+        )
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.kill()
+
+
+def expected(folder: Path, group: int, group_count: int, epochs: list[int | None]) -> list[Any]:
+    """The lines of a rank of that group, by a loader without workers, pool and other ranks."""
+    loader = loader_of(folder, {"groups": [[]] * group_count}, group, None)
+    lines = []
+    for epoch, steps in enumerate(epochs):
+        for step, batch in enumerate(loader):
+            lines.append([epoch, batch["index"].tolist(), digest(batch)])
+            if step + 1 == steps:
+                break
+    return lines
+
+
+def check(job: GlooRanks, groups: list[list[int]], epochs: list[int | None]) -> None:
+    for number, ranks in enumerate(groups):
+        wanted = expected(job.folder.parent, number, len(groups), epochs)
+        for rank in ranks:
+            code, text = job.finish(rank)
+            assert code == 0, text
+            assert job.lines(rank) == wanted
+
+
+def test_the_ranks_of_each_group_have_its_batches_from_a_pool(
+    pool: PoolProcesses, start: Start
+) -> None:
+    pool.start_worker(processes=2)
+    groups = [[0, 1], [2, 3]]
+    job = start(groups, pool=pool.endpoint)
+    check(job, groups, [None, None])
+    made = (job.folder / "made").read_text().split()
+    assert set(map(int, made)) == set(range(LENGTH))
+    # Once in each epoch. A batch that is late is asked of a second worker.
+    assert 2 * LENGTH <= len(made) < 3 * LENGTH
+
+
+@pytest.mark.long
+def test_a_leader_may_have_workers_of_its_own_and_no_pool(start: Start) -> None:
+    groups = [[0, 1, 2]]
+    job = start(groups, workers=2)
+    check(job, groups, [None, None])
+
+
+def test_epochs_may_be_left_in_the_middle(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=2)
+    groups = [[0, 1]]
+    epochs: list[int | None] = [3, None, 1, 5]
+    job = start(groups, pool=pool.endpoint, epochs=epochs)
+    check(job, groups, epochs)
+
+
+@pytest.mark.long
+def test_a_group_goes_on_from_a_state(pool: PoolProcesses, start: Start, tmp_path: Path) -> None:
+    pool.start_worker(processes=2)
+    loader = loader_of(tmp_path, {"groups": [[]]}, 0, None)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    job = start([[0, 1]], pool=pool.endpoint, epochs=[None], state=state)
+    for rank in (0, 1):
+        code, text = job.finish(rank)
+        assert code == 0, text
+        assert job.lines(rank) == expected(tmp_path, 0, 1, [None])[5:]
+
+
+def test_what_a_sample_raises_reaches_every_rank(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    job = start([[0, 1]], pool=pool.endpoint, fail=11)
+    for rank in (0, 1):
+        code, text = job.finish(rank)
+        assert code != 0
+        assert "KeyError" in text and "sample 11 is broken" in text
+
+
+@pytest.mark.long
+def test_ranks_that_are_seeded_differently_are_told(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    job = start([[0, 1]], pool=pool.endpoint, other_seed=[1])
+    code, text = job.finish(1)
+    assert code != 0
+    assert "rank 1 has generator state (SHA-256)" in text
+    assert "seed them alike or pass generator=" in text
+
+
+@pytest.mark.long
+def test_a_rank_that_asks_in_another_order_is_told(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    job = start([[0, 1]], pool=pool.endpoint, reseed=[1, 1])
+    code, text = job.finish(1)
+    assert code != 0
+    assert "rank 1 asks for batch 0 of an epoch, and rank 0" in text
+    assert "has asked for another batch in this place" in text
+
+
+def test_a_rank_that_never_comes_is_named(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    job = start([[0, 1]], pool=pool.endpoint, absent=1, wait_s=3)
+    code, text = job.finish(0)
+    assert code != 0
+    assert "s for rank 1 to begin an epoch with replica_group" in text
+
+
+@pytest.mark.long
+def test_a_leader_that_dies_is_named(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=1)
+    job = start([[0, 1]], pool=pool.endpoint, kill=[0, 0, 8], wait_s=4)
+    code, text = job.finish(1)
+    assert code != 0
+    assert "rank 0, from which this rank has the batches of its replica_group, has not" in text
+
+
+@pytest.mark.long
+def test_a_rank_that_takes_nothing_for_ever_is_named(pool: PoolProcesses, start: Start) -> None:
+    pool.start_worker(processes=2)
+    job = start([[0, 1]], pool=pool.endpoint, kill=[1, 0, 2], wait_s=4, values=4 << 20)
+    code, text = job.finish(0)
+    assert code != 0
+    assert "s for rank 1, which takes the batches of their replica_group too slowly" in text
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("group", "error", "words"),
+    [
+        ([1], ValueError, r"replica_group is \[1\]; different ranks from 0 to 0"),
+        ([0, 0], ValueError, r"different ranks from 0 to 0 are expected"),
+        ("0", TypeError, "a process group, a device mesh of one dimension or a list of ranks"),
+    ],
+)
+def test_a_group_that_is_none_is_refused(
+    alone: None, group: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        DataLoader(range(4), replica_group=group, num_workers=1)
+
+
+def test_nobody_makes_batches_without_a_pool_and_workers(alone: None) -> None:
+    with pytest.raises(ValueError, match="num_workers is 0, so that nobody makes the batches"):
+        iter(DataLoader(range(4), replica_group=[0]))
+
+
+def test_groups_have_to_be_counted(alone: None) -> None:
+    with pytest.raises(ValueError, match=r"they count groups, so pass both, as in rank=mesh"):
+        DataLoader(range(4), num_workers=1, shard_by_rank=True, replica_group=[0])
+
+
+def test_an_iterable_dataset_is_refused(alone: None) -> None:
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+    with pytest.raises(UnsupportedError, match="Numbers is an IterableDataset, whose shards end"):
+        iter(DataLoader(Numbers(), num_workers=1, replica_group=[0]))
