@@ -40,6 +40,7 @@ from penstock.loader.replica_options import (
     ranks_of,
     speaks_for_group,
 )
+from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
@@ -183,6 +184,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _loaded_state: dict[str, Any] | None  # the place that the next iter() goes on from
     _newest_iterator: weakref.ref[BaseIterator] | None
     _replicas: ReplicaGroup | None  # once its ranks have met
+    _started: StartedPrefetch | None  # until the program calls iter()
+    _epoch_count: int
 
     def __init__(
         self,
@@ -319,6 +322,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.multiprocessing_context = multiprocessing_context
 
     def __iter__(self) -> BaseIterator:
+        started, self._started = self._started, None
+        if started is None:
+            iterator = self._begin_iterator()
+        elif started.is_of_use(self):
+            iterator = started.iterator
+            iterator.begin_delivery(self)  # a model may have been offloaded since
+        else:
+            iterator = started.begin_anew(self, self._begin_iterator)
+        self._newest_iterator = weakref.ref(iterator)
+        return iterator
+
+    def _begin_iterator(self) -> BaseIterator:
         leave_unsendable(self)
         check_options(self)
         live = getattr(self, "_iterator", None)  # frameworks delete it
@@ -335,8 +350,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             iterator = begin_from(self, self._loaded_state, begin)
             self._loaded_state = None
-        self._newest_iterator = weakref.ref(iterator)
         return iterator
+
+    def _drop_started(self) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            started.drop(self)
 
     def _compare_ranks(self) -> None:
         # Here, so that only jobs of several ranks need the private name that finds their store.
@@ -381,6 +400,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._past_counters: Counter[str] = Counter()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
+        self._started = None
         self._parked_client = ParkedClient()
         self._replicas = None
         self._travelling_code = TravellingCode()
@@ -465,6 +485,45 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterator = None if self._newest_iterator is None else self._newest_iterator()
         return look_ahead(self, iterator, batch_count, select)
 
+    def start_prefetch(self) -> None:
+        """Has the workers begin with the batches of the next ``iter()``, and returns at once.
+
+        To be called before work that takes a while, such as loading the model's checkpoint: the
+        workers are started, or the pool is joined, and the first batches are asked for, as many as
+        ``iter()`` asks for. The next ``iter()`` returns that iterator. Another call before it does
+        nothing more. After :meth:`load_state_dict` it goes on at the place of the state. With
+        ``shard_by_rank`` the ranks compare their loaders here.
+
+        The random numbers that ``iter()`` would draw are drawn here, from the generators as they
+        are now, so the stream is that of a program that calls ``iter()`` in this place. Until
+        ``iter()``, :meth:`state_dict` is that of before this call.
+
+        If the program meanwhile assigns an option, seeds a ``generator``, or changes an attribute
+        of a sampler or of the dataset that is a number or a text (``set_epoch()`` does), ``iter()``
+        drops the iterator and makes another, from the same draws. :meth:`load_state_dict`,
+        pickling and copying drop it too. The global generators are put back then, unless the
+        program has drawn from them since. Other changes of the dataset do not reach workers that
+        run, and what persistent workers, which ran before, have drawn for dropped batches stays
+        drawn.
+
+        Raises ``UnsupportedError`` with ``num_workers=0`` and no pool, where nothing can be made
+        ahead: to do nothing there would leave the draws to ``iter()``, and the stream would depend
+        on the number of workers. So it does for datapipes. Raises ``ValueError`` while an iterator
+        is in use in the middle of an epoch, and what ``iter()`` raises.
+
+        Example::
+
+            loader.load_state_dict(checkpoint["loader"])
+            loader.start_prefetch()
+            model.load_state_dict(checkpoint["model"])  # the workers make batches meanwhile
+            for batch in loader:
+                ...
+        """
+        check_can_start(self)
+        if self._started is None or not self._started.is_of_use(self):
+            self._drop_started()
+            self._started = StartedPrefetch(self, self._begin_iterator)
+
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
         """``state_dict()`` says where the loader is in its stream, for :meth:`load_state_dict`.
@@ -507,6 +566,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "at its first batch; pass a result of state_dict() to go on from there",
                 UserWarning,
             )
+        self._drop_started()
         live = getattr(self, "_iterator", None)
         if isinstance(live, LocalPoolIter):
             live._shutdown_workers()
@@ -517,6 +577,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_state(self) -> dict[str, Any]:
         leave_unsendable(self)
+        if self._started is not None:
+            return self._started.state
         if self._loaded_state is not None:
             return copy.deepcopy(self._loaded_state)
         return make_state(self, self._progress)
@@ -611,6 +673,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         # State that belongs to this process stays here: iterators, the provenance of live batches,
         # the plan of a model, measurements.
+        self._drop_started()
         left_here = {
             "_live_iterators",
             "_newest_iterator",
@@ -622,6 +685,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_load_meter",
             "_prefixes",
             "_shipment",
+            "_started",
             "_progress",
             "_tuner",
         }

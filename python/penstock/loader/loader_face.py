@@ -68,7 +68,10 @@ class LoaderFace(Protocol):
     _epoch_count: int
     _fallback_reason: str | None
     _live_iterators: weakref.WeakSet[Any]
+    _iterator: Any  # torch's, of persistent workers
     _load_meter: LoadMeter | None
+    _loaded_state: dict[str, Any] | None
+    _newest_iterator: weakref.ref[Any] | None
     _parked_client: ParkedClient
     _is_known_sendable: bool
     _past_counters: Counter[str]
@@ -82,5 +85,7 @@ class LoaderFace(Protocol):
     _tuner: WorkerTuner
 
     def _begin_progress(self) -> Progress: ...
+
+    def _make_state(self) -> dict[str, Any]: ...
 
     def _next_epoch(self) -> int: ...

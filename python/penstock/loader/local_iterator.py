@@ -148,13 +148,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         else:
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
-        self._delivery = Delivery(
-            self._pin_device,
-            loader._provenance,
-            progress.epoch,
-            self._seeds.seed_of_draws(),
-            self.source.recaller,
-        )
+        self.begin_delivery(loader)
         is_map = self._dataset_kind == DatasetKind.Map
         self._recipe = recognise_sampler(self._index_sampler) if is_map else None
         if self._recipe is not None and self._recipe.share is not None:
@@ -165,6 +159,16 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         progress.begin(int(self._base_seed))
         self._base_generator = loader.generator
         self._begin_requests()
+
+    def begin_delivery(self, loader: LoaderFace) -> None:
+        """To be called before the first batch of an epoch is given out."""
+        self._delivery = Delivery(
+            self._pin_device,
+            loader._provenance,
+            self._progress.epoch,
+            self._seeds.seed_of_draws(),
+            self.source.recaller,
+        )
 
     def _begin_requests(self) -> None:
         """Has the workers go on with the epoch after the answers that came already."""

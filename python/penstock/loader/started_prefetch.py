@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``start_prefetch()``: an iterator that is made before the program calls ``iter()``, and waits.
+
+What ``iter()`` would draw and start was drawn and started then. The loader says of itself, until
+the program has the iterator, what it said before; and if the program has changed meanwhile what the
+batches follow from, the iterator is dropped and another made in its place, from the same beginning.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from penstock.errors import UnsupportedError
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.options import is_parallel, own_options, shard_count
+from penstock.seams.iterators import BaseIterator
+from penstock.stream.batch_seeds import generator_states, have_moved
+from penstock.stream.progress import (
+    GeneratorSnapshot,
+    GeneratorsReplayed,
+    Progress,
+    own_generators,
+)
+from penstock.stream.shard_state import is_stateful, load_between_epochs
+
+_Begin = Callable[[], BaseIterator]
+# Torch's options that may be assigned after construction, and that a new iterator is made with.
+_ASSIGNABLE = (
+    "collate_fn",
+    "generator",
+    "in_order",
+    "multiprocessing_context",
+    "num_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+_PLAIN = (int, float, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A loader before ``start_prefetch()``."""
+
+    state: dict[str, Any]
+    loaded_state: dict[str, Any] | None
+    progress: Progress | None
+    epoch_count: int
+    snapshot: GeneratorSnapshot
+    of_samplers: dict[str, Any]  # the states of those that have one
+    workers_stay: tuple[Any, Any] | None  # the account and the seeds of an iterator that goes on
+
+
+class StartedPrefetch:
+    """An iterator that waits for the program's ``iter()``. Confined to the trainer's thread."""
+
+    def __init__(self, loader: LoaderFace, begin: _Begin) -> None:
+        """Calls ``begin``, which makes the loader's next iterator."""
+        check_can_start(loader)
+        self._before = _before(loader)
+        iterator: Any = begin()
+        self.iterator = iterator
+        self._globals_after = generator_states()
+        self._own_after = _own_states(loader)
+        self._inputs = self._inputs_now(loader)
+        self._answered_count: int = iterator._progress.answered_count
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of the loader before its prefetching was started, for its ``state_dict()``."""
+        return copy.deepcopy(self._before.state)
+
+    def is_of_use(self, loader: LoaderFace) -> bool:
+        """Whether another iterator would give the same batches now, in the same way."""
+        return (
+            self.iterator._owner_pid == os.getpid()  # a forked child has none of the workers
+            and not self.iterator._shutdown
+            and self.iterator._progress.answered_count == self._answered_count
+            and self.iterator.own_options == own_options(loader)
+            and _are_same(self._inputs, self._inputs_now(loader))
+            and all(
+                name in self._own_after and torch.equal(state, self._own_after[name])
+                for name, state in _own_states(loader).items()
+            )
+        )
+
+    def drop(self, loader: LoaderFace) -> bool:
+        """Ends the iterator, and leaves the loader as it was before. Returns whether the global
+        generators are as they were, too: if the program drew from them meanwhile, they stay.
+
+        Samplers and generators that the program has changed meanwhile stay as they are.
+        """
+        before, were_moved = self._before, have_moved(self._globals_after)
+        if before.workers_stay is not None:
+            self.iterator._progress, self.iterator._seeds = before.workers_stay
+        else:
+            self.iterator._shutdown_workers()
+            loader._iterator = None
+        if not were_moved:
+            before.snapshot.put_back_globals()
+        for name, generator in own_generators(loader).items():
+            after = self._own_after.get(name)
+            if after is not None and torch.equal(generator.get_state(), after):
+                generator.set_state(before.snapshot.of_own[name])
+        if before.loaded_state is None:
+            inputs = self._inputs_now(loader)
+            for name, state in before.of_samplers.items():
+                if _are_same(_with_name(self._inputs, name), _with_name(inputs, name)):
+                    load_between_epochs(getattr(loader, name), state)
+        loader._loaded_state = before.loaded_state
+        loader._progress = before.progress
+        loader._epoch_count = before.epoch_count
+        return not were_moved
+
+    def begin_anew(self, loader: LoaderFace, begin: _Begin) -> BaseIterator:
+        """Drops the iterator and makes another, which draws what this one has drawn."""
+        if self.drop(loader) or loader._loaded_state is not None:
+            return begin()  # a state has the generators that it begins with
+        of_now = GeneratorSnapshot.take(loader)
+        snapshot = GeneratorSnapshot(self._before.snapshot.of_globals, of_now.of_own)
+        loader._resuming = Progress(
+            loader._epoch_count, snapshot, shard_count(loader), is_replayed=True
+        )
+        try:
+            with GeneratorsReplayed(snapshot):
+                return begin()
+        finally:
+            loader._resuming = None
+
+    def _inputs_now(self, loader: LoaderFace) -> dict[str, Any]:
+        """What the program may have changed and the batches follow from. Of samplers and of the
+        dataset, the attributes that are numbers or texts, such as an epoch."""
+        if self._before.workers_stay is not None:  # who keep all but the order as it was
+            return {"generator": loader.generator, **_plain_attributes(_samplers(loader))}
+        holders = {**_samplers(loader), "dataset": loader.dataset}
+        assigned = {name: getattr(loader, name) for name in _ASSIGNABLE}
+        return {**assigned, **_plain_attributes(holders)}
+
+
+def check_can_start(loader: LoaderFace) -> None:
+    """Raises UnsupportedError where nothing can be made ahead, and ValueError in the middle of an
+    epoch."""
+    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        raise UnsupportedError(
+            "start_prefetch() was called and the dataset is a datapipe, which torch's own iterator "
+            "reads; use a map-style or an iterable dataset, or leave the call out"
+        )
+    if not is_parallel(loader):
+        raise UnsupportedError(
+            "start_prefetch() was called with num_workers=0 and no pool, where a batch is made "
+            "when next() is called and nothing can be made before; use num_workers=1 or more, or "
+            "leave the call out"
+        )
+    newest = None if loader._newest_iterator is None else loader._newest_iterator()
+    if newest is None or newest is getattr(loader, "_iterator", None):
+        return
+    if not newest._progress.is_finished and not getattr(newest, "_shutdown", False):
+        raise ValueError(
+            "start_prefetch() was called while an iterator of this loader is in the middle of an "
+            "epoch, and state_dict() says where that one is; read it to its end first, or delete it"
+        )
+
+
+def _before(loader: LoaderFace) -> _Before:
+    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
+    running: Any = getattr(loader, "_iterator", None)
+    goes_on = running is not None and running.own_options == own_options(loader)
+    return _Before(
+        state=loader._make_state(),
+        loaded_state=loader._loaded_state,
+        progress=loader._progress,
+        epoch_count=loader._epoch_count,
+        snapshot=GeneratorSnapshot.take(loader),
+        of_samplers={
+            name: copy.deepcopy(one.state_dict())
+            for name, one in samplers.items()
+            if is_stateful(one)
+        },
+        workers_stay=(running._progress, running._seeds) if goes_on else None,
+    )
+
+
+def _own_states(loader: LoaderFace) -> dict[str, torch.Tensor]:
+    return {name: one.get_state() for name, one in own_generators(loader).items()}
+
+
+def _samplers(loader: LoaderFace) -> dict[str, Any]:
+    batch_sampler = loader.batch_sampler
+    return {
+        "sampler": loader.sampler,
+        "batch_sampler": batch_sampler,
+        "batch_sampler.sampler": getattr(batch_sampler, "sampler", None),
+    }
+
+
+def _plain_attributes(holders: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{holder_name}: {name}": value
+        for holder_name, holder in holders.items()
+        for name, value in getattr(holder, "__dict__", {}).items()
+        if isinstance(value, _PLAIN)
+    }
+
+
+def _with_name(inputs: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in inputs.items() if key.startswith(f"{name}: ")}
+
+
+def _are_same(some: dict[str, Any], others: dict[str, Any]) -> bool:
+    return some.keys() == others.keys() and all(
+        one is others[name] or (isinstance(one, _PLAIN) and one == others[name])
+        for name, one in some.items()
+    )
