@@ -117,6 +117,48 @@ def test_weights_change_at_a_checkpoint() -> None:
     assert resumed.weights == [3.0, 1.0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_set_first", [True, False])
+@pytest.mark.parametrize("batch_count", [0, 10])
+def test_weights_change_at_the_state_of_a_loader(
+    batch_count: int, is_set_first: bool, workers: int
+) -> None:
+    """The state that was loaded brought the old weights back, without a word."""
+    sampler = MixtureSampler([1000, 1000], [1, 1])
+    dataset = TensorDataset(torch.arange(2000))
+    loader = DataLoader(dataset, batch_size=10, sampler=sampler, num_workers=workers)
+
+    def take(count: int) -> list[int]:
+        batches = iter(loader)
+        return [index for _ in range(count) for index in next(batches)[0].tolist()]
+
+    before = take(batch_count) if batch_count else []
+    state = loader.state_dict()
+    if is_set_first:
+        sampler.set_weights([3, 1])
+    loader.load_state_dict(state)
+    if not is_set_first:
+        sampler.set_weights([3, 1])
+    after = take(10)
+    assert Counter(index // 1000 for index in after) == Counter({0: 75, 1: 25})
+    assert len({*before, *after}) == len(before) + 100
+
+
+def test_weights_that_are_set_as_a_state_has_them_leave_its_schedule_as_it_is() -> None:
+    def make() -> MixtureSampler:
+        sampler = MixtureSampler(LENGTHS, [1, 2, 1], when_exhausted="repeat")
+        sampler.set_weights([2, 3, 1])
+        return sampler
+
+    sampler = make()
+    iterator = iter(sampler)
+    for _ in range(20):
+        next(iterator)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert list(resumed) == list(iterator)
+
+
 def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
     dataset = ConcatDataset(
         [TensorDataset(torch.arange(length) + 1000 * length) for length in LENGTHS]

@@ -83,6 +83,7 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
         self.num_samples = num_samples
         self._offsets = np.cumsum([0, *self.lengths[:-1]]).tolist()
         self._weights = self._checked_weights(self.lengths if weights is None else weights)
+        self._chosen_weights: list[float] = []  # by set_weights()
         super().__init__(shuffle, seed)
 
     @property
@@ -93,10 +94,11 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
     def set_weights(self, weights: Sequence[float]) -> None:
         """Gives the sources other shares of the samples that follow, in this epoch and later ones.
 
-        A loader asks for batches ahead. So that it is certain which sample is the first of the new
-        shares, take a loader's state, set the weights and load the state.
+        They stay in force when a state is loaded later. A loader asks for batches ahead. So that
+        it is certain which sample is the first of the new shares, take a loader's state, set the
+        weights and load the state.
         """
-        self._weights = self._checked_weights(weights)
+        self._weights = self._chosen_weights = self._checked_weights(weights)
         self._place.schedule = _schedule_of(self._weights)
 
     def __len__(self) -> int:
@@ -131,7 +133,8 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration go on where the sampler was that ``state`` is of.
 
-        Raises ``ValueError`` for a state of other sources or another seed.
+        The weights are the state's, unless :meth:`set_weights` has set others. Raises
+        ``ValueError`` for a state of other sources or another seed.
         """
         self._check_state(state, lengths=self.lengths, seed=self.seed)
         count = len(self.lengths)
@@ -141,11 +144,14 @@ class MixtureSampler(EpochSampler[int, _MixturePlace]):
                 f"the state does not have a weight, a place and a share of {count} sources, which "
                 f"add up; load a state as state_dict() returned it"
             )
-        self._weights = list(state["weights"])
+        self._weights = self._chosen_weights or list(state["weights"])
+        schedule = _C.MixtureSchedule(state["shares"], state["lags"])
+        if self._weights != state["weights"]:
+            schedule = _schedule_of(self._weights)
         self._begin_at(
             _MixturePlace(
                 state["epoch"],
-                _C.MixtureSchedule(state["shares"], state["lags"]),
+                schedule,
                 list(state["passes"]),
                 list(state["positions"]),
                 state["given"],
