@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pool_processes import pool_of
 from torch.utils.data import ConcatDataset, TensorDataset
 
 from penstock import DataLoader, MixtureSampler
@@ -172,6 +174,30 @@ def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
     expected = batches(torch.utils.data.DataLoader, 0)
     for workers in (0, 1, 7):
         assert batches(DataLoader, workers) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.long("16")
+@pytest.mark.parametrize("worker_count", [3, 16])
+def test_the_stream_of_a_pool_is_that_of_one_process(
+    worker_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no worker but the trainer's own beside the pool, and with so many of the pool."""
+    dataset = ConcatDataset(
+        [TensorDataset(torch.arange(length) + 1000 * length) for length in LENGTHS]
+    )
+
+    def batches(**options: Any) -> list[list[int]]:
+        sampler = MixtureSampler(LENGTHS, [1, 2, 1], when_exhausted="repeat")
+        loader = DataLoader(dataset, batch_size=8, sampler=sampler, **options)
+        return [batch[0].tolist() for _ in range(2) for batch in loader]
+
+    expected = batches()
+    for pool in pool_of(tmp_path, monkeypatch):
+        options = {"pool": pool.endpoint, "timeout": 60, "code_paths": None}
+        assert batches(num_workers=1, **options) == expected
+        pool.start_worker(processes=worker_count)
+        assert batches(**options) == expected, f"{worker_count} workers of the pool"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
