@@ -53,6 +53,18 @@ def test_eight_ranks_have_batches_of_like_cost() -> None:
     assert np.mean(ratios) <= 1.05
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_steps_have_batches_of_like_cost_too(seed: int) -> None:
+    """A few samples were left to the last step, where one rank had most of the cost, or all."""
+    costs = lengths(3000, seed)
+    batches = [
+        list(CostBatchSampler(costs, 8192, rank=rank, world_size=8, seed=seed)) for rank in range(8)
+    ]
+    for step in zip(*batches, strict=True):
+        loads = [costs[batch].sum() for batch in step]
+        assert max(loads) / np.mean(loads) <= 1.05
+
+
 def test_a_step_with_fewer_samples_than_ranks_is_padded_or_dropped() -> None:
     padded = ranks([4000.0] * 5, 4, shuffle=False)
     assert [list(sampler) for sampler in padded] == [[[0], [4]], [[1], [4]], [[2], [4]], [[3], [4]]]

@@ -17,6 +17,9 @@ from penstock.sampling.epoch_sampler import EpochSampler
 from penstock.sampling.job_rank import JobRank
 
 _Step = list[list[int]]  # the indices of each rank's batch
+# The last samples are shared out over two steps where one would be full beyond this part.
+_FULL = 0.95
+_SLACK = 1.02  # of the budget of half of them, so that they can be packed
 
 
 class _Packing(NamedTuple):
@@ -157,11 +160,11 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         order = np.arange(count)
         if self.shuffle:
             order = drawn_order(count, self.seed, (place.epoch,))
-        packer = _C.CostPacker(self._costs, order)
+        rest = _Rest(self._costs, order)
         for packing, made_count in [*place.past, (self._packing, place.step_count)]:
             for _ in range(made_count):
-                packer.next(*packing)
-        while step := packer.next(*self._packing):
+                rest.next(packing)
+        while step := rest.next(self._packing):
             if self.remainder == "drop" and not all(step):
                 self._dropped = list(itertools.chain.from_iterable(step))
                 return
@@ -174,6 +177,33 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
             if not batch:
                 batch.append(next(again))
                 self._padded.extend(batch)
+
+
+class _Rest:
+    """What is left of an epoch's order."""
+
+    def __init__(self, costs: np.ndarray[Any, Any], order: np.ndarray[Any, Any]) -> None:
+        self._costs = costs
+        self._packer = _C.CostPacker(costs, order)
+        self._is_left = np.ones(len(costs), dtype=np.bool_)
+        self._cost = math.fsum(costs)  # the same on every machine
+
+    def next(self, packing: _Packing) -> _Step:
+        """The batches of the next step; none at the end.
+
+        A full step may leave a few samples for the last one, too few for batches that cost alike.
+        So the last two steps cost the same.
+        """
+        full = packing.budget * packing.world_size
+        if packing.world_size > 1 and _FULL * full < self._cost < 2 * _FULL * full:
+            longest = float(self._costs[self._is_left].max())
+            half = _SLACK * self._cost / 2 / packing.world_size
+            packing = packing._replace(budget=min(packing.budget, max(longest, half)))
+        step: _Step = self._packer.next(*packing)
+        taken = list(itertools.chain.from_iterable(step))
+        self._is_left[taken] = False
+        self._cost -= math.fsum(self._costs[taken])
+        return step
 
 
 def _checked_costs(costs: Sequence[float], budget: float) -> np.ndarray[Any, Any]:
