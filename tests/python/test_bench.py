@@ -133,6 +133,17 @@ def test_own_workers_beside_a_pool_are_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_samplers_are_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("samplers.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(records) == 12 + 6 + 12
+    assert all(r["median"] <= 1 for r in records if r["name"] == "samplers/share_error")
+    assert "CostBatchSampler, 8 ranks | split" in done.stdout
+
+
+@pytest.mark.slow
 def test_tabular_rows_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "tabular_rows.py"), "--quick", "--out", str(lines)]
