@@ -20,6 +20,8 @@ say "A tensor in shared memory, given again and again"
 "$VENV"/bin/python bench/own_workers.py --out bench/out/own-workers.jsonl --markdown
 say "Rows of a table, against two processes without a loader"
 "$VENV"/bin/python bench/tabular_rows.py --out bench/out/tabular-rows.jsonl --markdown
+say "The first batch of a loader that goes on late in a long epoch"
+"$VENV"/bin/python bench/restore.py --out bench/out/restore.jsonl --markdown
 say "Mixtures and batches by cost"
 "$VENV"/bin/python bench/samplers.py --out bench/out/samplers.jsonl --markdown
 say "The executor of prefixes against eager torch and TorchScript"

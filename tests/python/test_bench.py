@@ -132,6 +132,17 @@ def test_own_workers_beside_a_pool_are_timed(tmp_path: Path) -> None:
     assert "| 64 |" in done.stdout
 
 
+@pytest.mark.long
+@pytest.mark.slow
+def test_restored_loaders_are_timed(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("restore.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 1 + 2 * 4 + 2
+    assert "| started   | shard_by_rank | 4,000" in done.stdout
+
+
 @pytest.mark.slow
 def test_samplers_are_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
