@@ -68,6 +68,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     penstock's own, below, may be assigned later. The next ``iter()`` heeds them, and starts
     persistent workers anew.
 
+    snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, taken so that programs of
+        its run. :meth:`state_dict` is exact after every batch whatever this number is. A resumed
+        loader goes on from that batch and makes none again.
     num_workers: "auto" measures how long the trainer waits for batches and how long workers take,
         and chooses the number from that; :attr:`worker_choice` says which number and why. "auto"
         needs ``seeding="batch"``, with which the stream is the same for any number of workers, and
@@ -207,6 +210,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        snapshot_every_n_steps: int = 1,
         device: torch.device | str | int | None = None,
         seeding: Literal["worker", "batch", "sample"] | None = None,
         shards: int | None = None,
@@ -258,6 +262,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.keys = chosen_keys(keys)
         self.code_paths = code_paths
         self.trust_workers = trust_workers
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self.device = device
         self.seeding = seeding
         self.shards = shards

@@ -37,6 +37,8 @@ class LoaderFace(Protocol):
     prefetch_factor: Any
     persistent_workers: Any
     in_order: Any
+    # torchdata's.
+    snapshot_every_n_steps: Any
     # penstock's own.
     device: Any
     seeding: Any

@@ -152,6 +152,12 @@ def _decoded(state: Any, is_of_pool: bool) -> Any:
 
 def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
     """Raises ValueError when ``state`` is not one from which this loader can go on."""
+    if "built" not in state and _is_of_torchdata(state):
+        raise ValueError(
+            "the state is of StatefulDataLoader of torchdata, which keeps other things than "
+            "penstock's DataLoader; finish the epoch with torchdata, or begin a new epoch here "
+            "without load_state_dict(), and save a state_dict() of penstock's from then on"
+        )
     if "built" not in state or "generators" not in state:
         raise ValueError(
             f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
@@ -192,6 +198,12 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
             f"_sampler_iter_yielded is {answered_count} and the shards gave "
             f"{sum(shards['counts'])} batches; load the state as state_dict() returned it"
         )
+
+
+def _is_of_torchdata(state: dict[str, Any]) -> bool:
+    of_workers = {"_snapshot", "_steps_since_snapshot"}
+    of_one_process = {"_sampler_iter_yielded", "_num_yielded"}
+    return any(names <= state.keys() for names in (of_workers, of_one_process))
 
 
 def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T]) -> _T:

@@ -17,6 +17,7 @@ from penstock.tuning.automatic_count import AUTO, AutomaticCount
 
 # The value of each option that is left out.
 DEFAULTS: dict[str, Any] = {
+    "snapshot_every_n_steps": 1,
     "device": None,
     "seeding": None,
     "shards": None,
@@ -41,6 +42,7 @@ def check_options(loader: LoaderFace) -> None:
 
     They may be assigned after construction, so ``iter()`` asks again.
     """
+    _check_snapshots(loader)
     _check_seeding(loader)
     _check_shards(loader)
     _check_prefetch_bytes(loader)
@@ -114,6 +116,22 @@ def _check_positive(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}; a positive int or None is expected")
     if value < 1:
         raise ValueError(f"{name} is {value}; at least 1 is expected")
+
+
+def _check_snapshots(loader: LoaderFace) -> None:
+    steps = loader.snapshot_every_n_steps
+    try:
+        step_count = operator.index(steps)
+    except TypeError:
+        raise TypeError(
+            f"snapshot_every_n_steps is {steps!r}; a positive int is expected, or leave it out: "
+            f"the state is exact after every batch"
+        ) from None
+    if step_count < 1:
+        raise ValueError(
+            f"snapshot_every_n_steps is {steps}; at least 1 is expected, or leave it out: the "
+            f"state is exact after every batch"
+        )
 
 
 def _check_seeding(loader: LoaderFace) -> None:
