@@ -536,8 +536,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         After ``state_dict()`` of a loader in the middle of an epoch another one, built alike, gives
         the batches that were not delivered yet, those that workers had begun included. It can be
         called at any time from the training thread, and is made of what JSON can hold if the states
-        of the dataset and of the sampler are. Raises ``UnsupportedError`` (and the attribute is not
-        there for ``hasattr``) for datapipes, and for workers with ``in_order=False``.
+        of the dataset and of the sampler are. With ``in_order=False`` it also has the places of the
+        batches that others have overtaken, and a batch that raised an error comes again. Raises
+        ``UnsupportedError`` (and the attribute is not there for ``hasattr``) for datapipes, and for
+        workers with ``in_order=False`` and ``shard_by_rank``.
 
         Example::
 

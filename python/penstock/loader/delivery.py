@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -32,21 +32,23 @@ class Delivery(NamedTuple):
     epoch: int
     epoch_seed: int
     recaller: Recaller | None = None  # where leaves may have stayed with the workers
+    notes_numbers: bool = False  # whether batches come out of turn, each with its number
 
     @property
     def stand_in(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Makes objects for leaves that stayed with a worker, of meta tensors; None where nobody
-        asks for the leaves of batches."""
+        asks for the leaves of batches, nor for their numbers, which come with the leaves."""
         if self.provenance is None:
-            return None
+            return _refuse_leaf if self.notes_numbers else None
         from penstock.tracking.lazy_tensor import LazyTensor  # which loads Dynamo
 
         return LazyTensor.withheld
 
     def take(self, batch: Any, leaves: Any) -> tuple[Any, Any]:
         """The batch as the program is given it, and its attendant facts: see `Taken`. `leaves` are
-        the arguments of `_record`, None without an offloaded model."""
-        handle = None if leaves is None else self._record(*leaves)
+        the arguments of `_record`, None without an offloaded model where batches come in turn."""
+        is_noted = leaves is not None and self.provenance is not None
+        handle = self._record(*leaves) if is_noted else None
         leaves = None if leaves is None else leaves[:3]
         if self.pin_device is not None:
             return self._pinned(batch, leaves, self.pin_device)
@@ -98,10 +100,7 @@ class Delivery(NamedTuple):
         table, recaller = self.provenance, self.recaller
         assert table is not None
         if table.withholding is None or recaller is None:
-            raise PenstockError(
-                "a worker left out leaves of a batch though nothing allowed it to; trainer and "
-                "workers must run the same version of penstock"
-            )
+            _refuse_leaf()
         withheld = {
             place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, LazyTensor)
         }
@@ -116,3 +115,10 @@ class Delivery(NamedTuple):
         table.deferral = table.deferral or Deferral(table)
         for place, leaf in withheld.items():
             table.deferral.withheld(handle, place, leaf)
+
+
+def _refuse_leaf(*leaf: torch.Tensor) -> NoReturn:
+    raise PenstockError(
+        "a worker left out leaves of a batch though nothing allowed it to; trainer and "
+        "workers must run the same version of penstock"
+    )

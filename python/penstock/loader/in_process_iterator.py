@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -173,7 +174,9 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 f"its order is drawn; call it after next(), or use num_workers=1 or more"
             )
         order = self._order or IndexOrder(recipe)
-        return indices_from(order, self._progress.pulled_count, batch_count)
+        left_out = [index for index, _ in itertools.islice(self._left_out, batch_count)]
+        place = self._progress.pulled_count + len(self._left_out)
+        return left_out + indices_from(order, place, batch_count - len(left_out))
 
     def _note_order(self) -> None:
         """To be called before the sampler is pulled for the first time, which draws the order."""

@@ -40,6 +40,7 @@ from penstock.loader.options import (
 from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
+from penstock.stream.places_left import PlacesLeft
 from penstock.stream.progress import (
     GeneratorSnapshot,
     GeneratorsReplayed,
@@ -49,6 +50,7 @@ from penstock.stream.progress import (
 from penstock.stream.shard_state import ShardStart, ShardStarts, is_stateful, load_between_epochs
 
 _VERSION = 1
+_VERSION_OUT_OF_TURN = 2  # of a state with places that were left out, which older readers miss
 _T = TypeVar("_T")
 
 
@@ -59,11 +61,10 @@ def check_has_state(loader: LoaderFace) -> None:
             "the dataset is a datapipe, which torch's iterator reads and whose place it does not "
             "tell; use a map-style or an iterable dataset to have state_dict()"
         )
-    if is_parallel(loader) and not loader.in_order:
-        workers = "a pool" if has_pool(loader) else f"{loader.num_workers} workers"
+    if is_parallel(loader) and not loader.in_order and loader.shard_by_rank:
         raise StateUnsupportedError(
-            f"in_order is False with {workers}, so which batches were delivered "
-            f"is not a number of batches; set in_order=True to have state_dict()"
+            "in_order is False with shard_by_rank=True, so each rank gives its steps in an order "
+            "of its own, and none says where the job is; set in_order=True to have state_dict()"
         )
 
 
@@ -73,7 +74,7 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
     state: dict[str, Any] = {
-        "_sampler_iter_yielded": progress.answered_count if progress else 0,
+        "_sampler_iter_yielded": progress.left.delivered_count if progress else 0,
         "_num_yielded": progress.yielded_count if progress else 0,
         "_index_sampler_state": None,
         "_iterator_finished": progress is not None and progress.is_finished,
@@ -112,6 +113,10 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
             "before": _decoded_all(loader, progress.states_before),
         },
     )
+    left = progress.left
+    if left.missing:
+        state["version"] = _VERSION_OUT_OF_TURN
+        state["left"] = {"through": left.through, "missing": list(left.missing)}
     if progress.share is not None:
         # The same on all ranks, however many workers each has.
         state["samples"] = progress.share.samples_before(progress.answered_count)
@@ -163,10 +168,10 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
             f"the state has the keys {sorted(map(str, state))}, which are not those of a state of "
             f"penstock's DataLoader; load a result of its state_dict()"
         )
-    if state.get("version") != _VERSION:
+    if state.get("version") not in (_VERSION, _VERSION_OUT_OF_TURN):
         raise ValueError(
-            f"the state is of version {state.get('version')!r} and this penstock reads version "
-            f"{_VERSION}; resume it with the penstock that made it"
+            f"the state is of version {state.get('version')!r} and this penstock reads versions "
+            f"{_VERSION} and {_VERSION_OUT_OF_TURN}; resume it with the penstock that made it"
         )
     now = _built(loader)
     for name, value in state["built"].items():
@@ -189,6 +194,13 @@ def check_state(loader: LoaderFace, state: dict[str, Any]) -> None:
     if _is_between_epochs(state):
         return
     answered_count = state["_sampler_iter_yielded"]
+    left = _places_left(state)
+    if answered_count != left.delivered_count:
+        raise ValueError(
+            f"_sampler_iter_yielded is {answered_count} and {left.delivered_count} batches were "
+            f"delivered, out of turn, so which of them to give again is not known; load the state "
+            f"as state_dict() returned it, or save it from a loader with in_order=True"
+        )
     if answered_count < 0 or (
         now["kind"] == "iterable"
         and answered_count != sum(shards["counts"])
@@ -293,12 +305,19 @@ def _resume_point(loader: LoaderFace, state: dict[str, Any]) -> ResumePoint:
         last_shard_id = (state["_sampler_iter_yielded"] - 1) % shard_count(loader)
     return ResumePoint(
         state["base_seed"],
-        state["_sampler_iter_yielded"],
+        _places_left(state),
         state["_num_yielded"],
         last_shard_id,
         starts,
         state["_index_sampler_state"],
     )
+
+
+def _places_left(state: dict[str, Any]) -> PlacesLeft:
+    left = state.get("left")
+    if left is None:
+        return PlacesLeft(state["_sampler_iter_yielded"])
+    return PlacesLeft(left["through"], tuple(left["missing"]))
 
 
 def _built(loader: LoaderFace) -> dict[str, Any]:

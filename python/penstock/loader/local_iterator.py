@@ -41,6 +41,7 @@ from penstock.stream.indices import AskedIndices, IndexOrder, recognise_sampler
 from penstock.stream.progress import CountedPulls
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
+from penstock.worker.out_of_turn import OutOfTurn
 
 if TYPE_CHECKING:
     from penstock.tuning.load_meter import LoadMeter
@@ -73,6 +74,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._owner_pid = os.getpid()
         self._prefetch_factor = loader.prefetch_factor
         self._in_order = loader.in_order
+        # An iterable dataset's shards each come in their own order.
+        self._may_come_out_of_turn = not loader.in_order and self._dataset_kind == DatasetKind.Map
         self._settle_num_workers(loader)
         if self._prefetch_factor is None or self._prefetch_factor <= 0:
             raise AssertionError(
@@ -149,8 +152,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             epoch = 0 if first_iter else self._seeds.epoch + 1
             self._seeds = EpochSeeds(int(self._base_seed), epoch)
         self.begin_delivery(loader)
+        if self._may_come_out_of_turn:
+            progress.deliver_in_any_order()
         is_map = self._dataset_kind == DatasetKind.Map
-        self._recipe = recognise_sampler(self._index_sampler) if is_map else None
+        # The native side leaves out the first batches of an order, and no others.
+        is_native = is_map and not progress.left.missing
+        self._recipe = recognise_sampler(self._index_sampler) if is_native else None
         if self._recipe is not None and self._recipe.share is not None:
             self._index_sampler.begin_at(0, 0)  # of the next epoch; the native side pulls this one
         self._asked = AskedIndices(progress.answered_count)
@@ -168,6 +175,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._progress.epoch,
             self._seeds.seed_of_draws(),
             self.source.recaller,
+            self._may_come_out_of_turn,
         )
 
     def _begin_requests(self) -> None:
@@ -184,6 +192,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._meter.sends_whole = self.source.recaller is None or not can_withhold
             self._meter.are_elsewhere = self._is_elastic
         self._order = IndexOrder(self._recipe) if self._recipe is not None else None
+        self._request_number = progress.answered_count  # of the next that Python pulls
         self.source.begin_epoch(progress)
         epoch = {**self._seeds._asdict(), "progress": progress.counts}
         if self._recipe is None:
@@ -199,6 +208,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if self._dataset_kind == DatasetKind.Map and self._in_order:
             self._asked.add(index)
         return index
+
+    def _in_its_place(self, index: Any) -> Any:
+        """The content of the next request, for ``index``."""
+        number = self._request_number
+        self._request_number += 1
+        place = self._progress.place_of(number)
+        return OutOfTurn(index, place) if self._is_seeded_by_batch and place != number else index
 
     def _unanswered(self) -> deque[Any]:
         return self._asked.after(self._progress.answered_count)
@@ -240,6 +256,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             value.reraise()
         if extra is False:
             raise value
+        if self._may_come_out_of_turn:
+            self._progress.note_delivery(extra[2])
         return value
 
     def _take(self, ahead_count: int = 0) -> Taken:
@@ -340,4 +358,5 @@ def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:
     live = iterator()
     if live is None:
         raise StopIteration
-    return live._next_index(), live._place_of_pulled()
+    index = live._next_index()
+    return live._in_its_place(index), live._place_of_pulled()

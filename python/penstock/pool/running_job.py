@@ -24,6 +24,7 @@ from penstock.stream.shard_state import ShardStart, ShardStarts
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.batch_pickle import dumps
 from penstock.worker.fetching import BatchPlace, FetchSpec, SeededFetcher, copy_for_shard
+from penstock.worker.out_of_turn import in_its_place
 from penstock.worker.slab_collate import collating_into
 from penstock.worker.threaded_fetch import FetchPool, make_pool
 
@@ -104,8 +105,9 @@ class RunningJob:
         try:
             if self._is_iterable:
                 epoch.find_lane(work, shard_id)
-            indices = _indices_of(work)
-            batch = epoch.fetch(indices, BatchPlace(work.sequence, shard_id, work.first_place))
+            place = BatchPlace(work.sequence, shard_id, work.first_place)
+            indices, place = in_its_place(_indices_of(work), place)
+            batch = epoch.fetch(indices, place)
         except Exception as error:
             if self._is_iterable and isinstance(error, StopIteration):
                 self._server.answer_end(work)

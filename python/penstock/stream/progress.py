@@ -15,6 +15,7 @@ import torch
 from penstock import _C
 from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.stream.batch_seeds import GeneratorsKept, generator_states, put_back
+from penstock.stream.places_left import DeliveredPlaces, PlacesLeft
 from penstock.stream.shard_state import ShardStarts, is_stateful
 
 
@@ -94,7 +95,7 @@ class ResumePoint:
     """Where a resumed epoch goes on."""
 
     base_seed: int
-    answered_count: int
+    left: PlacesLeft
     yielded_count: int
     last_shard_id: int | None
     starts: ShardStarts
@@ -139,18 +140,21 @@ class Progress:
         self.finish_resuming: Callable[[], None] | None = None
         self.pulled_count = 0
         self._sampled_count = 0
-        self._sampler_states: deque[dict[str, Any]] = deque()  # of pulls not answered yet
+        # By the number of pulls after which the sampler had them, of batches not delivered yet.
+        self._sampler_states: deque[tuple[int, dict[str, Any]]] = deque()
         self._sampler_state: dict[str, Any] | None = None
         if point is not None:
-            self.pulled_count = point.answered_count
-            self.counts.resume(point.answered_count, point.yielded_count, point.last_shard_id)
+            self.pulled_count = point.left.delivered_count
+            self.counts.resume(self.pulled_count, point.yielded_count, point.last_shard_id)
             self._sampler_state = point.sampler_state
             if point.sampler_state is not None:
                 self._sampled_count = point.sampler_state["samples_yielded"]
             for shard_id, shard in point.starts.items():
                 self.counts.set_shard_answers(shard_id, shard.batch_count)
                 self._resumed_states[shard_id] = shard.state
-        self._taken_state_count = self.answered_count  # answers whose sampler state was taken
+        self._resumed_left = PlacesLeft(0) if point is None else point.left
+        self._sampler_pull_count = self._resumed_left.first
+        self._delivered: DeliveredPlaces | None = None  # where batches may come out of turn
 
     @property
     def answered_count(self) -> int:
@@ -188,12 +192,31 @@ class Progress:
 
     @property
     def sampler_state(self) -> dict[str, Any] | None:
-        """After the pull of the last answer."""
-        while self._taken_state_count < self.answered_count:
-            self._taken_state_count += 1
-            if self._sampler_states:
-                self._sampler_state = self._sampler_states.popleft()
+        """Before the pull of the first batch that is left."""
+        first = self.left.first
+        while self._sampler_states and self._sampler_states[0][0] <= first:
+            _, self._sampler_state = self._sampler_states.popleft()
         return self._sampler_state
+
+    @property
+    def left(self) -> PlacesLeft:
+        """The batches that are still to come; for iterable datasets, without their shards."""
+        if self._delivered is not None:
+            return self._delivered.left()
+        return self._resumed_left.after(self.answered_count)
+
+    def place_of(self, number: int) -> int:
+        """The place in the epoch of the batch that is asked for by ``number``."""
+        return self._resumed_left.place_of(number)
+
+    def deliver_in_any_order(self) -> None:
+        """To be called before the first batch where each delivery will be noted by its number."""
+        self._delivered = DeliveredPlaces(self._resumed_left)
+
+    def note_delivery(self, number: int) -> None:
+        """The batch that was asked for by ``number`` goes to the program, in any order."""
+        if self._delivered is not None:
+            self._delivered.note(number)
 
     @property
     def starts(self) -> ShardStarts:
@@ -208,12 +231,17 @@ class Progress:
     def begin(self, base_seed: int) -> None:
         self.base_seed = base_seed
 
-    def pull(self, index: Any, state: dict[str, Any] | None) -> None:
-        """The sampler gave ``index``, after which it has ``state``."""
+    def pull(self) -> None:
+        """The indices of the next request are there."""
         self.pulled_count += 1
+
+    def note_sampler(self, index: Any, state: dict[str, Any] | None) -> None:
+        """The sampler gave ``index``, after which it has ``state``."""
+        self._sampler_pull_count += 1
         if state is not None:
             self._sampled_count += len(index) if isinstance(index, (list, tuple)) else 1
-            self._sampler_states.append({"samples_yielded": self._sampled_count, **state})
+            noted = {"samples_yielded": self._sampled_count, **state}
+            self._sampler_states.append((self._sampler_pull_count, noted))
 
     def answer(self, shard_id: int, is_error: bool) -> None:
         """The next request was answered, in the trainer's own process."""
@@ -252,13 +280,23 @@ class CountedPulls:
     _is_sampler_stateful: bool
     _pulled_place = 0  # of the first sample that was pulled last, in the order of the epoch
     _next_place = 0  # of the first sample that is pulled next
+    # Batches that a resumed epoch has to make before it goes on: their indices, and the place of
+    # the first sample of each.
+    _left_out: deque[tuple[Any, int]]
 
     def _next_index(self) -> Any:
+        if self._left_out:
+            index, self._pulled_place = self._left_out.popleft()
+        else:
+            index = self._pull_sampler()
+        self._progress.pull()
+        return index
+
+    def _pull_sampler(self) -> Any:
         index = next(self._sampler_iter)
         self._note_place(index)
-        self._progress.pull(
-            index, self._take_sampler_state() if self._is_sampler_stateful else None
-        )
+        state = self._take_sampler_state() if self._is_sampler_stateful else None
+        self._progress.note_sampler(index, state)
         return index
 
     def _note_place(self, index: Any) -> None:
@@ -282,6 +320,7 @@ class CountedPulls:
     def _note_sampler(self) -> None:
         """To be called with each new ``_sampler_iter``."""
         self._pulled_place = self._next_place = 0
+        self._left_out = deque()
         if isinstance(self._index_sampler, RankBatchSampler):
             self._progress.share = self._index_sampler.share(*self._index_sampler.start)
         self._is_sampler_stateful = any(map(is_stateful, self._sampler_parts().values()))
@@ -302,16 +341,25 @@ class CountedPulls:
 
     def _resume_sampler(self) -> None:
         """Moves the sampler to the place where a resumed epoch goes on: by its state, or by
-        repeating its pulls.
+        repeating its pulls. Batches that were delivered out of turn are left out.
         """
         point = self._progress.point
         if point is None:
             return
+        self._move_sampler(point)
+        for place in range(point.left.first, point.left.through):
+            index = self._pull_sampler()
+            if place in point.left.missing:  # the sampler may fill the same list again
+                kept = index.copy() if type(index) is list else index
+                self._left_out.append((kept, self._pulled_place))
+
+    def _move_sampler(self, point: ResumePoint) -> None:
+        """To the first batch that is left."""
         state = point.sampler_state
         if state is None:
             if isinstance(self._index_sampler, RankBatchSampler):
                 return  # which begins there by itself
-            for _ in range(point.answered_count):
+            for _ in range(point.left.first):
                 index = next(self._sampler_iter, None)
                 if index is not None:
                     self._note_place(index)

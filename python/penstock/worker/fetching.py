@@ -318,6 +318,7 @@ class InProcessFetcher:
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
         )
         self._place_of_pulled = place_of_pulled
+        self._place_of = progress.place_of
         self._shard_count = shard_count
         self._turns = deque(range(shard_count))
         self._turns.rotate(-progress.first_shard_id)
@@ -332,7 +333,8 @@ class InProcessFetcher:
         self._sequence += 1
         with GeneratorsKept():
             if self._is_map:
-                place = BatchPlace(self._sequence, 0, self._place_of_pulled())
+                number = self._place_of(self._sequence)
+                place = BatchPlace(number, 0, self._place_of_pulled())
                 return self._fetcher.fetch(indices, place)
             while self._turns:
                 shard_id = self.shard_id = self._turns.popleft()

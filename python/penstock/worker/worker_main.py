@@ -49,6 +49,7 @@ from penstock.worker.fetching import (
 )
 from penstock.worker.fingerprint import Fingerprint, fingerprint
 from penstock.worker.held_interrupt import release_in_child
+from penstock.worker.out_of_turn import in_its_place
 from penstock.worker.pickled_once import PickledOnce
 from penstock.worker.request_feed import RequestFeed
 from penstock.worker.slab_collate import collating_into, lend_slabs_to_torch
@@ -225,7 +226,7 @@ def _serve(
             try:
                 fetcher = of_epochs.get(request.epoch, fetcher)
                 place = BatchPlace(request.sequence, request.shard_id, request.first_place)
-                batch = fetcher.fetch(_indices_of(request), place)
+                batch = fetcher.fetch(*in_its_place(_indices_of(request), place))
                 threads_drew = fetcher.threads_drew
             except Exception as error:
                 if isinstance(error, StopIteration) and fetch.dataset_kind == DatasetKind.Iterable:

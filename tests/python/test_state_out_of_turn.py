@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States with ``in_order=False``: after a resume the batches that were not delivered come, and no
+others. A loader with workers in free order had no state at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool_datasets import CODE
+from pool_processes import pool_of
+from resumed_streams import (
+    COUNT,
+    SAMPLERS,
+    Augmented,
+    Counted,
+    Counting,
+    Remembering,
+    Shards,
+    StatefulSampler,
+    WithCursor,
+    jittered,
+    seed_all,
+    take,
+    through_json,
+    whole,
+)
+from stream_oracle import describe, error_of
+from torch.utils.data import Dataset, TensorDataset
+
+from penstock import DataLoader
+
+FREE: dict[str, Any] = {"in_order": False}
+
+
+class Uneven(Augmented):
+    """Some samples take as long as many others, so that those overtake them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        numbers = random.Random(seed)
+        self.delays_s = [numbers.choice([0.0, 0.0, 0.0, 0.001, 0.01]) for _ in range(COUNT)]
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.delays_s[index])
+        return super().__getitem__(index)
+
+
+class Indices(Uneven):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0]
+
+
+class Held(Dataset[int]):
+    """The samples of ``held`` are made once the trainer allows it."""
+
+    def __init__(self, held: set[int], count: int = 12) -> None:
+        self.held = held
+        self.count = count
+        self.reader, self.writer = os.pipe()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.held:
+            os.read(self.reader, 1)
+        return index
+
+    def let_go(self) -> None:
+        os.write(self.writer, b"!" * len(self.held))
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[..., Held]]:
+    made: list[Held] = []
+
+    def make(*held: int, count: int = 12) -> Held:
+        made.append(Held(set(held), count))
+        return made[-1]
+
+    yield make
+    for dataset in made:
+        dataset.close()
+
+
+def seen_of(batches: list[Any]) -> list[str]:
+    return sorted(map(repr, batches))
+
+
+def assert_whole_after_every_step(
+    make: Callable[[], Any], again: Callable[[], Any], stride: int | None = None
+) -> None:
+    """A state after each batch (if few), loaded into another loader, and a state of that one."""
+    expected = seen_of(whole(make))
+    seed_all(7)
+    loader = make()
+    iterator = iter(loader)
+    delivered: list[Any] = []
+    stride = stride or (1 if len(expected) < 16 else 4)
+    for step in range(len(expected) + 1):
+        if step % stride != 1 % stride:
+            delivered += take(iterator, 1)
+            continue
+        state = through_json(loader.state_dict())
+        assert state["_num_yielded"] == state["_sampler_iter_yielded"] == step
+        seed_all(1000 + step)
+        second = again()
+        second.load_state_dict(state)
+        resumed = iter(second)
+        some = take(resumed, min(2, len(expected) - step))
+        state = through_json(second.state_dict())
+        third = again()
+        third.load_state_dict(state)
+        rest = take(iter(third), 99)
+        assert seen_of([*delivered, *some, *rest]) == expected, f"after {step} batches"
+        assert seen_of(take(resumed, 99)) == seen_of(rest)
+        delivered += take(iterator, 1)
+    assert seen_of(delivered) == expected
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
+def test_what_was_not_delivered_comes_after_a_resume(
+    options: Callable[[], dict[str, Any]], workers: int
+) -> None:
+    def make() -> Any:
+        return DataLoader(Indices(workers), **{**options(), "num_workers": workers, **FREE})
+
+    assert_whole_after_every_step(make, make)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"num_workers": 3, **FREE},
+        {"num_workers": 2},
+        {"num_workers": 0},
+        {"num_workers": "auto"},
+        {"num_workers": 1, "fetch_threads": 3, **FREE},
+    ],
+    ids=str,
+)
+def test_seeded_batches_that_come_late_are_the_same_to_the_bit(
+    again: dict[str, Any], seeding: str
+) -> None:
+    # Threads share the generators that samples draw from, so those samples do not draw.
+    has_threads = "fetch_threads" in again
+    common: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seeding": seeding}
+    if seeding == "batch" and not has_threads:
+        common["collate_fn"] = jittered
+
+    def make(**options: Any) -> Any:
+        return DataLoader(Indices() if has_threads else Uneven(3), **common, **options)
+
+    assert_whole_after_every_step(lambda: make(num_workers=3, **FREE), lambda: make(**again))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rows_of_tensors_come_once(workers: int) -> None:
+    dataset = TensorDataset(torch.arange(40))
+
+    def make() -> Any:
+        return DataLoader(dataset, 3, shuffle=True, num_workers=workers, **FREE)
+
+    assert_whole_after_every_step(make, make)
+
+
+def held_back(dataset: Held, **options: Any) -> tuple[Any, list[int]]:
+    """A loader whose first worker is held at sample 0, and what the other one gave meanwhile."""
+    loader: Any = DataLoader(
+        dataset,
+        **{"batch_size": None, "num_workers": 2, "prefetch_factor": 1, **FREE, **options},
+    )
+    iterator = iter(loader)
+    given = [int(next(iterator)) for _ in range(5)]
+    state = through_json(loader.state_dict())
+    dataset.let_go()
+    del iterator
+    return state, given
+
+
+def test_batches_that_were_overtaken_are_asked_for_first(held: Callable[..., Held]) -> None:
+    state, given = held_back(held(0))
+    assert given == [1, 2, 3, 4, 5]
+    assert state["left"] == {"through": 6, "missing": [0]}
+    assert state["_sampler_iter_yielded"] == 5
+    for options in ({"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}):
+        loader: Any = DataLoader(held(), batch_size=None, **options)
+        loader.load_state_dict(state)
+        assert [int(value) for value in loader] == [0, 6, 7, 8, 9, 10, 11]
+        assert [int(value) for value in loader] == [*range(12)], "the next epoch is a whole one"
+
+
+def test_in_order_a_state_says_what_is_left_until_all_of_it_came(held: Callable[..., Held]) -> None:
+    state, _ = held_back(held(0, 2, count=14), num_workers=3)
+    assert state["left"]["missing"] == [0, 2]
+    for workers in (0, 1):
+        loader: Any = DataLoader(held(count=14), batch_size=None, num_workers=workers)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        assert through_json(loader.state_dict())["left"] == state["left"]
+        assert int(next(iterator)) == 0
+        assert loader.state_dict()["left"]["missing"] == [2]
+        assert int(next(iterator)) == 2
+        after = loader.state_dict()
+        assert "left" not in after and after["version"] == 1
+        assert after["_sampler_iter_yielded"] == state["left"]["through"]
+
+
+def test_a_look_ahead_in_one_process_sees_what_was_overtaken_first(
+    held: Callable[..., Held],
+) -> None:
+    state, _ = held_back(held(0), batch_size=1)
+    loader: Any = DataLoader(held(), batch_size=1)
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    assert loader.lookahead(3) == [[0], [6], [7]]
+    assert [int(value) for value in iterator] == [0, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_state_in_order_goes_on_in_free_order() -> None:
+    loader: Any = DataLoader(Counted(), 4, num_workers=2)
+    iterator = iter(loader)
+    given = take(iterator, 2)
+    again: Any = DataLoader(Counted(), 4, num_workers=2, **FREE)
+    again.load_state_dict(through_json(loader.state_dict()))
+    assert seen_of([*given, *take(iter(again), 99)]) == seen_of(whole(lambda: loader))
+
+
+def test_a_state_in_free_order_stays_small(held: Callable[..., Held]) -> None:
+    dataset = held(0, count=4000)
+    loader: Any = DataLoader(dataset, batch_size=None, num_workers=2, **FREE)
+    iterator = iter(loader)
+    before = len(json.dumps(loader.state_dict()))
+    for _ in range(3500):
+        next(iterator)
+    state = loader.state_dict()
+    dataset.let_go()
+    missing = state["left"]["missing"]
+    assert missing[0] == 0 and len(missing) <= 4, "no more than were asked for and have not come"
+    assert len(json.dumps(state)) < before + 100
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_persistent_workers_begin_each_epoch_with_nothing_left_out(seeding: str) -> None:
+    loader: Any = DataLoader(
+        Indices(), 2, num_workers=3, persistent_workers=True, seeding=seeding, **FREE
+    )
+    expected = seen_of(take(iter(loader), 99))
+    iterator = iter(loader)
+    given = take(iterator, 4)
+    state = through_json(loader.state_dict())
+    loader.load_state_dict(state)
+    assert seen_of([*given, *take(iter(loader), 99)]) == expected
+    assert loader.state_dict()["_iterator_finished"]
+    assert seen_of(take(iter(loader), 99)) == expected
+
+
+class UnevenShards(Shards):
+    def __iter__(self) -> Iterator[Any]:
+        for place, sample in enumerate(super().__iter__()):
+            time.sleep(0.01 if place % 5 == 2 else 0.0)
+            yield sample[0]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+@pytest.mark.parametrize("dataset", [UnevenShards, Remembering, WithCursor])
+def test_each_shard_of_an_iterable_dataset_goes_on_where_it_was(
+    dataset: type, seeding: str, workers: int
+) -> None:
+    def make() -> Any:
+        return DataLoader(dataset(), 3, num_workers=workers, seeding=seeding, **FREE)
+
+    assert_whole_after_every_step(make, make)
+
+
+@pytest.mark.slow
+def test_shards_with_random_samples_go_on_to_the_bit() -> None:
+    def make(workers: int, **options: Any) -> Any:
+        return DataLoader(
+            Shards(),
+            batch_size=3,
+            seeding="batch",
+            shards=3,
+            num_workers=workers,
+            collate_fn=jittered,
+            **options,
+        )
+
+    assert_whole_after_every_step(lambda: make(3, **FREE), lambda: make(1, **FREE))
+
+
+@pytest.mark.slow
+def test_a_pools_batches_come_once_and_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pool in pool_of(tmp_path, monkeypatch):
+        pool.start_worker(processes=2)
+        workers = {"pool": pool.endpoint, "code_paths": [CODE], "timeout": 60}
+        for options in (
+            {"dataset": Uneven(5), "shuffle": True},
+            {"dataset": Shards(), "shards": 3},
+        ):
+
+            def make(**others: Any) -> Any:
+                return DataLoader(batch_size=3, **{"seeding": "batch", **options, **others})  # noqa: B023
+
+            for again in ({**workers, **FREE}, {}):
+                assert_whole_after_every_step(
+                    lambda: make(**workers, **FREE),  # noqa: B023
+                    lambda again=again: make(**again),
+                    stride=4,
+                )
+
+
+def test_a_batch_that_raised_comes_again_after_a_resume() -> None:
+    """In free order its place is not known to the trainer."""
+
+    def make() -> Any:
+        return DataLoader(Counted(9, failing=4), batch_size=None, num_workers=2, **FREE)
+
+    loader = make()
+    expected = seen_of(take(iter(loader), 99))
+    iterator = iter(loader)
+    given = take(iterator, 7)
+    again = make()
+    again.load_state_dict(through_json(loader.state_dict()))
+    rest = take(iter(again), 99)
+    assert "sample 4" in rest
+    assert seen_of([one for one in given if one != "sample 4"] + rest) == expected
+
+
+def test_a_map_dataset_with_a_state_gets_it_back_in_each_worker() -> None:
+    def make() -> Any:
+        return DataLoader(Counting(), 2, num_workers=2, **FREE)
+
+    loader = make()
+    iterator = iter(loader)
+    given = [next(iterator) for _ in range(6)]
+    asked = [int(numbers[-1]) for _, numbers in given]
+    state = through_json(loader.state_dict())
+    states = [one["dataset"]["asked"] for one in state["shards"]["states"] if one]
+    assert sum(states) == 12 and max(asked) in states
+    again = make()
+    again.load_state_dict(state)
+    rest = list(again)
+    indices = [int(index) for batch in [*given, *rest] for index in batch[0]]
+    assert sorted(indices) == [*range(COUNT)]
+    assert max(int(batch[1][-1]) for batch in rest) > min(states)
+
+
+def test_a_stateful_sampler_is_not_pulled_from_the_beginning(held: Callable[..., Held]) -> None:
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(4)).tolist()
+    dataset = held(order[7], count=COUNT)
+
+    def make(dataset: Any, **options: Any) -> Any:
+        return DataLoader(
+            dataset, batch_size=None, sampler=StatefulSampler(), prefetch_factor=1, **options
+        )
+
+    loader = make(dataset, num_workers=2, **FREE)
+    iterator = iter(loader)
+    given = [int(next(iterator)) for _ in range(12)]
+    state = through_json(loader.state_dict())
+    dataset.let_go()
+    assert state["left"] == {"through": 13, "missing": [7]}
+    assert state["_index_sampler_state"]["index_sampler"] == {"yielded": 7}
+    again = make(held(count=COUNT), num_workers=1)
+    again.load_state_dict(state)
+    assert [int(value) for value in again] == [order[7], *order[13:]]
+    assert sorted(given) == sorted([*order[:7], *order[8:13]])
+    assert again.sampler.pulls == COUNT - 7
+
+
+def test_a_state_that_was_corrected_is_refused(held: Callable[..., Held]) -> None:
+    """accelerate takes back the batches that it holds; in free order the last are not known."""
+    state, _ = held_back(held(0))
+    state["_sampler_iter_yielded"] -= 1
+    loader: Any = DataLoader(held(), batch_size=None)
+    error = error_of(lambda: loader.load_state_dict(state))
+    assert type(error) is ValueError
+    assert "is 4 and 5 batches were delivered, out of turn" in str(error)
+
+
+def test_nothing_moves_when_a_state_is_asked_for() -> None:
+    def drive(asks: bool) -> Any:
+        seed_all(3)
+        loader: Any = DataLoader(Counted(), 4, shuffle=True, num_workers=1, **FREE)
+        seen = []
+        for batch in loader:
+            seen.append(describe(batch))
+            if asks:
+                loader.state_dict()
+        return seen, describe(torch.get_rng_state())
+
+    assert drive(True) == drive(False)
