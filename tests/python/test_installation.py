@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 import pytest
 import torch.utils.data
 import torch.utils.data.dataloader
+import torchdata.stateful_dataloader
 from script_runs import running
 from stream_oracle import error_of
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
 
 # In a place that no rebinding reaches.
 TORCHS = {"class": torch.utils.data.DataLoader}
+TORCHDATAS = {"class": torchdata.stateful_dataloader.StatefulDataLoader}
 
 
 class EarlyLoader(DataLoader[Any]):
@@ -263,3 +266,81 @@ if __name__ == "__main__":
 """
     with running("torch", source, tmp_path) as run:
         assert run.finish() == (0, "[[0, 1], [4, 9]] penstock\n", "")
+
+
+class EarlyStateful(StatefulDataLoader[Any]):
+    """Made from torchdata's class before anything is installed."""
+
+
+@pytest.mark.usefixtures("installed")
+def test_torchdatas_name_leads_to_penstock_and_back() -> None:
+    names = (StatefulDataLoader, torchdata.stateful_dataloader.StatefulDataLoader)
+    for kind in names:
+        loader: Any = kind([1, 2, 3], num_workers=1, snapshot_every_n_steps=2)
+        assert_streams_by_penstock(loader)
+        assert isinstance(loader, torch.utils.data.DataLoader)
+        assert loader.state_dict()["_iterator_finished"]
+    penstock.uninstall()
+    assert StatefulDataLoader is TORCHDATAS["class"]
+    assert torchdata.stateful_dataloader.StatefulDataLoader is TORCHDATAS["class"]
+
+
+def test_loaders_of_torchdatas_class_are_those_of_the_name() -> None:
+    plain, early = StatefulDataLoader([1]), EarlyStateful([1])
+    penstock.install()
+    try:
+        for loader in (plain, early, StatefulDataLoader([1])):
+            assert isinstance(loader, torchdata.stateful_dataloader.StatefulDataLoader)
+            assert isinstance(loader, torch.utils.data.DataLoader)
+        assert not isinstance(DataLoader([1]), StatefulDataLoader)
+        assert not isinstance(plain, penstock.DataLoader)
+        assert issubclass(EarlyStateful, StatefulDataLoader)
+        assert [batch.tolist() for batch in early] == [[1]], "it goes on with torchdata's iterator"
+    finally:
+        penstock.uninstall()
+
+
+@pytest.mark.parametrize("dump", ["before", "while"])
+@pytest.mark.parametrize("load", ["before", "while"])
+def test_loaders_of_torchdatas_class_can_be_pickled(dump: str, load: str) -> None:
+    loader = StatefulDataLoader([1, 2, 3], batch_size=2)
+    try:
+        if dump == "while":
+            penstock.install()
+        dumped = pickle.dumps(loader)
+        penstock.uninstall()
+        if load == "while":
+            penstock.install()
+        again = pickle.loads(dumped)
+        assert [batch.tolist() for batch in again] == [[1, 2], [3]]
+        assert isinstance(again, StatefulDataLoader)
+    finally:
+        penstock.uninstall()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("has_torchdata", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_program_may_import_torchdata_later_or_not_have_it(
+    has_torchdata: bool, is_first: bool, tmp_path: Path
+) -> None:
+    imports = ["import penstock; penstock.install()"]
+    if has_torchdata:
+        imports.insert(0 if is_first else 1, "from torchdata.stateful_dataloader import *")
+    else:
+        imports.insert(0, "import sys; sys.modules['torchdata'] = None")
+        imports.append("from torch.utils.data import DataLoader as StatefulDataLoader")
+    source = (
+        "\n".join(imports)
+        + """
+loader = StatefulDataLoader([1, 2, 3], batch_size=2, num_workers=1)
+batches = iter(loader)
+next(batches)
+again = StatefulDataLoader([1, 2, 3], batch_size=2)
+again.load_state_dict(loader.state_dict())
+print([batch.tolist() for batch in again], isinstance(again, penstock.DataLoader))
+"""
+    )
+    with running("torch", source, tmp_path) as run:
+        assert run.finish() == (0, "[[3]] True\n", "")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives penstock's loader to code that imports torch's: frameworks, and programs left as they are.
+"""Gives penstock's loader to code that imports torch's, or torchdata's: frameworks, and programs
+left as they are.
 
 A name is rebound where it is looked up: in the globals of every module. An object that holds
-torch's class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
+the class elsewhere, such as a class that already subclassed it, keeps it and goes on as before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from penstock.cli import torchdata_loader
+from penstock.cli.torchdata_loader import torchdata_class
 from penstock.loader import dataloader
 from penstock.seams.iterators import BaseIterator
 
@@ -24,25 +27,26 @@ _T_co = TypeVar("_T_co", covariant=True)
 # pickle finds it.
 TorchDataLoader: type[Any] = dataloader.DataLoader.__mro__[1]
 _TORCH_MODULE = "torch.utils.data.dataloader"
+_TORCHDATA_NAME = "TorchdataLoader"
 _spawn: Any = multiprocessing.spawn
 
 
 class _StandIn(ABCMeta):
-    """Makes the stand-in answer for torch's class: an instance of torch's loader counts as one of
+    """Makes a stand-in answer for the class whose name it has: an instance of that counts as one of
     its own.
 
     Derived from ABCMeta so that a user's class may be a loader and an abstract class at once.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if cls is DataLoader:
-            return isinstance(instance, TorchDataLoader)
-        return super().__instancecheck__(instance)
+        original = _original(cls)
+        is_theirs = original is not None and isinstance(instance, original)
+        return is_theirs or super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        if cls is DataLoader:
-            return issubclass(subclass, TorchDataLoader)
-        return super().__subclasscheck__(subclass)
+        original = _original(cls)
+        is_theirs = original is not None and issubclass(subclass, original)
+        return is_theirs or super().__subclasscheck__(subclass)
 
     def __subclasses__(cls) -> list[Any]:
         """Also torch's class, ours, and all of theirs: Lightning patches the classes that it finds
@@ -109,18 +113,38 @@ class DataLoader(dataloader.DataLoader[_T_co], metaclass=_StandIn):
     __setattr__ = TorchDataLoader.__setattr__  # type: ignore[misc, assignment]
 
 
+class StatefulDataLoader(DataLoader[_T_co]):
+    """penstock's loader under torchdata's name. Every loader of torchdata's is an instance."""
+
+
+def _original(stand_in: type) -> type[Any] | None:
+    """The class that a stand-in stands for; None for a class made from one."""
+    if stand_in is DataLoader:
+        return TorchDataLoader
+    return torchdata_class() if stand_in is StatefulDataLoader else None
+
+
+def __getattr__(name: str) -> Any:
+    """Where pickle finds torchdata's class while its own name leads to the stand-in."""
+    if name == _TORCHDATA_NAME and (original := torchdata_class()) is not None:
+        return original
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _own_class(loader: Any) -> Any:
     is_ours = issubclass(type(loader), dataloader.DataLoader)
     return dataloader.DataLoader if is_ours else TorchDataLoader
 
 
 def install() -> None:
-    """Makes ``torch.utils.data.DataLoader`` penstock's, for every program and framework.
+    """Makes ``torch.utils.data.DataLoader`` penstock's, for every program and framework, and
+    torchdata's ``StatefulDataLoader`` where torchdata is installed.
 
-    Rebinds the name in torch and in each module that has imported it; modules imported later find
-    it rebound. Processes that this one starts with spawn or forkserver install it too. Call it once
-    at the start of a program, before or after the frameworks are imported; a further call takes in
-    modules imported since. Classes made from torch's before keep torch's iterator.
+    Rebinds the names in torch, in torchdata and in each module that has imported them; modules
+    imported later find them rebound. Processes that this one starts with spawn or forkserver
+    install it too. Call it once at the start of a program, before or after the frameworks are
+    imported; a further call takes in modules imported since. Classes made from theirs before keep
+    their iterators.
 
     Example::
 
@@ -129,9 +153,13 @@ def install() -> None:
         penstock.install()
         from torch.utils.data import DataLoader  # penstock's
     """
+    of_torchdata = torchdata_class()
     _rebind(TorchDataLoader, DataLoader)
     # pickle looks a class up by its name, which now leads elsewhere.
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = __name__, "TorchDataLoader"
+    if of_torchdata is not None:
+        _rebind(of_torchdata, StatefulDataLoader)
+        of_torchdata.__module__, of_torchdata.__qualname__ = __name__, _TORCHDATA_NAME
     if not isinstance(_spawn.get_preparation_data, _PreparationData):
         _spawn.get_preparation_data = _PreparationData(_spawn.get_preparation_data)
 
@@ -140,6 +168,11 @@ def uninstall() -> None:
     """Takes :func:`install` back. Loaders and classes made meanwhile stay penstock's."""
     _rebind(DataLoader, TorchDataLoader)
     TorchDataLoader.__module__, TorchDataLoader.__qualname__ = _TORCH_MODULE, "DataLoader"
+    of_torchdata = torchdata_class()
+    if of_torchdata is not None:
+        _rebind(StatefulDataLoader, of_torchdata)
+        of_torchdata.__module__ = torchdata_loader.MODULE
+        of_torchdata.__qualname__ = torchdata_loader.NAME
     if isinstance(_spawn.get_preparation_data, _PreparationData):
         _spawn.get_preparation_data = _spawn.get_preparation_data.original
 
