@@ -56,6 +56,34 @@ class KeepsPlace(IterableDataset[int]):
         self.first = self.place
 
 
+class Rolls:
+    """An iterator that keeps the global generator of torch in its state."""
+
+    def __init__(self) -> None:
+        self.left = 7
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left, "generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left = state["left"]
+        torch.set_rng_state(state["generator"])
+
+
+class IteratesOverRolls(IterableDataset[float]):
+    def __iter__(self) -> Iterator[float]:
+        return Rolls()
+
+
 class OwnGenerator(Dataset[float]):
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(5)
@@ -73,7 +101,7 @@ class OwnGenerator(Dataset[float]):
         self.generator.set_state(state["generator"])
 
 
-DATASETS: list[Any] = [CountsEpochs, KeepsPlace, OwnGenerator]
+DATASETS: list[Any] = [CountsEpochs, KeepsPlace, OwnGenerator, IteratesOverRolls]
 WORKERS = [
     {"num_workers": 0},
     pytest.param({"num_workers": 3}, marks=pytest.mark.slow),
@@ -93,13 +121,17 @@ def epoch_of(loader: Any) -> list[Any]:
 def test_the_next_epoch_is_the_one_that_would_have_come(
     dataset_class: Any, workers: dict[str, Any], seeding: str, epoch_count: int
 ) -> None:
-    options: dict[str, Any] = {"batch_size": 2, "seeding": seeding, **workers}
-    loader = DataLoader(dataset_class(), **options)
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(3)  # of base seeds, which are not the dataset's
+        options: dict[str, Any] = {"batch_size": 2, "seeding": seeding, **workers}
+        return DataLoader(dataset_class(), generator=generator, **options)
+
+    loader = make()
     for _ in range(epoch_count):
         epoch_of(loader)
     state = copy.deepcopy(loader.state_dict())
     expected = [epoch_of(loader), epoch_of(loader)]
-    resumed = DataLoader(dataset_class(), **options)
+    resumed = make()
     resumed.load_state_dict(state)
     assert [epoch_of(resumed), epoch_of(resumed)] == expected
 

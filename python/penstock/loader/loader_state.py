@@ -47,7 +47,13 @@ from penstock.stream.progress import (
     Progress,
     ResumePoint,
 )
-from penstock.stream.shard_state import ShardStart, ShardStarts, is_stateful, load_between_epochs
+from penstock.stream.shard_state import (
+    ShardStart,
+    ShardStarts,
+    is_stateful,
+    load_between_epochs,
+    load_shard_between_epochs,
+)
 
 _VERSION = 1
 _VERSION_OUT_OF_TURN = 2  # of a state with places that were left out, which older readers miss
@@ -91,6 +97,9 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         state["generators"] = _generators(loader, GeneratorSnapshot.take(loader))
         if _carries_its_dataset(loader):
             state["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+        of_iterator = _state_of_last_iterator(loader, progress)
+        if of_iterator is not None:
+            state["iterator"] = of_iterator
         state["samplers"] = _states_of_samplers(loader)
         if progress is not None and progress.is_finished and _keeps_its_workers(loader):
             before = _decoded_all(loader, progress.shard_states)
@@ -122,6 +131,16 @@ def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         state["samples"] = progress.share.samples_before(progress.answered_count)
         state["shards"].update(counts=[progress.answered_count], last=None)
     return state
+
+
+def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> Any:
+    """The state of the dataset's iterator after an epoch in this process. None where it has none,
+    where it is the dataset itself, and where nothing that it can set outlasts it."""
+    if progress is None or is_parallel(loader) or is_seeded_by_batch(loader):
+        return None
+    of_shard = progress.shard_states[0] or {}
+    is_apart = "dataset" in of_shard or not is_stateful(loader.dataset)
+    return of_shard.get("iterator") if is_apart else None
 
 
 def _states_of_samplers(loader: LoaderFace) -> dict[str, Any] | None:
@@ -233,8 +252,10 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     for name, of_sampler in (state.get("samplers") or {}).items():
         load_between_epochs(getattr(loader, name), of_sampler)
     snapshot.put_back_own(loader)
-    if state["dataset"] is not None:
-        load_between_epochs(loader.dataset, state["dataset"])
+    parts = {name: state.get(name) for name in ("dataset", "iterator")}
+    load_shard_between_epochs(
+        loader.dataset, {name: part for name, part in parts.items() if part is not None}
+    )
     is_between = _is_between_epochs(state)
     globals_then = _with_those_of_now(state["generators"]["globals"])
     is_of_now = globals_then == _globals_to_json(generator_states())

@@ -72,6 +72,18 @@ def load_between_epochs(iterated: Any, state: Any) -> None:
         load(state)
 
 
+def load_shard_between_epochs(dataset: Any, state: dict[str, Any]) -> None:
+    """Gives a dataset the state that its shard had after an epoch, from :func:`shard_state`.
+
+    Its iterator of that epoch may have kept what the next one goes on with: the global generators,
+    say.
+    """
+    if "iterator" in state:
+        iter(dataset).load_state_dict(state["iterator"])
+    if "dataset" in state:
+        load_between_epochs(dataset, state["dataset"])
+
+
 def draws_nothing(collate_fn: Callable[[Any], Any]) -> bool:
     """Whether it is torch's own or one of penstock's, which draw no random numbers."""
     is_ours = getattr(collate_fn, "draws_nothing", False)

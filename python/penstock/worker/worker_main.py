@@ -33,7 +33,11 @@ from penstock.seams.iterators import (
     set_worker_signal_handlers,
 )
 from penstock.stream.batch_seeds import EpochSeeds
-from penstock.stream.shard_state import ShardStarts, load_between_epochs, load_dataset_state
+from penstock.stream.shard_state import (
+    ShardStarts,
+    load_dataset_state,
+    load_shard_between_epochs,
+)
 from penstock.stream.table_rows import plain_rows
 from penstock.worker.arrow_memory import tune_arrow_memory
 from penstock.worker.batch_pickle import dumps
@@ -254,8 +258,8 @@ def _serve(
 def _load_states_before(datasets: dict[int, Any], spec: WorkerSpec) -> None:
     for shard_id, dataset in datasets.items():
         start, before = spec.starts.get(shard_id), spec.states_before.get(shard_id)
-        if (start is None or start.state is None) and before is not None and "dataset" in before:
-            load_between_epochs(dataset, before["dataset"])
+        if (start is None or start.state is None) and before is not None:
+            load_shard_between_epochs(dataset, before)
 
 
 def _watch(fetch: FetchSpec, rows: list[torch.Tensor] | None) -> Watch:
