@@ -1,15 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that were written for torchdata's StatefulDataLoader: its argument, and the checkpoints
-that it saved."""
+"""Programs that were written for torchdata's StatefulDataLoader: its argument, the checkpoints
+that it saved, the errors that come through it, and what its states may be used for."""
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from resumed_streams import COUNT, Counted, Shards, StatefulSampler, rest_of, state_after, whole
+from resumed_streams import (
+    COUNT,
+    Counted,
+    Shards,
+    StatefulSampler,
+    rest_of,
+    state_after,
+    take,
+    whole,
+)
 from stream_oracle import error_of
+from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from penstock import DataLoader
@@ -61,3 +74,131 @@ def test_a_checkpoint_of_torchdata_is_refused_by_name(
     assert "is of StatefulDataLoader of torchdata" in str(error)
     assert "finish the epoch with torchdata, or begin a new epoch" in str(error)
     assert len([*loader]) > 0, "the loader is as it was"
+
+
+class Refusal(LookupError):
+    pass
+
+
+class Refuses(IterableDataset[int]):
+    """Raises in one of the methods that a loader calls in a worker, before the first sample."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __iter__(self) -> Iterator[int]:
+        if self.where == "__iter__":
+            raise Refusal("no such shard")
+        return iter(range(12))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.where == "state_dict":
+            raise Refusal("no such shard")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.where == "load_state_dict":
+            raise Refusal("no such shard")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("where", ["__iter__", "state_dict", "load_state_dict"])
+def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
+    where: str, persistent: bool
+) -> None:
+    def make(loader_class: Any, where: str) -> Any:
+        return loader_class(
+            Refuses(where), batch_size=2, num_workers=2, persistent_workers=persistent
+        )
+
+    def outcome(loader_class: Any) -> tuple[type, str]:
+        first = make(loader_class, "")
+        iterator = iter(first)
+        for _ in range(2):  # one of each worker
+            next(iterator)
+        loader = make(loader_class, where)
+        if where == "load_state_dict":
+            loader.load_state_dict(first.state_dict())
+        error = error_of(lambda: next(iter(loader)))
+        return type(error), str(error).splitlines()[-1]
+
+    assert outcome(DataLoader) == outcome(StatefulDataLoader)
+    assert outcome(DataLoader)[0] is Refusal
+    assert multiprocessing.active_children() == []
+
+
+class Tells(IterableDataset[list[int]]):
+    """Samples that say how often this process has begun to iterate. Its state grows."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.log: list[int] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.passes += 1
+        skipped = len(self.log)
+        for place in range(skipped, 9):
+            self.log.append(place)
+            yield [self.passes, place]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"log": self.log}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.log = state["log"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_stays_as_it_was_while_the_loader_goes_on(workers: int) -> None:
+    loader: Any = DataLoader(Tells(), batch_size=None, num_workers=workers)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    before = copy.deepcopy(state)
+    rest = [sample[1] for sample in iterator]
+    assert state == before
+    again: Any = DataLoader(Tells(), batch_size=None, num_workers=workers)
+    again.load_state_dict(state)
+    assert again.state_dict() == before
+    samples = [*again]
+    assert [place for _, place in samples] == rest
+    assert {passes for passes, _ in samples} == {1}, "a worker begins to iterate once"
+    assert state == before
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_before_every_worker_has_answered_keeps_those_of_the_others(
+    persistent: bool,
+) -> None:
+    def make() -> Any:
+        return DataLoader(Tells(), batch_size=None, num_workers=4, persistent_workers=persistent)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(11):
+        next(iterator)
+    state = loader.state_dict()
+    expected = [sample[1] for sample in iterator][2:]
+    loader.load_state_dict(state)
+    resumed = iter(loader)
+    for _ in range(2):
+        next(resumed)
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert [sample[1] for sample in again] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_a_loader_that_was_never_iterated_begins_anew(workers: int) -> None:
+    def make() -> Any:
+        return DataLoader(Counted(), 4, num_workers=workers)
+
+    loader = make()
+    state = loader.state_dict()
+    expected = take(iter(loader), 99)
+    again = make()
+    take(iter(again), 3)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert take(iter(again), 99) == expected
