@@ -3,7 +3,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sampling/cost_packer.h"
@@ -20,6 +22,11 @@ using sampling::RankShare;
 using sampling::RankShareOptions;
 
 namespace {
+
+// The batches of one step, of which a rank makes objects of Python of its own alone.
+struct CostStep {
+  std::vector<std::vector<int64_t>> batches;
+};
 
 // The packer and the costs that it reads.
 struct PythonCostPacker {
@@ -64,6 +71,14 @@ void bind_sampling(py::module_& module) {
       .def_property_readonly("shares", &MixtureSchedule::shares)
       .def_property_readonly("lags", &MixtureSchedule::lags);
 
+  py::class_<CostStep>(module, "CostStep")
+      .def(
+          "batch", [](const CostStep& self, size_t rank) { return self.batches.at(rank); }, py::arg("rank"))
+      .def_property_readonly("batch_sizes", [](const CostStep& self) {
+        std::vector<size_t> sizes;
+        for (const auto& batch : self.batches) sizes.push_back(batch.size());
+        return sizes;
+      });
   py::class_<PythonCostPacker>(module, "CostPacker")
       .def(py::init([](const py::array_t<double, py::array::c_style>& costs,
                        const py::array_t<int64_t, py::array::c_style>& order) {
@@ -74,8 +89,11 @@ void bind_sampling(py::module_& module) {
            py::arg("costs"), py::arg("order"))
       .def(
           "next",
-          [](PythonCostPacker& self, double budget, size_t rank_count, size_t batch_size_max) {
-            return self.packer.next({.budget = budget, .rank_count = rank_count, .batch_size_max = batch_size_max});
+          [](PythonCostPacker& self, double budget, size_t rank_count,
+             size_t batch_size_max) -> std::optional<CostStep> {
+            CostStep step{
+                self.packer.next({.budget = budget, .rank_count = rank_count, .batch_size_max = batch_size_max})};
+            return step.batches.empty() ? std::nullopt : std::optional(std::move(step));
           },
           py::arg("budget"), py::arg("rank_count"), py::arg("batch_size_max"))
       .def_property_readonly("left_count", [](const PythonCostPacker& self) { return self.packer.left_count(); });

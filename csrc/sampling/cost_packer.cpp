@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <queue>
 #include <utility>
 
@@ -16,11 +15,16 @@ namespace {
 constexpr size_t kWindow = 4;              // samples that a step may choose from, times those that it takes
 constexpr size_t kExchangesMax = 4;        // of a step, times its ranks
 constexpr double kEvenEnough = 1.0 / 256;  // of the budget, between the most and the least loaded batch
+// The last samples are shared out over two steps where one would be full beyond this part.
+constexpr double kFull = 0.95;
+constexpr double kSlack = 1.02;  // of the budget of half of them, so that they can be packed
 
 }  // namespace
 
 CostPacker::CostPacker(std::span<const double> costs, std::vector<int64_t> order)
-    : costs_(costs), order_(std::move(order)) {}
+    : costs_(costs), order_(std::move(order)) {
+  for (const int64_t index : order_) left_cost_ += costs_[static_cast<size_t>(index)];
+}
 
 // The next `count` samples, the most expensive first, each to the least loaded batch. Returns whether all fit.
 bool CostPacker::share_out(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
@@ -46,26 +50,26 @@ bool CostPacker::share_out(size_t count, const CostPackerOptions& options, std::
 
 // Fills the least loaded batches with the largest samples that fit, of those that follow the first `count`.
 void CostPacker::top_up(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const {
-  std::multimap<double, size_t> candidates;
   const size_t end = std::min(left_count(), count * kWindow);
-  for (size_t at = count; at < end; ++at)
-    candidates.emplace(costs_[static_cast<size_t>(order_[first_ + at])], first_ + at);
+  if (end <= count) return;
+  // There are many candidates and few of them are taken: to look at all for each is less work than to sort them.
+  std::vector<double> costs(end - count);
+  for (size_t at = 0; at < costs.size(); ++at) costs[at] = costs_[static_cast<size_t>(order_[first_ + count + at])];
   const auto is_open = [&](const Load& load) {
     return options.batch_size_max == 0 || load.items.size() < options.batch_size_max;
   };
-  while (!candidates.empty()) {
+  for (;;) {
     Load* least = nullptr;
     for (Load& load : loads)
       if (is_open(load) && (least == nullptr || load.cost < least->cost)) least = &load;
     if (least == nullptr) return;
-    auto found = candidates.upper_bound(options.budget - least->cost);
-    for (; found != candidates.begin(); found = std::prev(found))
-      if (least->cost + std::prev(found)->first <= options.budget) break;  // a difference may have been rounded
-    if (found == candidates.begin()) return;
-    found = std::prev(found);
-    least->cost += found->first;
-    least->items.push_back({found->second, found->first});
-    candidates.erase(found);
+    double best = 0;  // a candidate that was taken costs nothing, so it is never better
+    for (const double cost : costs) best = least->cost + cost <= options.budget && cost > best ? cost : best;
+    if (best == 0) return;
+    const auto found = std::find(costs.rbegin(), costs.rend(), best);
+    least->cost += best;
+    least->items.push_back({first_ + count + static_cast<size_t>(costs.rend() - found) - 1, best});
+    *found = 0;
   }
 }
 
@@ -106,8 +110,24 @@ double CostPacker::cost_of(const Load& load) {
   return cost;
 }
 
-std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& options) {
+// A full step may leave a few samples for the last one, too few for batches that cost alike. So the last two steps cost
+// the same.
+CostPackerOptions CostPacker::for_next(CostPackerOptions options) const {
+  const double full = kFull * options.budget * static_cast<double>(options.rank_count);
+  if (options.rank_count < 2 || left_cost_ <= full || left_cost_ >= 2 * full) return options;
+  std::vector<Load> loads;
+  if (share_out(left_count(), options, loads)) return options;  // one step has room for all
+  double longest = 0;
+  for (size_t at = first_; at < order_.size(); ++at)
+    longest = std::max(longest, costs_[static_cast<size_t>(order_[at])]);
+  const double half = kSlack * left_cost_ / 2 / static_cast<double>(options.rank_count);
+  options.budget = std::min(options.budget, std::max(longest, half));
+  return options;
+}
+
+std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& asked) {
   if (left_count() == 0) return {};
+  const CostPackerOptions options = for_next(asked);
   // So many samples that the budgets of all batches would be used up, and fewer until they can be shared out.
   size_t count = 0;
   const double total = options.budget * static_cast<double>(options.rank_count);
@@ -138,7 +158,10 @@ std::vector<std::vector<int64_t>> CostPacker::next(const CostPackerOptions& opti
 void CostPacker::take(const std::vector<Load>& loads) {
   std::vector<size_t> places;
   for (const Load& load : loads)
-    for (const Item& item : load.items) places.push_back(item.place);
+    for (const Item& item : load.items) {
+      places.push_back(item.place);
+      left_cost_ -= item.cost;
+    }
   std::ranges::sort(places);
   // From the last place taken backwards, what was not taken moves up.
   size_t to = places.back() + 1;

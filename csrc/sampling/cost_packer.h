@@ -4,7 +4,8 @@
 // rank waits for another. A step takes the next samples of the order, shares them out by the rule "longest first, to
 // the least loaded" (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17
 // (1969), pages 416 to 429), fills what room is left with samples that follow soon, and exchanges samples between the
-// most and the least loaded batch. What a step leaves over comes first in the next one.
+// most and the least loaded batch. What a step leaves over comes first in the next one, and the last two steps cost the
+// same.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,11 +46,13 @@ class CostPacker {
   void top_up(size_t count, const CostPackerOptions& options, std::vector<Load>& loads) const;
   static void even_out(const CostPackerOptions& options, std::vector<Load>& loads);
   static double cost_of(const Load& load);  // added up in the sequence of its items
+  CostPackerOptions for_next(CostPackerOptions options) const;
   void take(const std::vector<Load>& loads);
 
   std::span<const double> costs_;
   std::vector<int64_t> order_;
   size_t first_ = 0;  // what is left of the order begins here
+  double left_cost_ = 0;
 };
 
 }  // namespace penstock::sampling

@@ -16,11 +16,6 @@ from penstock.sampling.drawn_order import drawn_order
 from penstock.sampling.epoch_sampler import EpochSampler
 from penstock.sampling.job_rank import JobRank
 
-_Step = list[list[int]]  # the indices of each rank's batch
-# The last samples are shared out over two steps where one would be full beyond this part.
-_FULL = 0.95
-_SLACK = 1.02  # of the budget of half of them, so that they can be packed
-
 
 class _Packing(NamedTuple):
     """What the batches of a step follow from, beside the samples that are left."""
@@ -151,59 +146,35 @@ class CostBatchSampler(EpochSampler[list[int], _CostPlace]):
         self._padded, self._dropped = [], []
         for step in self._steps(place):
             place.step_count += 1
-            self._make_whole(step)
-            yield step[self.rank]
+            yield step.batch(self.rank) if all(step.batch_sizes) else self._make_whole(step)
 
-    def _steps(self, place: _CostPlace) -> Iterator[_Step]:
+    def _steps(self, place: _CostPlace) -> Iterator[_C.CostStep]:
         """The steps of the epoch after those that were made."""
         count = len(self._costs)
         order = np.arange(count)
         if self.shuffle:
             order = drawn_order(count, self.seed, (place.epoch,))
-        rest = _Rest(self._costs, order)
+        packer = _C.CostPacker(self._costs, order)
         for packing, made_count in [*place.past, (self._packing, place.step_count)]:
             for _ in range(made_count):
-                rest.next(packing)
-        while step := rest.next(self._packing):
-            if self.remainder == "drop" and not all(step):
-                self._dropped = list(itertools.chain.from_iterable(step))
+                packer.next(*packing)
+        while (step := packer.next(*self._packing)) is not None:
+            if self.remainder == "drop" and not all(step.batch_sizes):
+                self._dropped = self._samples(step)
                 return
             yield step
 
-    def _make_whole(self, step: _Step) -> None:
-        """Gives every rank a sample, where there are fewer samples than ranks."""
-        again = itertools.cycle(list(itertools.chain.from_iterable(step)))
-        for batch in step:
-            if not batch:
-                batch.append(next(again))
-                self._padded.extend(batch)
+    def _samples(self, step: _C.CostStep) -> list[int]:
+        batches = map(step.batch, range(len(step.batch_sizes)))
+        return list(itertools.chain.from_iterable(batches))
 
-
-class _Rest:
-    """What is left of an epoch's order."""
-
-    def __init__(self, costs: np.ndarray[Any, Any], order: np.ndarray[Any, Any]) -> None:
-        self._costs = costs
-        self._packer = _C.CostPacker(costs, order)
-        self._is_left = np.ones(len(costs), dtype=np.bool_)
-        self._cost = math.fsum(costs)  # the same on every machine
-
-    def next(self, packing: _Packing) -> _Step:
-        """The batches of the next step; none at the end.
-
-        A full step may leave a few samples for the last one, too few for batches that cost alike.
-        So the last two steps cost the same.
-        """
-        full = packing.budget * packing.world_size
-        if packing.world_size > 1 and _FULL * full < self._cost < 2 * _FULL * full:
-            longest = float(self._costs[self._is_left].max())
-            half = _SLACK * self._cost / 2 / packing.world_size
-            packing = packing._replace(budget=min(packing.budget, max(longest, half)))
-        step: _Step = self._packer.next(*packing)
-        taken = list(itertools.chain.from_iterable(step))
-        self._is_left[taken] = False
-        self._cost -= math.fsum(self._costs[taken])
-        return step
+    def _make_whole(self, step: _C.CostStep) -> list[int]:
+        """The batch of this rank in a step of fewer samples than ranks. Each has one at least."""
+        again = itertools.cycle(self._samples(step))
+        batches = [step.batch(rank) or [next(again)] for rank in range(len(step.batch_sizes))]
+        sizes = zip(batches, step.batch_sizes, strict=True)
+        self._padded.extend(batch[0] for batch, size in sizes if size == 0)
+        return batches[self.rank]
 
 
 def _checked_costs(costs: Sequence[float], budget: float) -> np.ndarray[Any, Any]:
