@@ -4,12 +4,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/randperm.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/assert.h"
+#include "loader/permutation.h"
 
 namespace penstock::loader {
 
@@ -37,7 +37,7 @@ void TorchSampler::start() {
     options_.generator = at::detail::createCPUGenerator(options_.seed ? *options_.seed : draw_seed());
     has_own_generator_ = true;
   }
-  at::randperm_out(indices_, options_.sample_count, options_.generator);
+  draw_permutation(indices_, options_.sample_count, *options_.generator);
 }
 
 void TorchSampler::exhaust() {
@@ -45,7 +45,7 @@ void TorchSampler::exhaust() {
   is_exhausted_ = true;
   // Torch draws a last permutation here and takes none of it: the generator moves on, which its owner can see.
   if (options_.shuffle && !has_own_generator_) {
-    at::randperm(options_.sample_count, options_.generator, at::TensorOptions().dtype(at::kLong));
+    skip_permutation(options_.sample_count, *options_.generator);
   }
 }
 
