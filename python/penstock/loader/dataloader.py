@@ -20,7 +20,13 @@ from penstock.graph.link import Link
 from penstock.loader.automatic_iterator import AutomaticPoolIter
 from penstock.loader.device import cuda_index
 from penstock.loader.in_process_iterator import SingleProcessIter
-from penstock.loader.loader_state import begin_from, check_has_state, check_state, make_state
+from penstock.loader.loader_state import (
+    begin_from,
+    check_has_state,
+    check_state,
+    loaded_state,
+    make_state,
+)
 from penstock.loader.local_iterator import LocalPoolIter
 from penstock.loader.lookahead import look_ahead
 from penstock.loader.options import (
@@ -587,7 +593,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._started is not None:
             return self._started.state
         if self._loaded_state is not None:
-            return copy.deepcopy(self._loaded_state)
+            return loaded_state(self, self._loaded_state)
         return make_state(self, self._progress)
 
     def _begin_progress(self) -> Progress:

@@ -29,6 +29,7 @@ from torch.utils.data import (
 
 from penstock import _C
 from penstock.errors import StateUnsupportedError
+from penstock.loader.job_state import opened, sealed
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.options import (
     has_pool,
@@ -76,6 +77,17 @@ def check_has_state(loader: LoaderFace) -> None:
 
 def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
     """The state of a loader whose last ``iter()`` began ``progress``."""
+    state = _state_at(loader, progress)
+    return sealed(state) if loader.shard_by_rank else state
+
+
+def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a loader that was given ``state`` and has not begun its iteration."""
+    state = copy.deepcopy(state)
+    return sealed(state) if loader.shard_by_rank else state
+
+
+def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
@@ -244,6 +256,7 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     they are drawn from as by any ``iter()``.
     """
     check_state(loader, state)
+    state = opened(state)
     loader._epoch_count = state["epoch"]
     if state["_iterator_finished"] and state["base_seed"] is not None:
         loader._epoch_count += is_seeded_by_batch(loader)
@@ -269,7 +282,7 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         point=None if is_between else _resume_point(loader, state),
     )
     if state["shards"] is not None and state["shards"].get("before") is not None:
-        progress.states_before = state["shards"]["before"]
+        progress.states_before = list(state["shards"]["before"])
     index_sampler = loader._index_sampler
     if isinstance(index_sampler, RankBatchSampler) and not is_between:
         has_state = state["_index_sampler_state"] is not None
