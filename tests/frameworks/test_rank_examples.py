@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of examples/ranks, each on 2 ranks: all give the same losses, to the bit, also when
+they are stopped in mid-epoch and go on from what they saved."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from pool_processes import PoolProcesses, pool_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "ranks"
+SECONDS_MAX = 110
+STEPS, STOP_AFTER = 12, 4  # an epoch has 6
+_LOOPBACK = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+_ACCELERATE = ["--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+_ADDRESS = ["--main_process_ip=127.0.0.1", "--main_process_port=0"]
+
+PYTHON = [sys.executable]
+TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", *_LOOPBACK, "--nproc-per-node=2"]
+ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch", *_ACCELERATE, *_ADDRESS]
+# The launcher, and the option that names what is saved.
+WAYS: dict[str, tuple[list[str], str]] = {
+    "ddp": (TORCHRUN, "--state"),
+    "fsdp2": (TORCHRUN, "--checkpoint"),
+    "lightning_ddp": (PYTHON, "--checkpoints"),
+    "accelerate_launch": ([*ACCELERATE, "--num_processes=2"], "--checkpoint"),
+    "hf_trainer": (TORCHRUN, "--output"),
+}
+
+
+def run(name: str, *arguments: str) -> dict[int, list[float]]:
+    """The losses of each rank."""
+    process = subprocess.Popen(
+        [*WAYS[name][0], str(EXAMPLES / f"{name}.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONWARNINGS": "ignore",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+    )
+    try:
+        out, err = process.communicate(timeout=SECONDS_MAX)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)  # a launcher ends its ranks
+        process.wait()
+    assert process.returncode == 0, err
+    found = re.findall(r"^rank (\d): losses (\[.*\])$", out, re.MULTILINE)
+    return {int(rank): ast.literal_eval(losses) for rank, losses in found}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, list[float]]:
+    """The losses of the example of DDP that nothing interrupts."""
+    losses = run("ddp")
+    assert {rank: len(of_rank) for rank, of_rank in losses.items()} == {0: STEPS, 1: STEPS}
+    assert losses[0] != losses[1]
+    return losses
+
+
+@pytest.mark.long("accelerate_launch", "hf_trainer", "lightning_ddp")
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "ddp"])
+def test_an_example_has_the_losses_of_ddp(
+    name: str, expected: dict[int, list[float]], tmp_path: Path
+) -> None:
+    given = ["--output", str(tmp_path / "saved")] if name == "hf_trainer" else []
+    assert run(name, *given) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WAYS)
+def test_an_example_goes_on_in_mid_epoch(
+    name: str, expected: dict[int, list[float]], tmp_path: Path
+) -> None:
+    saved = [WAYS[name][1], str(tmp_path / "saved")]
+    first = run(name, *saved, "--stop-after", str(STOP_AFTER))
+    assert first == {rank: losses[:STOP_AFTER] for rank, losses in expected.items()}
+    rest = run(name, *saved)
+    assert rest == {rank: losses[STOP_AFTER:] for rank, losses in expected.items()}
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def test_torchtitans_loader_reads_from_a_pool_and_goes_on_with_other_ranks(
+    pool: PoolProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(
+        "torchtitan.components.dataloader",
+        reason="torchtitan is not installed, for it wants an older datasets than the other tests: "
+        "pip install --no-deps torchtitan==0.3.0 torch_checkpointing spmd_types tyro",
+    )
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from titan_loader import PenstockDataLoader
+
+    pool.start_worker(processes=3)  # one for each loader
+    torch.save(torch.arange(801), tmp_path / "tokens.pt")
+    config = PenstockDataLoader.Config(
+        dataset_path=str(tmp_path / "tokens.pt"), num_workers=0, pool=pool.endpoint
+    )
+
+    def ranks_of(world_size: int) -> list[Any]:
+        options = {"seq_len": 10, "local_batch_size": 8 // world_size}
+        return [
+            config.build(dp_rank=rank, dp_world_size=world_size, tokenizer=None, **options)
+            for rank in range(world_size)
+        ]
+
+    def steps(iterators: list[Any], count: int) -> list[list[int]]:
+        return [sum((next(one)[1][:, 0].tolist() for one in iterators), []) for _ in range(count)]
+
+    two, (alone,) = ranks_of(2), ranks_of(1)
+    iterators = [iter(one) for one in two]
+    assert len(set(sum(steps(iterators, 10), []))) == 80, "an epoch has each sample once"
+    steps(iterators, 2)
+    for rank, one in enumerate(two):
+        dcp.save({"dataloader": one}, checkpoint_id=tmp_path / str(rank))
+    expected = steps(iterators, 10)
+    dcp.load({"dataloader": alone}, checkpoint_id=tmp_path / "1")
+    assert steps([iter(alone)], 10) == expected
+    for one in (*two, alone):
+        one.close()
