@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from penstock._version import __version__
 from penstock.errors import RankError
+from penstock.loader.dataset_fingerprint import dataset_fingerprint
 from penstock.loader.job_store import restart_prefix, stores_of_job
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.ranks_waiting import wait_for_ranks
@@ -64,6 +65,7 @@ def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any
         "number of groups": loader.world_size,
         "dataset": type(dataset).__qualname__,
         "dataset length": len(dataset),
+        "dataset fingerprint": dataset_fingerprint(dataset),
         "sampler": type(loader.sampler).__qualname__,
         "batch_sampler": type(loader.batch_sampler).__qualname__,
         "batch_size": loader.batch_size,
@@ -81,6 +83,7 @@ def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "dataset": type(loader.dataset).__qualname__,
         "dataset length": len(loader.dataset),
+        "dataset fingerprint": dataset_fingerprint(loader.dataset),
         "sampler": type(sampler.sampler).__qualname__,
         "samples in an epoch": len(sampler.sampler),
         "samples of a step": sampler.step_size,
