@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from penstock import DataLoader
+from penstock import DataLoader, MixtureSampler
 
 
 class CountsEpochs(IterableDataset[int]):
@@ -154,3 +154,27 @@ def test_a_state_from_before_the_first_batch_goes_back_into_the_same_loader(
         pass
     loader.load_state_dict(state)
     assert epoch_of(loader) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("epochs_before", [0, 1, 2])
+@pytest.mark.parametrize("was_used", [False, True])
+def test_a_state_of_before_the_first_batch_has_the_sampler_as_it_was_before_the_epoch(
+    workers: int, epochs_before: int, was_used: bool
+) -> None:
+    def make() -> DataLoader[int]:
+        sampler = MixtureSampler([20, 20], [0.5, 0.5], seed=1)
+        return DataLoader(list(range(40)), 4, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+
+    first = make()
+    for _ in range(epochs_before):
+        list(first)
+    iterator = iter(first)
+    state = first.state_dict()
+    expected = [batch.tolist() for batch in iterator]
+    second = make()
+    if was_used:
+        list(second)
+    second.load_state_dict(state)
+    assert [batch.tolist() for batch in second] == expected
+    assert [batch.tolist() for batch in second] == [batch.tolist() for batch in first]

@@ -52,7 +52,7 @@ from penstock.loader.variable_pool import leave_unsendable, named_pool, use_vari
 from penstock.pool.travelling_code import TravellingCode
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
-from penstock.stream.progress import GeneratorSnapshot, Progress
+from penstock.stream.progress import GeneratorSnapshot, Progress, sampler_states
 from penstock.stream.sample_generators import DrawWarning
 from penstock.tracking.batch_origin import ProvenanceTable
 from penstock.tuning.automatic_count import AutomaticCount, first_count
@@ -602,6 +602,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if progress is None:
             snapshot = GeneratorSnapshot.take(self)
             progress = Progress(self._epoch_count, snapshot, shard_count(self))
+        progress.samplers_before = sampler_states(self)
         self._progress = progress
         return progress
 

@@ -47,6 +47,7 @@ from penstock.stream.progress import (
     GeneratorsReplayed,
     Progress,
     ResumePoint,
+    sampler_states,
 )
 from penstock.stream.shard_state import (
     ShardStart,
@@ -112,7 +113,7 @@ def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         of_iterator = _state_of_last_iterator(loader, progress)
         if of_iterator is not None:
             state["iterator"] = of_iterator
-        state["samplers"] = _states_of_samplers(loader)
+        state["samplers"] = sampler_states(loader)
         if progress is not None and progress.is_finished and _keeps_its_workers(loader):
             before = _decoded_all(loader, progress.shard_states)
             if before is not None:
@@ -121,6 +122,8 @@ def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
         return state
     if progress.start_as_json is None:
         progress.start_as_json = _generators(loader, progress.start)
+    if progress.answered_count == 0 and progress.point is None:
+        state["samplers"] = progress.samplers_before  # from where they begin the epoch
     state.update(
         _index_sampler_state=progress.sampler_state and dict(progress.sampler_state),
         epoch=progress.epoch,
@@ -153,17 +156,6 @@ def _state_of_last_iterator(loader: LoaderFace, progress: Progress | None) -> An
     of_shard = progress.shard_states[0] or {}
     is_apart = "dataset" in of_shard or not is_stateful(loader.dataset)
     return of_shard.get("iterator") if is_apart else None
-
-
-def _states_of_samplers(loader: LoaderFace) -> dict[str, Any] | None:
-    """The states between epochs of samplers of the user's own, by the loader's name for them."""
-    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
-    states = {
-        name: copy.deepcopy(sampler.state_dict())
-        for name, sampler in samplers.items()
-        if is_stateful(sampler)
-    }
-    return states or None
 
 
 def _generators(loader: LoaderFace, snapshot: GeneratorSnapshot) -> dict[str, Any]:

@@ -124,12 +124,12 @@ def _check_snapshots(loader: LoaderFace) -> None:
         step_count = operator.index(steps)
     except TypeError:
         raise TypeError(
-            f"snapshot_every_n_steps is {steps!r}; a positive int is expected, or leave it out: "
-            f"the state is exact after every batch"
+            f"snapshot_every_n_steps is {steps!r}; an int of 0 or more is expected, or leave it "
+            f"out: the state is exact after every batch"
         ) from None
-    if step_count < 1:
+    if step_count < 0:
         raise ValueError(
-            f"snapshot_every_n_steps is {steps}; at least 1 is expected, or leave it out: the "
+            f"snapshot_every_n_steps is {steps}; 0 or more is expected, or leave it out: the "
             f"state is exact after every batch"
         )
 

@@ -27,8 +27,9 @@ from penstock.stream.progress import (
     GeneratorsReplayed,
     Progress,
     own_generators,
+    sampler_states,
 )
-from penstock.stream.shard_state import is_stateful, load_between_epochs
+from penstock.stream.shard_state import load_between_epochs
 
 _Begin = Callable[[], BaseIterator]
 # Torch's options that may be assigned after construction, and that a new iterator is made with.
@@ -171,7 +172,6 @@ def check_can_start(loader: LoaderFace) -> None:
 
 
 def _before(loader: LoaderFace) -> _Before:
-    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
     running: Any = getattr(loader, "_iterator", None)
     goes_on = running is not None and running.own_options == own_options(loader)
     return _Before(
@@ -180,11 +180,7 @@ def _before(loader: LoaderFace) -> _Before:
         progress=loader._progress,
         epoch_count=loader._epoch_count,
         snapshot=GeneratorSnapshot.take(loader),
-        of_samplers={
-            name: copy.deepcopy(one.state_dict())
-            for name, one in samplers.items()
-            if is_stateful(one)
-        },
+        of_samplers=sampler_states(loader) or {},
         workers_stay=(running._progress, running._seeds) if goes_on else None,
     )
 

@@ -90,6 +90,17 @@ def own_generators(loader: GeneratorHolder) -> dict[str, torch.Generator]:
     return {name: value for name, value in found.items() if isinstance(value, torch.Generator)}
 
 
+def sampler_states(loader: GeneratorHolder) -> dict[str, Any] | None:
+    """The states between epochs of samplers of the user's own, by the loader's name for them."""
+    samplers = {name: getattr(loader, name) for name in ("batch_sampler", "sampler")}
+    states = {
+        name: copy.deepcopy(sampler.state_dict())
+        for name, sampler in samplers.items()
+        if is_stateful(sampler)
+    }
+    return states or None
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """Where a resumed epoch goes on."""
@@ -128,6 +139,7 @@ class Progress:
         self.draws_seed = draws_seed  # a base seed, which persistent workers keep from their first
         self.point = point
         self.base_seed: int | None = None  # until the iterator is there
+        self.samplers_before: dict[str, Any] | None = None  # their states before the epoch
         self.counts = _C.EpochProgress(shard_count)
         self.share: _C.RankShare | None = None  # of the rank, where ranks share an order
         # In the trainer's own process the states are those of the moment in which they are asked
