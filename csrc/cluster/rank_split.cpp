@@ -94,12 +94,12 @@ class Split {
 
 }  // namespace
 
-std::vector<double> job_progress(std::span<const RankClaim> ranks) {
+std::vector<double> job_progress(std::span<const RankClaim> ranks, uint32_t total_max) {
   Split split(ranks);
   std::vector<double> progress;
   do {
     progress.push_back(split.slowest());
-  } while (split.add());
+  } while (progress.size() <= total_max && split.add());
   return progress;
 }
 

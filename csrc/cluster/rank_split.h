@@ -21,9 +21,9 @@ struct RankClaim {
   std::function<double(uint32_t)> progress;
 };
 
-// The share of its full speed that a job has with 0, 1, ... workers, up to all that its ranks have use for, if each is
-// where it is needed most: that of its slowest rank.
-std::vector<double> job_progress(std::span<const RankClaim> ranks);
+// The share of its full speed that a job has with 0, 1, ... workers, up to `total_max` or all that its ranks have use
+// for, if each is where it is needed most: that of its slowest rank.
+std::vector<double> job_progress(std::span<const RankClaim> ranks, uint32_t total_max);
 
 // So many workers of `total` for each rank; at most what it has use for. Ranks keep what they have as far as the total
 // allows, unless a move gains kRankMoveGainMin.

@@ -215,7 +215,8 @@ RankClaim Roster::rank_claim(uint64_t trainer_id) const {
           .progress = [&scaler](uint32_t count) { return scaler.progress(count); }};
 }
 
-JobClaim Roster::job_claim(std::span<const uint64_t> ranks, AllocationOptions& options) const {
+JobClaim Roster::job_claim(std::span<const uint64_t> ranks, uint32_t worker_count_max,
+                           AllocationOptions& options) const {
   JobClaim claim{.job_id = ranks.front(), .floor_max = 0};
   std::vector<RankClaim> claims;
   double busy_rank_count = 0;
@@ -226,7 +227,7 @@ JobClaim Roster::job_claim(std::span<const uint64_t> ranks, AllocationOptions& o
     busy_rank_count += claims.back().worker_count_max > 0 ? 1 : 0;
   }
   claim.gpus = std::max(1.0, busy_rank_count);
-  claim.progress = job_progress(claims);
+  claim.progress = job_progress(claims, worker_count_max);
   apply_terms(trainers_.at(ranks.front()), claim, options);
   return claim;
 }
@@ -238,7 +239,8 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
       .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
   const std::vector<std::vector<uint64_t>> jobs = this->jobs();
   std::vector<JobClaim> claims;
-  for (const auto& ranks : jobs) claims.push_back(job_claim(ranks, options));
+  claims.reserve(jobs.size());
+  for (const auto& ranks : jobs) claims.push_back(job_claim(ranks, pool_count, options));
   std::vector<uint32_t> counts;
   std::optional<std::string> trouble;
   try {
@@ -252,6 +254,7 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
   std::map<uint64_t, uint32_t> count_of;
   for (size_t job = 0; job < jobs.size(); ++job) {
     std::vector<RankClaim> ranks;
+    ranks.reserve(jobs[job].size());
     for (const uint64_t trainer_id : jobs[job]) ranks.push_back(rank_claim(trainer_id));
     const std::vector<uint32_t> shares = split_among_ranks(ranks, counts[job]);
     for (size_t rank = 0; rank < shares.size(); ++rank) count_of[jobs[job][rank]] = shares[rank];

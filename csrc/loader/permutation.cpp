@@ -62,8 +62,8 @@ bool is_as_torch() {
 
 bool may_draw(int64_t count) {
   if (count < kCountMin || count >= kCountEnd) return false;
-  static const bool is_known = is_as_torch();
-  return is_known;
+  static const bool kIsAsTorch = is_as_torch();
+  return kIsAsTorch;
 }
 
 }  // namespace

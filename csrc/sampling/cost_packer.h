@@ -28,7 +28,7 @@ class CostPacker {
 
   // The batches of the next step, one a rank, with their samples in the order's sequence. Empty when nothing is left.
   // Some of its batches may be empty in the last step, where fewer samples than ranks are left.
-  std::vector<std::vector<int64_t>> next(const CostPackerOptions& options);
+  std::vector<std::vector<int64_t>> next(const CostPackerOptions& asked);
 
   size_t left_count() const { return order_.size() - first_; }
 

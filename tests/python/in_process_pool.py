@@ -23,7 +23,7 @@ class InProcessPool:
     """Yields `batches` over and over, as a loader with one worker would."""
 
     num_workers = 1
-    pool = None  # of workers elsewhere: there are none
+    pool = replica_group = None  # of workers elsewhere: there are none
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = list(batches)

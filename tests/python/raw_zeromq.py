@@ -150,6 +150,7 @@ def trainer_report(trainer_id: int) -> bytes:
         _text("j"),
         _text(""),
         _OF_PYTHON,
+        struct.pack("<QII", 0, 0, 1),  # alone, without other ranks
     )
 
 

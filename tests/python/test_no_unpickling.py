@@ -81,6 +81,11 @@ WHOSE_BYTES = {
         "_carry_out",
         "importlib.import_module",
     ): "names of our own modules",
+    (
+        "cli/torchdata_loader.py",
+        "torchdata_class",
+        "importlib.import_module",
+    ): "the name of a module of torchdata's",
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
     ("pool/factory_job.py", "open_factory_job", "torch.jit.load"): "the trainer's, in a worker",

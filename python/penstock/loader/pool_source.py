@@ -95,7 +95,7 @@ class PoolSource:
         self._purpose = (self._job_id, *standing)
         try:
             self._own.start(own_worker_count)
-            of_client.setdefault("own_workers", self._own.addresses)
+            of_client = {"own_workers": self._own.addresses, **of_client}
             self._client = parked or _C.PoolClient(**of_client)
         except BaseException:
             self._own.end()

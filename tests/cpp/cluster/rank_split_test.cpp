@@ -56,12 +56,13 @@ TEST(RankSplitTest, LeavesWorkersWhereTheyAreForASmallGain) {
 TEST(RankSplitTest, ARankWithoutUseForWorkersHoldsNothingUp) {
   const std::vector<RankClaim> ranks = {rank_with(2, 1, 0), rank_with(0, 4)};
   EXPECT_EQ(split_among_ranks(ranks, 4), (std::vector<uint32_t>{0, 4}));
-  EXPECT_EQ(job_progress(ranks)[4], 1.0);
+  EXPECT_EQ(job_progress(ranks, 1000)[4], 1.0);
 }
 
 TEST(RankSplitTest, AJobWithOneRankHasTheProgressOfItsRank) {
-  const std::vector<double> progress = job_progress(std::vector{rank_with(0, 4, 5)});
+  const std::vector<double> progress = job_progress(std::vector{rank_with(0, 4, 5)}, 1000);
   EXPECT_EQ(progress, (std::vector<double>{0, 0.25, 0.5, 0.75, 1, 1}));
+  EXPECT_EQ(job_progress(std::vector{rank_with(0, 4, 5)}, 2), (std::vector<double>{0, 0.25, 0.5}));
 }
 
 TEST(RankSplitTest, NoOtherSplitHasAFasterSlowestRank) {
@@ -72,7 +73,7 @@ TEST(RankSplitTest, NoOtherSplitHasAFasterSlowestRank) {
     const uint32_t rank_count = 1 + below(4);
     for (uint32_t rank = 0; rank < rank_count; ++rank)
       ranks.push_back(rank_with(below(5), 0.5 + 0.1 * below(60), below(6)));
-    const std::vector<double> progress = job_progress(ranks);
+    const std::vector<double> progress = job_progress(ranks, 1000);
     const uint32_t use = static_cast<uint32_t>(progress.size()) - 1;
     const uint32_t total = below(use + 3);
     const std::vector<uint32_t> counts = split_among_ranks(ranks, total);
