@@ -97,6 +97,23 @@ def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shar
         assert rest_of(make(after), state_after(make(before), count)) == expected[count:]
 
 
+def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> None:
+    """A state taken right after a resume had such shards begin again: batches came twice."""
+
+    def make() -> Any:
+        return DataLoader(Remembering(), batch_size=3, seeding="batch", shards=3)
+
+    expected = whole(make)
+    state = state_after(make, 4)
+    for _ in range(2):  # taken before any batch of the second shard
+        loader = make()
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        state = through_json(loader.state_dict())
+        del iterator
+    assert rest_of(make, state) == expected[4:]
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Shards, Remembering, WithCursor])

@@ -317,6 +317,7 @@ class InProcessFetcher:
         self._fetcher = SeededFetcher(
             spec, pool, datasets, shard_count, seeds, progress.starts, lambda: None
         )
+        self._starts = progress.starts
         self._place_of_pulled = place_of_pulled
         self._place_of = progress.place_of
         self._shard_count = shard_count
@@ -361,6 +362,9 @@ class InProcessFetcher:
 
     def _state(self, shard_id: int) -> dict[str, Any] | None:
         state = self._fetcher.state(shard_id)
+        start = self._starts.get(shard_id)
+        if state is None and start is not None:
+            return start.state  # the shard has not been read since it was resumed
         dataset: Any = self._datasets.get(shard_id)
         if state is None and is_stateful(dataset):
             return {"dataset": dataset.state_dict()}  # the shard has not begun in this epoch
