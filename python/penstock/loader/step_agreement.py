@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job agree on their steps by way of the job's store, ahead of time.
+
+A thread writes the announcement of its rank to the store when it has changed, and looks there for
+the agreement. The thread of rank 0 reads all announcements with one request, and writes the
+agreement under one key, which the threads of the other ranks read. So a step costs no collective,
+and a rank's trainer waits only for a step that another rank is not sure of yet.
+
+The thread has a connection to the store of its own: a client of torch's store does one request at a
+time, and the trainer, or a collective, may be in a long wait with the first. The thread makes it,
+since torch takes 5 s for about one connection in eight of those that several ranks make at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import RankError
+from penstock.loader.agreed_steps import AgreedSteps, Announcement, EpochEnd, agree
+from penstock.sampling.job_rank import JobRank
+
+_REQUESTS_PER_S_MAX = 20_000  # of all ranks together, while all of them wait
+_POLL_S_MIN = 0.001
+_SLOWEST_POLL = 50  # times the fastest one
+_CLOSE_S_MAX = 5.0
+_SURVEY_S_MAX = 10.0
+
+
+class StepAgreement:
+    """The agreement of a loader's ranks, epoch after epoch. For the trainer's thread.
+
+    ``connect`` makes the thread's connection to the store. ``prefix`` is before all keys, and the
+    same on all ranks, of this loader alone. The n-th epoch of one rank is the n-th of the others.
+    The thread begins here: workers should be forked before.
+    """
+
+    epoch_end: EpochEnd | None = None  # of the last epoch that came to its end
+
+    def __init__(self, connect: Callable[[], Any], job: JobRank, prefix: str) -> None:
+        self.job = job
+        self._exchange = _Exchange(connect, job, prefix)
+        # Also at the end of the program: a thread in native code must not outlive the interpreter.
+        weakref.finalize(self, self._exchange.close)
+
+    def begin(self) -> None:
+        """Begins the next epoch. Others learn that this rank has left one that did not end."""
+        self._exchange.begin()
+
+    def announce(self, ready_count: int, total: int | None) -> None:
+        """Tells the other ranks of the batches of this one. Does not wait."""
+        self._exchange.announce(Announcement(ready_count, total))
+
+    def is_taken(self, step: int) -> bool | None:
+        """Whether all ranks take the step; None while that is not known. Does not wait.
+
+        Raises RankError where a rank has left, or the store does not answer.
+        """
+        agreed = self._exchange.agreed
+        found = agreed.is_taken(step)
+        if found is not None:
+            return found
+        if self._exchange.error is not None:
+            raise RankError(
+                f"rank {self.job.rank} cannot agree with the other ranks on step {step}: the "
+                f"job's store does not answer ({self._exchange.error}); see whether the process "
+                f"that serves it lives: rank 0, or torchrun's agent"
+            ) from self._exchange.error
+        if agreed.left_rank is not None:
+            raise RankError(
+                f"rank {agreed.left_rank} has left the epoch before step {step}, which rank "
+                f"{self.job.rank} is to take; all ranks take the same steps of an epoch: break "
+                f"after the same step on all of them, or see why that rank stopped"
+            )
+        return None
+
+    def wait(self, step: int, wait_s: float) -> None:
+        """Waits for word on a step, for so long at most."""
+        self._exchange.wait(step, wait_s)
+
+    def end(self) -> AgreedSteps:
+        """To be called when the epoch has ended; returns the last agreement."""
+        return self._exchange.end()
+
+    def late_ranks(self, step: int) -> dict[int, Announcement | None]:
+        """The ranks that are not known to have a batch for a step, with their words; None for one
+        that has said nothing. Waits for the store."""
+        words = self._exchange.survey(_SURVEY_S_MAX)
+        late = {
+            rank: word for rank, word in words.items() if word is None or word.ready_count <= step
+        }
+        return late
+
+
+class _Epoch:
+    """Of the exchange. Guarded by its lock; what follows ``sent`` is the thread's own."""
+
+    folder_before: str | None  # of the epoch before
+    are_all_here: bool  # whether every rank has announced something
+
+    def __init__(self, number: int, folder: str, before: _Epoch | None) -> None:
+        self.number = number
+        self.folder = folder
+        # All ranks were in the epoch before this one, so none is in the one before that.
+        self.folder_of_none = before.folder_before if before and before.are_all_here else None
+        self.folder_before = None if before is None else before.folder
+        self.mine = Announcement()
+        self.agreed = AgreedSteps()
+        self.has_ended = False
+        self.sent: Announcement | None = None
+        self.are_all_here = False
+
+
+class _Exchange:
+    """The thread's part. Thread-safe."""
+
+    _store: Any  # once the thread is connected to it
+    _has_multi_get: bool
+
+    def __init__(self, connect: Callable[[], Any], job: JobRank, prefix: str) -> None:
+        self._connect = connect
+        self._job = job
+        self._prefix = prefix
+        self._poll_s_min = max(_POLL_S_MIN, job.world_size / _REQUESTS_PER_S_MAX)
+        self._news = threading.Condition()
+        self._epoch: _Epoch | None = None
+        self._left: list[_Epoch] = []  # whose ends are still to be told
+        self._is_awaited = False
+        self._is_closed = False
+        self._owner_pid = os.getpid()
+        self._words: dict[int, Announcement | None] | None = {}  # None: they are asked for
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock steps", daemon=True)
+        self._thread.start()
+
+    @property
+    def agreed(self) -> AgreedSteps:
+        epoch = self._epoch
+        return AgreedSteps() if epoch is None else epoch.agreed
+
+    def begin(self) -> None:
+        with self._news:
+            self._leave()
+            number = 0 if self._epoch is None else self._epoch.number + 1
+            self._epoch = _Epoch(number, f"{self._prefix}/{number}", self._epoch)
+            self._news.notify_all()
+
+    def announce(self, word: Announcement) -> None:
+        epoch = self._epoch
+        assert epoch is not None
+        if word == epoch.mine:
+            return
+        with self._news:
+            epoch.mine = word
+            self._news.notify_all()
+
+    def wait(self, step: int, wait_s: float) -> None:
+        with self._news:
+            self._is_awaited = True
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._has_word(step), wait_s)
+            self._is_awaited = False
+
+    def _has_word(self, step: int) -> bool:
+        agreed = self.agreed
+        is_known = agreed.is_taken(step) is not None or agreed.left_rank is not None
+        return is_known or self.error is not None
+
+    def end(self) -> AgreedSteps:
+        with self._news:
+            assert self._epoch is not None
+            self._epoch.has_ended = True
+            return self._epoch.agreed
+
+    def survey(self, wait_s: float) -> dict[int, Announcement | None]:
+        with self._news:
+            self._words = None
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._words is not None, wait_s)
+            return self._words or {}
+
+    def close(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has no such thread, and perhaps a lock that it held
+        with self._news:
+            self._leave()
+            self._is_closed = True
+            self._news.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S_MAX)
+
+    def _leave(self) -> None:
+        epoch = self._epoch
+        if epoch is not None and not epoch.has_ended:
+            epoch.has_ended = True
+            epoch.mine = epoch.mine._replace(has_left=True)
+            epoch.agreed = epoch.agreed._replace(left_rank=self._job.rank)
+            self._left.append(epoch)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._store = self._connect()
+            self._has_multi_get = self._store.has_extended_api()
+            self._serve()
+        except Exception as error:  # of torch's store, which has several kinds
+            with self._news:
+                self.error = error
+                self._words = self._words or {}
+                self._news.notify_all()
+
+    def _serve(self) -> None:
+        pause_s = self._poll_s_min
+        while True:
+            with self._news:
+                self._pause(pause_s)
+                left, self._left = self._left, []
+                epoch, is_awaited, is_closed = self._epoch, self._is_awaited, self._is_closed
+                wants_words = self._words is None
+            for one in left:
+                self._tell_leaving(one)
+            if is_closed:
+                return
+            has_told = epoch is not None and not epoch.has_ended and self._tell(epoch)
+            if wants_words and epoch is not None:
+                self._answer_survey(epoch)
+            is_news = epoch is not None and not epoch.has_ended and self._look(epoch)
+            slowest_s = _SLOWEST_POLL * self._poll_s_min
+            if is_awaited or epoch is None:
+                pause_s = self._poll_s_min
+            elif epoch.agreed.step_count == epoch.mine.ready_count:
+                pause_s = slowest_s  # no further step can be agreed before this rank has more
+            else:
+                pause_s = self._poll_s_min if has_told or is_news else min(2 * pause_s, slowest_s)
+
+    def _pause(self, pause_s: float) -> None:
+        epoch = self._epoch
+        if self._is_closed or self._left or self._words is None:
+            return
+        if epoch is None or epoch.has_ended:
+            self._news.wait()
+        elif epoch.sent == epoch.mine:
+            self._news.wait(min(pause_s, self._poll_s_min) if self._is_awaited else pause_s)
+
+    def _tell(self, epoch: _Epoch) -> bool:
+        word = epoch.mine
+        if word == epoch.sent:
+            return False
+        if epoch.sent is None and epoch.folder_of_none is not None:
+            self._forget(epoch.folder_of_none)
+        self._store.set(self._key(epoch, self._job.rank), word.to_text())
+        epoch.sent = word
+        return True
+
+    def _forget(self, folder: str) -> None:
+        """Drops what this rank has written about an epoch."""
+        for name in [str(self._job.rank), *(["agreed"] if self._job.rank == 0 else [])]:
+            self._store.delete_key(f"{folder}/{name}")
+
+    def _look(self, epoch: _Epoch) -> bool:
+        """Makes the agreement, at rank 0, or reads it. Returns whether it is a new one."""
+        agreed = self._agree(epoch) if self._job.rank == 0 else self._read(epoch)
+        if agreed is None or agreed == epoch.agreed:
+            return False
+        with self._news:
+            if not epoch.has_ended:
+                epoch.agreed = agreed
+            self._news.notify_all()
+        return True
+
+    def _agree(self, epoch: _Epoch) -> AgreedSteps | None:
+        keys = [self._key(epoch, rank) for rank in range(1, self._job.world_size)]
+        if not epoch.are_all_here:
+            epoch.are_all_here = self._store.check(keys)
+            if not epoch.are_all_here:
+                return None
+        if self._has_multi_get:
+            texts = self._store.multi_get(keys)
+        else:
+            texts = [self._store.get(key) for key in keys]
+        agreed = agree([epoch.mine, *map(Announcement.from_text, texts)])
+        if agreed != epoch.agreed:
+            # Before the trainer here sees it, who may then end, and with it this thread.
+            self._store.set(f"{epoch.folder}/agreed", agreed.to_text())
+        return agreed
+
+    def _read(self, epoch: _Epoch) -> AgreedSteps | None:
+        key = f"{epoch.folder}/agreed"
+        if not epoch.are_all_here:
+            epoch.are_all_here = self._store.check([key])
+        return AgreedSteps.from_text(self._store.get(key)) if epoch.are_all_here else None
+
+    def _tell_leaving(self, epoch: _Epoch) -> None:
+        self._store.set(self._key(epoch, self._job.rank), epoch.mine.to_text())
+        if self._job.rank == 0:
+            self._store.set(f"{epoch.folder}/agreed", epoch.agreed.to_text())
+
+    def _answer_survey(self, epoch: _Epoch) -> None:
+        words: dict[int, Announcement | None] = {}
+        for rank in range(self._job.world_size):
+            key = self._key(epoch, rank)
+            is_there = self._store.check([key])
+            words[rank] = Announcement.from_text(self._store.get(key)) if is_there else None
+        with self._news:
+            self._words = words
+            self._news.notify_all()
+
+    @staticmethod
+    def _key(epoch: _Epoch, rank: int) -> str:
+        return f"{epoch.folder}/{rank}"
