@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.graph.plan import Plan
     from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
+    from penstock.loader.rank_states import merge_states
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
@@ -40,6 +41,7 @@ __all__ = [
     "embedding_ids",
     "explain",
     "install",
+    "merge_states",
     "offload",
     "stateless",
     "uninstall",
@@ -55,6 +57,7 @@ _HOMES = {
     "embedding_ids": "penstock.cut.embedding_ids",
     "explain": "penstock.explanation.explanation",
     "install": "penstock.cli.installation",
+    "merge_states": "penstock.loader.rank_states",
     "offload": "penstock.cut.offloading",
     "stateless": "penstock.graph.declared_operators",
     "uninstall": "penstock.cli.installation",

@@ -248,7 +248,7 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dataset": Stream()}, "the IterableDataset Stream, which has no order"),
+        ({"dataset": Stream()}, "global_batch_size is 12 and the dataset is the IterableDataset"),
         ({"batch_sampler": [[0]], "shuffle": None}, "the batches are not the loader's to make"),
         ({"batch_size": None, "global_batch_size": None}, "batch_size is None"),
         ({"global_batch_size": 7}, "is 7 and there are 2 ranks.*choose a multiple of 2"),

@@ -35,11 +35,13 @@ from penstock.loader.options import (
     check_torch_iterator_suffices,
     has_pool,
     own_options,
+    reads_shards_of_rank,
     shard_count,
 )
 from penstock.loader.parked_client import ParkedClient
 from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.loader.rank_sharding import RankSharding, check_without_sharding, order_generator
+from penstock.loader.rank_states import part_of_rank
 from penstock.loader.replica_options import (
     check_place,
     check_replicable,
@@ -62,6 +64,7 @@ from penstock.tuning.worker_tuner import WorkerTuner
 if TYPE_CHECKING:
     from penstock.graph.compiled_library import Library
     from penstock.loader.replica_group import ReplicaGroup
+    from penstock.loader.step_agreement import StepAgreement
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -108,7 +111,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     shards: with ``seeding="batch"`` and an ``IterableDataset``, the number of shards in which it is
         read, which is also what ``get_worker_info().num_workers`` says. The stream then follows
         from this number and not from ``num_workers``. Shards beyond the first of a process read
-        copies of the dataset, made by ``copy.deepcopy``. None: one shard for each worker.
+        copies of the dataset, made by ``copy.deepcopy``. None: one shard for each worker. With
+        ``shard_by_rank`` it is the number of shards of the job.
     prefetch_bytes: the most bytes that batches asked for ahead may take. A batch that has not come
         yet counts as the largest so far. One batch is always asked for. ``prefetch_factor``, which
         bounds the number of batches, holds as well. It is also the most bytes of batches that are
@@ -155,7 +159,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         any number of ranks (``seeding`` is "sample"), and so is the state: any rank's
         :meth:`state_dict` says where the job is, and a job of another size goes on from it.
         Without a ``generator`` the order follows from seed 0; one that is given has to be in the
-        same state on all ranks. ``sampler``, if it is given, is the order of all ranks.
+        same state on all ranks. ``sampler``, if it is given, is the order of all ranks. Of an
+        ``IterableDataset`` shard s of ``shards`` is read by rank ``s % world_size``, and its
+        batches are the same for any number of ranks (``seeding`` is "batch"). Its state in the
+        middle of an epoch is that of one rank: :func:`penstock.merge_states` makes the job's.
     rank, world_size: this process, of so many, with ``shard_by_rank``. None: those of torch's
         default process group, or of the variables RANK and WORLD_SIZE that torchrun sets, or 0 of
         1. The attributes are the numbers in force.
@@ -165,7 +172,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         "pad": the ranks share them evenly, and some are given twice to make that so. "drop": they
         are left out. "uneven": the ranks share them, some one more than others, and ranks may have
         batches of different sizes in every step; where there are fewer samples than ranks, as
-        "pad". None: "drop" with ``drop_last``, else "pad".
+        "pad". None: "drop" with ``drop_last``, else "pad". Of an ``IterableDataset``, "drop" (what
+        None means) ends the epoch on all ranks before the first step that one of them has no batch
+        for, and "uneven" on each rank by itself; there is no "pad".
     replica_group: the ranks that are to have the very same batches, those of one model-parallel
         group: a process group, a device mesh of one dimension, or a list of ranks with this one.
         The first of them has each batch made, by ``pool`` or by ``num_workers`` processes of its
@@ -194,6 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _newest_iterator: weakref.ref[BaseIterator] | None
     _replicas: ReplicaGroup | None  # once its ranks have met
     _started: StartedPrefetch | None  # until the program calls iter()
+    _step_agreement: StepAgreement | None  # once its ranks have agreed on steps
     _epoch_count: int
 
     def __init__(
@@ -302,7 +312,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         else:
             use_variable(self, pool)
-        if sharding is not None:
+        if sharding is not None and not sharding.is_stream:
             # Torch's own constructor gave the sampler; it lets nobody assign what follows from it.
             vars(self)["batch_sampler"] = sharding.batch_sampler(self.sampler)
         check_options(self)
@@ -370,9 +380,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _compare_ranks(self) -> None:
         # Here, so that only jobs of several ranks need the private name that finds their store.
-        from penstock.loader.rank_agreement import compare_ranks, facts_of
+        from penstock.loader.rank_agreement import compare_ranks, facts_of, facts_of_shards
 
-        compare_ranks(self, facts_of(self, self._place_to_begin()))
+        facts = facts_of_shards if reads_shards_of_rank(self) else facts_of
+        compare_ranks(self, facts(self, self._place_to_begin()))
         self._are_ranks_compared = True
 
     def _place_to_begin(self) -> dict[str, Any]:
@@ -381,6 +392,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return {
             "epoch": state.get("epoch", self._epoch_count),
             "samples given before": state.get("samples", 0),
+            "steps taken before": (state.get("shards") or {}).get("step", 0),
         }
 
     def _join_replicas(self, ranks: tuple[int, ...]) -> None:
@@ -414,6 +426,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._started = None
         self._parked_client = ParkedClient()
         self._replicas = None
+        self._step_agreement = None
         self._travelling_code = TravellingCode()
         self._epoch_count = 0
         self._draw_warning = DrawWarning()
@@ -455,6 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator=self._iterator_kind,
             fallback_reason=self._fallback_reason,
             worker_choice=self.worker_choice,
+            epoch_end=None if self._step_agreement is None else self._step_agreement.epoch_end,
             **dict(counters),
         )
 
@@ -572,6 +586,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"returned is expected; see under which name the checkpoint has it"
             )
         if state_dict:
+            state_dict = part_of_rank(self, dict(state_dict))
             check_state(self, state_dict)
         else:
             warn(
@@ -700,6 +715,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_prefixes",
             "_shipment",
             "_started",
+            "_step_agreement",
             "_progress",
             "_tuner",
         }

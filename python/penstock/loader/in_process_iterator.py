@@ -8,20 +8,22 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from penstock.errors import UnsupportedError
 from penstock.loader.device import move_batch
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.lookahead import check_arguments, indices_from
+from penstock.loader.lookahead import Ready, check_arguments, indices_from
 from penstock.loader.options import (
     drawing_threads,
     is_seeded_by_batch,
     is_seeded_by_sample,
     shard_count,
+    shards_of_rank,
 )
+from penstock.loader.steps_of_job import steps_of_job
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.indices import IndexOrder, recognise_sampler
@@ -57,7 +59,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             seeds = EpochSeeds(
                 int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
             )
-            spec = FetchSpec.of(self, loader.fetch_threads)
+            spec = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader))
             place_of_pulled = functools.partial(_place_of_pulled, weakref.ref(self))
             self._dataset_fetcher = InProcessFetcher(
                 spec, shard_count(loader), seeds, progress, place_of_pulled
@@ -78,6 +80,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._note_sampler()
         if point is not None:
             self._num_yielded = point.yielded_count
+        self._steps = steps_of_job(loader)
+        self._held: _Held | None = None  # made, and to be given when all ranks take its step
         self._is_order_drawn = False
         self._is_order_of_globals = (
             False  # drawn from the global generators, before the first batch
@@ -189,9 +193,29 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._note_order()
         return super()._next_index()
 
+    def _look(self, wait_s: float, waited_s: float) -> Ready:
+        """Makes the batch of the next step, for the steps that all ranks take. It may wait in
+        vain: until it is given, the states are those before it."""
+        if self._held is None:
+            states = self._progress.shard_states
+            self._progress.shard_states_now = lambda: states
+            self._held = _Held.of(super()._next_data)
+        is_all = isinstance(self._held.error, StopIteration)
+        return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)
+
+    def _make_next(self) -> Any:
+        if self._steps is None:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        if not self._steps.take_turn(self._look):
+            raise StopIteration
+        held, self._held = self._held, None
+        self._progress.shard_states_now = self._states_reader()
+        assert held is not None
+        return held.give()
+
     def _next_data(self) -> Any:
         try:
-            batch = super()._next_data()  # type: ignore[no-untyped-call]
+            batch = self._make_next()
         except StopIteration:
             self._progress.finish()
             raise
@@ -211,6 +235,25 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         is_map = self._dataset_kind == DatasetKind.Map
         answer = progress.answer_pulled if is_map else progress.answer
         answer(shard_id, is_error)
+
+
+class _Held(NamedTuple):
+    """A batch, or the exception in its place."""
+
+    batch: Any
+    error: Exception | None
+
+    @staticmethod
+    def of(make: Callable[[], Any]) -> _Held:
+        try:
+            return _Held(make(), None)
+        except Exception as error:
+            return _Held(None, error)
+
+    def give(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.batch
 
 
 def _place_of_pulled(iterator: weakref.ref[SingleProcessIter]) -> int:

@@ -29,6 +29,8 @@ def sealed(state: dict[str, Any]) -> dict[str, Any]:
 def opened(state: dict[str, Any]) -> dict[str, Any]:
     """The state with the dictionaries of the user's objects as they gave them."""
     parts = {name: state.get(name) for name in _OF_THE_USER}
-    return state | {
-        name: part[0] for name, part in parts.items() if isinstance(part, (list, tuple)) and part
-    }
+    return state | {name: part[0] for name, part in parts.items() if _is_sealed(part)}
+
+
+def _is_sealed(part: Any) -> bool:
+    return isinstance(part, (list, tuple)) and len(part) == 1 and isinstance(part[0], dict)

@@ -81,6 +81,7 @@ class LoaderFace(Protocol):
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _progress: Progress | None
     _shipment: bytes | None
+    _step_agreement: Any  # a StepAgreement, or None
     _provenance: ProvenanceTable | None
     _resuming: Progress | None
     _travelling_code: TravellingCode

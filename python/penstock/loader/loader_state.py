@@ -36,8 +36,10 @@ from penstock.loader.options import (
     is_parallel,
     is_seeded_by_batch,
     is_seeded_by_sample,
+    reads_shards_of_rank,
     shard_count,
 )
+from penstock.loader.rank_states import note_rank
 from penstock.sampling.rank_batch_sampler import RankBatchSampler
 from penstock.seams.iterators import DatasetKind
 from penstock.stream.batch_seeds import generator_states
@@ -79,16 +81,23 @@ def check_has_state(loader: LoaderFace) -> None:
 def make_state(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
     """The state of a loader whose last ``iter()`` began ``progress``."""
     state = _state_at(loader, progress)
-    return sealed(state) if loader.shard_by_rank else state
+    note_rank(loader, state, progress)
+    return sealed(state) if is_same_on_all_ranks(loader) else state
 
 
 def loaded_state(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
     """The state of a loader that was given ``state`` and has not begun its iteration."""
     state = copy.deepcopy(state)
-    return sealed(state) if loader.shard_by_rank else state
+    return sealed(state) if is_same_on_all_ranks(loader) else state
+
+
+def is_same_on_all_ranks(loader: LoaderFace) -> bool:
+    """Whether the state of a rank is that of its job: not where each rank has its own shards."""
+    return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Map
 
 
 def _state_at(loader: LoaderFace, progress: Progress | None) -> dict[str, Any]:
+    """The same, without the place of the loader's rank among others."""
     is_under_way = (
         progress is not None and progress.base_seed is not None and not progress.is_finished
     )
@@ -248,7 +257,8 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
     they are drawn from as by any ``iter()``.
     """
     check_state(loader, state)
-    state = opened(state)
+    if is_same_on_all_ranks(loader):
+        state = opened(state)
     loader._epoch_count = state["epoch"]
     if state["_iterator_finished"] and state["base_seed"] is not None:
         loader._epoch_count += is_seeded_by_batch(loader)
@@ -273,6 +283,8 @@ def begin_from(loader: LoaderFace, state: dict[str, Any], begin: Callable[[], _T
         draws_seed=state["draws_seed"],
         point=None if is_between else _resume_point(loader, state),
     )
+    if state["shards"] is not None and not is_between:
+        progress.first_step = state["shards"].get("step", 0)
     if state["shards"] is not None and state["shards"].get("before") is not None:
         progress.states_before = list(state["shards"]["before"])
     index_sampler = loader._index_sampler
@@ -349,6 +361,7 @@ def _places_left(state: dict[str, Any]) -> PlacesLeft:
 def _built(loader: LoaderFace) -> dict[str, Any]:
     """The inputs that the stream follows from, beside the dataset's own content."""
     is_map = loader._dataset_kind == DatasetKind.Map
+    is_shared = reads_shards_of_rank(loader)
     try:
         sample_count = len(loader.dataset) if is_map else None
     except TypeError:
@@ -359,11 +372,13 @@ def _built(loader: LoaderFace) -> dict[str, Any]:
         "drop_last": loader.drop_last,
         "dataset length": sample_count,
         "seeding": _seeding(loader),
-        "shards": None if is_map else shard_count(loader),
+        "shards": None if is_map else loader.shards if is_shared else shard_count(loader),
         "sampler": _sampler_name(loader.sampler) if is_map else None,
         "batch_sampler": _sampler_name(loader.batch_sampler) if is_map else None,
     }
-    if loader.shard_by_rank:  # the order is the same for any size of a batch
+    if is_shared:
+        built.update(shared_by_rank=True)
+    elif loader.shard_by_rank:  # the order is the same for any size of a batch
         built.update(batch_size=None, drop_last=None)
     return built
 

@@ -24,15 +24,17 @@ from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_source import LocalSource
-from penstock.loader.lookahead import LooksAhead, NoBatch, Taken
+from penstock.loader.lookahead import LooksAhead, NoBatch, Ready, Taken
 from penstock.loader.options import (
     drawing_threads,
     is_seeded_by_batch,
     is_seeded_by_sample,
     own_options,
     shard_count,
+    shards_of_rank,
 )
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
+from penstock.loader.steps_of_job import steps_of_job
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
 from penstock.seams.storages import open_shared
@@ -51,6 +53,8 @@ _END = int(_C.Client.Event.END)
 _NEWS = int(_C.Client.Event.NEWS)
 _NOTHING = int(_C.Client.Event.NOTHING)
 
+_READY_MAX = 16  # batches that a rank counts as ready for the steps of all
+
 _STATUS_CHECK_INTERVAL_S = (
     1.0  # how often a waiting trainer looks for a worker that died before it ever connected
 )
@@ -63,6 +67,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     _workers: list[Any]  # torch's name for the processes
     _shutdown = True  # until there is something to shut down
     _is_elastic = False  # whether the number of workers may change at any time
+    _is_all_here = False  # whether no batch follows those of _ahead, where ranks agree on steps
 
     def __init__(self, loader: LoaderFace) -> None:
         self._progress = loader._begin_progress()
@@ -120,7 +125,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             has_timeout=self._timeout > 0,
             pins_memory=bool(self._pin_memory),
         )
-        self.source = self._make_source(loader, options, FetchSpec.of(self, loader.fetch_threads))
+        fetch = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader))
+        self.source = self._make_source(loader, options, fetch)
         self._stream = self.source.stream
         self._workers = self.source.processes
         self._shutdown = False
@@ -165,6 +171,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._resume_sampler()
         progress.begin(int(self._base_seed))
         self._base_generator = loader.generator
+        self._steps = steps_of_job(loader)
         self._begin_requests()
 
     def begin_delivery(self, loader: LoaderFace) -> None:
@@ -237,6 +244,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._meter.note_waiting(time.monotonic() - called_at)
 
     def _deliver(self) -> Any:
+        if self._steps is not None and not self._steps.take_turn(self._look):
+            self._end_with_others()
         if self._ahead:
             taken = self._ahead.popleft()
             if type(taken) is tuple:
@@ -260,17 +269,34 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             self._progress.note_delivery(extra[2])
         return value
 
-    def _take(self, ahead_count: int = 0) -> Taken:
+    def _look(self, wait_s: float, waited_s: float) -> Ready:
+        """The batches that are here, for the steps that all ranks take."""
+        count = self._prefetch_depth * max(1, self._num_workers)
+        ready = self._ready_ahead(max(2, min(count, _READY_MAX)), wait_s)
+        if ready.batch_count == 0 and not ready.is_all and 0 < self._timeout < waited_s:
+            self._end_or_raise(NoBatch.LATE)
+        self._is_all_here = ready.is_all
+        return ready
+
+    def _end_with_others(self) -> NoReturn:
+        """The end of an epoch that ends for all ranks, whether or not it has more here."""
+        if self._is_all_here and not self._ahead and not self._progress.is_finished:
+            self._take()  # the end of this rank's own shards, by which it has their last states
+        self._end_or_raise(NoBatch.END)
+
+    def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
         """Waits for the next event, and has the stream ask for a batch in its place.
 
         With ``ahead_count`` it is not given to the user yet, and waits in the stream until that
-        many wait; nothing is asked for in its place.
+        many wait; nothing is asked for in its place. With ``within_s`` it is LATE after so long.
         """
         wait_s = self._timeout if self._timeout > 0 else _STATUS_CHECK_INTERVAL_S
         deadline = None
         if self._is_elastic:
             deadline = time.monotonic() + self._timeout
             wait_s = min(wait_s, _STATUS_CHECK_INTERVAL_S)
+        if within_s is not None:
+            wait_s = within_s
         while True:
             stand_in = self._delivery.stand_in
             if ahead_count > 0:
@@ -297,7 +323,10 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                         "Invalid iterator state: shutdown or no outstanding tasks when fetching "
                         "next data"
                     )
-                self.source.check()
+                if wait_s > 0:
+                    self.source.check()
+                if within_s is not None:
+                    return NoBatch.LATE
                 if self._timeout > 0 and (deadline is None or time.monotonic() >= deadline):
                     return NoBatch.LATE
 

@@ -18,7 +18,7 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock import _C
 from penstock.errors import UnsupportedError
@@ -42,6 +42,14 @@ class NoBatch(enum.Enum):
 Taken = tuple[Any, Any, int, Any] | Exception | NoBatch
 
 
+class Ready(NamedTuple):
+    """The batches of an epoch that are here and not given yet."""
+
+    batch_count: int
+    is_all: bool  # none follows them
+    raises: bool = False  # in the place of the first, next() raises
+
+
 class LooksAhead:
     """The part of an iterator over workers that looks ahead. Confined to the trainer's thread."""
 
@@ -58,8 +66,9 @@ class LooksAhead:
 
     _stream: _C.Stream
 
-    def _take(self, ahead_count: int = 0) -> Taken:
-        """Waits for the next batch in order; with ``ahead_count`` it is only looked at."""
+    def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
+        """Waits for the next batch in order; with ``ahead_count`` it is only looked at. LATE if it
+        has not come ``within_s``."""
         raise NotImplementedError
 
     def _unanswered(self) -> deque[Any]:
@@ -119,6 +128,21 @@ class LooksAhead:
             if taken is NoBatch.END:
                 return
             self._ahead.append(taken)
+
+    def _ready_ahead(self, count_max: int, wait_s: float) -> Ready:
+        """Makes batches wait here that have come, as many as ``count_max``. Waits for the first."""
+        is_all = False
+        while len(self._ahead) < count_max and (not self._ahead or _is_batch(self._ahead[-1])):
+            try:
+                taken = self._take(len(self._ahead) + 1, 0.0 if self._ahead else wait_s)
+            except Exception as error:
+                taken = _without_frames(error)
+            is_all = taken is NoBatch.END
+            if isinstance(taken, NoBatch):
+                break
+            self._ahead.append(taken)
+        raises = bool(self._ahead) and not _is_batch(self._ahead[0])
+        return Ready(len(self._ahead), is_all, raises)
 
     def _check_depth(self, batch_count: int) -> None:
         worker_count, who = self._sure_workers()

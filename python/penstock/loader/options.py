@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
@@ -12,6 +12,7 @@ from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import check_pool_options
 from penstock.seams.iterators import DatasetKind
+from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import is_stateful
 from penstock.tuning.automatic_count import AUTO, AutomaticCount
 
@@ -72,7 +73,20 @@ def is_seeded_by_batch(loader: LoaderFace) -> bool:
 
 def is_seeded_by_sample(loader: LoaderFace) -> bool:
     """Whether each sample is seeded by its place in the order of the epoch."""
-    return loader.seeding == "sample" or (loader.seeding is None and loader.shard_by_rank)
+    is_left_out = loader.seeding is None and loader.shard_by_rank
+    return loader.seeding == "sample" or (is_left_out and not reads_shards_of_rank(loader))
+
+
+def reads_shards_of_rank(loader: LoaderFace) -> bool:
+    """Whether the ranks of a job share out the shards of an iterable dataset."""
+    return bool(loader.shard_by_rank) and loader._dataset_kind == DatasetKind.Iterable
+
+
+def shards_of_rank(loader: LoaderFace) -> RankShards | None:
+    """The shards that this rank reads, where the ranks share them out."""
+    if not reads_shards_of_rank(loader):
+        return None
+    return RankShards(loader.rank, loader.world_size, cast(int, loader.shards))
 
 
 def has_pool(loader: LoaderFace) -> bool:
@@ -86,7 +100,11 @@ def is_parallel(loader: LoaderFace) -> bool:
 
 
 def shard_count(loader: LoaderFace) -> int:
-    """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise."""
+    """In how many shards a dataset is read: one a worker unless ``shards`` says otherwise. With
+    ``shard_by_rank``, the shards of this rank."""
+    of_rank = shards_of_rank(loader)
+    if of_rank is not None:
+        return len(of_rank.ids)
     if is_seeded_by_batch(loader) and loader.shards is not None:
         return loader.shards
     if has_pool(loader) and loader._dataset_kind == DatasetKind.Map:
@@ -141,7 +159,13 @@ def _check_seeding(loader: LoaderFace) -> None:
             f"means too), 'batch' (the same for any number of workers) or 'sample' (the same for "
             f"any size of a batch, too) is expected"
         )
-    if loader.seeding in ("worker", "batch") and loader.shard_by_rank:
+    is_stream = reads_shards_of_rank(loader)
+    if loader.seeding == "worker" and is_stream:
+        raise ValueError(
+            "seeding is 'worker' with shard_by_rank=True, where random numbers would depend on the "
+            "number of ranks; leave seeding out, which means 'batch' for an IterableDataset then"
+        )
+    if loader.seeding in ("worker", "batch") and loader.shard_by_rank and not is_stream:
         raise ValueError(
             f"seeding is {loader.seeding!r} with shard_by_rank=True, where random numbers would "
             f"depend on the number of ranks; leave seeding out, which means 'sample' then"
@@ -156,9 +180,25 @@ def _check_seeding(loader: LoaderFace) -> None:
 
 def _check_shards(loader: LoaderFace) -> None:
     shards = loader.shards
+    if shards is None and reads_shards_of_rank(loader):
+        raise ValueError(
+            f"shard_by_rank is True and the dataset is the IterableDataset "
+            f"{type(loader.dataset).__name__}, without shards; pass shards=N, the number of parts "
+            f"that the ranks share out: a multiple of their number shares them evenly"
+        )
     if shards is None:
         return
     _check_positive("shards", shards)
+    if reads_shards_of_rank(loader) and shards < loader.world_size:
+        raise ValueError(
+            f"shards is {shards} and there are {loader.world_size} ranks, so that some would have "
+            f"none; pass a multiple of {loader.world_size}"
+        )
+    if reads_shards_of_rank(loader) and not loader.in_order:
+        raise ValueError(
+            "in_order is False with shard_by_rank=True and an IterableDataset, whose batches come "
+            "in an order that does not depend on the number of ranks; leave in_order out"
+        )
     if loader._dataset_kind != DatasetKind.Iterable:
         raise ValueError(
             f"shards={shards} was given, but a {type(loader.dataset).__name__} is read by index; "

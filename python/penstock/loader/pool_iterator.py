@@ -70,9 +70,9 @@ class PoolIter(LocalPoolIter):
     ) -> PoolSource:
         return PoolSource(loader, options, fetch, self._own_worker_count, self._way_out)
 
-    def _take(self, ahead_count: int = 0) -> Taken:
+    def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
         try:
-            return super()._take(ahead_count)
+            return super()._take(ahead_count, within_s)
         except BaseException as error:
             self.source.is_sound = False
             if isinstance(error, PenstockError):

@@ -94,5 +94,22 @@ def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
+    """What the batches of shards follow from. ``place`` is where a loader goes on."""
+    return {
+        "world_size": loader.world_size,
+        "penstock": __version__,
+        "torch": torch.__version__,
+        "dataset": type(loader.dataset).__qualname__,
+        "shards": loader.shards,
+        "batch_size": loader.batch_size,
+        "drop_last": loader.drop_last,
+        "remainder": loader.remainder,
+        "generator state (SHA-256)": _digest(loader.generator),
+        "announced pool": str(loader.pool) if isinstance(loader.pool, AnnouncedPool) else None,
+        **place,
+    }
+
+
 def _digest(generator: torch.Generator) -> str:
     return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.sampling.job_rank import JobRank
 from penstock.sampling.rank_batch_sampler import RankBatchSampler, Remainder
@@ -21,18 +21,20 @@ class RankSharding(NamedTuple):
     step_size: int  # samples of a step, over all ranks
     batch_size: int  # of this rank, to torch's constructor
     remainder: Remainder
+    is_stream: bool = False  # the ranks share out shards, and not the samples of an order
 
     @staticmethod
     def of(arguments: dict[str, Any]) -> RankSharding:
         """The sharding that a loader's arguments ask for. Raises ValueError where they cannot be
         had."""
         dataset, sampler = arguments["dataset"], arguments["sampler"]
-        if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, (IterDataPipe, MapDataPipe)):
             raise ValueError(
-                f"shard_by_rank is True and the dataset is the IterableDataset "
-                f"{type(dataset).__name__}, which has no order that ranks could share; have it "
-                f"read its own part by the rank, or make it a map-style dataset"
+                "shard_by_rank is True and the dataset is a datapipe, which torch's own iterator "
+                "reads; use a map-style or an iterable dataset"
             )
+        if isinstance(dataset, IterableDataset):
+            return _of_stream(arguments)
         if arguments["batch_sampler"] is not None or arguments["batch_size"] is None:
             raise ValueError(
                 "shard_by_rank is True and the batches are not the loader's to make: batch_sampler "
@@ -83,6 +85,26 @@ def check_without_sharding(arguments: dict[str, Any]) -> None:
                 f"{name}={arguments[name]!r} was given without shard_by_rank=True, where each "
                 f"rank's loader is its own; pass shard_by_rank=True, or leave {name} out"
             )
+
+
+def _of_stream(arguments: dict[str, Any]) -> RankSharding:
+    """Of an iterable dataset. Its shards are checked with the loader's other options."""
+    if arguments["global_batch_size"] is not None:
+        raise ValueError(
+            f"global_batch_size is {arguments['global_batch_size']!r} and the dataset is the "
+            f"IterableDataset {type(arguments['dataset']).__name__}, whose batches are each of one "
+            f"shard and the same for any number of ranks; give batch_size, that of one rank"
+        )
+    remainder = "drop" if arguments["remainder"] is None else arguments["remainder"]
+    if remainder not in ("drop", "uneven"):
+        raise ValueError(
+            f"remainder is {remainder!r} and the dataset is the IterableDataset "
+            f"{type(arguments['dataset']).__name__}, of which no sample can be read a second time; "
+            f"'drop' (all ranks end before the first step that one of them has no batch for) or "
+            f"'uneven' (each ends by itself) is expected"
+        )
+    job = JobRank.of(arguments["rank"], arguments["world_size"])
+    return RankSharding(job, 0, arguments["batch_size"], cast(Remainder, remainder), is_stream=True)
 
 
 def order_generator() -> torch.Generator:

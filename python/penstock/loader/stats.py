@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock import _C
+from penstock.loader.agreed_steps import EpochEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class LoaderStats:
     which one does. The pauses between two iterators, for which workers may be kept, are in
     ``penstock costs`` alone.
 
+    ``epoch_end`` says how the last epoch ended that all ranks ended together, with
+    ``shard_by_rank`` and an iterable dataset: after how many steps, with the batches of which
+    rank, and what was dropped on this one.
+
     ``worker_choice`` is that of ``num_workers="auto"``, once there is one.
     """
 
@@ -77,6 +82,7 @@ class LoaderStats:
     pool_cpu_s: float = 0.0
     pool_metered_energy_j: float = 0.0
     worker_choice: _C.WorkerChoice | None = None
+    epoch_end: EpochEnd | None = None
 
     @property
     def pool_energy_j(self) -> float | None:
@@ -87,8 +93,9 @@ class LoaderStats:
     def __str__(self) -> str:
         if self.iterator is None:
             return "DataLoader has not been iterated over"
+        end = "" if self.epoch_end is None else f"\n  {self.epoch_end}"
         if not self.batches:
-            return f"DataLoader ({self.iterator}) has counted no batch"
+            return f"DataLoader ({self.iterator}) has counted no batch{end}"
         moved = (
             f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on calls that offload() moved, "
             f"in {self.boundary_batches} batches"
@@ -114,7 +121,7 @@ class LoaderStats:
         lines += [f"{count} {what}" for what, count in notable.items() if count]
         if self.worker_choice is not None:
             lines.append(str(self.worker_choice))
-        return "\n  ".join(lines)
+        return "\n  ".join(lines) + end
 
     @property
     def _waiting_share(self) -> float:

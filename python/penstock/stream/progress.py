@@ -150,6 +150,7 @@ class Progress:
         self.states_before: list[Any] = [None] * shard_count
         # The last thing that resuming does, with the generators as they are then.
         self.finish_resuming: Callable[[], None] | None = None
+        self.first_step = 0  # steps of the epoch before it was resumed, where ranks share shards
         self.pulled_count = 0
         self._sampled_count = 0
         # By the number of pulls after which the sampler had them, of batches not delivered yet.
@@ -172,6 +173,12 @@ class Progress:
     def answered_count(self) -> int:
         """Requests whose batch or error the user was given."""
         return self.counts.answered_count
+
+    @property
+    def step(self) -> int:
+        """The steps that a rank which reads shards of its own has taken in the epoch."""
+        resumed_count = 0 if self.point is None else self.point.answered_count
+        return self.first_step + self.answered_count - resumed_count
 
     @property
     def yielded_count(self) -> int:

@@ -26,6 +26,7 @@ from penstock.stream.batch_seeds import (
     have_moved,
 )
 from penstock.stream.progress import Progress
+from penstock.stream.rank_shards import RankShards
 from penstock.stream.sample_generators import PlacedSamples, accepts_generator
 from penstock.stream.shard_state import (
     ShardStarts,
@@ -55,9 +56,12 @@ class FetchSpec:
     drop_last: bool
     fetch_threads: int
     rows: SampleRows | None = None  # of the worker's batches, where default_collate makes them
+    shards: RankShards | None = None  # of an iterable dataset, where ranks share them out
 
     @staticmethod
-    def of(iterator: BaseIterator, fetch_threads: int) -> FetchSpec:
+    def of(
+        iterator: BaseIterator, fetch_threads: int, shards: RankShards | None = None
+    ) -> FetchSpec:
         return FetchSpec(
             iterator._dataset_kind,
             iterator._dataset,
@@ -65,6 +69,7 @@ class FetchSpec:
             iterator._collate_fn,
             iterator._drop_last,
             fetch_threads,
+            shards=shards,
         )
 
     def make_fetcher(self, dataset: Any, pool: FetchPool | None) -> Any:
@@ -164,7 +169,7 @@ class SeededFetcher:
         self._starts = starts
         self._before_dropped = before_dropped
         self._datasets = datasets
-        self._shard_count = shard_count
+        self._shards = spec.shards or RankShards(0, 1, shard_count)
         self._seeds = seeds
         self._fetchers: dict[int, Any] = {}
         self._places: Counter[int] = Counter()
@@ -191,12 +196,12 @@ class SeededFetcher:
         if isinstance(self._datasets[shard_id], UnsupportedError):
             raise self._datasets[shard_id]
         before = worker_info()
-        if self._shard_count > 1 or before is not None:
+        if self._shards.shard_count > 1 or before is not None:
             set_worker_info(
                 WorkerInfo(
-                    id=shard_id,
-                    num_workers=self._shard_count,
-                    seed=self._seeds.base_seed + shard_id,
+                    id=self._shards.ids[shard_id],
+                    num_workers=self._shards.shard_count,
+                    seed=self._seeds.base_seed + self._shards.ids[shard_id],
                     dataset=self._datasets[shard_id],
                 )
             )
@@ -237,11 +242,11 @@ class SeededFetcher:
         if shard_id not in self._fetchers:
             self._fetchers[shard_id] = self._make_fetcher(shard_id, indices)
         self._places[shard_id] += 1
-        self._seeds.seed_generators(shard_id, self._places[shard_id])
+        self._seeds.seed_generators(self._shards.ids[shard_id], self._places[shard_id])
         return self._fetchers[shard_id].fetch(indices)
 
     def _make_fetcher(self, shard_id: int, indices: Any) -> Any:
-        self._seeds.seed_generators(shard_id, 0)
+        self._seeds.seed_generators(self._shards.ids[shard_id], 0)
         start = self._starts.get(shard_id)
         load_dataset_state(self._datasets[shard_id], start)
         fetcher = self._spec.make_fetcher(self._datasets[shard_id], None)
@@ -250,7 +255,7 @@ class SeededFetcher:
 
         def before_batch(place: int) -> None:
             self._before_dropped()
-            self._seeds.seed_generators(shard_id, place)
+            self._seeds.seed_generators(self._shards.ids[shard_id], place)
 
         continue_iteration(fetcher, start, indices, before_batch)
         self._places[shard_id] = start.batch_count
@@ -288,8 +293,9 @@ def copy_for_shard(spec: FetchSpec, shard_id: int) -> Any:
     try:
         return copy.deepcopy(spec.dataset)
     except Exception as error:
+        number = shard_id if spec.shards is None else spec.shards.ids[shard_id]
         return UnsupportedError(
-            f"shard {shard_id} needs a copy of the {type(spec.dataset).__name__} of its own, "
+            f"shard {number} needs a copy of the {type(spec.dataset).__name__} of its own, "
             f"and copy.deepcopy failed: {type(error).__name__}: {error}; make the dataset "
             f"copyable, or use as many workers as shards"
         )
@@ -310,7 +316,11 @@ class InProcessFetcher:
         place_of_pulled: Callable[[], int],
     ) -> None:
         """``place_of_pulled`` says where the indices that were pulled last begin in the order."""
-        datasets = self._datasets = datasets_of_shards(spec, range(shard_count))
+        datasets = datasets_of_shards(spec, range(shard_count))
+        if spec.shards is not None and shard_count > 0:
+            # Else the dataset would go through the epochs with the first shard of each rank.
+            datasets[0] = copy_for_shard(spec, 0)
+        self._datasets = datasets
         pool = make_pool(spec.fetch_threads)
         self._dataset = spec.dataset
         self._is_map = spec.dataset_kind == DatasetKind.Map

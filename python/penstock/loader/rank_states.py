@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of loaders whose ranks share out the shards of an iterable dataset.
+
+A rank knows how far its own shards have come, and no other rank does. Its state says so by the
+job's numbers of the shards. The states of all ranks together are the state of the job, from which a
+job of any size goes on: each rank takes the part of its own shards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.loader.loader_face import LoaderFace
+from penstock.loader.options import shards_of_rank
+from penstock.stream.progress import Progress
+from penstock.stream.rank_shards import RankShards
+
+_LISTS = ("counts", "states", "before")  # of a state's shards, an item for each
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of the job, of the states of all its ranks after the same step.
+
+    For loaders with ``shard_by_rank`` and an iterable dataset. Any rank of a job with as many ranks
+    or another number of them, up to the number of shards, goes on from the result with
+    :meth:`DataLoader.load_state_dict`. The order of ``states`` does not matter.
+
+    Raises ``ValueError`` where one is missing, or they are not states of one job at one step.
+
+    Example::
+
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, loader.state_dict())
+        if dist.get_rank() == 0:
+            torch.save(penstock.merge_states(states), "loader.pt")
+    """
+    _check_kind(states)
+    first = states[0]
+    for name in ("built", "epoch", "base_seed", "generators", "dataset"):
+        for index, state in enumerate(states):
+            if state.get(name) != first.get(name):
+                raise ValueError(
+                    f"states {0} and {index} differ in {name}: {_short(first.get(name))} and "
+                    f"{_short(state.get(name))}; merge the states of the ranks of one job, taken "
+                    f"after the same step"
+                )
+    merged = copy.deepcopy(dict(first))
+    if first["shards"] is None:
+        return merged
+    by_rank = _by_rank([state["shards"] for state in states])
+    shard_count = first["built"]["shards"]
+    if sorted(shard_id for one in by_rank for shard_id in one["ids"]) != [*range(shard_count)]:
+        raise ValueError(
+            f"the states are of shards {[one['ids'] for one in by_rank]} and the dataset is read "
+            f"in {shard_count}; give the states of the ranks of one job"
+        )
+    shards: dict[str, Any] = {"ids": [*range(shard_count)], "rank": None, "last": None}
+    for name in _LISTS:
+        places = {
+            shard_id: value
+            for one in by_rank
+            for shard_id, value in zip(
+                one["ids"], one[name] or [None] * len(one["ids"]), strict=True
+            )
+        }
+        values = [places[shard_id] for shard_id in range(shard_count)]
+        shards[name] = copy.deepcopy(values) if any(v is not None for v in values) else None
+    shards["world_size"] = by_rank[0]["world_size"]
+    shards["step"] = max(one["step"] for one in by_rank)
+    shards["turns"] = [_last_id(one) for one in by_rank]
+    merged["shards"] = shards
+    if not _is_between(first):
+        merged["_sampler_iter_yielded"] = merged["_num_yielded"] = sum(shards["counts"])
+    return merged
+
+
+def note_rank(loader: LoaderFace, state: dict[str, Any], progress: Progress | None) -> None:
+    """Adds to a state that :func:`.make_state` made to which shards of the job it belongs."""
+    of_rank = shards_of_rank(loader)
+    if of_rank is None:
+        return
+    step = progress.step if progress else 0
+    if _is_between(state):
+        state["_sampler_iter_yielded"] = state["_num_yielded"] = step  # the same on all ranks
+    if state["shards"] is not None:
+        state["shards"].update(
+            ids=[*of_rank.ids],
+            rank=of_rank.rank,
+            world_size=of_rank.world_size,
+            step=step,
+            ends_alone=loader.remainder == "uneven",
+        )
+
+
+def part_of_rank(loader: LoaderFace, state: dict[str, Any]) -> dict[str, Any]:
+    """What a state of the job says of this rank's shards. Raises ValueError for a state that does
+    not say it. Another state is returned as it is, for others to judge."""
+    of_rank = shards_of_rank(loader)
+    shards = state.get("shards")
+    if of_rank is None or not isinstance(shards, Mapping):
+        return state
+    if state.get("built", {}).get("shards") != of_rank.shard_count:
+        return state
+    ids = shards.get("ids")
+    if ids is None:
+        raise ValueError(
+            "the state is of a loader without shard_by_rank=True, and does not say whose shards it "
+            "is of; build the loader as it was"
+        )
+    place = (shards["rank"], shards["world_size"])
+    if place == (of_rank.rank, of_rank.world_size):
+        return state
+    if [*ids] != [*range(of_rank.shard_count)]:
+        raise ValueError(
+            f"the state is that of rank {place[0]} of {place[1]}, which knows of shards {ids}, and "
+            f"this is rank {of_rank.rank} of {of_rank.world_size}; give penstock.merge_states() "
+            f"the states of all ranks, and load its result"
+        )
+    part = dict(shards)
+    for name in _LISTS:
+        values = shards[name]
+        part[name] = None if values is None else [values[shard_id] for shard_id in of_rank.ids]
+    turns = part.pop("turns", None) or [_last_id(shards)]
+    part.update(
+        ids=[*of_rank.ids],
+        last=_last_before(of_rank, turns),
+        rank=of_rank.rank,
+        world_size=of_rank.world_size,
+    )
+    state = {**state, "shards": part}
+    if not _is_between(state):
+        state["_sampler_iter_yielded"] = state["_num_yielded"] = sum(part["counts"])
+    return state
+
+
+def _check_kind(states: Sequence[Mapping[str, Any]]) -> None:
+    if not states:
+        raise ValueError("merge_states() was given no state; give those of all ranks")
+    for index, state in enumerate(states):
+        if not isinstance(state, Mapping) or not {"built", "shards", "base_seed"} <= {*state}:
+            raise ValueError(
+                f"state {index} of {len(states)} is {_short(state)}, which is not a result of a "
+                f"loader's state_dict(); give the states of all ranks"
+            )
+        if not state["built"].get("shared_by_rank"):
+            raise ValueError(
+                f"state {index} of {len(states)} is not of a loader with shard_by_rank=True and an "
+                f"iterable dataset; the state of any rank is that of the job then, and there is "
+                f"nothing to merge"
+            )
+    ended = [index for index, state in enumerate(states) if _is_between(state)]
+    if 0 < len(ended) < len(states):
+        raise ValueError(
+            f"states {ended} are between epochs and the others in the middle of one; take the "
+            f"states of all ranks after the same step"
+        )
+
+
+def _by_rank(shards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The shards of the states in the order of the ranks. Raises ValueError where they are not
+    those of all ranks at one step."""
+    world_sizes = {one["world_size"] for one in shards}
+    by_rank = {one["rank"]: one for one in shards if one["rank"] is not None}
+    if len(world_sizes) > 1 or len(by_rank) < len(shards):
+        places = [f"rank {one['rank']} of {one['world_size']}" for one in shards]
+        raise ValueError(
+            f"the states are of {', '.join(places)}; one state of each rank of one job is expected"
+        )
+    missing = [rank for rank in range(max(world_sizes)) if rank not in by_rank]
+    if missing:
+        raise ValueError(
+            f"the state of rank {', '.join(map(str, missing))} of {max(world_sizes)} is missing, "
+            f"and with it the place in that rank's shards; give the states of all ranks"
+        )
+    steps = {one["step"] for one in shards}
+    if len(steps) > 1 and not shards[0].get("ends_alone"):
+        raise ValueError(
+            f"the states are of different steps, by rank "
+            f"{[by_rank[rank]['step'] for rank in sorted(by_rank)]}; take the states of all ranks "
+            f"after the same step"
+        )
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _is_between(state: Mapping[str, Any]) -> bool:
+    return state["base_seed"] is None or bool(state["_iterator_finished"])
+
+
+def _last_id(shards: Mapping[str, Any]) -> int | None:
+    """The job's number of the shard that a rank's last batch was of."""
+    last, ids = shards["last"], shards["ids"]
+    return None if last is None else int(ids[last])
+
+
+def _last_before(of_rank: RankShards, turns: Sequence[int | None]) -> int | None:
+    """The rank's own number of the shard after which its next batch comes.
+
+    With as many ranks as before, each goes on in its own turn. Otherwise with the first of its
+    shards after the one that the job's last batch was of, so that the ranks together go on in the
+    turn of all shards.
+    """
+    ids = of_rank.ids
+    if len(turns) == of_rank.world_size:
+        last = turns[of_rank.rank]
+        return None if last is None else ids.index(last)
+    known = [last for last in turns if last is not None]
+    if not known:
+        return None
+    following = (known[-1] + 1) % of_rank.shard_count
+    place = next((place for place, shard_id in enumerate(ids) if shard_id >= following), 0)
+    return (place - 1) % len(ids)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An iterable dataset whose shards the ranks of a job share out, for tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+
+class Uneven(IterableDataset[torch.Tensor]):
+    """Samples of ``lengths[shard]`` places, those left out that a draw refuses, so that no shard
+    has a length that is known. A sample is its shard, its place and draws."""
+
+    def __init__(self, lengths: list[int], kept: float = 0.8) -> None:
+        self.lengths = lengths
+        self.kept = kept
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        shard = 0 if worker is None else worker.id
+        assert (1 if worker is None else worker.num_workers) == len(self.lengths)
+        for place in range(self.lengths[shard]):
+            drawn = [torch.rand(()), np.random.random(), random.random()]
+            if drawn[0] < self.kept:
+                yield torch.tensor([shard, place, *drawn], dtype=torch.float64)
+
+
+class Resumed(Uneven):
+    """The same, with a state: it goes on at its place."""
+
+    place = 0
+    was_loaded = False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        shard = 0 if worker is None else worker.id
+        if not self.was_loaded:
+            self.place = 0
+        self.was_loaded = False
+        while self.place < self.lengths[shard]:
+            self.place += 1
+            yield torch.tensor([shard, self.place - 1, torch.rand(())], dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.was_loaded = state["place"], True
+
+
+def by_shard(ranks: list[list[Any]]) -> dict[int, list[Any]]:
+    """The batches of each shard in their order, of the batches of each rank."""
+    found: dict[int, list[Any]] = {}
+    for batches in ranks:
+        for batch in batches:
+            found.setdefault(int(batch[0][0]), []).append(batch)
+    return found

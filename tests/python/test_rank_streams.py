@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``shard_by_rank`` with an iterable dataset: the ranks share out its shards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gloo_ranks import GlooRanks
+from pool_processes import pool_of
+from shared_streams import Resumed, Uneven, by_shard
+from torch.utils.data import IterDataPipe
+
+from penstock import DataLoader, merge_states
+
+LENGTHS = [9, 14, 0, 21, 5, 11]
+PROGRAM = Path(__file__).with_name("stream_job.py")
+
+
+def loaders(dataset: Any, world_size: int, **options: Any) -> list[Any]:
+    """Of all ranks. They are in one process, without a store, so each ends by itself."""
+    options = {"batch_size": 3, "shards": len(dataset.lengths), **options}
+    return [
+        DataLoader(dataset, shard_by_rank=True, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]
+
+
+def whole(ranks: list[Any]) -> list[list[Any]]:
+    return [[batch.tolist() for batch in one] for one in ranks]
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dataset", [Uneven(LENGTHS), Resumed(LENGTHS)], ids=lambda d: type(d).__name__
+)
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"batch_size": 1}], ids=str)
+def test_the_batches_of_a_shard_are_the_same_for_any_number_of_ranks_and_workers(
+    dataset: Any, options: dict[str, Any]
+) -> None:
+    alone = loaders(dataset, 1, **options)
+    expected = [by_shard(whole(alone)) for _ in range(2)]
+    assert expected[0] != expected[1], "each epoch has draws of its own"
+    for world_size, workers in [(1, 2), (2, 0), (2, 1), (3, 0), (3, 3), (4, 2), (6, 0)]:
+        ranks = loaders(dataset, world_size, num_workers=workers, **options)
+        assert [by_shard(whole(ranks)) for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_step_takes_the_batches_that_come_next_in_the_turn_of_all_shards(world_size: int) -> None:
+    dataset = Uneven([9] * 6, kept=1.1)
+    (alone,) = whole(loaders(dataset, 1))
+    steps = zip(*whole(loaders(dataset, world_size)), strict=True)
+    assert list(itertools.chain.from_iterable(steps)) == alone
+
+
+def test_persistent_workers_give_the_same_epochs() -> None:
+    dataset = Uneven(LENGTHS)
+    expected = [whole(ranks) for ranks in [loaders(dataset, 2)] for _ in range(2)]
+    ranks = loaders(dataset, 2, num_workers=1, persistent_workers=True)
+    assert [whole(ranks) for _ in range(2)] == expected
+
+
+class Life:
+    """A job whose ranks are stopped after any step, and go on at another number."""
+
+    def __init__(self, chooser: random.Random, workers: list[int]) -> None:
+        self.chooser, self.workers = chooser, workers
+        kind = chooser.choice([Uneven, Resumed])
+        self.dataset = kind([chooser.randrange(14) for _ in range(chooser.randrange(1, 9))])
+        self.options = {"batch_size": chooser.choice([1, 2, 3, None])}
+        self.expected = by_shard(self.batches(self.ranks(1), 10_000)[0])
+
+    def ranks(self, world_size: int) -> list[Any]:
+        workers = self.chooser.choice(self.workers)
+        return loaders(self.dataset, world_size, num_workers=workers, **self.options)
+
+    def batches(self, ranks: list[Any], step_count: int) -> tuple[list[list[Any]], bool]:
+        """The batches of each rank in steps that all ranks take, and whether that is all."""
+        iterators = [iter(one) for one in ranks]
+        given: list[list[Any]] = [[] for _ in ranks]
+        for _ in range(step_count):
+            step = [next(iterator, None) for iterator in iterators]
+            if any(batch is None for batch in step):
+                return given, True
+            for one, batch in zip(given, step, strict=True):
+                one.append(batch.tolist() if batch.dim() > 1 else [batch.tolist()])
+        self.iterators = iterators
+        return given, False
+
+    def live(self) -> tuple[int, int, bool]:
+        """Returns how many batches were given, how many were left, and whether it ended."""
+        shards = len(self.dataset.lengths)
+        found: dict[int, list[Any]] = {}
+        state: Any = None
+        while True:
+            ranks = self.ranks(self.chooser.randrange(1, shards + 1))
+            for one in ranks:
+                if state is not None:
+                    one.load_state_dict(plain(state))
+                    assert one.state_dict() == plain(one.state_dict())
+            given, is_over = self.batches(ranks, self.chooser.choice([0, 1, 2, 5, 30]))
+            for shard, batches in by_shard(given).items():
+                found.setdefault(shard, []).extend(batches)
+            for shard, batches in found.items():
+                assert batches == self.expected[shard][: len(batches)], "no batch twice, none lost"
+            if is_over:
+                given_count = sum(map(len, found.values()))
+                left_count = sum(map(len, self.expected.values())) - given_count
+                return given_count, left_count, len(ranks) == 1
+            states = [plain(one.state_dict()) for one in ranks]
+            self.chooser.shuffle(states)
+            state = merge_states(states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [25, pytest.param(400, marks=pytest.mark.long)], ids=["25 lives", "400 lives"]
+)
+def test_a_job_that_goes_on_at_other_sizes_loses_no_batch_and_gives_none_twice(count: int) -> None:
+    chooser = random.Random(count)
+    for _ in range(count):
+        _, left_count, was_alone = Life(chooser, [0]).live()
+        assert not was_alone or left_count == 0, "a rank that is alone reads everything"
+
+
+@pytest.mark.slow
+def test_a_job_with_workers_goes_on_at_other_sizes() -> None:
+    chooser = random.Random(7)
+    for _ in range(4):
+        Life(chooser, [0, 1, 2]).live()
+
+
+def test_a_job_of_the_same_size_goes_on_as_if_it_had_not_been_stopped() -> None:
+    dataset = Uneven(LENGTHS)
+    expected = whole(loaders(dataset, 2))
+    next_epoch = [whole(ranks) for ranks in [loaders(dataset, 2)] for _ in range(2)][1]
+    for step in range(1, 5):
+        before, after = loaders(dataset, 2), loaders(dataset, 2)
+        iterators = [iter(one) for one in before]
+        for iterator in iterators:
+            list(itertools.islice(iterator, step))
+        states = [one.state_dict() for one in before]
+        for state in (None, merge_states(states)):
+            for rank, one in enumerate(after):
+                one.load_state_dict(plain(states[rank] if state is None else state))
+            assert whole(after) == [batches[step:] for batches in expected]
+            assert whole(after) == next_epoch
+
+
+def test_between_epochs_the_state_is_the_jobs() -> None:
+    dataset = Uneven([6] * 4, kept=1.1)
+    ranks = loaders(dataset, 2)
+    whole(ranks)
+    states = [plain(one.state_dict()) for one in ranks]
+    assert states[0] == states[1] == merge_states(states)
+    (alone,) = loaders(dataset, 1)
+    alone.load_state_dict(states[1])
+    assert by_shard(whole([alone])) == by_shard(whole(ranks))
+
+
+def states_after(steps: list[int], dataset: Any, world_size: int) -> list[dict[str, Any]]:
+    ranks = loaders(dataset, world_size)
+    iterators = [iter(one) for one in ranks]
+    for iterator, count in zip(iterators, steps, strict=True):
+        list(itertools.islice(iterator, count))
+    return [one.state_dict() for one in ranks]
+
+
+def test_states_that_are_not_of_one_job_at_one_step_are_not_merged() -> None:
+    dataset, other = Uneven([9] * 4), Uneven([9] * 6)
+    two = states_after([2, 2], dataset, 2)
+    mixed = [two[0], states_after([1, 1], dataset, 2)[1]]
+    ranks = loaders(dataset, 2)
+    whole(ranks)
+    ended = ranks[1].state_dict()
+    iterator = iter(ranks[1])
+    list(itertools.islice(iterator, 2))
+    later = ranks[1].state_dict()
+    for states, message in [
+        ([], "no state"),
+        ([{}], "not a result of a loader's state_dict"),
+        (two[:1], "the state of rank 1 of 2 is missing"),
+        ([two[0], two[0]], "rank 0 of 2, rank 0 of 2; one state of each rank"),
+        (mixed, r"of different steps, by rank \[2, 1\]"),
+        ([two[0], states_after([2, 2], other, 2)[1]], "differ in built"),
+        ([two[0], later], "differ in epoch"),
+        ([two[0], ended], r"states \[1\] are between epochs and the others in the middle"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            merge_states(states)
+
+
+def test_a_state_that_does_not_know_a_ranks_shards_is_refused() -> None:
+    dataset = Uneven([9] * 4)
+    two = states_after([2, 2], dataset, 2)
+    with pytest.raises(ValueError, match=r"that of rank 0 of 2.*merge_states\(\)"):
+        loaders(dataset, 2)[1].load_state_dict(two[0])
+    with pytest.raises(ValueError, match="this is rank 0 of 4"):
+        loaders(dataset, 4)[0].load_state_dict(two[0])
+    apart = DataLoader(dataset, batch_size=3, seeding="batch", shards=4)
+    next(iter(apart))
+    with pytest.raises(ValueError, match="without shard_by_rank=True"):
+        loaders(dataset, 2)[0].load_state_dict(apart.state_dict())
+    with pytest.raises(ValueError, match="build the loader as it was"):
+        apart.load_state_dict(merge_states(two))
+
+
+class Pipe(IterDataPipe[int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shards": None}, "without shards; pass shards=N"),
+        ({"shards": 1}, "shards is 1 and there are 2 ranks, so that some would have none"),
+        ({"global_batch_size": 4}, "give batch_size, that of one rank"),
+        ({"remainder": "pad"}, "of which no sample can be read a second time"),
+        ({"seeding": "worker"}, "seeding is 'worker' with shard_by_rank=True"),
+        ({"seeding": "sample"}, "whose samples have no places in an order"),
+        ({"in_order": False}, "in_order is False with shard_by_rank=True"),
+        ({"dataset": Pipe()}, "the dataset is a datapipe"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"dataset": Uneven(LENGTHS), "shards": 6, **options}
+    with pytest.raises(ValueError, match=message):
+        DataLoader(**arguments, shard_by_rank=True, rank=0, world_size=2)
+
+
+def test_seeding_by_batch_may_be_named() -> None:
+    dataset = Uneven(LENGTHS)
+    assert whole(loaders(dataset, 2, seeding="batch")) == whole(loaders(dataset, 2))
+
+
+# Ranks that are processes
+
+
+def run_job(folder: Path, world_size: int, **given: Any) -> list[list[Any]]:
+    """What each rank wrote, a value for each case."""
+    job = GlooRanks(PROGRAM, folder, world_size, given)
+    try:
+        ended = [job.finish(rank) for rank in range(world_size)]
+        assert [code for code, _ in ended] == [0] * world_size, [text for _, text in ended]
+        return [job.lines(rank) for rank in range(world_size)]
+    finally:
+        job.kill()
+
+
+def check_case(case: dict[str, Any], by_rank: list[Any]) -> None:
+    """All ranks took the steps that every one of them had a batch for, and no other."""
+    dataset = Uneven(case["lengths"])
+    options = {
+        name: value
+        for name, value in case.get("options", {}).items()
+        if name in ("batch_size", "drop_last")
+    }
+    alone = loaders(dataset, case["ranks"], **options)
+    for epoch, count in enumerate(case["epochs"]):
+        expected = whole(alone)
+        step_count = min(len(batches) for batches in expected)
+        is_left = count is not None and count <= step_count
+        step_count = count if is_left else step_count
+        for rank, batches in enumerate(expected):
+            assert by_rank[rank]["epochs"][epoch] == batches[:step_count]
+            if is_left:
+                continue
+            if case["ranks"] == 1:
+                assert by_rank[rank]["ends"][epoch] is None
+                continue
+            steps, ended_rank, dropped_count, has_more = by_rank[rank]["ends"][epoch]
+            assert steps == step_count == len(expected[ended_rank])
+            unread_count = len(batches) - step_count - dropped_count
+            assert unread_count >= 0 and (has_more or unread_count == 0)
+
+
+def random_case(chooser: random.Random, ranks_max: int) -> dict[str, Any]:
+    world_size = chooser.randrange(1, ranks_max + 1)
+    shard_count = chooser.randrange(world_size, 2 * world_size + 3)
+    few = chooser.choice([2, 9, 30])
+    workers = chooser.choice([0, 0, 0, 1, 2])
+    is_persistent = workers > 0 and chooser.random() < 0.5
+    return {
+        "ranks": world_size,
+        "lengths": [chooser.randrange(few + 1) for _ in range(shard_count)],
+        "epochs": chooser.choice([[None], [None, None], [1, None], [None, 2, None]]),
+        "options": {
+            "batch_size": chooser.choice([1, 2, 5]),
+            "drop_last": chooser.random() < 0.3,
+            "num_workers": workers,
+            "persistent_workers": is_persistent,
+            "prefetch_factor": chooser.choice([1, 2, 4]) if workers else None,
+        },
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world_size", "count"),
+    [(3, 25), pytest.param(8, 200, marks=pytest.mark.long)],
+    ids=["3 ranks", "8 ranks"],
+)
+def test_real_ranks_take_the_same_steps(tmp_path: Path, world_size: int, count: int) -> None:
+    chooser = random.Random(world_size)
+    cases = [random_case(chooser, world_size) for _ in range(count)]
+    lines = [iter(of_rank) for of_rank in run_job(tmp_path, world_size, cases=cases)]
+    for case in cases:
+        check_case(case, [next(lines[rank]) for rank in range(case["ranks"])])
+
+
+@pytest.mark.slow
+def test_a_job_of_real_ranks_is_stopped_and_goes_on_with_others(tmp_path: Path) -> None:
+    dataset = Uneven([20] * 6, kept=0.9)
+    expected = by_shard(whole(loaders(dataset, 1, batch_size=2)))
+    found: dict[int, list[Any]] = {}
+    for world_size, count, workers in [(2, 3, 0), (3, 2, 1), (1, None, 2)]:
+        case = {
+            "ranks": world_size,
+            "lengths": dataset.lengths,
+            "epochs": [count],
+            "options": {"batch_size": 2, "num_workers": workers},
+            "saves": True,
+        }
+        lines = run_job(tmp_path, world_size, cases=[case])
+        for shard, batches in by_shard([one[0]["epochs"][0] for one in lines]).items():
+            found.setdefault(shard, []).extend(batches)
+        for rank in range(world_size):
+            (tmp_path / f"rank-{rank}").unlink()
+    assert set(found) == set(expected)
+    for shard, batches in found.items():
+        assert batches == by_shard(whole(loaders(Uneven([20] * 6), 1, batch_size=2)))[shard]
+
+
+@pytest.mark.slow
+def test_ranks_with_a_pool_take_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job").mkdir()
+    for pool in pool_of(tmp_path, monkeypatch):
+        pool.start_worker(processes=2)
+        case = {
+            "ranks": 2,
+            "lengths": LENGTHS,
+            "epochs": [None, None],
+            "options": {"batch_size": 2, "pool": pool.endpoint},
+        }
+        lines = run_job(tmp_path / "job", 2, cases=[case])
+        check_case(case, [of_rank[0] for of_rank in lines])
