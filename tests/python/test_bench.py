@@ -155,6 +155,15 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("common_steps.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 2 * 2 * 2
+    assert "| 0       | 20 ms | drop      |" in done.stdout
+
+
+@pytest.mark.slow
 def test_tabular_rows_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "tabular_rows.py"), "--quick", "--out", str(lines)]
