@@ -55,9 +55,9 @@ class GlooRanks:
             return []
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
-    def finish(self, rank: int) -> tuple[int, str]:
+    def finish(self, rank: int, seconds_max: float = SECONDS_MAX) -> tuple[int, str]:
         """The exit code of the rank, and what it wrote on stderr."""
-        _, text = self.ranks[rank].communicate(timeout=SECONDS_MAX)
+        _, text = self.ranks[rank].communicate(timeout=seconds_max)
         return self.ranks[rank].returncode, text
 
     def kill(self) -> None:

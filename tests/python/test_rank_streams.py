@@ -245,11 +245,13 @@ def test_seeding_by_batch_may_be_named() -> None:
 # Ranks that are processes
 
 
-def run_job(folder: Path, world_size: int, **given: Any) -> list[list[Any]]:
+def run_job(folder: Path, world_size: int, cases: list[dict[str, Any]]) -> list[list[Any]]:
     """What each rank wrote, a value for each case."""
-    job = GlooRanks(PROGRAM, folder, world_size, given)
+    job = GlooRanks(PROGRAM, folder, world_size, {"cases": cases})
     try:
-        ended = [job.finish(rank) for rank in range(world_size)]
+        # Torch takes 5 s for some connections to its store.
+        seconds_max = 90 + 5 * len(cases)
+        ended = [job.finish(rank, seconds_max) for rank in range(world_size)]
         assert [code for code, _ in ended] == [0] * world_size, [text for _, text in ended]
         return [job.lines(rank) for rank in range(world_size)]
     finally:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from penstock.errors import RankError
-from penstock.loader import job_store
+from penstock.errors import RankError, UnsupportedError
+from penstock.loader import common_steps, job_store
 from penstock.loader.common_steps import CommonSteps
 from penstock.loader.lookahead import Ready
 from penstock.loader.step_agreement import StepAgreement
@@ -111,7 +111,8 @@ def test_ranks_with_uneven_batches_take_the_same_steps(stores: list[Any], count:
 def test_a_rank_that_never_comes_is_named(
     stores: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_store, "WAIT_S_MAX", 0.5)
+    monkeypatch.setattr(job_store, "WAIT_S_MAX", 2.5)
+    monkeypatch.setattr(common_steps, "_WARN_AFTER_S", 0.5)
 
     def rank_main(rank: int) -> str:
         steps = CommonSteps(agreement_of(stores, rank, 3, "never"))
@@ -119,7 +120,9 @@ def test_a_rank_that_never_comes_is_named(
             Batches(5, 1).read(steps)
         return str(raised.value)
 
-    for rank, text in enumerate(together(2, rank_main)):
+    with pytest.warns(match="which has announced nothing, to have .* for 2 s at most"):
+        texts = together(2, rank_main)
+    for rank, text in enumerate(texts):
         assert f"rank {rank} of 3 waits for rank 2, which has announced nothing, to have" in text
         assert "a batch for step 0 of the epoch" in text
 
@@ -163,6 +166,17 @@ def test_a_rank_that_leaves_an_epoch_before_others_is_named_at_once(
 
     text = together(2, rank_main)[1 - leaving]
     assert f"rank {leaving} has left the epoch before step" in text
+
+
+def test_an_iterator_is_not_read_beside_another_of_its_loader(stores: list[Any]) -> None:
+    def rank_main(rank: int) -> None:
+        agreement = agreement_of(stores, rank, 2, "beside")
+        first, second = CommonSteps(agreement), CommonSteps(agreement)
+        assert Batches(9, 1).read(first, 1) == Batches(9, 1).read(second, 1) == 1
+        with pytest.raises(UnsupportedError, match="after another one of the same loader"):
+            Batches(9, 1).read(first)
+
+    together(2, rank_main)
 
 
 def test_a_store_that_has_gone_is_an_error_at_once() -> None:

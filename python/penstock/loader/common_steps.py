@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from penstock.errors import RankError
+from penstock.errors import RankError, UnsupportedError
 from penstock.loader import job_store
 from penstock.loader.agreed_steps import Announcement, EpochEnd
 from penstock.loader.lookahead import Ready
@@ -30,7 +30,7 @@ class CommonSteps:
 
     def __init__(self, agreement: StepAgreement) -> None:
         self._agreement = agreement
-        self._has_begun = False
+        self._epoch: int | None = None  # its number, once it is read
         self._given_count = 0
         self._is_over = False
 
@@ -43,9 +43,13 @@ class CommonSteps:
         """
         if self._is_over:
             return False
-        if not self._has_begun:  # not by iter(): an iterator may be dropped before it is read
-            self._agreement.begin()
-            self._has_begun = True
+        if self._epoch is None:  # not by iter(): an iterator may be dropped before it is read
+            self._epoch = self._agreement.begin()
+        elif self._epoch != self._agreement.epoch:
+            raise UnsupportedError(
+                "next() was called on an iterator after another one of the same loader was begun, "
+                "and the ranks agree on the steps of one at a time; make another loader for it"
+            )
         step = self._given_count
         ready = look(0.0, 0.0)
         is_taken = self._is_taken(step, ready)

@@ -46,9 +46,16 @@ class StepAgreement:
         # Also at the end of the program: a thread in native code must not outlive the interpreter.
         weakref.finalize(self, self._exchange.close)
 
-    def begin(self) -> None:
-        """Begins the next epoch. Others learn that this rank has left one that did not end."""
+    def begin(self) -> int:
+        """Begins the next epoch, and returns its number. Others learn that this rank has left one
+        that did not end."""
         self._exchange.begin()
+        return self.epoch
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that was begun last, from 0."""
+        return self._exchange.epoch_number
 
     def announce(self, ready_count: int, total: int | None) -> None:
         """Tells the other ranks of the batches of this one. Does not wait."""
@@ -141,10 +148,14 @@ class _Exchange:
         epoch = self._epoch
         return AgreedSteps() if epoch is None else epoch.agreed
 
+    @property
+    def epoch_number(self) -> int:
+        return -1 if self._epoch is None else self._epoch.number
+
     def begin(self) -> None:
         with self._news:
             self._leave()
-            number = 0 if self._epoch is None else self._epoch.number + 1
+            number = self.epoch_number + 1
             self._epoch = _Epoch(number, f"{self._prefix}/{number}", self._epoch)
             self._news.notify_all()
 
