@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,16 @@ class Resumed(Uneven):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place, self.was_loaded = state["place"], True
+
+
+class Stuck(Uneven):
+    """The last shard gives its samples and then looks for more for ever."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from super().__iter__()
+        worker = get_worker_info()
+        if worker is not None and worker.id == len(self.lengths) - 1:
+            threading.Event().wait()
 
 
 def by_shard(ranks: list[list[Any]]) -> dict[int, list[Any]]:

@@ -320,6 +320,25 @@ def test_real_ranks_take_the_same_steps(tmp_path: Path, world_size: int, count: 
 
 
 @pytest.mark.slow
+def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: Path) -> None:
+    lengths = [6, 6]
+    expected = whole(loaders(Uneven(lengths), 2, batch_size=1))
+    step_count = len(expected[0])
+    assert len(expected[1]) == step_count, "the second rank looks for one where the first has ended"
+    case = {
+        "ranks": 2,
+        "dataset": "Stuck",
+        "lengths": lengths,
+        "epochs": [None],
+        "options": {"batch_size": 1, "num_workers": 1},
+    }
+    by_rank = [done for (done,) in run_job(tmp_path, 2, [case])]
+    assert [done["epochs"][0] for done in by_rank] == expected
+    ends = [[step_count, 0, 0, False], [step_count, 0, 0, True]]
+    assert [done["ends"][0] for done in by_rank] == ends
+
+
+@pytest.mark.slow
 def test_a_job_of_real_ranks_is_stopped_and_goes_on_with_others(tmp_path: Path) -> None:
     dataset = Uneven([20] * 6, kept=0.9)
     expected = by_shard(whole(loaders(dataset, 1, batch_size=2)))
