@@ -3,7 +3,8 @@
 
 It carries a few words before training begins: what the orders of the ranks follow from
 (:mod:`.rank_agreement`), the address of the job's pool (:mod:`.announced_pool`), by what the pool
-knows the job (:func:`job_identity`). No batch waits for it.
+knows the job (:func:`job_identity`). While an iterable dataset is read, the ranks agree on their
+steps through it (:mod:`.step_agreement`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import datetime
 import os
 import secrets
+import threading
+import weakref
 from typing import Any
 
 import torch
@@ -22,6 +25,9 @@ from penstock.seams.process_group import default_store
 WAIT_S_MAX = 600.0
 
 _agent_stores: dict[tuple[int, str, int], Any] = {}  # by process, address and port
+# Of the threads of each process, by the store that they are connections to.
+_connections: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
+_connecting = threading.Lock()
 
 
 def stores_of_job() -> list[Any]:
@@ -55,6 +61,20 @@ def job_identity() -> str:
         return _C.identity_of_launched_job()
     text: bytes = store.compare_set(f"{restart_prefix()}/identity", "", secrets.token_hex(16))
     return text.decode()
+
+
+def connection_of_threads(store: Any) -> Any:
+    """Another connection to ``store``, for short requests from threads beside the trainer's.
+
+    All loaders of a process share it: torch takes 5 s for some of the connections that several
+    ranks make at once, and a program may make a loader for each epoch. Blocks meanwhile.
+    """
+    with _connecting:
+        pid, connection = _connections.get(store, (0, None))
+        if pid != os.getpid():
+            connection = store.clone()
+            _connections[store] = (os.getpid(), connection)
+        return connection
 
 
 def _agent_store() -> Any:

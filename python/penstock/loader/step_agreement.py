@@ -6,9 +6,9 @@ the agreement. The thread of rank 0 reads all announcements with one request, an
 agreement under one key, which the threads of the other ranks read. So a step costs no collective,
 and a rank's trainer waits only for a step that another rank is not sure of yet.
 
-The thread has a connection to the store of its own: a client of torch's store does one request at a
-time, and the trainer, or a collective, may be in a long wait with the first. The thread makes it,
-since torch takes 5 s for about one connection in eight of those that several ranks make at once.
+The thread has another connection to the store than the trainer: a client of torch's store does one
+request at a time, and the trainer, or a collective, may be in a long wait with the first. The
+thread makes it, since that may take a while.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.loader.loader_face import LoaderFace
@@ -22,7 +23,7 @@ def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
         return None
     # Here, so that only jobs of several ranks need the private name that finds their store.
     from penstock.loader.common_steps import CommonSteps
-    from penstock.loader.job_store import restart_prefix, stores_of_job
+    from penstock.loader.job_store import connection_of_threads, restart_prefix, stores_of_job
     from penstock.loader.step_agreement import StepAgreement
 
     if loader._step_agreement is None:
@@ -32,5 +33,6 @@ def steps_of_job(loader: LoaderFace) -> CommonSteps | None:
         prefix, store = f"{restart_prefix()}/steps", stores[0]
         number = store.add(f"{prefix}/loaders of rank {loader.rank}", 1)
         job = JobRank(loader.rank, loader.world_size)
-        loader._step_agreement = StepAgreement(store.clone, job, f"{prefix}/{number}")
+        connect = partial(connection_of_threads, store)
+        loader._step_agreement = StepAgreement(connect, job, f"{prefix}/{number}")
     return CommonSteps(loader._step_agreement)
