@@ -29,8 +29,9 @@ def sealed(state: dict[str, Any]) -> dict[str, Any]:
 def opened(state: dict[str, Any]) -> dict[str, Any]:
     """The state with the dictionaries of the user's objects as they gave them."""
     parts = {name: state.get(name) for name in _OF_THE_USER}
-    return state | {name: part[0] for name, part in parts.items() if _is_sealed(part)}
+    return state | {name: _unsealed(part) for name, part in parts.items()}
 
 
-def _is_sealed(part: Any) -> bool:
-    return isinstance(part, (list, tuple)) and len(part) == 1 and isinstance(part[0], dict)
+def _unsealed(part: Any) -> Any:
+    is_sealed = isinstance(part, (list, tuple)) and len(part) == 1 and isinstance(part[0], dict)
+    return part[0] if is_sealed else part

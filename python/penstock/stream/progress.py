@@ -177,7 +177,7 @@ class Progress:
     @property
     def step(self) -> int:
         """The steps that a rank which reads shards of its own has taken in the epoch."""
-        resumed_count = 0 if self.point is None else self.point.answered_count
+        resumed_count = 0 if self.point is None else self.point.left.delivered_count
         return self.first_step + self.answered_count - resumed_count
 
     @property
