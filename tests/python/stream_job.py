@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of a job over gloo that reads its shards of an iterable dataset, for tests.
 
-    stream_job.py FOLDER '{"cases": [{"ranks": 2, "lengths": [3, 5], "epochs": [null]}]}'
+    stream_job.py FOLDER
 
-Each case is a loader of the first so many "ranks", which reads the "epochs" to their ends, or
-breaks after so many steps. "options" go to the loader. Each rank appends a line of JSON for each
-case to FOLDER/rank-R: the batches of each epoch, and how each ended. With "saves" the first rank
-writes the merged state to FOLDER/job.json, from which a later run goes on.
+FOLDER/cases.json is a list such as [{"ranks": 2, "lengths": [3, 5], "epochs": [null]}]. Each case
+is a loader of the first so many "ranks", which reads the "epochs" to their ends, or breaks after so
+many steps. "options" go to the loader. Each rank appends a line of JSON for each case to
+FOLDER/rank-R: the batches of each epoch, and how each ended. With "saves" the first rank writes the
+merged state to FOLDER/job.json, from which a later run goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from penstock import DataLoader, merge_states
 
 
 def main() -> None:
-    folder, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder = Path(sys.argv[1])
+    cases = json.loads((folder / "cases.json").read_text())
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    for number, case in enumerate(given["cases"]):
+    for number, case in enumerate(cases):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # the keys of a case are its own
         if rank < case["ranks"]:
             done = run(folder, rank, case)
