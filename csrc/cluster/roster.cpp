@@ -215,20 +215,18 @@ RankClaim Roster::rank_claim(uint64_t trainer_id) const {
           .progress = [&scaler](uint32_t count) { return scaler.progress(count); }};
 }
 
-JobClaim Roster::job_claim(std::span<const uint64_t> ranks, uint32_t worker_count_max,
-                           AllocationOptions& options) const {
-  JobClaim claim{.job_id = ranks.front(), .floor_max = 0};
-  std::vector<RankClaim> claims;
+JobClaim Roster::job_claim(std::span<const uint64_t> trainer_ids, std::span<const RankClaim> ranks,
+                           uint32_t worker_count_max, AllocationOptions& options) const {
+  JobClaim claim{.job_id = trainer_ids.front(), .floor_max = 0};
   double busy_rank_count = 0;
-  for (const uint64_t trainer_id : ranks) {
-    claims.push_back(rank_claim(trainer_id));
-    claim.worker_count += claims.back().worker_count;
-    claim.floor_max += trainers_.at(trainer_id).scaler.busy_count();
-    busy_rank_count += claims.back().worker_count_max > 0 ? 1 : 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    claim.worker_count += ranks[rank].worker_count;
+    claim.floor_max += trainers_.at(trainer_ids[rank]).scaler.busy_count();
+    busy_rank_count += ranks[rank].worker_count_max > 0 ? 1 : 0;
   }
   claim.gpus = std::max(1.0, busy_rank_count);
-  claim.progress = job_progress(claims, worker_count_max);
-  apply_terms(trainers_.at(ranks.front()), claim, options);
+  claim.progress = job_progress(ranks, worker_count_max);
+  apply_terms(trainers_.at(trainer_ids.front()), claim, options);
   return claim;
 }
 
@@ -238,9 +236,14 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
   AllocationOptions options{
       .floor_share = options_.floor_share, .move_cost_s = options_.move_cost_s, .horizon_s = options_.horizon_s};
   const std::vector<std::vector<uint64_t>> jobs = this->jobs();
+  std::vector<std::vector<RankClaim>> ranks(jobs.size());  // by job
   std::vector<JobClaim> claims;
   claims.reserve(jobs.size());
-  for (const auto& ranks : jobs) claims.push_back(job_claim(ranks, pool_count, options));
+  for (size_t job = 0; job < jobs.size(); ++job) {
+    ranks[job].reserve(jobs[job].size());
+    for (const uint64_t trainer_id : jobs[job]) ranks[job].push_back(rank_claim(trainer_id));
+    claims.push_back(job_claim(jobs[job], ranks[job], pool_count, options));
+  }
   std::vector<uint32_t> counts;
   std::optional<std::string> trouble;
   try {
@@ -253,10 +256,7 @@ std::map<uint64_t, uint32_t> Roster::allocate() {
   if (trouble) counts = max_min(claims, pool_count, options);
   std::map<uint64_t, uint32_t> count_of;
   for (size_t job = 0; job < jobs.size(); ++job) {
-    std::vector<RankClaim> ranks;
-    ranks.reserve(jobs[job].size());
-    for (const uint64_t trainer_id : jobs[job]) ranks.push_back(rank_claim(trainer_id));
-    const std::vector<uint32_t> shares = split_among_ranks(ranks, counts[job]);
+    const std::vector<uint32_t> shares = split_among_ranks(ranks[job], counts[job]);
     for (size_t rank = 0; rank < shares.size(); ++rank) count_of[jobs[job][rank]] = shares[rank];
   }
   return count_of;

@@ -134,8 +134,9 @@ class Roster {
   std::vector<std::vector<uint64_t>> jobs() const;
   // What a rank has and has use for.
   RankClaim rank_claim(uint64_t trainer_id) const;
-  // Of a job, in a pool of so many workers.
-  JobClaim job_claim(std::span<const uint64_t> ranks, uint32_t worker_count_max, AllocationOptions& options) const;
+  // Of a job whose ranks make these claims, in a pool of so many workers.
+  JobClaim job_claim(std::span<const uint64_t> trainer_ids, std::span<const RankClaim> ranks, uint32_t worker_count_max,
+                     AllocationOptions& options) const;
   // How many workers each trainer is to have.
   std::map<uint64_t, uint32_t> allocate();
   // Sets the claim's priority and owners, and their quotas.
