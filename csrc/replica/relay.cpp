@@ -170,7 +170,7 @@ void Relay::answer(size_t follower, const worker::PoolWork& work) {
     taken = store_.take(follower, request, requested_at, std::chrono::steady_clock::now() + kLook);
   }
   const auto fail = [&](const std::string& type_name, const std::string& text) {
-    // What is too large for an error is no error of a follower's: its text is cut.
+    // Only a state can be too large for an error, and this one has none.
     static_cast<void>(server.answer_error(work, {.type_name = type_name, .text = text}, {}));
   };
   if (!taken.refusal.empty()) {
