@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from penstock.errors import RankError
 from penstock.loader.dataset_fingerprint import dataset_fingerprint
 from penstock.loader.job_store import restart_prefix, stores_of_job
 from penstock.loader.loader_face import LoaderFace
-from penstock.loader.ranks_waiting import wait_for_ranks
+from penstock.loader.ranks_waiting import read_of_ranks
 from penstock.loader.variable_pool import AnnouncedPool
 from penstock.sampling.job_rank import JobRank
+from penstock.seams.iterators import DatasetKind
 
 
 def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
@@ -42,30 +44,43 @@ def compare_ranks(loader: LoaderFace, facts: dict[str, Any]) -> None:
     store.set(str(job.rank), json.dumps(facts))
     keys = {rank: str(rank) for rank in range(job.world_size)}
     deed = "begin an epoch of its loader with shard_by_rank"
-    wait_for_ranks(store, keys, who=f"rank {job.rank} of {job.world_size}", deed=deed)
-    others = {rank: json.loads(store.get(str(rank))) for rank in range(job.world_size)}
-    for name, mine in facts.items():
-        for rank, theirs in others.items():
-            if theirs.get(name) != mine:
+    who = f"rank {job.rank} of {job.world_size}"
+    check_alike(
+        read_of_ranks(store, keys, who=who, deed=deed),
+        (job.rank, facts),
+        whose="the ranks",
+        remedy="with shard_by_rank all ranks read one order, so build the loaders alike on all "
+        "ranks",
+    )
+
+
+def check_alike(
+    of_ranks: Mapping[int, Mapping[str, Any]],
+    mine: tuple[int, Mapping[str, Any]],
+    *,
+    whose: str,
+    remedy: str,
+) -> None:
+    """Raises RankError for the first fact of mine, a rank and its facts, that another rank has
+    differently. whose, remedy: for its message.
+    """
+    my_rank, my_facts = mine
+    for name, my_fact in my_facts.items():
+        for rank, facts in of_ranks.items():
+            if facts.get(name) != my_fact:
                 raise RankError(
-                    f"the loaders of the ranks differ: rank {job.rank} has {name} {mine!r} and "
-                    f"rank {rank} has {name} {theirs.get(name)!r}; with shard_by_rank all ranks "
-                    f"read one order, so build the loaders alike on all ranks"
+                    f"the loaders of {whose} differ: rank {my_rank} has {name} {my_fact!r} and "
+                    f"rank {rank} has {name} {facts.get(name)!r}; {remedy}"
                 )
 
 
 def facts_of_replica(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
     """What the batches of a rank in a replica group follow from."""
-    dataset = loader.dataset
     generator = torch.default_generator if loader.generator is None else loader.generator
     return {
-        "penstock": __version__,
-        "torch": torch.__version__,
         "rank of its group": loader.rank,
         "number of groups": loader.world_size,
-        "dataset": type(dataset).__qualname__,
-        "dataset length": len(dataset),
-        "dataset fingerprint": dataset_fingerprint(dataset),
+        **_what_is_read(loader),
         "sampler": type(loader.sampler).__qualname__,
         "batch_sampler": type(loader.batch_sampler).__qualname__,
         "batch_size": loader.batch_size,
@@ -79,11 +94,7 @@ def facts_of(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]:
     sampler = loader.batch_sampler
     return {
         "world_size": loader.world_size,
-        "penstock": __version__,
-        "torch": torch.__version__,
-        "dataset": type(loader.dataset).__qualname__,
-        "dataset length": len(loader.dataset),
-        "dataset fingerprint": dataset_fingerprint(loader.dataset),
+        **_what_is_read(loader),
         "sampler": type(sampler.sampler).__qualname__,
         "samples in an epoch": len(sampler.sampler),
         "samples of a step": sampler.step_size,
@@ -98,9 +109,7 @@ def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]
     """What the batches of shards follow from. ``place`` is where a loader goes on."""
     return {
         "world_size": loader.world_size,
-        "penstock": __version__,
-        "torch": torch.__version__,
-        "dataset": type(loader.dataset).__qualname__,
+        **_what_is_read(loader),
         "shards": loader.shards,
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
@@ -109,6 +118,20 @@ def facts_of_shards(loader: LoaderFace, place: dict[str, Any]) -> dict[str, Any]
         "announced pool": str(loader.pool) if isinstance(loader.pool, AnnouncedPool) else None,
         **place,
     }
+
+
+def _what_is_read(loader: LoaderFace) -> dict[str, Any]:
+    """The dataset, and by what software. Only a map-style dataset has a length and content."""
+    dataset = loader.dataset
+    facts = {
+        "penstock": __version__,
+        "torch": torch.__version__,
+        "dataset": type(dataset).__qualname__,
+    }
+    if loader._dataset_kind != DatasetKind.Map:
+        return facts
+    content = dataset_fingerprint(dataset)
+    return {**facts, "dataset length": len(dataset), "dataset fingerprint": content}
 
 
 def _digest(generator: torch.Generator) -> str:

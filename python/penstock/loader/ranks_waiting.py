@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded wait for other ranks to write to the job's store."""
+"""What other ranks have written to the job's store, after a bounded wait for it."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,11 @@ _WARN_AFTER_S = 30.0
 _POLL_S = 2.0  # the longest wait without a look at the clock
 
 
-def wait_for_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -> None:
-    """Waits until each rank has written its key, for ``job_store.WAIT_S_MAX`` at most.
+def read_of_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) -> dict[int, Any]:
+    """The JSON values that the ranks have written, each under its key.
 
-    who, deed: for messages: who waits, and for the others to do what. Raises RankError.
+    Waits for them, for ``job_store.WAIT_S_MAX`` at most. who, deed: for messages: who waits, and
+    for the others to do what. Raises RankError.
     """
     began = time.monotonic()
     is_told = False
@@ -44,3 +46,4 @@ def wait_for_ranks(store: Any, keys: Mapping[int, str], *, who: str, deed: str) 
             warn(
                 f"{who} waits for rank {spoken} to {deed}, for {job_store.WAIT_S_MAX:.0f} s at most"
             )
+    return {rank: json.loads(store.get(key)) for rank, key in keys.items()}

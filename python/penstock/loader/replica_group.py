@@ -26,7 +26,8 @@ import torch.distributed as dist
 from penstock import _C
 from penstock.errors import RankError
 from penstock.loader import job_store
-from penstock.loader.ranks_waiting import wait_for_ranks
+from penstock.loader.rank_agreement import check_alike
+from penstock.loader.ranks_waiting import read_of_ranks
 from penstock.sampling.job_rank import JobRank
 from penstock.worker.arena_cap import arena_bytes
 
@@ -70,11 +71,14 @@ class ReplicaGroup:
         self._store = dist.PrefixStore(f"{prefix}/{number}", stores[0])  # type: ignore[attr-defined]
         mine = {"host": _this_machine(), "key": self._keys.public_key, "facts": facts}
         self._store.set(f"rank {self._rank}", json.dumps(mine))
-        members = {
-            rank: json.loads(text)
-            for rank, text in self._get_all("rank", ranks, "begin an epoch").items()
-        }
-        self._compare(members, facts)
+        members = self._read("rank", ranks, "begin an epoch")
+        check_alike(
+            {rank: member["facts"] for rank, member in members.items()},
+            (self._rank, facts),
+            whose="a replica_group",
+            remedy="these ranks are to have the same batches, so build their loaders alike, and "
+            "seed them alike or pass generator=",
+        )
         self._connect(ranks, members)
 
     def _connect(self, ranks: tuple[int, ...], members: dict[int, Any]) -> None:
@@ -92,8 +96,8 @@ class ReplicaGroup:
         if self._rank == leader:
             return
         source = here[0] if here[0] != self._rank else leader
-        text = self._get_all("relay of rank", (source,), "hand its batches on")[source]
-        worker_id, endpoint, handover = json.loads(text)[str(self._rank)]
+        places = self._read("relay of rank", (source,), "hand its batches on")[source]
+        worker_id, endpoint, handover = places[str(self._rank)]
         self.feed = Feed(
             worker=(worker_id, endpoint, handover),
             keys=self._keys,
@@ -121,27 +125,10 @@ class ReplicaGroup:
         places = dict(zip(map(str, followers), self.relay.addresses, strict=True))
         self._store.set(f"relay of rank {self._rank}", json.dumps(places))
 
-    def _get_all(self, what: str, ranks: Sequence[int], deed: str) -> dict[int, bytes]:
+    def _read(self, what: str, ranks: Sequence[int], deed: str) -> dict[int, Any]:
         keys = {rank: f"{what} {rank}" for rank in ranks}
-        wait_for_ranks(
-            self._store,
-            keys,
-            who=f"rank {self._rank}",
-            deed=f"{deed} with replica_group",
-        )
-        return {rank: self._store.get(key) for rank, key in keys.items()}
-
-    def _compare(self, members: dict[int, Any], facts: dict[str, Any]) -> None:
-        for name, mine in facts.items():
-            for rank, member in members.items():
-                theirs = member["facts"].get(name)
-                if theirs != mine:
-                    raise RankError(
-                        f"the loaders of a replica_group differ: rank {self._rank} has {name} "
-                        f"{mine!r} and rank {rank} has {name} {theirs!r}; these ranks are to have "
-                        f"the same batches, so build their loaders alike, and seed them alike or "
-                        f"pass generator="
-                    )
+        who = f"rank {self._rank}"
+        return read_of_ranks(self._store, keys, who=who, deed=f"{deed} with replica_group")
 
     def check(self) -> None:
         """Raises ``RankError`` where a rank of the group takes no batches for long, so that this
