@@ -60,10 +60,12 @@ class Drawing(Dataset[torch.Tensor]):
 
 
 def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    """Whether any thread of the process runs: the first can be dead while others still end."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return True
+    return False
 
 
 def loader_of(dataset: Any, num_workers: int = 3, **options: Any) -> Any:
