@@ -5,6 +5,7 @@ nothing of what was probably meant; `run --help` and `explain --help` printed it
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,21 @@ def call(
             ["run", "--fast", "train.py"],
             "run",
             "there is no option --fast; the program's own come after it",
+        ),
+        (
+            ["run", "--pool-local", "four", "train.py"],
+            "run",
+            "--pool-local is 'four'; a whole number from 1 to 1024 is expected",
+        ),
+        (
+            ["run", "--pool-local=0", "train.py"],
+            "run",
+            "--pool-local is '0'; a whole number from 1 to 1024 is expected",
+        ),
+        (
+            ["run", "--pool-local", "train.py"],
+            "run",
+            "--pool-local is 'train.py'; a whole number from 1 to 1024 is expected",
         ),
         (["explain"], "explain", "the program is missing: name a file, or a module with -m"),
         (
@@ -130,6 +146,38 @@ def test_a_wrong_call_is_answered_in_two_lines(
     name = f"penstock {where}".strip()
     told = f"{name}: {what}\n`{name} --help` tells how it is called.\n"
     assert call(*arguments) == (2, "", told)
+
+
+def test_a_pool_for_one_program_is_refused_where_there_is_another(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_POOL", "tcp://alpha:7000")
+    code, out, error = call("run", "--pool-local", "2", "train.py")
+    assert (code, out) == (2, "")
+    assert error.startswith(
+        "penstock run: --pool-local asks for a pool of the program's own, and PENSTOCK_POOL names "
+        "the one at tcp://alpha:7000; unset PENSTOCK_POOL, or leave --pool-local out\n"
+    )
+
+
+def test_a_rank_starts_no_pool_for_itself(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, error = call("run", "--pool-local", "2", "train.py")
+    assert (code, out) == (2, "")
+    assert "would start a pool for each rank (this one has LOCAL_RANK=1)" in error
+    assert "penstock run --pool-local 2 -m torch.distributed.run" in error
+
+
+def test_more_workers_than_cpus_are_warned_of(call: Call) -> None:
+    """Before the program is looked for, which is not there."""
+    code, _, error = call("run", "--pool-local", "1024", "missing.py")
+    assert code == 2
+    warning, missing = error.splitlines()
+    assert re.match(
+        r"penstock run: --pool-local 1024 starts more worker processes than the \d+ CPUs", warning
+    )
+    assert "missing.py" in missing
 
 
 @pytest.mark.parametrize("command", ["run", pytest.param("explain", marks=pytest.mark.slow)])

@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 
 _FIRST_COLUMN = 28  # of the texts beside options
 _WIDTH = 100
-_FAILED_EXIT_CODE = 1
+FAILED_EXIT_CODE = 1
 
 
 class CommandError(Exception):
@@ -133,7 +133,7 @@ def carry_out(
         return commands[command](arguments)
     except (PenstockError, ValueError, OSError) as error:
         print(f"penstock {command}: {error}", file=sys.stderr)
-        return _FAILED_EXIT_CODE
+        return FAILED_EXIT_CODE
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -29,7 +29,7 @@ from penstock.pool.terms import Terms, read_terms
 POOL_VARIABLE = "PENSTOCK_POOL"
 KEYS_VARIABLE = "PENSTOCK_KEYS"
 _DEFAULT_TIMEOUT_S = 5.0
-_PROCESSES_MAX = 1024
+PROCESSES_MAX = 1024
 ADDRESS = "tcp://HOST:PORT"
 
 
@@ -133,7 +133,7 @@ examples:
     _add_pool(parser)
     parser.add_argument(
         "--processes",
-        type=whole_number(1, _PROCESSES_MAX),
+        type=whole_number(1, PROCESSES_MAX),
         default=1,
         metavar="N",
         help="number of worker processes to start on this host (default: 1)",

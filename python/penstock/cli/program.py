@@ -12,6 +12,7 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -21,8 +22,9 @@ class ProgramError(Exception):
     """There is no such program; says why in one line."""
 
 
-def run_file(path: str, arguments: list[str]) -> None:
-    """As ``python path arguments``. Raises the program's exceptions."""
+def run_file(path: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
+    """As ``python path arguments``. Raises the program's exceptions. ``prepare`` is called before
+    the program begins, once there is one."""
     absolute = os.path.join(os.getcwd(), path)
     try:
         with io.open_code(absolute) as file:
@@ -30,6 +32,7 @@ def run_file(path: str, arguments: list[str]) -> None:
     except OSError as error:
         reason = f"[Errno {error.errno}] {error.strerror}"
         raise ProgramError(f"can't open file {absolute!r}: {reason}") from None
+    prepare()
     _install_loader()
     _set_first_import_folder(os.path.dirname(os.path.realpath(path)))
     sys.argv = [path, *arguments]
@@ -41,8 +44,10 @@ def run_file(path: str, arguments: list[str]) -> None:
         _run(compile(source, absolute, "exec", dont_inherit=True), main)
 
 
-def run_module(name: str, arguments: list[str]) -> None:
-    """As ``python -m name arguments``. Raises the program's exceptions."""
+def run_module(name: str, arguments: list[str], prepare: Callable[[], None] = lambda: None) -> None:
+    """As ``python -m name arguments``. Raises the program's exceptions. ``prepare`` is called
+    first: a package may begin to run while its module is looked for."""
+    prepare()
     _install_loader()
     _set_first_import_folder(os.getcwd())
     # The arguments as a package sees them that is imported on the way.

@@ -3,13 +3,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.cli.command_parser import CommandError, CommandParser, did_you_mean, one_of
+from penstock.cli.command_parser import (
+    FAILED_EXIT_CODE,
+    CommandError,
+    CommandParser,
+    did_you_mean,
+    one_of,
+    whole_number,
+)
+from penstock.cli.pool_commands import KEYS_VARIABLE, POOL_VARIABLE, PROCESSES_MAX
 from penstock.cli.program import ProgramError, run_file, run_module
+from penstock.errors import PenstockError
+from penstock.tuning.usable_cpus import usable_cpus
 
 _PROGRAM_USAGE = """\
 {command} [OPTION ...] PROGRAM.py [ARGUMENT ...]
@@ -34,8 +46,18 @@ is for the program.""",
 With PENSTOCK_POOL=tcp://HOST:PORT the program's loaders get their batches from the workers of the
 pool whose controller is there.
 
+With --pool-local N they get them from a pool of the program's own: N worker processes and their
+controller, which are started on this machine before the program and end with it, whatever ends it.
+They listen on loopback, with the keys that this user's processes share (or those of PENSTOCK_KEYS).
+PENSTOCK_POOL has the controller's address, for the program and all that it starts: the ranks of a
+job share one pool when it is started around torchrun, as below.
+
+The exit code is the program's.
+
 examples:
   penstock run train.py --epochs 3
+  penstock run --pool-local 4 train.py --epochs 3
+  penstock run --pool-local 4 -m torch.distributed.run --nproc-per-node 2 -m penstock run train.py
   penstock run -m package.train
   torchrun --nproc-per-node 2 --no-python penstock run train.py""",
     )
@@ -47,12 +69,26 @@ examples:
         help="send the modules of this folder or file to a pool's workers, beside the program's "
         "own; may be given several times (default: PENSTOCK_CODE_PATHS)",
     )
+    parser.add_argument(
+        "--pool-local",
+        type=whole_number(1, PROCESSES_MAX),
+        metavar="N",
+        help="start a pool of N worker processes on this machine for the program (default: none)",
+    )
     options, program = parser.parse_before_program(arguments)
     start = _start_of(program, parser.command)
     if options.code:
         _name_code_paths(options.code, parser.command)
-    with _named_if_missing(program):
-        start()
+    prepare = _nothing
+    if options.pool_local is not None:
+        _check_pool_local(options.pool_local, parser.command)
+        prepare = functools.partial(_start_pool, options.pool_local)
+    try:
+        with _named_if_missing(program):
+            start(prepare)
+    except _NoPoolError as error:
+        print(f"penstock run: {error}", file=sys.stderr)
+        return FAILED_EXIT_CODE
     return 0
 
 
@@ -99,6 +135,58 @@ examples:
         return explain_program(start, options.format, options.cut)
 
 
+class _NoPoolError(Exception):
+    """The pool of --pool-local could not be started."""
+
+
+def _check_pool_local(worker_count: int, command: str) -> None:
+    """Raises CommandError where a pool of the program's own makes no sense, and warns of one that
+    is too large."""
+    if address := os.environ.get(POOL_VARIABLE):
+        raise CommandError(
+            f"--pool-local asks for a pool of the program's own, and {POOL_VARIABLE} names the one "
+            f"at {address}; unset {POOL_VARIABLE}, or leave --pool-local out",
+            command,
+        )
+    if (rank := os.environ.get("LOCAL_RANK")) and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise CommandError(
+            f"--pool-local would start a pool for each rank (this one has LOCAL_RANK={rank}); "
+            f"start one for all ranks of this machine: penstock run --pool-local {worker_count} -m "
+            f"torch.distributed.run ... -m penstock run PROGRAM.py",
+            command,
+        )
+    cpu_count = usable_cpus()
+    if worker_count > cpu_count:
+        print(
+            f"penstock run: --pool-local {worker_count} starts more worker processes than the "
+            f"{cpu_count} CPUs that this process may use; workers that compute will wait for each "
+            f"other, and for the program",
+            file=sys.stderr,
+        )
+
+
+def _start_pool(worker_count: int) -> None:
+    from penstock.pool.local_pool import LocalPool  # which few programs need
+
+    try:
+        pool = LocalPool.start(worker_count, os.environ.get(KEYS_VARIABLE) or None)
+    except PenstockError as error:
+        raise _NoPoolError(f"--pool-local {worker_count}: {error}") from error
+    # Registered before the program runs, and so called last: threads of the program, and handlers
+    # that it registers, may still read batches.
+    atexit.register(pool.end)
+    os.environ[POOL_VARIABLE] = pool.endpoint
+    workers = "1 worker" if worker_count == 1 else f"{worker_count} workers"
+    print(
+        f"penstock run: a pool of {workers} on this machine, controller at {pool.endpoint}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _nothing() -> None: ...
+
+
 def _name_code_paths(paths: Sequence[str], command: str) -> None:
     from penstock.pool.travelling_code import name_code_paths  # arguments that only a pool needs
 
@@ -114,8 +202,8 @@ def _name_code_paths(paths: Sequence[str], command: str) -> None:
 _COMMANDS = {"run": _run, "explain": _explain}
 
 
-def _start_of(program: list[str], command: str) -> Callable[[], None]:
-    """The call that runs the program."""
+def _start_of(program: list[str], command: str) -> Callable[..., None]:
+    """The call that runs the program. It may be given what is to be called right before."""
     match program:
         case ["-m", module, *rest]:
             return functools.partial(run_module, module, rest)

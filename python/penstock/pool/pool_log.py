@@ -14,14 +14,17 @@ class PoolLog:
     """The log of one process. Each line is written in one piece, since several processes share a
     stream."""
 
-    def __init__(self, name: str) -> None:
-        """``name`` names the process, such as "penstock worker 3f2a"."""
+    def __init__(self, name: str, *, is_quiet: bool = False) -> None:
+        """``name`` names the process, such as "penstock worker 3f2a". A quiet log has trouble
+        only."""
         self.name = name
+        self._is_quiet = is_quiet
         self._host = socket.gethostname()
 
     def say(self, text: str) -> None:
         """Good news, on standard output."""
-        self._write(sys.stdout, text)
+        if not self._is_quiet:
+            self._write(sys.stdout, text)
 
     def tell(self, text: str) -> None:
         """Trouble that somebody should know of, on standard error."""

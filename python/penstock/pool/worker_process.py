@@ -15,7 +15,7 @@ from penstock.pool.worker_spec import USELESS_EXIT_CODE, PoolWorkerSpec
 def run_child(settings: dict[str, object]) -> int:
     """Serves as the settings of a `PoolWorkerSpec` say; returns the exit code."""
     spec = PoolWorkerSpec(**settings)  # type: ignore[arg-type]
-    log = PoolLog("penstock worker")
+    log = PoolLog("penstock worker", is_quiet=spec.is_quiet)
 
     def started(server: _C.PoolServer) -> None:
         log.name = f"penstock worker {short_id(server.worker_id)}"

@@ -34,6 +34,8 @@ class PoolWorkerSpec:
     # The powercap tree of this machine, which must tell its energy; "" is where Linux has it, if it
     # can be read.
     powercap: str = ""
+    # Whether its log has trouble only.
+    is_quiet: bool = False
 
     @classmethod
     def of_trainer(cls, code_root: str, parent_pid: int, handover: str) -> PoolWorkerSpec:

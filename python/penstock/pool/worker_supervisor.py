@@ -35,16 +35,18 @@ sys.exit(run_child(json.loads(sys.argv[2])))
 class Supervisor:
     """The processes of one ``penstock worker``. Confined to the main thread."""
 
-    def __init__(self, specs: Sequence[PoolWorkerSpec]) -> None:
-        self._log = PoolLog("penstock worker")
+    def __init__(self, specs: Sequence[PoolWorkerSpec], *, is_quiet: bool = False) -> None:
+        """A quiet one says only what needs attention."""
+        self._log = PoolLog("penstock worker", is_quiet=is_quiet)
         self._children = [_Child(spec, self._log) for spec in specs]
         self._signal_count = 0
         self._has_failed = False
 
-    def run(self) -> int:
+    def run(self, end_fd: int | None = None, grace_s: float = 0.0) -> int:
         """Blocks until every process has left. Returns the exit code.
 
-        SIGTERM and SIGINT have the processes drain, and a second one ends them at once.
+        SIGTERM and SIGINT have the processes drain, and a second one ends them at once. When
+        ``end_fd`` can be read they drain, too, and those left ``grace_s`` later are killed.
         """
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -55,8 +57,13 @@ class Supervisor:
         try:
             for child in self._children:
                 child.start()
+            kill_at: float | None = None
             while any(child.is_due for child in self._children):
-                self._wait(read_fd)
+                if kill_at is not None and time.monotonic() >= kill_at:
+                    break
+                if self._wait(read_fd, end_fd, kill_at):
+                    self._end("the end of the program")
+                    end_fd, kill_at = None, time.monotonic() + grace_s
                 self._look_after_children()
         finally:
             for number, handler in handlers.items():
@@ -68,26 +75,33 @@ class Supervisor:
             os.close(write_fd)
         return int(self._has_failed)
 
-    def _wait(self, read_fd: int) -> None:
+    def _wait(self, read_fd: int, end_fd: int | None, kill_at: float | None) -> bool:
+        """Obeys signals. Returns whether ``end_fd`` can be read."""
         due = [child.start_at for child in self._children if child.start_at is not None]
+        if kill_at is not None:
+            due.append(kill_at)
         timeout = max(0.0, min(due) - time.monotonic()) if due else None
-        readable, _, _ = select.select([read_fd], [], [], timeout)
-        if not readable:
-            return
-        for number in os.read(read_fd, 4096):
-            if number in (signal.SIGTERM, signal.SIGINT):
-                self._signal_count += 1
-                self._say_end(signal.Signals(number).name)
-                for child in self._children:
-                    child.end()
+        fds = [read_fd] if end_fd is None else [read_fd, end_fd]
+        readable, _, _ = select.select(fds, [], [], timeout)
+        if read_fd in readable:
+            for number in os.read(read_fd, 4096):
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._end(signal.Signals(number).name)
+        return end_fd in readable
 
-    def _say_end(self, name: str) -> None:
+    def _end(self, cause: str) -> None:
+        self._signal_count += 1
+        self._say_end(cause)
+        for child in self._children:
+            child.end()
+
+    def _say_end(self, cause: str) -> None:
         count = sum(child.is_due for child in self._children)
         processes, them = ("1 process", "it") if count == 1 else (f"{count} processes", "them")
         if self._signal_count == 1:
-            text = f"draining {processes} after {name}; a second signal ends {them} at once"
+            text = f"draining {processes} after {cause}; a second signal ends {them} at once"
         else:
-            text = f"ending {processes} at once after a second signal, {name}"
+            text = f"ending {processes} at once after a second signal, {cause}"
         self._log.say(text)
 
     def _look_after_children(self) -> None:

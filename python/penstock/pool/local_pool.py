@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``penstock run --pool-local``: the pool that a program starts on its own machine.
+
+Its controller and the supervisor of its workers are a process beside the program, the *keeper*
+(:mod:`.pool_keeper`), which is no child of it: a program that waits for all of its children should
+not meet one that it never started. The keeper ends with the program, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+from penstock.errors import PenstockError
+from penstock.pool.pool_keeper import GRACE_S, KeeperOrders, KeeperReport
+
+_START_S_MAX = 60.0
+_END_S_MAX = GRACE_S + 5.0  # after a second signal too; then the keeper is killed
+# As this process was started, the keeper finds modules, whatever the folder it is in. Its parent
+# ends as soon as it is there.
+_PROGRAM = """\
+import json, os, sys
+if os.fork():
+    os._exit(0)
+sys.path[:] = json.loads(sys.argv[1])
+from penstock.pool.pool_keeper import keep_pool
+sys.exit(keep_pool(json.loads(sys.argv[2])))
+"""
+
+
+class LocalPool:
+    """The pool of this process, which is to call :meth:`end` in the end. Confined to the main
+    thread."""
+
+    def __init__(self, endpoint: str, keeper_fd: int, alive_fd: int) -> None:
+        self.endpoint = endpoint
+        self._keeper_fd = keeper_fd
+        self._alive_fd = alive_fd
+        self._owner_pid = os.getpid()
+
+    @classmethod
+    def start(cls, worker_count: int, key_folder: str | None) -> LocalPool:
+        """Returns when the controller listens; the workers may still be starting. Raises
+        PenstockError when there is no controller."""
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, read_fd)
+            own_fd = os.pidfd_open(os.getpid())
+            try:
+                orders = asdict(KeeperOrders(worker_count, key_folder, own_fd, write_fd))
+                # A session of its own: Ctrl-C at a terminal is for the program alone.
+                subprocess.run(
+                    [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), json.dumps(orders)],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=(own_fd, write_fd),
+                    check=True,
+                )
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise PenstockError(
+                    f"the process of the pool could not be started ({error}); the system has to "
+                    f"have memory, process numbers and descriptors left"
+                ) from error
+            finally:
+                os.close(own_fd)
+                os.close(write_fd)
+            report = _read_report(read_fd)
+            keeper_fd = os.pidfd_open(report.pid)
+            stack.callback(os.close, keeper_fd)
+            # The pipe stays open on the other side for as long as the keeper lives: what was opened
+            # a line above is the keeper, and no later process of its number.
+            if select.select([read_fd], [], [], 0)[0]:
+                raise _no_start("it has ended")
+            stack.pop_all()
+        return cls(report.endpoint, keeper_fd, read_fd)
+
+    def end(self) -> None:
+        """Ends the pool's processes and waits for them; for a bounded time, with workers whose
+        datasets hang. Does nothing in a process that the program has forked."""
+        if os.getpid() != self._owner_pid or self._keeper_fd < 0:
+            return
+        for number, wait_s in (
+            (signal.SIGTERM, GRACE_S),
+            (signal.SIGTERM, _END_S_MAX - GRACE_S),
+            (signal.SIGKILL, None),
+        ):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._keeper_fd, number)
+            if select.select([self._keeper_fd], [], [], wait_s)[0]:
+                break
+        os.close(self._keeper_fd)
+        os.close(self._alive_fd)
+        self._keeper_fd = -1
+
+
+def _read_report(read_fd: int) -> KeeperReport:
+    """What the keeper says when its controller listens, or why that cannot be."""
+    deadline = time.monotonic() + _START_S_MAX
+    text = b""
+    while not text.endswith(b"\n"):
+        left_s = max(0.0, deadline - time.monotonic())
+        if not select.select([read_fd], [], [], left_s)[0]:
+            raise _no_start(f"it has said nothing for {_START_S_MAX:g} s")
+        if not (piece := os.read(read_fd, 4096)):
+            raise _no_start("it has ended")
+        text += piece
+    report = KeeperReport(**json.loads(text))
+    if report.refusal:
+        raise PenstockError(report.refusal)
+    return report
+
+
+def _no_start(seen: str) -> PenstockError:
+    return PenstockError(
+        f"the process that should run the pool did not start: {seen}; what it printed says why, "
+        f"or the system was out of memory or process numbers"
+    )

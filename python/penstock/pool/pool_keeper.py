@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a pool that one program has to itself: the controller, and the supervisor of the
+workers. :mod:`.local_pool` starts it.
+
+It ends when the program ends, however that comes about, and when it is told to by SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass
+
+from penstock import _pool
+from penstock.errors import PenstockError
+from penstock.pool.worker_spec import PATIENCE_S, PoolWorkerSpec
+from penstock.pool.worker_supervisor import Supervisor
+
+GRACE_S = 5.0  # for workers to leave; their program, whom they served, is gone
+_LOOPBACK = "tcp://127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperOrders:
+    worker_count: int
+    key_folder: str | None  # None: the keys that this user's processes share
+    program_fd: int  # a descriptor of the program's process
+    report_fd: int  # for one report; open for as long as the keeper lives
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperReport:
+    """That the controller listens, or why there is no pool."""
+
+    pid: int
+    endpoint: str = ""
+    refusal: str = ""
+
+    def write(self, fd: int) -> None:
+        os.write(fd, json.dumps(asdict(self)).encode() + b"\n")
+
+
+def keep_pool(settings: dict[str, object]) -> int:
+    """Runs the pool that a `KeeperOrders` asks for; returns the exit code."""
+    orders = KeeperOrders(**settings)  # type: ignore[arg-type]
+    for fd in (orders.program_fd, orders.report_fd):
+        os.set_inheritable(fd, False)
+    try:
+        controller = _pool.Controller.start(_LOOPBACK, orders.key_folder)
+    except (PenstockError, ValueError, OSError) as error:
+        KeeperReport(os.getpid(), refusal=str(error)).write(orders.report_fd)
+        return 1
+    stop_read, stop_write = os.pipe2(os.O_CLOEXEC)
+    serving = threading.Thread(target=controller.run, args=(stop_read,))
+    serving.start()
+    KeeperReport(os.getpid(), endpoint=controller.endpoint).write(orders.report_fd)
+    spec = PoolWorkerSpec(
+        bind=_LOOPBACK,
+        advertised=None,
+        data_bind=None,
+        data_advertised=None,
+        controller=controller.endpoint,
+        key_folder=orders.key_folder,
+        patience_s=PATIENCE_S,
+        code_root="",  # each process has its own
+        parent_pid=os.getpid(),
+        is_quiet=True,
+    )
+    try:
+        supervisor = Supervisor([spec] * orders.worker_count, is_quiet=True)
+        return supervisor.run(end_fd=orders.program_fd, grace_s=GRACE_S)
+    finally:
+        os.write(stop_write, b"x")
+        serving.join()
