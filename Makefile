@@ -11,13 +11,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test test-all docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
+.PHONY: help demo test test-contract test-all docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
 
 help:
 	@echo "penstock"
 	@echo
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
+	@echo "  make test-contract  of these, what the loader, the cut and the pool promise: for the torches between oldest and newest"
 	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
 	@echo "  make docs       the reference of the library for programs in C++, in build/docs/cpp/html"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
@@ -45,6 +46,14 @@ test:
 	@python=$$(sh .make/system.sh build test bench) && sh .make/packages.sh "$$python" test
 	@sh .make/install.sh --with-tests --with-bench
 	@sh .make/test.sh $(ARGS)
+
+# What the loader, the cut and the pool promise, with the C++ tests.
+CONTRACTS := tests/contract $(addprefix tests/python/test_,seams.py dataloader.py start.py offload*.py lowering.py \
+  lazy*.py compiled_prefix.py pool*.py own_workers.py loader_state.py seeding.py any_worker.py cpp_package.py \
+  cpp_library.py cpp_workers.py)
+
+test-contract:
+	@$(MAKE) --no-print-directory test ARGS="$(CONTRACTS) $(ARGS)"
 
 test-all:
 	@python=$$(sh .make/system.sh build test bench model docs clang) && sh .make/packages.sh "$$python" test lint cluster

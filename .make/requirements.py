@@ -23,6 +23,9 @@ else:
 # What is installed beside each torch. torchaudio ends at 2.11.
 BESIDE = {
     "2.11": {"torch": "==2.11.*", "torchvision": "==0.26.*", "torchaudio": "==2.11.*"},
+    "2.12": {"torch": "==2.12.*", "torchvision": "==0.27.*", "torchaudio": None},
+    "2.13": {"torch": "==2.13.*", "torchvision": "==0.28.*", "torchaudio": None},
+    "2.14": {"torch": "==2.14.*", "torchvision": "==0.29.*", "torchaudio": None},
     "2.15": {"torch": "==2.15.*", "torchvision": "==0.29.*", "torchaudio": None},
 }
 

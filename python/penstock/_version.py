@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of penstock. It stands in pyproject.toml, too."""
+"""The version of penstock, and the minor versions of torch that it is for.
+
+They stand here alone: setup.py, CMake, the tests and the scripts of the Makefile read this file. It
+imports nothing, so that they can.
+"""
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+# Oldest first. Each that is missing between the ends would be refused.
+TORCH_MINORS = ("2.11", "2.12", "2.13", "2.14", "2.15")

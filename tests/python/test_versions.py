@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The version of penstock, the torches and the Pythons that it is for are alike everywhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from supported_versions import PYTHONS, TORCHES
+
+from penstock import _version
+from penstock.seams.require import TESTED_TORCH
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / ".make"))
+import requirements  # noqa: E402
+
+
+def text(*names: str) -> str:
+    return ROOT.joinpath(*names).read_text("utf-8")
+
+
+def test_the_header_for_programs_in_cpp_has_the_version() -> None:
+    header = text("csrc", "include", "penstock", "export.h")
+    assert f'#define PENSTOCK_VERSION "{_version.__version__}"' in header
+
+
+def test_the_version_has_a_part_of_the_changelog() -> None:
+    assert f"\n## {_version.__version__}\n" in text("CHANGELOG.md")
+
+
+def test_the_files_of_the_build_have_no_version_of_their_own() -> None:
+    for name in ("CMakeLists.txt", "pyproject.toml", "setup.py"):
+        assert _version.__version__ not in text(name), name
+
+
+def test_pip_is_told_the_range_of_torches() -> None:
+    oldest, newest = TORCHES[0], TORCHES[-1]
+    after = f"{newest.partition('.')[0]}.{int(newest.partition('.')[2]) + 1}"
+    assert f'"torch>={oldest},<{after}"' in text("pyproject.toml")
+
+
+def test_no_torch_is_missing_between_the_oldest_and_the_newest() -> None:
+    minors = [tuple(map(int, torch.split("."))) for torch in TORCHES]
+    assert minors == [(2, minor) for minor in range(minors[0][1], minors[-1][1] + 1)]
+
+
+def test_pip_is_told_the_oldest_python() -> None:
+    assert f'requires-python = ">={PYTHONS[0]}"' in text("pyproject.toml")
+
+
+def test_make_knows_what_is_installed_beside_each_torch() -> None:
+    assert tuple(requirements.BESIDE) == TORCHES
+    for torch, beside in requirements.BESIDE.items():
+        assert beside["torch"] == f"=={torch}.*"
+
+
+def test_the_torches_that_the_suite_passes_with_are_of_the_range() -> None:
+    assert set(TESTED_TORCH) <= set(TORCHES)
+
+
+@pytest.mark.parametrize("torch", TORCHES)
+def test_requirements_name_that_torch_alone(torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH", torch)
+    monkeypatch.chdir(ROOT)
+    listed = requirements.requirements("test")
+    assert [one for one in listed if one.startswith("torch=")] == [f"torch=={torch}.*"]
+    has_torchaudio = any(one.startswith("torchaudio") for one in listed)
+    assert has_torchaudio == (torch == "2.11")
