@@ -20,7 +20,7 @@ Call = Callable[..., Outcome]
 
 COMMANDS = (
     "run", "explain", "keys", "controller", "worker", "up", "down", "status", "costs", "drain",
-    "simulate",
+    "simulate", "env",
 )  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 

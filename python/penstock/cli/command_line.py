@@ -41,7 +41,10 @@ CLUSTER_COMMANDS = {
         "simulate_command", "simulate the jobs of a cluster by several ways to share its CPUs"
     ),
 }
-COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS}
+MACHINE_COMMANDS = {
+    "env": Command("environment_command", "print what a report of a fault needs to say"),
+}
+COMMANDS = {**PROGRAM_COMMANDS, **POOL_COMMANDS, **CLUSTER_COMMANDS, **MACHINE_COMMANDS}
 OPTIONS = {
     "--version": "print the version of penstock",
     "--cmake-dir": "print the folder for CMAKE_PREFIX_PATH, for programs in C++",
@@ -110,9 +113,9 @@ def _help() -> str:
     def table(rows: dict[str, str]) -> str:
         return "".join(f"  {name:<12}{text}\n" for name, text in rows.items())
 
-    programs, pools, clusters = (
+    programs, pools, clusters, machines = (
         table({name: command.summary for name, command in commands.items()})
-        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS, CLUSTER_COMMANDS)
+        for commands in (PROGRAM_COMMANDS, POOL_COMMANDS, CLUSTER_COMMANDS, MACHINE_COMMANDS)
     )
     return f"""\
 usage: penstock COMMAND [ARGUMENT ...]
@@ -126,6 +129,8 @@ commands for a pool of data workers, on one machine or several:
 {pools}
 command for a cluster that is planned:
 {clusters}
+command for questions about this machine:
+{machines}
 options:
 {table(OPTIONS)}
 `penstock COMMAND --help` tells about one command. `python -m penstock` is the same as `penstock`.

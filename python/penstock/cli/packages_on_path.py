@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packages named penstock that Python's path leads to. It imports the first and ignores the
+others, which is seldom meant when there are several."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class FoundPackage(NamedTuple):
+    folder: Path
+    about: str  # its version, and whether it has a native part
+
+
+def packages_on_path(path: Sequence[str] | None = None) -> list[FoundPackage]:
+    """In the order of the path (``sys.path``); one that several entries lead to is named once."""
+    found: dict[Path, FoundPackage] = {}
+    for entry in sys.path if path is None else path:
+        folder = Path(entry or ".") / "penstock"
+        if (folder / "__init__.py").is_file():
+            real = folder.resolve()
+            found.setdefault(real, FoundPackage(folder.absolute(), _about(folder)))
+    return list(found.values())
+
+
+def _about(folder: Path) -> str:
+    try:
+        text = (folder / "_version.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r'^__version__ = "(.*)"', text, re.MULTILINE)
+    version = found[1] if found else "no version"
+    # Without it a folder is a source tree that was not built.
+    return version if any(folder.glob("_pool*.so")) else f"{version}, without native parts"

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``penstock env`` tells what a report of a fault needs, and tells it where something is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import penstock
+from penstock.cli import environment_report as report_module
+from penstock.cli.environment_report import Report, environment_report
+from penstock.cli.machine_facts import in_units, machine_facts
+from penstock.cli.packages_on_path import packages_on_path
+
+
+def env(*arguments: str, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "env", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    found: Report = json.loads(
+        env(
+            "--json",
+            PENSTOCK_POOL="tcp://someone:word@127.0.0.1:7000",
+            PENSTOCK_TEST_TOKEN="hush-hush",
+            PENSTOCK_KEYS=str(Path.home() / "keys"),
+            UNRELATED_PASSWORD="hush-hush",
+        )
+    )
+    return found
+
+
+@pytest.mark.slow
+def test_it_tells_the_versions_that_are_in_use(report: Report) -> None:
+    assert report["penstock"]["version"] == [penstock.__version__]
+    assert report["torch"]["version"] == [torch.__version__]
+    assert report["torch"]["built for CUDA"] == [torch.version.cuda or "no"]
+    assert report["python"]["version"][0].startswith(platform.python_version())
+    assert report["machine"]["C library"] == [os.confstr("CS_GNU_LIBC_VERSION")]
+    assert report["machine"]["system"][0].endswith(platform.release())
+    assert report["penstock"]["native part loads"][0].startswith("yes, ")
+    files = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert report["machine"]["limits"][0].startswith(f"files: {files}")
+
+
+@pytest.mark.slow
+def test_it_names_the_libraries_that_are_loaded_and_their_files(report: Report) -> None:
+    assert re.match(r"4\.\d+\.\d+ \(.*/libzmq.*\)$", report["libraries"]["libzmq"][0])
+    assert re.match(r"1\.\d+\.\d+ \(.*/libsodium.*\)$", report["libraries"]["libsodium"][0])
+    assert re.match(r"OpenSSL 3\..* \(.*/libcrypto.*\)$", report["libraries"]["libcrypto"][0])
+
+
+@pytest.mark.slow
+def test_a_secret_is_not_in_it(report: Report) -> None:
+    assert report["environment"]["PENSTOCK_POOL"] == ["tcp://…@127.0.0.1:7000"]
+    assert report["environment"]["PENSTOCK_TEST_TOKEN"] == ["set, 9 characters that are not shown"]
+    assert report["environment"]["PENSTOCK_KEYS"] == ["~/keys"]
+    text = json.dumps(report)
+    assert "hush" not in text and "word@" not in text
+    assert f'"{Path.home()}/' not in text
+
+
+@pytest.mark.slow
+def test_the_text_has_each_section_and_each_fact(report: Report) -> None:
+    lines = env().splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(report)
+    for section in ("penstock", "python", "torch", "libraries", "machine"):
+        for name in report[section]:
+            assert any(line.startswith(f"  {name} ") for line in lines), name
+
+
+@pytest.mark.slow
+def test_with_a_torch_that_cannot_be_imported_the_rest_is_told(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
+    found = json.loads(env("--json", PYTHONPATH=str(tmp_path)))
+    assert found["torch"]["version"] == [
+        "torch cannot be imported: OSError: libtorch_cpu.so: no such file"
+    ]
+    assert found["penstock"]["native part loads"][0].startswith("no: it ends with status 1: ")
+    assert found["machine"]["C library"][0].startswith("glibc")
+
+
+def test_a_native_part_that_ends_the_process_does_not_end_the_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert report_module._native_part_loads() == "no: it ends with status -11: it says nothing"
+
+
+def test_a_fact_that_cannot_be_had_is_replaced_by_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    facts = report_module._facts(**machine_facts(tmp_path))
+    assert facts["CPU"][0].startswith("not known: FileNotFoundError: ")
+    assert facts["machine"] == [platform.machine()]
+    monkeypatch.setattr(report_module, "packages_on_path", lambda: 1 / 0)
+    assert environment_report()["penstock"]["on the path"] == [
+        "not known: ZeroDivisionError: division by zero"
+    ]
+
+
+def test_a_limit_of_a_container_is_told(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/outer/inner"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/outer/inner\n")
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text(f"{3 << 30}\n")
+    (group / "cpu.max").write_text("100000 100000\n")
+    facts = report_module._facts(**machine_facts(tmp_path))
+    assert facts["memory limit"] == ["3.0 GiB"]
+    assert facts["CPUs"][0].endswith(", 1 by the quotas of its cgroups")
+
+
+def test_each_penstock_on_the_path_is_named_in_its_order(tmp_path: Path) -> None:
+    built, tree = tmp_path / "site" / "penstock", tmp_path / "tree" / "penstock"
+    for folder, version in ((built, "0.2.0"), (tree, "0.3.0")):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "_version.py").write_text(f'__version__ = "{version}"\n')
+    (built / "_pool.cpython-311.so").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "tree")
+    path = [str(tmp_path / name) for name in ("none", "tree", "site", "link", "tree")]
+    assert [(found.folder, found.about) for found in packages_on_path(path)] == [
+        (tree, "0.3.0, without native parts"),
+        (built, "0.2.0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 50, "5120.0 TiB")]
+)
+def test_bytes_are_shown_for_people(count: int, text: str) -> None:
+    assert in_units(count) == text
