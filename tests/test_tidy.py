@@ -56,7 +56,8 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "cut": ("loader",),
     "explanation": ("cut",),
     "engines": ("pool",),
-    "cli": ("explanation", "engines"),
+    "live": ("pool",),
+    "cli": ("explanation", "engines", "live"),
 }
 
 # An outside header, and the files of csrc that may include it. The first entry that matches a

@@ -180,6 +180,14 @@ class PoolProcesses:
         worker.served(processes)
         return worker
 
+    def start_training(self) -> Process:
+        """steady_training.py, which trains until it is ended."""
+        program = (sys.executable, str(Path(__file__).with_name("steady_training.py")))
+        environment = {**self.environment, "PENSTOCK_POOL": self.endpoint}
+        training = Process([], environment, program=program)
+        self.processes.append(training)
+        return training
+
     def start_altered_worker(self, alteration: str, argument: str) -> Worker:
         """One process of altered_worker.py."""
         program = (sys.executable, str(Path(__file__).with_name("altered_worker.py")))

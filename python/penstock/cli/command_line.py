@@ -33,6 +33,7 @@ POOL_COMMANDS = {
     "up": Command("elastic_commands", "run a pool whose workers come and go with its jobs"),
     "down": Command("elastic_commands", "end a pool that penstock up runs, with its workers"),
     "status": Command("pool_commands", "show the workers and the jobs of a pool"),
+    "top": Command("top_command", "show the jobs and workers of a pool while they work"),
     "costs": Command("pool_commands", "show what the jobs of a pool have cost"),
     "drain": Command("pool_commands", "have a worker finish what it has begun and leave its pool"),
 }

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool at one moment, for everything that shows it: names for people instead of escaped bytes,
+rates that follow from others, and what a worker does in one word. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.live.step_parts import Ledger, ledger_of
+from penstock.pool.pool_status import name_of, software_of, text_of
+
+# What a worker does, in the order in which totals are listed.
+WORKER_STATES = ("serving", "free", "moving", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What starts and stops the workers of a pool."""
+
+    name: str
+    wanted: int
+    running: int
+    starting: int
+    stopping: int
+    workers_min: int
+    workers_max: int
+    refusals: int
+    reason: str
+    refusal: str | None
+    trouble: str | None
+    spent: float | None
+    budget: float | None
+    since_report_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """``name`` is HOST/PROCESS. ``works_for`` is the id of a trainer."""
+
+    id: str
+    name: str
+    host: str
+    endpoint: str
+    software: str
+    state: str
+    works_for: str | None
+    unfit_for: tuple[str, ...]
+    unfit_reason: str | None
+    since_report_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerView:
+    """One rank of a job. ``group`` is the same for all ranks of one; None where there is one."""
+
+    id: str
+    job: str
+    name: str
+    host: str
+    software: str
+    user: str | None
+    group: str | None
+    rank: int
+    world_size: int
+    workers: int
+    workers_max: int
+    workers_wanted: int
+    idle_s: float
+    since_report_s: float
+    batches_per_s: float | None
+    bytes_per_s: float | None
+    waited_share: float | None
+    limited_by: str
+    reason: str
+    step_s: float | None
+    starved_s: float | None
+    worker_s: float | None
+    worker_cpu_share: float | None
+    batch_bytes: int | None
+    link_bytes_per_s: int | None
+    is_paused: bool
+    ready_batches: int
+    wanted_batches: int
+    asked_batches: int
+    bytes_in_flight: int
+    waited_s: float
+    delivered_batches: int
+    ledger: Ledger | None
+    plan: dict[str, Any] | None
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no use for workers now, as between epochs."""
+        return self.workers_max == 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Until then it counts as one that has use for as many workers as it may have."""
+        return self.limited_by != "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """``at`` is in seconds since 1970."""
+
+    sequence: int
+    at: float
+    kind: str
+    text: str
+    trainer: str | None
+    worker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """``events`` is None where the controller reports none. ``at`` is in seconds since 1970."""
+
+    at: float
+    controller: str
+    endpoint: str
+    is_settled: bool
+    policy_trouble: str | None
+    fenced_incarnations: int
+    engine: EngineView | None
+    workers: tuple[WorkerView, ...]
+    trainers: tuple[TrainerView, ...]
+    left_out: int
+    events: tuple[EventView, ...] | None
+
+    def trainer(self, identity: str | None) -> TrainerView | None:
+        return next((one for one in self.trainers if one.id == identity), None)
+
+    def job_title(self, identity: str) -> str:
+        """How people are told of a trainer; two of one job run in different processes."""
+        trainer = self.trainer(identity)
+        return f"trainer {identity[:8]}" if trainer is None else f"{trainer.job} of {trainer.name}"
+
+    def job_titles(self) -> dict[str, str]:
+        """Of all trainers, by id."""
+        return {one.id: f"{one.job} of {one.name}" for one in self.trainers}
+
+    def totals(self) -> dict[str, Any]:
+        """Of the pool as a whole; ``waited_share`` is the mean of the trainers that ask."""
+        waited = [one.waited_share for one in self.trainers if one.waited_share is not None]
+        states = [one.state for one in self.workers]
+        return {
+            "trainers": len(self.trainers),
+            "trainers_idle": sum(one.is_idle for one in self.trainers),
+            "workers": len(self.workers),
+            "workers_by_state": {state: states.count(state) for state in WORKER_STATES},
+            "workers_wanted": sum(one.workers_wanted for one in self.trainers if not one.is_idle),
+            "batches_per_s": sum(one.batches_per_s or 0.0 for one in self.trainers),
+            "bytes_per_s": sum(one.bytes_per_s or 0.0 for one in self.trainers),
+            "waited_share": sum(waited) / len(waited) if waited else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs, with the totals."""
+        fields = dataclasses.asdict(self)
+        for trainer, plain in zip(self.trainers, fields["trainers"], strict=True):
+            plain["is_idle"] = trainer.is_idle
+        return {**fields, "totals": self.totals()}
+
+
+def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
+    """``status`` is the answer of a controller (csrc/controller/pool_status.h), which came at
+    ``at``."""
+    controller = status["controller"]
+    trouble = controller["policy_trouble"]
+    return PoolView(
+        at=at,
+        controller=controller["id"],
+        endpoint=controller["endpoint"],
+        is_settled=controller["is_settled"],
+        policy_trouble=None if trouble is None else text_of(trouble),
+        fenced_incarnations=controller["fenced_incarnations"],
+        engine=_engine_view(status["engine"]),
+        workers=tuple(_worker_view(one) for one in status["workers"]),
+        trainers=tuple(_trainer_view(one) for one in status["trainers"]),
+        left_out=status["workers_left_out"] + status["trainers_left_out"],
+        events=_event_views(status.get("events"), at),
+    )
+
+
+def _engine_view(engine: Mapping[str, Any] | None) -> EngineView | None:
+    if engine is None:
+        return None
+    names = [field.name for field in dataclasses.fields(EngineView)]
+    fields = {name: engine[name] for name in names}
+    for name in ("name", "reason", "refusal", "trouble"):
+        fields[name] = _text_or_none(fields[name])
+    return EngineView(**fields)
+
+
+def _worker_view(worker: dict[str, Any]) -> WorkerView:
+    works_for = worker["trainer"] or worker["assigned_to"]
+    if worker["is_draining"]:
+        state = "draining"
+    elif worker["is_withdrawn"]:
+        state = "moving"
+    else:
+        state = "free" if works_for is None else "serving"
+    name = name_of(worker)
+    return WorkerView(
+        id=worker["id"],
+        name=name,
+        host=_host_of(name),
+        endpoint=worker["endpoint"],
+        software=software_of(worker),
+        state=state,
+        works_for=works_for,
+        unfit_for=tuple(worker["unfit_for"]),
+        unfit_reason=_text_or_none(worker["unfit_reason"]),
+        since_report_s=worker["since_report_s"],
+    )
+
+
+def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
+    queue = trainer["queue"]
+    rate, size = trainer["batches_per_s"], trainer["batch_bytes"]
+    name = name_of(trainer)
+    as_they_are = (
+        "id", "group", "rank", "world_size", "workers", "workers_max", "workers_wanted", "idle_s",
+        "since_report_s", "batches_per_s", "waited_share", "limited_by", "step_s", "starved_s",
+        "worker_s", "worker_cpu_share", "batch_bytes", "link_bytes_per_s", "is_paused",
+    )  # fmt: skip
+    of_queue = (
+        "ready_batches", "wanted_batches", "asked_batches", "bytes_in_flight", "waited_s",
+        "delivered_batches",
+    )  # fmt: skip
+    plan = trainer.get("plan")
+    return TrainerView(
+        **{name: trainer[name] for name in as_they_are},
+        **{name: queue[name] for name in of_queue},
+        job=text_of(trainer["job"]),
+        name=name,
+        host=_host_of(name),
+        software=software_of(trainer),
+        user=_text_or_none(trainer["user"]),
+        bytes_per_s=None if rate is None or size is None else rate * size,
+        reason=text_of(trainer["reason"]),
+        ledger=ledger_of(trainer),
+        plan=plan if isinstance(plan, dict) else None,
+    )
+
+
+def _event_views(events: Any, at: float) -> tuple[EventView, ...] | None:
+    if not isinstance(events, list):
+        return None
+    return tuple(
+        EventView(
+            sequence=int(one["sequence"]),
+            at=at - float(one["at_s_ago"]),
+            kind=str(one["kind"]),
+            text=text_of(one["text"]),
+            trainer=one.get("trainer"),
+            worker=one.get("worker"),
+        )
+        for one in events
+    )
+
+
+def _text_or_none(escaped: str | None) -> str | None:
+    return None if escaped is None else text_of(escaped)
+
+
+def _host_of(name: str) -> str:
+    """Of HOST/PROCESS; a member that did not say where it runs has a host by its own id."""
+    return name.rpartition("/")[0] or name

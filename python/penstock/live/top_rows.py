@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of `penstock top`: their columns, and the rows that a pool has in each. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.live.job_groups import JobGroup, job_groups
+from penstock.live.pool_view import EventView, PoolView, TrainerView, WorkerView
+from penstock.live.step_parts import STEP_PARTS, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Numbers stand at the right. ``meaning`` is for the help."""
+
+    name: str
+    title: str
+    meaning: str
+    is_number: bool = False
+
+
+@dataclass(slots=True)
+class Row:
+    """``cells`` has texts by column, and ``keys`` what to sort by where that is no text. ``parent``
+    is the id of another row. ``detail`` is a sentence on the selected row. ``tone`` is good, warn,
+    bad or dim."""
+
+    id: str
+    cells: dict[str, str]
+    keys: dict[str, float] = field(default_factory=dict)
+    parent: str | None = None
+    detail: str = ""
+    tone: str = ""
+    user: str = ""
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``branch`` is the column in which a tree is drawn, and ``rows`` makes the rows."""
+
+    name: str
+    columns: Sequence[Column]
+    branch: str
+    rows: Callable[[Looks, bool], list[Row]]
+    sort: str = ""  # the column by which it is sorted at first; "" keeps the order of the rows
+    is_descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What is shown: a pool now, the ledgers of its trainers a while before, and its events."""
+
+    view: PoolView
+    ledgers_before: Mapping[str, Ledger]
+    events: Sequence[EventView]
+
+
+_WAITS_WARN, _WAITS_BAD = 0.1, 0.3  # shares of a trainer's time
+_SILENT_S = 5.0
+
+_LIMITS = {"unknown": "-"}
+
+
+def _job_rows(looks: Looks, is_tree: bool) -> list[Row]:
+    rows: list[Row] = []
+    for group in job_groups(looks.view):
+        parent = None
+        if is_tree and group.has_ranks:
+            rows.append(_group_row(group))
+            parent = rows[-1].id
+        rows += [_trainer_row(rank, parent) for rank in group.ranks]
+    if is_tree:
+        there = {one.id: one.user or "" for one in looks.view.trainers}
+        for worker in looks.view.workers:
+            if worker.works_for in there:
+                rows.append(
+                    Row(
+                        id=f"{worker.works_for}/{worker.id}",
+                        cells={
+                            "job": f"worker {worker.name}",
+                            "id": worker.id[:8],
+                            "limit": worker.state,
+                        },
+                        parent=worker.works_for,
+                        tone="dim",
+                        user=there[worker.works_for],
+                    )
+                )
+    return rows
+
+
+def _group_row(group: JobGroup) -> Row:
+    first, waited = group.ranks[0], group.waited_share()
+    rate, moved = group.total("batches_per_s"), group.total("bytes_per_s")
+    workers, wanted = group.total("workers"), group.total("workers_wanted")
+    delivered, flight = group.total("delivered_batches"), group.total("bytes_in_flight")
+    return Row(
+        id=f"group {group.id}",
+        cells={
+            "job": group.title,
+            "user": first.user or "",
+            "id": group.id[:8],
+            "workers": number(workers),
+            "wanted": number(wanted),
+            "batches": rate_text(rate),
+            "bytes": byte_rate(moved),
+            "waits": share(waited),
+            "flight": byte_count(flight),
+            "delivered": number(delivered),
+        },
+        keys=_known(
+            workers=workers, wanted=wanted, batches=rate, bytes=moved, waits=waited,
+            flight=flight, delivered=delivered,
+        ),
+        detail="the ranks of one job, summed up; it waits as much as the rank that waits most",
+        tone=_tone_of_waiting(waited),
+        user=first.user or "",
+        rate=rate or 0.0,
+    )  # fmt: skip
+
+
+def _trainer_row(trainer: TrainerView, parent: str | None) -> Row:
+    is_rank = trainer.world_size > 1
+    place = f"rank {trainer.rank}" if is_rank else ""
+    name = place if parent is not None else ", ".join(x for x in (trainer.job, place) if x)
+    cells = {
+        "job": name,
+        "user": trainer.user or "",
+        "trainer": trainer.name,
+        "id": trainer.id[:8],
+        "workers": str(trainer.workers),
+        "wanted": str(trainer.workers_wanted) if trainer.is_measured else "-",
+        "batches": rate_text(trainer.batches_per_s),
+        "bytes": byte_rate(trainer.bytes_per_s),
+        "waits": share(trainer.waited_share),
+        "ready": str(trainer.ready_batches),
+        "asked": str(trainer.asked_batches),
+        "flight": byte_count(trainer.bytes_in_flight),
+        "delivered": number(trainer.delivered_batches),
+        "limit": _LIMITS.get(trainer.limited_by, trainer.limited_by),
+    }
+    detail, tone = trainer.reason, _tone_of_waiting(trainer.waited_share)
+    if trainer.is_idle:
+        detail = f"asks for nothing since {trainer.idle_s:.0f} s, as between epochs"
+        tone = "dim"
+        cells |= {"wanted": "-", "batches": "idle", "bytes": "-", "waits": "-"}
+    elif trainer.workers == 0:
+        detail, tone = f"has no worker; {trainer.reason}", "bad"
+    return Row(
+        id=trainer.id,
+        cells=cells,
+        keys=_known(
+            workers=trainer.workers,
+            wanted=trainer.workers_wanted,
+            batches=trainer.batches_per_s,
+            bytes=trainer.bytes_per_s,
+            waits=trainer.waited_share,
+            ready=trainer.ready_batches,
+            asked=trainer.asked_batches,
+            flight=trainer.bytes_in_flight,
+            delivered=trainer.delivered_batches,
+        ),
+        parent=parent,
+        detail=detail,
+        tone=tone,
+        user=trainer.user or "",
+        rate=trainer.batches_per_s or 0.0,
+    )
+
+
+def _worker_rows(looks: Looks, is_tree: bool) -> list[Row]:
+    titles = looks.view.job_titles()
+    rows = []
+    if is_tree:  # workers below their hosts
+        for host in dict.fromkeys(worker.host for worker in looks.view.workers):
+            count = sum(worker.host == host for worker in looks.view.workers)
+            cells = {"worker": host, "state": f"{count} here"}
+            rows.append(Row(id=f"host {host}", cells=cells, detail="a machine with its workers"))
+    for worker in looks.view.workers:
+        rows.append(_worker_row(worker, titles, f"host {worker.host}" if is_tree else None))
+    return rows
+
+
+def _worker_row(worker: WorkerView, titles: Mapping[str, str], parent: str | None) -> Row:
+    works_for = "nobody"
+    if worker.works_for is not None:
+        works_for = titles.get(worker.works_for, f"trainer {worker.works_for[:8]}, which is gone")
+    unfit = [titles[one] for one in worker.unfit_for if one in titles]
+    tone = {"serving": "good", "free": ""}.get(worker.state, "warn")
+    detail = f"runs {worker.software or 'versions that are not known'}"
+    if unfit:
+        detail, tone = (
+            f"cannot run {', '.join(unfit)}: {worker.unfit_reason or 'it did not say why'}",
+            "bad",
+        )
+    if worker.since_report_s > _SILENT_S:
+        detail, tone = f"has not reported for {worker.since_report_s:.0f} s", "bad"
+    return Row(
+        id=worker.id,
+        cells={
+            "worker": worker.name,
+            "id": worker.id[:8],
+            "state": worker.state,
+            "job": works_for,
+            "address": worker.endpoint,
+            "seen": f"{worker.since_report_s:.1f}",
+            "software": worker.software,
+        },
+        keys={"seen": worker.since_report_s},
+        parent=parent,
+        detail=detail,
+        tone=tone,
+    )
+
+
+def _stage_rows(looks: Looks, is_tree: bool) -> list[Row]:
+    rows = []
+    for group in job_groups(looks.view):
+        parent = None
+        if is_tree and group.has_ranks:
+            parent = f"group {group.id}"
+            rows.append(Row(id=parent, cells={"job": group.title, "id": group.id[:8]}))
+        rows += [
+            _stage_row(rank, looks.ledgers_before.get(rank.id), parent) for rank in group.ranks
+        ]
+    return rows
+
+
+def _stage_row(trainer: TrainerView, before: Ledger | None, parent: str | None) -> Row:
+    place = f"rank {trainer.rank}" if trainer.world_size > 1 else ""
+    name = place if parent is not None else ", ".join(x for x in (trainer.job, place) if x)
+    cells = {"job": name, "id": trainer.id[:8]}
+    keys: dict[str, float] = {}
+    if trainer.ledger is not None:
+        lately = trainer.ledger.since(before)
+        if lately.steps > 0:
+            keys["step"] = 1e3 * lately.total_s / lately.steps
+        keys |= lately.shares()
+        detail = "shares of the time of its steps since the last look; of all steps at first"
+    elif trainer.step_s is not None and trainer.starved_s is not None:
+        step_s = trainer.step_s + trainer.starved_s
+        keys["step"] = 1e3 * step_s
+        if step_s > 0:
+            keys["compute"] = trainer.step_s / step_s
+            keys["waiting"] = trainer.starved_s / step_s
+        detail = "it reports no ledger: only how long it works and how long it waits is known"
+    else:
+        detail = "nothing is measured yet"
+    if trainer.ledger is not None and "compute" in keys:
+        keys["waiting"] = sum(v for k, v in keys.items() if k not in ("step", "compute"))
+    for name, value in keys.items():
+        cells[name] = f"{value:.2f}" if name == "step" else f"{value:.1%}"
+    for part in STEP_PARTS:
+        cells.setdefault(part.name, "-")
+    tone = _tone_of_waiting(keys.get("waiting"))
+    user = trainer.user or ""
+    return Row(trainer.id, cells, keys, parent=parent, detail=detail, tone=tone, user=user)
+
+
+_EVENT_TONES = {
+    "worker_died": "bad",
+    "worker_left": "warn",
+    "trainer_left": "dim",
+    "hedged": "warn",
+}
+
+
+def _event_rows(looks: Looks, is_tree: bool) -> list[Row]:
+    return [
+        Row(
+            id=f"event {event.sequence}",
+            cells={
+                "when": time.strftime("%H:%M:%S", time.localtime(event.at)),
+                "kind": event.kind.replace("_", " "),
+                "text": event.text,
+            },
+            keys={"when": event.at},
+            detail=event.text,
+            tone=_EVENT_TONES.get(event.kind, ""),
+        )
+        for event in reversed(looks.events)
+    ]
+
+
+TABLES = (
+    Table(
+        "Jobs",
+        (
+            Column("job", "JOB", "the program and its dataset; below it ranks and workers"),
+            Column("user", "USER", "whose key its trainer has"),
+            Column("trainer", "TRAINER", "host and process"),
+            Column("id", "ID", "how its id begins"),
+            Column("workers", "WORKERS", "that it has", True),
+            Column("wanted", "WANTED", "workers that it has use for", True),
+            Column("batches", "BATCH/s", "batches that it was given lately", True),
+            Column("bytes", "BYTES/s", "those batches times their size", True),
+            Column("waits", "WAITS", "share of its time in which it waits for a batch", True),
+            Column("ready", "READY", "batches that wait for it", True),
+            Column("asked", "ASKED", "batches that it has asked for", True),
+            Column("flight", "FLIGHT", "bytes of the batches that are on their way", True),
+            Column("delivered", "DELIVERED", "batches since it began", True),
+            Column("limit", "LIMITED BY", "what would have to be more or faster"),
+        ),
+        "job",
+        _job_rows,
+    ),
+    Table(
+        "Workers",
+        (
+            Column("worker", "WORKER", "host and process"),
+            Column("id", "ID", "how its id begins"),
+            Column("state", "STATE", "serving, free, moving to another job, or draining"),
+            Column("job", "WORKS FOR", "the job, and the trainer's host and process"),
+            Column("address", "REACHED AT", "where trainers connect to it"),
+            Column("seen", "SEEN s", "since its last report", True),
+            Column("software", "SOFTWARE", "its versions"),
+        ),
+        "worker",
+        _worker_rows,
+    ),
+    Table(
+        "Stages",
+        (
+            Column("job", "JOB", "the program and its dataset, by rank"),
+            Column("id", "ID", "how its id begins"),
+            Column("step", "STEP ms", "from one batch to the next", True),
+            Column("waiting", "WAITING", "all shares but that of compute", True),
+            *(Column(p.name, p.title.upper(), p.meaning, True) for p in STEP_PARTS),
+        ),
+        "job",
+        _stage_rows,
+    ),
+    Table(
+        "Events",
+        (
+            Column("when", "WHEN", "time of day"),
+            Column("kind", "KIND", "joined, died, left, assigned, hedged, replanned or scaled"),
+            Column("text", "EVENT", "what happened"),
+        ),
+        "when",
+        _event_rows,
+    ),
+)
+
+
+def _known(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _tone_of_waiting(waited: float | None) -> str:
+    if waited is None:
+        return ""
+    return "bad" if waited >= _WAITS_BAD else "warn" if waited >= _WAITS_WARN else "good"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def rate_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def byte_count(value: float | None) -> str:
+    """In the unit that leaves few digits."""
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def byte_rate(value: float | None) -> str:
+    return "-" if value is None else f"{byte_count(value)}/s"
+
+
+def as_json(view: PoolView) -> dict[str, Any]:
+    """What `penstock top --once --json` prints."""
+    return {**view.as_json(), "jobs": [group.as_json() for group in job_groups(view)]}

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What penstock top shows and what its keys do, on made-up pools and without a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from shown_pools import FIRST, GROUP, SECOND, busy_pool, busy_status, ledger, status, trainer
+from test_pool_status import worker
+
+from penstock.live.cell_text import cell_count, cut, fitted
+from penstock.live.event_log import EventLog
+from penstock.live.pool_view import EventView, pool_view
+from penstock.live.top_frame import Size, frame, frame_text
+from penstock.live.top_rows import TABLES, as_json
+from penstock.live.top_state import TopState
+
+NOW = 1_800_000_003.0
+
+
+class Top:
+    """penstock top without a terminal."""
+
+    def __init__(self, columns: int = 200, lines: int = 24) -> None:
+        self.size = Size(columns, lines)
+        self.state = TopState()
+        self.state.update(busy_pool(), ())
+
+    def press(self, *keys: str) -> list[str]:
+        return [self.state.press(key) for key in keys]
+
+    def lines(self) -> list[str]:
+        drawn = frame(self.state, self.size, NOW)
+        return ["".join(span.text for span in line).rstrip() for line in drawn]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines())
+
+    def first_cells(self) -> list[str]:
+        """Of the rows of the table."""
+        lines = self.lines()
+        head = next(n for n, line in enumerate(lines) if re.match("JOB|WORKER ", line))
+        return [re.split(r"(?<=\w)  ", line)[0] for line in lines[head + 1 : -2] if line]
+
+    def selected(self) -> str:
+        drawn = frame(self.state, self.size, NOW)
+        (found,) = [line[-1].text for line in drawn if line and line[-1].style == "selected"]
+        return found
+
+
+def test_a_frame_sums_up_the_pool_and_lists_its_jobs() -> None:
+    top = Top()
+    assert top.lines()[0] == "penstock top  controller 22ab0000 at tcp://10.0.0.1:5"
+    assert "] 4: 2 serving, 1 free, 1 draining; measuring how many to want" in top.lines()[1]
+    assert "26% of 3 trainers; 37.0 batches/s, 12.3 MB/s" in top.lines()[2]
+    assert top.lines()[3].startswith("engine slurm: 4 at work, 1 starting, 2 leaving, 6 wanted")
+    assert re.search(
+        r"^train.py: Images +gpu1/4 +11a10000 +2 +- +12.3 +12.3 MB/s +26%", top.text, re.M
+    )
+    assert re.search(r"^pretrain.py: Tokens, rank 1 +ann .* 2% .* trainer$", top.text, re.M)
+
+
+def test_a_tree_has_ranks_below_jobs_and_workers_below_ranks() -> None:
+    top = Top()
+    top.press("f5")
+    assert top.first_cells() == [
+        "train.py: Images",
+        "└─ worker node1/17",
+        "pretrain.py: Tokens, 2 ranks",
+        "├─ rank 0",
+        "│  ├─ worker node2/17",
+        "│  └─ worker node3/17",
+        "└─ rank 1",
+    ]
+    top.press("down", "down", "+")
+    assert top.first_cells()[2:] == ["+ pretrain.py: Tokens, 2 ranks"]
+    top.press("t")
+    assert len(top.first_cells()) == 3
+    top.state.in_ascii = True
+    top.press("t", "*", "tab")
+    assert top.first_cells()[:2] == ["node1", "`- node1/17"]
+
+
+def test_a_filter_leaves_what_has_one_of_its_texts_and_escape_ends_it() -> None:
+    top = Top()
+    top.press("f4", *"RANK 1|images")
+    assert "Filter: RANK 1|images_" in top.text
+    assert top.first_cells() == ["train.py: Images", "pretrain.py: Tokens, rank 1"]
+    top.press("backspace", "enter")
+    assert "filter: RANK 1|image |" in top.text
+    top.press("f4", "ctrl-u", *"nothing is called so")
+    assert "Jobs: nothing passes the filter" in top.text
+    top.press("escape")
+    assert len(top.first_cells()) == 3
+
+
+def test_a_filter_in_a_tree_keeps_the_rows_above() -> None:
+    top = Top()
+    top.press("t", "/", "escape", "f4", *"node3", "enter")
+    assert [cell.lstrip("│├└─ ") for cell in top.first_cells()] == [
+        "pretrain.py: Tokens, 2 ranks", "rank 0", "worker node3/17",
+    ]  # fmt: skip
+
+
+def test_a_search_selects_while_one_types_and_f3_goes_on() -> None:
+    top = Top()
+    assert top.selected().startswith("train.py: Images")
+    top.press("f3", *"tok")
+    assert "Search: tok_" in top.text and "rank 0" in top.selected()
+    top.press("f3")
+    assert "rank 1" in top.selected()
+    top.press("f3")
+    assert "rank 0" in top.selected()
+    top.press("enter", "n")
+    assert "rank 1" in top.selected()
+    top.press("/", *"images", "escape")
+    assert top.selected().startswith("train.py: Images")
+
+
+def test_rows_are_sorted_by_a_column_that_is_chosen_and_turned_round() -> None:
+    top = Top()
+    top.press("f6")
+    assert "Sort by" in top.text and "as the controller has them" in top.text
+    waits = [column.name for column in TABLES[0].columns].index("waits") + 1
+    top.press(*["down"] * waits, "enter")
+    assert "WAITSv" in top.text
+    waiting = [re.search(r"(\d+)%", line) for line in top.lines()[6:9]]
+    assert [match and match[1] for match in waiting] == ["50", "26", "2"]
+    top.press("I")
+    assert "WAITS^" in top.text and "rank 1" in top.first_cells()[0]
+    top.press("f6", "home", "enter")
+    assert top.first_cells()[0] == "train.py: Images"
+
+
+def test_the_cursor_follows_its_row_when_it_is_told_to() -> None:
+    top = Top()
+    top.press("F", "down", "f6", "down", "enter")  # sorted by job
+    assert "rank 0" in top.selected() and "following" in top.text
+    other = busy_status()
+    other["trainers"].reverse()
+    top.press("f6", "home", "enter")
+    top.state.update(pool_view(other, NOW), ())
+    assert "rank 0" in top.selected()
+    top.press("F")
+    other["trainers"].insert(0, other["trainers"].pop())
+    top.state.update(pool_view(other, NOW), ())
+    assert top.selected().startswith("train.py")
+
+
+def test_tagged_jobs_are_summed_up() -> None:
+    top = Top()
+    top.press(" ", " ")
+    assert "2 tagged: 24.7 batches/s" in top.text
+    assert "rank 1" in top.selected()
+    top.press("U")
+    assert "tagged" not in top.text
+
+
+def test_the_jobs_of_one_user_can_be_shown_alone() -> None:
+    top = Top()
+    top.press("t", "u")
+    assert "all users" in top.text
+    top.press("down", "enter")
+    assert top.first_cells()[0] == "train.py: Images"  # nobody's
+    assert "user: ann" in top.text
+    top.press("u", "up", "enter")
+    assert "user:" not in top.text
+
+
+def test_the_help_names_every_column_and_any_key_leaves_it() -> None:
+    top = Top(120, 60)
+    top.press("f1")
+    for column in TABLES[0].columns:
+        assert re.search(
+            f"^ +{re.escape(column.title)}  {re.escape(column.meaning)}$", top.text, re.M
+        )
+    assert top.press("q") == [""]
+    assert top.press("q") == ["quit"]
+    assert top.press("f10", "r", "ctrl-l") == ["quit", "refresh", "redraw"]
+
+
+def test_a_pause_keeps_what_is_shown() -> None:
+    top = Top()
+    top.press("Z")
+    top.state.update(pool_view(status([], []), NOW), ())
+    assert "paused 3 s ago" in top.text and len(top.first_cells()) == 3
+    top.press("Z")
+    top.state.update(pool_view(status([], []), NOW), ())
+    assert "Jobs: there are none" in top.text
+
+
+def test_what_is_shown_is_called_old_when_the_controller_does_not_answer() -> None:
+    top = Top()
+    top.state.trouble = "no controller answered at tcp://10.0.0.1:5"
+    assert "as it was 3 s ago: no controller answered at tcp://10.0.0.1:5" in top.text
+
+
+def test_stages_are_those_of_the_time_since_the_last_look() -> None:
+    top = Top()
+    top.press("back tab", "back tab")
+    (line,) = [line for line in top.lines() if line.startswith("train.py")]
+    assert line.split()[3:8] == ["40.00", "25.0%", "75.0%", "12.5%", "0.0%"]
+    later = busy_status()
+    later["trainers"][0]["ledger"] = ledger(200, compute=4.0, dataset=3.5, wire=0.5)
+    top.state.update(pool_view(later, NOW), ())
+    (line,) = [line for line in top.lines() if line.startswith("train.py")]
+    assert line.split()[3:8] == ["40.00", "75.0%", "25.0%", "75.0%", "0.0%"]
+
+
+def test_of_a_trainer_without_a_ledger_work_and_waiting_are_shown() -> None:
+    measured = trainer(1, step_s=0.03, starved_s=0.01, limited_by="workers")
+    text = frame_text(pool_view(status([], [measured]), NOW), is_tree=False)
+    assert re.search(r"11a10000 +40.00 +25.0% +75.0% +- +-", text)
+    unmeasured = frame_text(pool_view(status([], [trainer(1)]), NOW), is_tree=False)
+    assert re.search(r"Stages:\n.*\n.*11a10000 +- +-", unmeasured)
+
+
+def test_a_job_without_workers_says_why_in_the_line_below() -> None:
+    top = Top()
+    view = pool_view(status([], [trainer(1, workers=0, reason="nobody is free")]), NOW)
+    top.state.update(view, ())
+    assert "has no worker; nobody is free" in top.text
+    top.state.update(pool_view(status([], [trainer(1, workers_max=0, idle_s=7.0)]), NOW), ())
+    assert "asks for nothing since 7 s" in top.text and " idle " in top.text
+
+
+def test_a_frame_fits_every_terminal() -> None:
+    """In every mode, on any size: no line is too wide, and there are no more lines than fit."""
+    modes: list[list[str]] = [
+        [], ["f1"], ["f3", "a"], ["f4", "zzz"], ["f6"], ["t"], ["tab"], ["tab"] * 2, ["tab"] * 3,
+        ["right"] * 9, ["end"],
+    ]  # fmt: skip
+    for columns in (1, 2, 3, 7, 20, 33, 80, 200):
+        for lines in (1, 2, 3, 4, 5, 6, 7, 8, 24):
+            for mode in modes:
+                top = Top(columns, lines)
+                top.press(*mode)
+                drawn = frame(top.state, top.size, NOW)
+                assert len(drawn) <= lines
+                for line in drawn:
+                    assert sum(cell_count(span.text) for span in line) <= columns, (mode, top.size)
+
+
+def test_a_long_table_scrolls_with_the_cursor() -> None:
+    top = Top(80, 12)
+    workers = [worker(n, id=f"{n:016x}", about=f"node{n}, process 1") for n in range(100)]
+    top.state.update(pool_view(status(workers, []), NOW), ())
+    top.press("tab", "page down", "page down", "down")
+    assert top.selected().split()[0] in [cell.strip() for cell in top.first_cells()]
+    top.press("end")
+    assert top.selected().startswith("node99/1") and "node99/1" in top.text
+    assert len(top.first_cells()) == len(top.lines()) - 7
+    top.press("home")
+    assert top.selected().startswith("node0/1")
+
+
+@pytest.mark.parametrize("text", ["Bücher", "写真", "e\u0301t", "plain"])
+def test_cells_are_counted_as_terminals_do(text: str) -> None:
+    cells = {"Bücher": 6, "写真": 4, "e\u0301t": 2, "plain": 5}[text]
+    assert cell_count(text) == cells
+    for room in range(8):
+        assert cell_count(fitted(text, room)) == room
+        assert cell_count(cut(text, room)) <= room
+
+
+def test_what_programs_get_has_jobs_with_ranks_and_the_totals() -> None:
+    fields: dict[str, Any] = json.loads(json.dumps(as_json(busy_pool())))
+    assert [job["id"] for job in fields["jobs"]] == [FIRST, GROUP]
+    assert fields["jobs"][1]["ranks"] == [SECOND, "11a3000000000001"]
+    assert fields["jobs"][1]["waited_share_max"] == 0.5
+    assert fields["totals"]["workers_by_state"] == {
+        "serving": 2, "free": 1, "moving": 0, "draining": 1,
+    }  # fmt: skip
+    assert fields["trainers"][0]["ledger"]["seconds"]["compute"] == 3.0
+    assert fields["trainers"][0]["bytes_per_s"] == pytest.approx(12.34e6)
+
+
+def kinds_of(*statuses: dict[str, Any]) -> list[tuple[str, str]]:
+    log = EventLog()
+    for number, fields in enumerate(statuses):
+        log.add(pool_view(fields, NOW + number))
+    return [(event.kind, event.text) for event in log.events()]
+
+
+def test_events_follow_from_statuses_where_the_controller_reports_none() -> None:
+    one, two = worker(1), worker(2, trainer=FIRST)
+    job = trainer(1)
+    assert kinds_of(
+        status([one], []),
+        status([one, two], [job]),
+        status([{**one, "is_draining": True}, two], [job]),
+        status([two], [job]),
+        status([], [job]),
+        status([], []),
+    ) == [
+        ("worker_joined", "worker node2/17 joined"),
+        ("trainer_joined", "train.py: Images of gpu1/4 joined"),
+        ("assigned", "worker node2/17 works for train.py: Images of gpu1/4"),
+        ("worker_left", "worker node1/17 left"),
+        (
+            "worker_died",
+            "worker node2/17 is gone, and had not drained; "
+            "it worked for train.py: Images of gpu1/4",
+        ),
+        ("trainer_left", "train.py: Images of gpu1/4 left"),
+    ]
+    wanted = {**busy_status()["engine"], "wanted": 8}
+    assert kinds_of(busy_status(), {**busy_status(), "engine": wanted}) == [
+        ("scaled", "engine slurm: 8 workers are wanted, 6 were before; the jobs can use 6")
+    ]
+
+
+def test_the_controllers_own_events_are_taken_once_each() -> None:
+    def event(sequence: int) -> dict[str, Any]:
+        text = f"worker {sequence} is gone"
+        return {"sequence": sequence, "at_s_ago": 2.5, "kind": "worker_died", "text": text}
+
+    log = EventLog()
+    for newest in (2, 2, 4):
+        events = [event(number) for number in range(1, newest + 1)]
+        log.add(pool_view(status([], [], events=events), NOW))
+    assert [one.sequence for one in log.events()] == [1, 2, 3, 4]
+    assert log.counts == {"worker_died": 4}
+    assert log.events()[0] == EventView(1, NOW - 2.5, "worker_died", "worker 1 is gone", None, None)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock top on a real terminal, beside a real pool."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pool_processes import SECONDS_MAX, PoolProcesses, pool_of
+from terminal_program import TerminalProgram
+
+pytestmark = pytest.mark.slow
+
+TOP = [sys.executable, "-m", "penstock", "top"]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+StartTop = Callable[..., TerminalProgram]
+
+
+@pytest.fixture
+def start_top(pool: PoolProcesses) -> Iterator[StartTop]:
+    started: list[TerminalProgram] = []
+
+    def start(*options: str, columns: int = 120, **variables: str) -> TerminalProgram:
+        command = [*TOP, "--controller", pool.endpoint, "--interval", "0.2", *options]
+        environment = {**pool.environment, "TERM": "linux", "LC_ALL": "C.UTF-8", **variables}
+        started.append(TerminalProgram(command, environment, columns=columns))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: StartTop) -> None:
+    worker = pool.start_worker(processes=2)
+    pool.start_training()
+    top = start_top()
+    top.wait_for("2: 2 serving")
+    text = top.wait_for("Photographs")
+    assert "[Jobs]" in text and "BATCH/s" in text
+    assert top.style_at("JOB").reverse and top.style_at("penstock top").fg == "cyan"
+    top.press("f5")
+    text = top.wait_for("└─ worker")
+    assert "├─ worker" in text
+    name, _, pid = worker.served()[0]
+    top.press("back tab")
+    top.wait_for("[Events]")
+    os.kill(pid, signal.SIGKILL)
+    text = top.wait_for("worker died")
+    assert f"/{pid} is gone, and had not drained; it worked for" in text
+    assert top.style_at("worker died").reverse or top.style_at("worker died").fg == "red"
+    top.wait_for("worker joined")  # its supervisor has started another
+    top.press("\t", "\t")
+    top.wait_for("[Workers]")
+    top.wait_for("2: 2 serving")
+    top.press("q")
+    assert top.end() == 0 and top.is_as_before()
+
+
+def test_it_fits_a_terminal_whose_size_changes(pool: PoolProcesses, start_top: StartTop) -> None:
+    pool.start_worker()
+    top = start_top("--tree")
+    top.press("\t")
+    top.wait_for("[Workers]")
+    for columns, lines in ((50, 8), (20, 4), (3, 2), (1, 1)):
+        top.resize(columns, lines)
+        top.wait(lambda text: bool(text.strip()))
+        top.press("f1", "x", "f3", "o", "escape", "f4", "o", "escape", "f6", "down", "escape")
+    top.resize(140, 30)
+    top.wait(lambda text: "1 free" in text and "SOFTWARE" in text and "F10Quit" in text)
+    top.press("f10")
+    assert top.end() == 0 and top.is_as_before()
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_without_colours_it_uses_none(start_top: StartTop, how: str) -> None:
+    top = start_top("--no-color") if how == "option" else start_top(NO_COLOR="1")
+    top.wait_for("F10Quit")
+    assert top.style_at("penstock top").fg == "default"
+    assert top.style_at("F1Help").bold
+    top.press("q")
+    assert top.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_the_terminal_is_put_back(
+    start_top: StartTop, number: signal.Signals
+) -> None:
+    top = start_top()
+    top.wait_for("F10Quit")
+    code = top.end(number)
+    assert code == (0 if number == signal.SIGINT else 128 + number)
+    assert top.is_as_before()
+    assert "Traceback" not in top.text
+
+
+def test_a_controller_that_ends_is_told_and_its_last_state_stays(
+    pool: PoolProcesses, start_top: StartTop
+) -> None:
+    top = start_top("--timeout", "0.5")
+    top.wait_for("F10Quit")
+    pool.processes[0].end()
+    text = top.wait_for("as it was")
+    assert "no controller answered at" in text and "Jobs" in text
+    top.press("q")
+    assert top.end() == 0
+
+
+def run_top(pool: PoolProcesses, *options: str, **variables: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*TOP, "--controller", pool.endpoint, *options],
+        env={**pool.environment, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_one_frame_is_printed_for_people_and_for_programs(pool: PoolProcesses) -> None:
+    pool.start_worker()
+    code, out, err = run_top(pool, "--once")
+    assert (code, err) == (0, "")
+    assert "\nJobs:\nnone\n" in out and "1: 1 free" in out and "\x1b" not in out
+    code, out, err = run_top(pool, "--once", "--json")
+    assert (code, err) == (0, "")
+    fields = json.loads(out)
+    assert fields["totals"]["workers_by_state"]["free"] == 1
+    assert fields["endpoint"] == pool.endpoint
+
+
+def test_what_is_no_terminal_is_told_what_to_do(pool: PoolProcesses, start_top: StartTop) -> None:
+    code, out, err = run_top(pool)
+    assert (code, out) == (1, "")
+    assert "needs a terminal" in err and "--once" in err
+    for name, words in (("nobody-makes-this", "is not known here"), ("dumb", "cannot move its")):
+        top = start_top(TERM=name)
+        assert top.end() == 1
+        assert words in top.text and "--once" in top.text
+
+
+def test_a_pool_that_is_not_there_is_told_and_a_lone_json_too(pool: PoolProcesses) -> None:
+    code, out, err = run_top(pool, "--json")
+    assert (code, out) == (2, "") and "--json needs --once" in err
+    pool.processes[0].end()
+    code, out, err = run_top(pool, "--once", "--timeout", "0.3")
+    assert (code, out) == (1, "")
+    assert "no controller answered at" in err
