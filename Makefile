@@ -20,7 +20,7 @@ help:
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
 	@echo "  make test-contract  of these, what the loader, the cut and the pool promise: for the torches between oldest and newest"
 	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
-	@echo "  make docs       the reference of the library for programs in C++, in build/docs/cpp/html"
+	@echo "  make docs       the documentation as a site, with the references of Python and C++, in build/docs/site"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
 	@echo "  make fuzz       every parser of a peer's bytes against libFuzzer, FUZZ_SECONDS=60 each; ARGS names some of them"
@@ -56,12 +56,13 @@ test-contract:
 	@$(MAKE) --no-print-directory test ARGS="$(CONTRACTS) $(ARGS)"
 
 test-all:
-	@python=$$(sh .make/system.sh build test bench model docs clang) && sh .make/packages.sh "$$python" test lint cluster
+	@python=$$(sh .make/system.sh build test bench model docs clang) && sh .make/packages.sh "$$python" test lint cluster docs
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 docs:
-	@sh .make/system.sh docs >/dev/null
-	@mkdir -p build/docs/cpp && doxygen docs/reference/cpp/Doxyfile && echo build/docs/cpp/html/index.html
+	@python=$$(sh .make/system.sh build docs) && sh .make/packages.sh "$$python" docs
+	@sh .make/install.sh
+	@$(VENV)/bin/python docs/site/build_site.py $(ARGS)
 
 lint:
 	@python=$$(sh .make/system.sh build lint) && sh .make/packages.sh "$$python" lint

@@ -12,7 +12,7 @@ check() {
 }
 
 cpp_files=$(find csrc tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
-python_files="setup.py .make python tests"
+python_files="setup.py .make python tests docs/site"
 for folder in bench examples; do
   [ ! -d "$folder" ] || python_files="$python_files $folder"
 done

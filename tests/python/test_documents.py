@@ -5,8 +5,6 @@ code that is code."""
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,22 +62,3 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert [name for name in pages if name != "README.md" and f"({name})" not in index] == []
-
-
-@pytest.mark.long
-def test_the_reference_of_the_library_for_cpp_is_written_without_a_warning(tmp_path: Path) -> None:
-    doxygen = shutil.which("doxygen")
-    if doxygen is None:
-        pytest.skip("doxygen is not installed; `make docs` installs it")
-    settings = (ROOT / "docs" / "reference" / "cpp" / "Doxyfile").read_text(encoding="utf-8")
-    done = subprocess.run(
-        [doxygen, "-"],
-        input=f"{settings}\nOUTPUT_DIRECTORY = {tmp_path}\n",
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "html" / "classpenstock_1_1DataLoader.html").read_text(encoding="utf-8")
-    assert "begin_epoch" in page and "load_state" in page

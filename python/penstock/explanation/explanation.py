@@ -55,12 +55,11 @@ def explain(
     `batch` is what the loader yields. `call(model, batch)` says how the model is called with it;
     left out:
 
-    - a tensor:          `model(batch)`
-    - a mapping:         `model(**batch)` if its keys are parameters of forward, else `model(batch)`
-    - a tuple or list:   `model(*batch[:n])`, n being how many parameters forward requires, at least
-    1; but
-                         `model(batch)` if forward requires one parameter and calls it `batch`
-    - anything else:     `model(batch)`
+    - a tensor: `model(batch)`
+    - a mapping: `model(**batch)` if its keys are parameters of forward, else `model(batch)`
+    - a tuple or list: `model(*batch[:n])`, n being how many parameters forward requires, at least
+      1; but `model(batch)` if forward requires one parameter and calls it `batch`
+    - anything else: `model(batch)`
 
     `worker_count` workers share the batches. With `link_bytes_per_s` they are those of a pool, and
     so many bytes a second come from all of them together: 125e6 for 1 Gbit/s. The plan then says

@@ -33,6 +33,8 @@ def stateless(operator: Op) -> Op:
     `operator` is a result of `torch.library.custom_op`, or one of `torch.ops`. Raises TypeError for
     anything else and ValueError when its schema says otherwise.
 
+    Example::
+
         @penstock.stateless
         @torch.library.custom_op("mylib::companded", mutates_args=())
         def companded(wave: torch.Tensor, mu: float) -> torch.Tensor:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sphinx's settings for the site; `build_site.py` calls it with the staged pages.
+
+Nothing is fetched when a page is read: Furo uses the system's fonts, and the search its own index.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from docstring_layout import lay_out
+from penstock import __version__
+
+project = "penstock"
+release = version = __version__
+html_title = f"penstock {__version__}"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
+
+# Pages are Markdown that is read in the repository, too.
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+highlight_language = "none"
+suppress_warnings = [
+    "myst.header",  # a page of the code's own may begin below a first heading
+    "misc.highlighting_failure",  # a listing may hold what its lexer does not know
+    # Each header opens the namespace anew, and Breathe leaves out the `requires` of overloads.
+    "duplicate_declaration.cpp",
+]
+
+default_role = "code"
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+
+breathe_default_project = "penstock"
+breathe_default_members = ("members",)
+breathe_show_include = False
+cpp_maximum_signature_line_length = 80
+
+html_theme = "furo"
+html_static_path = [str(Path(__file__).parent / "static")]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True}
+templates_path: list[str] = []
+
+
+def setup(app: object) -> None:
+    app.connect("autodoc-process-docstring", lay_out)  # type: ignore[attr-defined]

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code on the pages for users runs; page_snippets.py says how."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpp_programs import configure, run
+from page_snippets import (
+    ROOT,
+    Snippet,
+    commands_in,
+    cpp_of,
+    pages,
+    penstock_arguments,
+    program_of,
+    snippets_of,
+)
+
+import penstock
+
+PRELUDE = "from snippet_world import *"
+RUN_S_MAX = 240
+# Fences that are only compiled. Each has its reason on its page; one more wants a good one.
+NOT_RUN_MAX = 1
+INLINE = re.compile(r"`(penstock(?:-worker)? [^`\n]+)`")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def pages_with(what: str) -> list[Path]:
+    found = {
+        "python": lambda page: program_of(snippets_of(page), PRELUDE) is not None,
+        "cpp": lambda page: cpp_of(snippets_of(page)) is not None,
+        "commands": lambda page: any("run" in one.marks for one in snippets_of(page)),
+    }[what]
+    return [page for page in pages() if found(page)]
+
+
+def test_few_fences_are_not_run() -> None:
+    reasons = [one.reason_not_run for page in pages() for one in snippets_of(page)]
+    kept = [reason for reason in reasons if reason is not None]
+    assert all(len(reason.split()) >= 3 for reason in kept), kept
+    assert len(kept) <= NOT_RUN_MAX, kept
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("page", pages_with("python"), ids=named)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    program = program_of(snippets_of(page), PRELUDE)
+    assert program is not None
+    (tmp_path / "page.py").write_text(program)
+    done = bounded([sys.executable, "page.py"], tmp_path)
+    assert done.returncode == 0, f"{named(page)} is page.py\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("commands"), ids=named)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    snippets = snippets_of(page)
+    for one in snippets:
+        if one.file_name is not None:
+            (tmp_path / one.file_name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / one.file_name).write_text(one.code)
+    commands = [command for one in snippets if "run" in one.marks for command in commands_in(one)]
+    script = "\n".join(["set -eu", *commands, ""])
+    done = bounded(["bash", "-c", script], tmp_path)
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("cpp"), ids=named)
+def test_cpp_compiles(page: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    program = cpp_of(snippets_of(page))
+    assert program is not None
+    (source / "page.cpp").write_text(program)
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\n"
+        "project(page LANGUAGES CXX)\n"
+        "find_package(Penstock REQUIRED)\n"
+        "add_executable(page page.cpp)\n"
+        "target_compile_options(page PRIVATE -O0)\n"
+        "target_link_libraries(page penstock::penstock)\n"
+    )
+    configured = configure(source, tmp_path / "build")
+    assert configured.returncode == 0, configured.stderr
+    built = run("cmake", "--build", tmp_path / "build")
+    assert built.returncode == 0, f"{named(page)} is\n{program}\n{built.stdout}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_commands_have_the_options_that_they_are_given(page: Path) -> None:
+    faults = []
+    for command in [*fenced_commands(page), *INLINE.findall(page.read_text(encoding="utf-8"))]:
+        for call in penstock_arguments(command.replace("...", "")):
+            faults += [f"{command}: {fault}" for fault in faults_of(call)]
+    assert faults == []
+
+
+def fenced_commands(page: Path) -> Iterator[str]:
+    for one in snippets_of(page):
+        yield from commands_in(one)
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_json_is_json(page: Path) -> None:
+    for one in snippets_of(page):
+        if one.language == "json":
+            json.loads(one.code)
+
+
+def test_the_cmake_of_the_page_is_the_examples() -> None:
+    blocks = [one.code for page in pages() for one in snippets_of(page) if one.language == "cmake"]
+    example = (ROOT / "examples" / "cpp" / "minimal" / "CMakeLists.txt").read_text()
+    assert blocks and all(block == example for block in blocks)
+
+
+def faults_of(call: list[str]) -> list[str]:
+    """What is wrong with a call of penstock: a command or an option that there is not. What stands
+    behind the name of a program is the program's own."""
+    name, *arguments = call
+    if not arguments or arguments[0].startswith("-"):
+        help_text, options = help_of(name), arguments
+    else:
+        command, *options = arguments
+        if not command.islower():
+            return []  # COMMAND, which stands for any
+        try:
+            help_text = help_of(name, command)
+        except subprocess.CalledProcessError as error:
+            return [error.stderr.strip()]
+        if command in ("run", "explain"):
+            options = before_program(options)
+    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", help_text))
+    given = [option.partition("=")[0] for option in options if option.startswith("-")]
+    return [f"there is no {option}" for option in given if option not in known]
+
+
+def before_program(options: list[str]) -> list[str]:
+    ends = [k for k, one in enumerate(options) if one == "-m" or one.endswith(".py")]
+    return options[: ends[0]] if ends else options
+
+
+@functools.cache
+def help_of(name: str, *command: str) -> str:
+    program = [sys.executable, "-m", "penstock"]
+    if name == "penstock-worker":
+        program = [str(Path(penstock.__file__).parent / "bin" / name)]
+    done = subprocess.run(
+        [*program, *command, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def bounded(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a session of its own and ends all that it has started."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "HOME": str(folder)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=RUN_S_MAX)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return subprocess.CompletedProcess(command, 124, output, f"not done in {RUN_S_MAX} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, output, "")
+
+
+def page_of(tmp_path: Path, text: str) -> Path:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    return page
+
+
+def test_a_program_has_the_line_numbers_of_its_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "# Title\n\ntext\n\n```python\none()\n```\n\n```python\ntwo()\n```\n")
+    program = program_of(snippets_of(page), "begin()")
+    assert program is not None
+    lines = program.splitlines()
+    assert (lines[0], lines[5], lines[9]) == ("begin()", "one()", "two()")
+
+
+def test_a_mark_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "<!-- snippet: perhaps -->\n```python\none()\n```\n")
+    with pytest.raises(ValueError, match="there is no mark 'perhaps'"):
+        snippets_of(page)
+
+
+def test_a_mark_belongs_to_the_fence_behind_it(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "<!-- snippet: run -->\ntext\n")
+    with pytest.raises(ValueError, match="a fence is expected"):
+        snippets_of(page)
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("penstock worker --controler tcp://a:1", "there is no --controler"),
+        ("A=1 penstock run --cod x train.py --epochs 3", "there is no --cod"),
+        ("true | penstock statuss &", "there is no command statuss"),
+        ("torchrun --no-python penstock up --engin ray", "there is no --engin"),
+    ],
+)
+def test_a_wrong_call_of_a_command_is_found(command: str, fault: str) -> None:
+    found = [one for call in penstock_arguments(command) for one in faults_of(call)]
+    assert any(fault in one for one in found), found
+
+
+def test_a_snippet_of_cpp_is_a_function() -> None:
+    snippets = [
+        Snippet("cpp", "int there = 1;\n", 1, is_hidden=True),
+        Snippet("cpp", "#include <vector>\nfor (;;) { ... }\n", 5),
+    ]
+    program = cpp_of(snippets)
+    assert program is not None
+    assert "#include <vector>\n" in program
+    assert "void snippet_1() {\nint there = 1;\nfor (;;) {  }\n}" in program
