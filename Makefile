@@ -56,7 +56,7 @@ test-contract:
 	@$(MAKE) --no-print-directory test ARGS="$(CONTRACTS) $(ARGS)"
 
 test-all:
-	@python=$$(sh .make/system.sh build test bench model docs clang) && sh .make/packages.sh "$$python" test lint cluster docs
+	@python=$$(sh .make/system.sh build test bench model docs clang browser) && sh .make/packages.sh "$$python" test lint cluster docs
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 docs:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: system.sh build|test|bench|docs|clang|lint|sim|model|fuzz...
+# usage: system.sh build|test|bench|docs|browser|clang|lint|sim|model|fuzz...
 # Finds what the named groups need from the system, and installs what is missing with apt when it may (as root, or with a
 # sudo that asks no password). Where it may not, it stops and names the packages and the command. Prints the Python to
 # make the virtual environment with.
@@ -72,6 +72,13 @@ for group in "$@"; do
       need_tool clang-tidy-14 clang-tidy-14
       ;;
     docs) need_tool doxygen doxygen ;;
+    browser) # of the dashboard's tests, which skip without one; elsewhere it is no Debian package
+      if grep -qs '^ID=debian' /etc/os-release; then
+        need_tool chromium chromium
+        need_tool chromedriver chromium-driver
+        has_package fonts-dejavu-core || missing="$missing fonts-dejavu-core"
+      fi
+      ;;
     clang) need_tool clang++-14 clang-14 ;; # a second compiler for programs in C++
     sim) need_tool g++ g++ ;;
     model)

@@ -24,6 +24,7 @@ from penstock.cli.command_parser import (
     seconds,
     whole_number,
 )
+from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.cli.pool_commands import (
     ADDRESS,
     add_controller,
@@ -123,6 +124,7 @@ examples:
         help="what workers may cost in all; needs --price (default: no bound)",
     )
     add_shares(parser)
+    add_dashboard(parser)
     parser.add_argument(
         "--state",
         metavar="DIR",
@@ -173,7 +175,8 @@ examples:
                 f"another penstock up runs on {state}; end it (penstock down), or name another "
                 f"folder with --state"
             ) from None
-        return _Elastic(args, state).run()
+        with dashboard_of(args, "up") as start_dashboard:
+            return _Elastic(args, state).run(start_dashboard)
 
 
 class _Elastic:
@@ -198,7 +201,7 @@ class _Elastic:
         self._adapter = Adapter(engine, journal, limits, endpoint, args.keys, self._log.tell)
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
 
-    def run(self) -> int:
+    def run(self, start_dashboard: StartDashboard) -> int:
         is_to_end = threading.Event()
 
         def hear_signals() -> None:
@@ -211,6 +214,7 @@ class _Elastic:
         endpoint = self._controller.endpoint
         self._log.say(f"the controller listens at {endpoint}, process {os.getpid()}")
         self._log.say(f"for training programs: export PENSTOCK_POOL={endpoint}")
+        start_dashboard(endpoint, self._log)
         try:
             while True:
                 hear_signals()  # Ray puts handlers of its own in their place when it connects

@@ -19,6 +19,7 @@ from penstock.cli.command_parser import (
     seconds,
     whole_number,
 )
+from penstock.cli.dashboard_options import StartDashboard, add_dashboard, dashboard_of
 from penstock.engines.engine import NAME_VARIABLE
 from penstock.pool.cost_text import cost_text
 from penstock.pool.pool_log import PoolLog
@@ -80,14 +81,14 @@ one user's training programs, whom the pool then knows apart from others.""",
 def _control(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "controller",
-        f"controller --bind {ADDRESS} [--keys DIR] [--policy NAME] [--terms FILE]",
+        f"controller --bind {ADDRESS} [--keys DIR] [--dashboard PORT] [OPTION ...]",
         """\
 Runs the controller of a pool, which shares the pool's workers out among its trainers, until SIGTERM
 or Ctrl-C ends it. Training goes on without it, and it may be started again at any time.""",
         """\
 examples:
   penstock controller --bind tcp://127.0.0.1:7000
-  penstock controller --bind tcp://alpha:7000 --keys keys""",
+  penstock controller --bind tcp://alpha:7000 --keys keys --dashboard 8080""",
     )
     parser.add_argument(
         "--bind",
@@ -97,7 +98,13 @@ examples:
     )
     add_shares(parser)
     add_keys(parser)
+    add_dashboard(parser)
     args = parser.parse(arguments)
+    with dashboard_of(args, "controller") as start_dashboard:
+        return _run_controller(args, start_dashboard)
+
+
+def _run_controller(args: argparse.Namespace, start_dashboard: StartDashboard) -> int:
     controller = start_controller(args.bind, args)
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Python would see a signal once the native loop is over; the descriptor is written at once.
@@ -107,6 +114,7 @@ examples:
     shown_keys = args.keys or f"{_pool.shared_key_folder()}, which this user's processes share"
     log = PoolLog("penstock controller")
     log.say(f"listens at {controller.endpoint}, keys in {shown_keys}, process {os.getpid()}")
+    start_dashboard(controller.endpoint, log)
     controller.run(stop_read)
     log.say(f"ends after {signal.Signals(os.read(stop_read, 1)[0]).name}")
     return 0

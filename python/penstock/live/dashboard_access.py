@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may read a dashboard: where it listens, under which names, and with which token. What decides
+on a request is pure."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import socket
+import stat
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import PenstockError
+
+_TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 512
+_MAKE_TOKEN = "(umask 077; openssl rand -hex 32 > FILE)"
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """``host`` is as it was given; ``address`` is what it means."""
+
+    host: str
+    address: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.address else socket.AF_INET
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """Of PORT, ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError with a sentence."""
+    expected = f"is {text!r}; PORT or ADDRESS:PORT is expected, such as 8080 or 10.0.0.1:8080"
+    host, colon, port = text.rpartition(":")
+    host = host if colon else "127.0.0.1"
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"is {text!r}; an IPv6 address stands in brackets, as in [::1]:8080")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(expected)
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f"is {text!r}, and no address of {host!r} is known ({error})") from None
+    return ListenAddress(host, str(found[0][4][0]).partition("%")[0], int(port))
+
+
+def read_token(path: str) -> str:
+    """The token in a file that its owner alone can read. Raises PenstockError."""
+    make = f"make one with {_MAKE_TOKEN}"
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise PenstockError(f"the token file {path} is no regular file; {make}")
+            if status.st_mode & 0o077:
+                raise PenstockError(
+                    f"the token file {path} can be read or written by others (mode "
+                    f"{status.st_mode & 0o777:04o}); take that away with chmod 600 {path}, and "
+                    f"make a new token if somebody may have read this one: {_MAKE_TOKEN}"
+                )
+            if status.st_uid not in (0, os.geteuid()):
+                raise PenstockError(
+                    f"the token file {path} belongs to user {status.st_uid}, who could change it; "
+                    f"{make}"
+                )
+            content = file.read(_TOKEN_BYTES_MAX + 2)
+    except OSError as error:
+        raise PenstockError(
+            f"the token file {path} cannot be read ({error.strerror}); {make}"
+        ) from None
+    token = content.decode("ascii", "replace").removesuffix("\n")
+    if not re.fullmatch(rf"[!-~]{{{_TOKEN_BYTES_MIN},{_TOKEN_BYTES_MAX}}}", token):
+        raise PenstockError(
+            f"the token file {path} has {len(content)} bytes that are no token; expected is one "
+            f"line of {_TOKEN_BYTES_MIN} to {_TOKEN_BYTES_MAX} letters, digits and signs: {make}"
+        )
+    return token
+
+
+def check_openness(address: ListenAddress, has_token: bool) -> None:
+    """Raises PenstockError for an address that others reach where there is no token."""
+    if not address.is_loopback and not has_token:
+        raise PenstockError(
+            f"others can reach a dashboard at {address.host}, so it needs a token: add "
+            f"--dashboard-token-file FILE ({_MAKE_TOKEN}), or let it listen on this machine alone "
+            f"(--dashboard {address.port})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a request is answered with instead of what it asked for."""
+
+    status: int
+    sentence: str
+
+
+class DashboardAccess:
+    """Decides on requests. Immutable after it is made."""
+
+    def __init__(self, address: ListenAddress, token: str | None, names: Sequence[str]) -> None:
+        """``names`` are further ones under which browsers reach it, such as a proxy's."""
+        own = {"localhost", socket.gethostname(), address.host}
+        self._names: Collection[str] = {name.lower().rstrip(".") for name in (*own, *names)}
+        self._token = token
+        self.has_token = token is not None
+        # Not the token itself, so that who reads cookies cannot use it as a bearer's.
+        self._cookie = hashlib.sha256(f"penstock dashboard {token}".encode()).hexdigest()
+        self.cookie_name = "penstock_dashboard"
+
+    def refusal_of_host(self, hosts: Sequence[str]) -> Refusal | None:
+        """A page elsewhere can have its own name lead to this address (DNS rebinding), and would
+        then be of the same origin. An address in digits is nobody's name."""
+        host = hosts[0] if len(hosts) == 1 else ""
+        name = _name_of_host(host)
+        if name is not None and (_is_address(name) or name in self._names):
+            return None
+        shown = re.sub(r"[^!-~]", "?", host)[:100]
+        return Refusal(
+            421,
+            f"this dashboard is not known under the name in the request's Host, {shown!r}; open it "
+            f"by its address, or start the controller with --dashboard-name and that name",
+        )
+
+    def refusal_of_stranger(self, authorization: str | None, cookie: str | None) -> Refusal | None:
+        """Both headers, if there are any. Compares in a time that does not depend on the token."""
+        if self._token is None:
+            return None
+        scheme, _, given = (authorization or "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(given.strip()):
+            return None
+        if any(_is_same(value, self._cookie) for value in self._cookies(cookie or "")):
+            return None
+        return Refusal(
+            401,
+            "this dashboard needs a token, the one in the file that the controller was given with "
+            "--dashboard-token-file: open it once with ?token=TOKEN at the end of its address; a "
+            "program sends the header Authorization: Bearer TOKEN",
+        )
+
+    def is_token(self, given: str) -> bool:
+        return self._token is not None and _is_same(given, self._token)
+
+    def set_cookie(self) -> str:
+        """The header's value for a browser that has shown the token."""
+        return f"{self.cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict"
+
+    def _cookies(self, header: str) -> list[str]:
+        pairs = (part.strip().partition("=") for part in header.split(";"))
+        return [value for name, _, value in pairs if name == self.cookie_name]
+
+
+def _is_same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(
+        hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest(),
+        hashlib.sha256(wanted.encode()).digest(),
+    )
+
+
+def _name_of_host(host: str) -> str | None:
+    """Without its port; None for what is no host."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", host)
+    return match[1].strip("[]").lower().rstrip(".") if match else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_operator_keys(keys: str | None) -> None:
+    """Raises PenstockError where the controller's status could not be asked for."""
+    if keys is not None and not (Path(keys) / "operator.secret").exists():
+        raise PenstockError(
+            f"the dashboard asks the controller as an operator does, and {keys} has no "
+            f"operator.secret; copy that of the pool to this machine, too"
+        )

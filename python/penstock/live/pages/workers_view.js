@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The workers of the pool and what each does.
+
+import { element, keepChildren, setText } from "./dom.js";
+import { KeptTable } from "./kept_table.js";
+import { titleOf } from "./words.js";
+
+const STATES = [
+  ["serving", "--s1"],
+  ["free", "--rest"],
+  ["moving", "--s4"],
+  ["draining", "--s2"],
+];
+const TONES = { serving: "good", moving: "warn", draining: "warn" };
+const SILENT_S = 5;
+
+export class WorkersView {
+  constructor() {
+    this._bar = element("div", { class: "bar", role: "img" });
+    this._legend = element("ul", { class: "legend" });
+    this._search = element("input", { type: "search", placeholder: "node7, serving, train.py", oninput: () => this._again() });
+    this._titles = new Map();
+    this._table = new KeptTable("Workers", [
+      { title: "Worker", text: (one) => one.name },
+      { title: "State", text: (one) => one.state, tone: (one) => TONES[one.state] ?? "" },
+      { title: "Works for", text: (one) => this._workOf(one) },
+      { title: "Reached at", text: (one) => one.endpoint },
+      { title: "Reported", isNumber: true, text: (one) => `${one.since_report_s.toFixed(1)} s ago`, tone: (one) => (one.since_report_s > SILENT_S ? "bad" : null) },
+      { title: "Cannot run", text: (one) => this._unfitOf(one) },
+      { title: "Software", text: (one) => one.software || "–" },
+    ]);
+    this.node = element(
+      "div",
+      {},
+      element("div", { class: "panel" }, this._bar, this._legend),
+      element("div", { class: "tools" }, element("label", {}, "Show workers with ", this._search)),
+      this._table.node,
+    );
+  }
+
+  _again() {
+    if (this._feed) this.update(this._feed);
+  }
+
+  update(feed) {
+    this._feed = feed;
+    const { workers, trainers, totals } = feed.status;
+    this._titles = new Map(trainers.map((one) => [one.id, titleOf(one)]));
+    const states = totals.workers_by_state;
+    keepChildren(
+      this._bar,
+      STATES.filter(([state]) => states[state] > 0),
+      ([state]) => state,
+      ([, colour]) => {
+        const part = element("span");
+        part.style.background = `var(${colour})`;
+        return part;
+      },
+      (part, [state]) => (part.style.flexGrow = states[state]),
+    );
+    const told = STATES.map(([state]) => `${states[state]} ${state}`).join(", ");
+    this._bar.setAttribute("aria-label", `Of ${workers.length} workers: ${told}`);
+    keepChildren(
+      this._legend,
+      STATES,
+      ([state]) => state,
+      ([, colour]) => {
+        const swatch = element("span", { class: "swatch" });
+        swatch.style.background = `var(${colour})`;
+        return element("li", {}, swatch, element("span"));
+      },
+      (item, [state]) => setText(item.lastChild, `${states[state]} ${state}`),
+    );
+    const wanted = this._search.value.trim().toLowerCase();
+    const shown = workers.filter((one) => `${one.name} ${one.id} ${one.state} ${this._workOf(one)} ${one.endpoint}`.toLowerCase().includes(wanted));
+    this._table.update(shown, workers.length > 0 ? "No worker has this text." : "The pool has no workers: start some with penstock worker.");
+  }
+
+  _workOf(worker) {
+    if (worker.works_for === null) return "nobody";
+    return this._titles.get(worker.works_for) ?? `trainer ${worker.works_for.slice(0, 8)}, which is gone`;
+  }
+
+  _unfitOf(worker) {
+    const jobs = worker.unfit_for.map((id) => this._titles.get(id)).filter((title) => title !== undefined);
+    return jobs.length > 0 ? `${jobs.join(", ")}: ${worker.unfit_reason ?? "it did not say why"}` : "–";
+  }
+}

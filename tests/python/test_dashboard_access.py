@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may read a dashboard: tokens, names of hosts, addresses; and what the others are told."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.live.dashboard_access import (
+    DashboardAccess,
+    check_openness,
+    check_operator_keys,
+    parse_listen_address,
+    read_token,
+)
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "port", "is_loopback"),
+    [
+        ("8080", "127.0.0.1", 8080, True),
+        ("0", "127.0.0.1", 0, True),
+        ("localhost:80", "127.0.0.1", 80, True),
+        ("127.0.0.9:80", "127.0.0.9", 80, True),
+        ("[::1]:80", "::1", 80, True),
+        ("0.0.0.0:80", "0.0.0.0", 80, False),
+        ("10.0.0.1:80", "10.0.0.1", 80, False),
+        ("[::]:80", "::", 80, False),
+    ],
+)
+def test_an_address_is_a_port_with_or_without_a_host(
+    text: str, address: str, port: int, is_loopback: bool
+) -> None:
+    if text.startswith("localhost"):
+        address = socket.getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)[0][4][0]
+    parsed = parse_listen_address(text)
+    assert (parsed.address, parsed.port, parsed.is_loopback) == (address, port, is_loopback)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "PORT or ADDRESS:PORT is expected"),
+        ("http", "PORT or ADDRESS:PORT is expected"),
+        ("65536", "PORT or ADDRESS:PORT is expected"),
+        ("-1", "PORT or ADDRESS:PORT is expected"),
+        (":80", "PORT or ADDRESS:PORT is expected"),
+        ("::1:80", "stands in brackets"),
+        ("no-such-name.invalid:80", "no address of 'no-such-name.invalid' is known"),
+    ],
+)
+def test_another_address_is_refused_with_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_listen_address(text)
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    check_openness(parse_listen_address("8080"), has_token=False)
+    check_openness(parse_listen_address("0.0.0.0:8080"), has_token=True)
+    with pytest.raises(PenstockError, match=r"0\.0\.0\.0.*--dashboard-token-file FILE.*openssl"):
+        check_openness(parse_listen_address("0.0.0.0:8080"), has_token=False)
+
+
+def token_file(folder: Path, content: str | bytes, mode: int = 0o600) -> str:
+    path = folder / "token"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_token_is_one_line_of_a_file_that_its_owner_alone_reads(tmp_path: Path) -> None:
+    assert read_token(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
+    assert read_token(token_file(tmp_path, TOKEN, 0o400)) == TOKEN
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = token_file(tmp_path, TOKEN, mode)
+    with pytest.raises(PenstockError, match=rf"{mode:04o}.*chmod 600 {path}"):
+        read_token(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "short\n", "0123456789 abcdef\n", f"{TOKEN}\n{TOKEN}\n", b"\xff" * 32, "x" * 600],
+)
+def test_what_is_no_token_is_refused(tmp_path: Path, content: str | bytes) -> None:
+    with pytest.raises(PenstockError, match="that are no token.*openssl rand"):
+        read_token(token_file(tmp_path, content))
+
+
+def test_a_token_file_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match="No such file.*make one with"):
+        read_token(str(tmp_path / "missing"))
+    with pytest.raises(PenstockError, match="Is a directory.*make one with"):
+        read_token(str(tmp_path))
+
+
+def access(token: str | None = None, address: str = "8080") -> DashboardAccess:
+    return DashboardAccess(parse_listen_address(address), token, ["Pool.Example.org"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "localhost:8080", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080", "10.1.2.3",
+        "pool.example.org", "pool.example.org.:443", socket.gethostname(),
+    ],
+)  # fmt: skip
+def test_a_host_that_is_this_one_or_an_address_is_served(host: str) -> None:
+    assert access().refusal_of_host([host]) is None
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [], [""], ["evil.example"], ["localhost.evil.example"], ["evil.example:8080"],
+        ["localhost", "localhost"], ["localhost@evil.example"], ["127.0.0.1.evil.example"],
+        ["[::1"], ["a b"], ["\x1b[2J"],
+    ],
+)  # fmt: skip
+def test_another_host_is_refused_with_a_sentence(hosts: list[str]) -> None:
+    refusal = access().refusal_of_host(hosts)
+    assert refusal is not None and refusal.status == 421
+    assert "--dashboard-name" in refusal.sentence and refusal.sentence.isprintable()
+
+
+def test_a_token_is_shown_as_a_bearers_or_by_the_cookie_made_of_it() -> None:
+    guarded = access(TOKEN)
+    cookie = guarded.set_cookie().partition(";")[0]
+    assert TOKEN not in cookie
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(guarded.set_cookie().split("; "))
+    assert guarded.refusal_of_stranger(f"Bearer {TOKEN}", None) is None
+    assert guarded.refusal_of_stranger(f"bearer  {TOKEN}", None) is None
+    assert guarded.refusal_of_stranger(None, cookie) is None
+    assert guarded.refusal_of_stranger(None, f"a=b; {cookie}; c=d") is None
+    assert access().refusal_of_stranger(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("authorization", "cookie"),
+    [
+        (None, None),
+        ("", ""),
+        (f"Basic {TOKEN}", None),
+        (f"Bearer {TOKEN}x", None),
+        (f"Bearer {TOKEN[:-1]}", None),
+        ("Bearer \udcff\udcfe", None),
+        (None, f"penstock_dashboard={TOKEN}"),
+        (None, "penstock_dashboard="),
+    ],
+)
+def test_who_shows_no_token_is_told_how_to(authorization: str | None, cookie: str | None) -> None:
+    refusal = access(TOKEN).refusal_of_stranger(authorization, cookie)
+    assert refusal is not None and refusal.status == 401
+    assert "?token=TOKEN" in refusal.sentence and "Authorization: Bearer" in refusal.sentence
+
+
+def test_a_folder_of_keys_needs_the_operators(tmp_path: Path) -> None:
+    check_operator_keys(None)
+    with pytest.raises(PenstockError, match=r"has no\s+operator.secret"):
+        check_operator_keys(str(tmp_path))
+    (tmp_path / "operator.secret").touch()
+    check_operator_keys(str(tmp_path))

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard in a real browser: every view, by mouse and by keys, light and dark, on a phone,
+and while a pool loses a worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, browser, needs_browser
+from pool_processes import PoolProcesses, pool_of
+from shown_pools import busy_status, ledger
+from test_dashboard_server import TOKEN, port_of
+from test_pool_status import worker
+
+from penstock.live.dashboard_access import parse_listen_address
+from penstock.live.dashboard_server import Dashboard
+from penstock.live.pool_view import pool_view
+from penstock.live.pool_watch import PoolWatch
+from penstock.live.status_poller import PoolAddress
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, needs_browser]
+
+VIEWS = ("overview", "workers", "steps", "plan", "bytes", "events")
+# A folder that a person looks at afterwards.
+SHOTS = os.environ.get("PENSTOCK_SCREENSHOTS", "")
+
+
+@pytest.fixture
+def page() -> Iterator[Browser]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with browser(folder) as opened:
+            yield opened
+
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+class MadeWatch(PoolWatch):
+    """Of a pool that is made up: it has a ledger, a plan and ranks, without their programs."""
+
+    def __init__(self) -> None:
+        super().__init__(PoolAddress("tcp://127.0.0.1:1", None, 1.0))
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._make)
+
+    def start(self) -> None:
+        for number in range(60):
+            self._step(number, time.time() - 60 + number)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _make(self) -> None:
+        number = 60
+        while not self._is_over.wait(0.3):
+            self._step(number, time.time())
+            number += 1
+
+    def _step(self, number: int, at: float) -> None:
+        fields: dict[str, Any] = busy_status()
+        seconds = {"compute": 3 + 0.6 * number, "dataset": 0.1 * number, "wire": 0.04 * number}
+        fields["trainers"][0]["ledger"] = ledger(100 + 20 * number, **seconds)
+        fields["trainers"][1]["batch_bytes"] = 2_000_000
+        if number > 0:
+            fields["workers"].append(worker(5, about=f"{EVIL}, process 1, x"))
+        if number < 30:
+            fields["workers"].append(worker(6))
+        self.take(pool_view(fields, at))
+
+
+@pytest.fixture
+def made() -> Iterator[str]:
+    """The address of a dashboard of a made-up pool."""
+    dashboard = Dashboard(parse_listen_address("0"), None)
+    dashboard.start(MadeWatch())
+    yield dashboard.url
+    dashboard.close()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def shoot(page: Browser, name: str) -> None:
+    if SHOTS:
+        page.screenshot(f"{SHOTS}/{name}.png")
+
+
+def test_every_view_is_reached_by_a_click(page: Browser, made: str) -> None:
+    page.open(made)
+    page.wait_for("train.py: Images")
+    shown = {
+        "overview": ("Batches a second", "Engine slurm: 4", "Tokens, rank 1 of 2"),
+        "workers": ("node1/17", "draining", "Show workers with"),
+        "steps": ("compute", "dataset", " steps"),
+        "plan": ("3 of 5 calls run in the workers", "normalize", "conv1"),
+        "bytes": ("From workers to trainers", "node1", "gpu1", "network"),
+        "events": ("worker joined", "worker node6/17 is gone", "replanned"),
+    }  # fmt: skip
+    for name in VIEWS:
+        page.click(f"nav a[href='#{name}']")
+        for words in shown[name]:
+            page.wait(lambda words=words: words in page.ask("return document.body.textContent"))
+        assert page.ask("return document.querySelector('[aria-current=page]').hash") == f"#{name}"
+        assert page.ask("return document.activeElement.id") == (
+            "" if name == "overview" else "main"
+        )
+    page.driver.back()
+    page.wait(lambda: page.text("h2") == "Bytes")
+    assert page.complaints() == []
+
+
+def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -> None:
+    page.open(f"{made}#overview")
+    page.wait_for("all: ")
+    page.click(".tools button:nth-child(1)")
+    assert page.ask("return document.querySelector('[aria-pressed=true]').innerText") == "1 min"
+    page.ask("document.querySelector('svg.chart').focus()")
+    page.press("ARROW_LEFT", "ARROW_LEFT")
+    assert re.match(r"at \d\d:\d\d:\d\d: all \d", page.wait_for("at ", ".readout"))
+    label = page.ask("return document.querySelector('svg.chart').getAttribute('aria-label')")
+    assert re.search(r"^Batches a second, at .*all \d+\.\d.*; from .* to ", label)
+    page.open(f"{made}#plan")
+    page.wait_for("it depends on the batch alone")
+    page.click(".node[data-index='3']")
+    page.wait_for("it takes a parameter that is trained", ".detail")
+    page.press("ARROW_DOWN")
+    page.wait_for("it comes after a call that stays", ".detail")
+    page.ask("""
+        const choice = document.querySelector('#plan-of');
+        choice.selectedIndex = 1;
+        choice.dispatchEvent(new Event('change'));
+    """)
+    page.wait_for("No plan is reported")
+    page.open(f"{made}#workers")
+    page.wait_for("node4/17")
+    page.click("input[type=search]")
+    page.press(*"draining")
+    page.wait(lambda: "node4/17" not in page.text() and "node3/17" in page.text())
+    page.press(*"xyz")
+    page.wait_for("No worker has this text.")
+    page.open(f"{made}#events")
+    page.wait(lambda: page.ask("return document.querySelectorAll('.events li').length") > 0)
+    page.click("label:has(input) input")
+    page.wait(lambda: "joined" not in page.text(".events"))
+    assert page.complaints() == []
+
+
+def test_all_is_reached_by_keys_and_has_a_name(page: Browser, made: str) -> None:
+    page.open(made)
+    page.wait_for("train.py: Images")
+    page.press("TAB")
+    assert page.ask("return document.activeElement.className") == "skip"
+    page.press("TAB", "TAB", "TAB", "ENTER")
+    page.wait(lambda: page.text("h2") == "Workers")
+    for name in VIEWS:
+        page.open(f"{made}#{name}")
+        page.wait(lambda name=name: page.text("h2").lower() == name)
+        page.wait_for("controller 22ab0000")
+        unnamed = page.ask("""
+            const named = (one) => one.innerText?.trim() || one.getAttribute('aria-label')
+                || one.labels?.length || one.getAttribute('aria-hidden');
+            return [...document.querySelectorAll('a, button, input, select, svg, [role]')]
+                .filter((one) => one.checkVisibility() && !named(one)).map((one) => one.outerHTML)
+        """)
+        assert unnamed == [], name
+        ids = page.ask("return [...document.querySelectorAll('[id]')].map((one) => one.id)")
+        assert len(ids) == len(set(ids))
+
+
+def channels(colour: str) -> list[float]:
+    """Of rgb(), as light."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    """By the rules of WCAG."""
+    light = sorted(
+        (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), channels(x), strict=True)) + 0.05)
+        for x in (one, other)
+    )
+    return light[1] / light[0]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_letters_can_be_read_on_light_and_dark_pages(page: Browser, made: str, theme: str) -> None:
+    for name in VIEWS:
+        page.open(f"{made}#{name}", theme=theme)
+        page.wait_for("controller 22ab0000")
+        page.wait(lambda: page.ask("return document.querySelector('#view').innerText.length") > 60)
+        seen = page.ask("""
+            const ground = (one) => {
+                for (; one; one = one.parentElement) {
+                    const colour = getComputedStyle(one).backgroundColor;
+                    if (colour !== 'rgba(0, 0, 0, 0)') return colour;
+                }
+                return getComputedStyle(document.documentElement).backgroundColor;
+            };
+            const texts = 'p, a, dt, dd, th, td span, li, h2, small, button';
+            return [...document.querySelectorAll(texts)]
+                .filter((one) => one.checkVisibility() && one.innerText.trim())
+                .map((one) => [getComputedStyle(one).color, ground(one), one.innerText])
+        """)
+        weak = [one for one in seen if contrast(one[0], one[1]) < 4.5]
+        assert weak == [], name
+        assert len(seen) > 10
+        shoot(page, f"{theme}-{name}")
+    ground = page.ask("return getComputedStyle(document.documentElement).backgroundColor")
+    assert (sum(channels(ground)) < 0.3) == (theme == "dark")
+
+
+def test_the_theme_can_be_chosen_and_is_kept(page: Browser, made: str) -> None:
+    def ground() -> str:
+        return str(page.ask("return getComputedStyle(document.documentElement).backgroundColor"))
+
+    page.open(made, theme="light")
+    light = ground()
+    page.click("#theme")
+    assert (page.text("#theme"), ground()) == ("Theme: light", light)
+    page.click("#theme")
+    dark = ground()
+    assert page.text("#theme") == "Theme: dark" and dark != light
+    page.open(f"{made}#events", theme="light")
+    assert ground() == dark
+    page.click("#theme")
+    assert page.text("#theme") == "Theme: as the system" and ground() == light
+
+
+def test_a_phone_shows_every_view_without_scrolling_to_the_side(page: Browser, made: str) -> None:
+    for name in VIEWS:
+        page.open(f"{made}#{name}", width=360, height=740)
+        page.wait_for("controller 22ab0000")
+        page.wait(lambda: page.ask("return document.querySelector('#view').innerText.length") > 60)
+        shoot(page, f"phone-{name}")
+        wide = page.ask("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, name
+        cut_off = page.ask("""
+            return [...document.querySelectorAll('#view *')]
+                .filter((one) => one.checkVisibility() && !one.closest('thead'))
+                .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+                .map((one) => one.outerHTML)
+        """)
+        assert cut_off == [], name
+        small = page.ask("""
+            return [...document.querySelectorAll('button, select, nav a, input[type=search]')]
+                .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 36)
+                .map((one) => one.outerHTML)
+        """)
+        assert small == [], "too small for a finger"
+
+
+def test_what_peers_say_of_themselves_is_text(page: Browser, made: str) -> None:
+    page.open(f"{made}#workers")
+    page.wait_for("<img src=x onerror=alert(1)>")
+    assert page.ask("return document.querySelectorAll('#view img, #view script').length") == 0
+    assert page.complaints() == []
+
+
+def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
+    page: Browser, pool: PoolProcesses
+) -> None:
+    controller = pool.start_controller("--dashboard", "0")
+    url = f"http://127.0.0.1:{port_of(controller)}/"
+    supervisor = pool.start_worker(processes=2)
+    pool.start_training()
+    page.open(url)
+    page.wait_for("2 serving, 0 free")
+    page.wait(lambda: re.search(r"all: [1-9]", page.text()))
+    page.click("nav a[href='#events']")
+    pid = supervisor.served()[0][2]
+    os.kill(pid, signal.SIGKILL)
+    page.wait_for(f"/{pid} is gone, and had not drained; it worked for steady_training.py")
+    assert "worker died" in page.text(".events [data-kind=worker_died]")
+    assert f"/{pid} is gone" in page.ask("return document.querySelector('#news').textContent")
+    shoot(page, "lost-worker-events")
+    page.click("nav a[href='#workers']")
+    page.wait(lambda: f"/{pid}" not in page.text("tbody"))
+    page.wait(lambda: page.text("tbody").count("serving") == 2)  # another was started
+    page.click("nav a[href='#overview']")
+    assert page.complaints() == []
+    controller.process.kill()
+    page.wait_for("the controller does not answer", "#trouble")
+    assert "Training goes on without it" in page.text("#trouble")
+    assert page.ask("return document.querySelector('#trouble').getAttribute('role')") == "alert"
+    assert "steady_training.py" in page.text("tbody")  # as it was
+    shoot(page, "lost-controller")
+
+
+def test_a_browser_needs_the_token_once(page: Browser, pool: PoolProcesses, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    options = ["--dashboard", "0", "--dashboard-token-file", str(token)]
+    url = f"http://127.0.0.1:{port_of(pool.start_controller(*options))}/"
+    page.open(url)
+    assert "open it once with ?token=TOKEN" in page.text()
+    page.open(f"{url}?token={TOKEN}")
+    page.wait_for("controller ")
+    page.wait_for("No job trains with this pool now.")
+    assert TOKEN not in page.driver.current_url
+    assert page.ask("return document.cookie") == ""  # scripts cannot read it
+    (cookie,) = page.driver.get_cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and TOKEN not in cookie["value"]
+    page.open(f"{url}#workers")
+    page.wait_for("The pool has no workers")
+    page.complaints()
