@@ -4,6 +4,7 @@ and while a pool loses a worker."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from browser import Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
-from shown_pools import busy_status, ledger
+from shown_pools import FIRST, PLAN, busy_status, ledger
 from test_dashboard_server import TOKEN, port_of
 from test_pool_status import worker
 
@@ -60,6 +61,9 @@ class MadeWatch(PoolWatch):
     def close(self) -> None:
         self._is_over.set()
         self._thread.join()
+
+    def _ask_plan(self, trainer: str) -> str:
+        return json.dumps(PLAN) if trainer == FIRST else ""
 
     def _make(self) -> None:
         number = 60
@@ -105,7 +109,7 @@ def test_every_view_is_reached_by_a_click(page: Browser, made: str) -> None:
         "overview": ("Batches a second", "Engine slurm: 4", "Tokens, rank 1 of 2"),
         "workers": ("node1/17", "draining", "Show workers with"),
         "steps": ("compute", "dataset", " steps"),
-        "plan": ("3 of 5 calls run in the workers", "normalize", "conv1"),
+        "plan": ("3 of 5 calls run in the workers", "normalize", "2 calls are not drawn"),
         "bytes": ("From workers to trainers", "node1", "gpu1", "network"),
         "events": ("worker joined", "worker node6/17 is gone", "replanned"),
     }  # fmt: skip
@@ -134,16 +138,18 @@ def test_charts_plans_and_filters_answer_to_the_hand(page: Browser, made: str) -
     assert re.search(r"^Batches a second, at .*all \d+\.\d.*; from .* to ", label)
     page.open(f"{made}#plan")
     page.wait_for("it depends on the batch alone")
-    page.click(".node[data-index='3']")
+    page.click(".node[data-index='2']")
+    page.wait_for("to at model.py:12", ".detail")
+    page.press("ARROW_DOWN", "ARROW_DOWN")
     page.wait_for("it takes a parameter that is trained", ".detail")
-    page.press("ARROW_DOWN")
-    page.wait_for("it comes after a call that stays", ".detail")
+    assert "normalize at model.py:13, tensor 1 of the batch" in page.text(".detail")
     page.ask("""
         const choice = document.querySelector('#plan-of');
         choice.selectedIndex = 1;
         choice.dispatchEvent(new Event('change'));
     """)
     page.wait_for("No plan is reported")
+    assert "model.py" not in page.text("#view")
     page.open(f"{made}#workers")
     page.wait_for("node4/17")
     page.click("input[type=search]")

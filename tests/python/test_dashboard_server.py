@@ -115,6 +115,11 @@ def test_a_pool_is_told_as_json_and_a_killed_worker_as_an_event(
     assert fields["endpoint"] == pool.endpoint
     assert fields["totals"]["workers_by_state"]["serving"] == 2
     assert {part["name"] for part in fields["step_parts"]} >= {"compute", "dataset", "wire"}
+    trainer_id = fields["trainers"][0]["id"]
+    plan = json.loads(site.ask(f"/api/plan?trainer={trainer_id}")[2])
+    assert plan == {"trainer": trainer_id, "plan": None}  # its model is not cut
+    status, _, content = site.ask("/api/plan?trainer=0123456789abcdef")
+    assert status == 400 and "an id that /api/status has" in json.loads(content)["error"]
     points = site.wait_for("/api/history", lambda history: len(history["points"]) >= 2)["points"]
     assert points[-1]["workers"] == 2 and points[-1]["at"] > points[0]["at"]
     newer = json.loads(site.ask(f"/api/history?since={points[0]['sequence']}")[2])["points"]

@@ -94,6 +94,8 @@ class Dashboard:
             return content, OPEN_TYPE if is_open else PLAIN_TYPE
         if path == "/api/status":
             return self._watch.status_json(), _JSON
+        if path == "/api/plan":
+            return self._watch.plan_json(query.get("trainer", [""])[-1]), _JSON
         read: dict[str, Callable[[int], bytes]] = {
             "/api/history": self._watch.history_json,
             "/api/events": self._watch.events_json,

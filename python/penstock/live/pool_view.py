@@ -89,7 +89,6 @@ class TrainerView:
     waited_s: float
     delivered_batches: int
     ledger: Ledger | None
-    plan: dict[str, Any] | None
 
     @property
     def is_idle(self) -> bool:
@@ -231,7 +230,6 @@ def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
         "ready_batches", "wanted_batches", "asked_batches", "bytes_in_flight", "waited_s",
         "delivered_batches",
     )  # fmt: skip
-    plan = trainer.get("plan")
     return TrainerView(
         **{name: trainer[name] for name in as_they_are},
         **{name: queue[name] for name in of_queue},
@@ -243,7 +241,6 @@ def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
         bytes_per_s=None if rate is None or size is None else rate * size,
         reason=text_of(trainer["reason"]),
         ledger=ledger_of(trainer),
-        plan=plan if isinstance(plan, dict) else None,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock import _pool
 from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.live.event_log import EventLog
@@ -19,11 +20,13 @@ from penstock.live.pool_history import POINTS_MAX, PoolHistory
 from penstock.live.pool_metrics import pool_metrics
 from penstock.live.pool_totals import PoolTotals
 from penstock.live.pool_view import PoolView
+from penstock.live.shown_plan_graph import shown_plan_graph
 from penstock.live.status_poller import PoolAddress, StatusPoller
 from penstock.live.step_parts import STEP_PARTS
 from penstock.live.top_rows import as_json
 
 INTERVAL_S = 1.0
+PLAN_S = 5.0  # for which a trainer's plan is not asked for again
 STALE_S = 5.0  # then a status is too old to be shown as the state of the pool
 
 
@@ -38,6 +41,9 @@ class PoolWatch:
         self._history = PoolHistory()
         self._totals = PoolTotals()
         self._status: bytes | None = None  # of _view, once somebody has asked for it
+        self._address = address
+        self._plans_lock = threading.Lock()  # held while the controller is asked for one
+        self._plans: dict[str, tuple[float, bytes]] = {}  # with the time when it was asked for
         self._poller = StatusPoller(address, INTERVAL_S, self.take, self._fail)
 
     def start(self) -> None:
@@ -96,6 +102,30 @@ class PoolWatch:
             events = self._events.events()
         newer = [asdict(event) for event in events if event.sequence > since]
         return _encoded({"controller": view.controller, "events": newer})
+
+    def plan_json(self, trainer: str) -> bytes:
+        """The plan of one trainer, which the controller is asked for, though not by every reader.
+        Raises ValueError for a trainer that is not there."""
+        with self._lock:
+            there = {one.id for one in self._current().trainers}
+        if trainer not in there:
+            raise ValueError(f"trainer is {trainer[:40]!r}; an id that /api/status has is expected")
+        with self._plans_lock:
+            known = self._plans.get(trainer)
+            if known is None or time.monotonic() - known[0] > PLAN_S:
+                plan = shown_plan_graph(self._ask_plan(trainer))
+                known = (time.monotonic(), _encoded({"trainer": trainer, "plan": plan}))
+                self._plans = {id: kept for id, kept in self._plans.items() if id in there}
+                self._plans[trainer] = known
+            return known[1]
+
+    def _ask_plan(self, trainer: str) -> str:
+        ask = getattr(_pool, "pool_plan", None)
+        if ask is None:  # a native part that was built before controllers knew plans
+            return ""
+        where = self._address
+        told: str = ask(where.endpoint, where.keys, int(trainer, 16), where.timeout_s)
+        return told
 
     def metrics_text(self, *, is_open: bool) -> bytes:
         with self._lock:

@@ -22,10 +22,11 @@ STEP_PARTS = (
     StepPart("dataset", "dataset", "waiting for samples to be read"),
     StepPart("collate", "collate", "waiting for samples to become a batch"),
     StepPart("prefix", "prefix", "waiting for the part of the model that workers run"),
-    StepPart("worker", "free worker", "waiting for a worker that is free"),
-    StepPart("wire", "wire", "waiting for bytes to cross the network"),
+    StepPart("worker", "free worker", "waiting for a worker to begin"),
+    StepPart("wire", "wire", "waiting for bytes to arrive"),
     StepPart("device", "device copy", "waiting for the copy to the device"),
-    StepPart("order", "order", "waiting for an earlier batch, since batches come in order"),
+    StepPart("order", "order", "waiting for its turn while a later batch was here"),
+    StepPart("ranks", "other ranks", "waiting for ranks that take the same steps"),
     StepPart("loader", "loader", "the loader's own work in the trainer"),
 )
 
@@ -57,9 +58,9 @@ class Ledger:
 
 
 def ledger_of(trainer: Mapping[str, Any]) -> Ledger | None:
-    """None for a trainer that does not report one."""
+    """None for a trainer that reports none, or has not taken a step."""
     fields = trainer.get("ledger")
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or not fields.get("steps"):
         return None
     parts = {part.name: float(fields.get(f"{part.name}_s") or 0.0) for part in STEP_PARTS}
-    return Ledger(int(fields.get("steps") or 0), parts)
+    return Ledger(int(fields["steps"]), parts)

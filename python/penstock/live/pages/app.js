@@ -56,7 +56,7 @@ function show() {
 
 function refresh() {
   const { status, trouble } = feed;
-  if (trouble === "") lastNewsAt = Date.now();
+  if (trouble === "") lastNewsAt = feed.newsAt;
   document.body.classList.toggle("is-old", trouble !== "");
   at("trouble").hidden = trouble === "";
   const age = lastNewsAt === null ? "" : `No news for ${Math.round((Date.now() - lastNewsAt) / 1000)} s: `;

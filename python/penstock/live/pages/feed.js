@@ -4,6 +4,7 @@
 const INTERVAL_MS = 1000;
 const HIDDEN_INTERVAL_MS = 10000; // while nobody sees the page
 const TIMEOUT_MS = 5000;
+const PLAN_MS = 5000; // for which a plan is not asked for again
 const EVENTS_MAX = 200;
 const LEDGER_S = 15; // over which shares of a step are taken
 
@@ -14,7 +15,9 @@ export class Feed {
     this.events = [];
     this.trouble = "";
     this.newEvents = []; // of the last answer
+    this.newsAt = null;
     this._tell = tell;
+    this._plans = new Map(); // by trainer: {at, plan, trouble}
     this._ledgers = new Map(); // by trainer: [time, ledger] of the last seconds
     this._controller = null;
     this._pointsMax = 900;
@@ -53,6 +56,7 @@ export class Feed {
       this.events = [...this.events, ...this.newEvents].slice(-EVENTS_MAX);
       this._keepLedgers(status);
       this.trouble = "";
+      this.newsAt = Date.now();
     } catch (error) {
       this.newEvents = [];
       this.trouble = error.message;
@@ -65,6 +69,7 @@ export class Feed {
     this.points = [];
     this.events = [];
     this._ledgers.clear();
+    this._plans.clear();
   }
 
   _keepLedgers(status) {
@@ -78,6 +83,24 @@ export class Feed {
       this._ledgers.set(trainer.id, kept);
     }
     for (const id of this._ledgers.keys()) if (!there.has(id)) this._ledgers.delete(id);
+  }
+
+  // {plan} or {trouble} of a trainer; undefined until it is known. Asks anew, now and then, who calls it.
+  planOf(trainer) {
+    const kept = this._plans.get(trainer) ?? { at: -Infinity };
+    if (performance.now() - kept.at > PLAN_MS) {
+      this._plans.set(trainer, { ...kept, at: performance.now() });
+      read(`api/plan?trainer=${trainer}`).then(
+        (answer) => this._keepPlan(trainer, { plan: answer.plan }),
+        (error) => this._keepPlan(trainer, { trouble: error.message }),
+      );
+    }
+    return "plan" in kept || "trouble" in kept ? kept : undefined;
+  }
+
+  _keepPlan(trainer, found) {
+    this._plans.set(trainer, { at: performance.now(), ...found });
+    this._tell(this);
   }
 
   // Seconds by part and the number of steps, of the last seconds; of all time before there are two looks.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan of a model as a graph: which calls run in the workers, which in the trainer, what crosses, and
-// why. Calls stand below each other in their order, at the side where they run.
+// why. Calls stand below each other in their order, at the side where they run; what both sides compute stands
+// at the trainer's, in grey.
 
 import { drawn, element, setText } from "./dom.js";
 import { bytes, seconds, titleOf } from "./words.js";
@@ -9,6 +10,7 @@ const WIDTH_MIN = 300;
 const ROW = 46;
 const TOP = 34;
 const CALLS_MAX = 400; // of one drawing
+const WHERE = { worker: "the workers", trainer: "the trainer", both: "the workers and the trainer" };
 
 export class PlanView {
   constructor() {
@@ -17,8 +19,8 @@ export class PlanView {
     this._svg = drawn("svg", { class: "drawing", role: "group" });
     this._detail = element("dl", { class: "detail panel", "aria-live": "polite" });
     this._figure = element("figure", {}, element("figcaption", {}, "Calls ", element("small", {}, "choose one to see why it is where it is; arrow keys go through them")), this._svg);
-    this._moved = element("ul");
-    this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._moved, this._figure, this._detail);
+    this._facts = element("ul", { class: "panel facts" });
+    this.node = element("div", {}, element("div", { class: "tools" }, element("label", { for: "plan-of" }, "Plan of ", this._choice)), this._verdict, this._facts, this._figure, this._detail);
     this._shown = "";
     this._width = 0;
     new ResizeObserver(() => this._fit()).observe(this._svg);
@@ -40,92 +42,94 @@ export class PlanView {
     this._feed = feed;
     const { trainers } = feed.status;
     this._offer(trainers);
-    const trainer = trainers.find((one) => one.id === this._choice.value);
-    const plan = trainer?.plan ?? null;
-    const text = JSON.stringify([this._choice.value, plan]);
+    const known = this._choice.value === "" ? undefined : feed.planOf(this._choice.value);
+    const text = JSON.stringify([this._choice.value, known === undefined, known?.plan, known?.trouble]);
     if (text === this._shown) return;
     this._shown = text;
-    this._show(plan, trainer !== undefined);
+    this._show(known, trainers.length > 0);
   }
 
   _offer(trainers) {
     const wanted = trainers.map((one) => one.id).join();
     if (this._choice.dataset.ids === wanted) return;
     const kept = this._choice.value;
-    // Those with a plan first: most pools have some without.
-    const sorted = [...trainers].sort((a, b) => Number(b.plan !== null) - Number(a.plan !== null));
-    this._choice.replaceChildren(...sorted.map((one) => element("option", { value: one.id }, titleOf(one))));
+    this._choice.replaceChildren(...trainers.map((one) => element("option", { value: one.id }, titleOf(one))));
     if (trainers.some((one) => one.id === kept)) this._choice.value = kept;
     this._choice.dataset.ids = wanted;
   }
 
-  _show(plan, hasTrainer) {
-    const calls = Array.isArray(plan?.calls) ? plan.calls.slice(0, CALLS_MAX) : [];
-    const moved = Array.isArray(plan?.moved) && calls.length === 0 ? plan.moved : [];
+  _show(known, hasTrainer) {
+    const plan = known?.plan ?? null;
+    const calls = plan === null ? [] : plan.calls.slice(0, CALLS_MAX);
     this._figure.hidden = calls.length === 0;
     this._detail.hidden = calls.length === 0;
-    this._moved.replaceChildren(...moved.map((one) => element("li", {}, typeof one === "string" ? one : (one.name ?? JSON.stringify(one)))));
-    if (plan === null)
-      setText(this._verdict, hasTrainer ? "No plan is reported: this program has not called penstock.offload, or its plan is not made yet. penstock explain shows what could move." : "No job trains with this pool now.");
-    else setText(this._verdict, plan.verdict ?? "This plan comes without a verdict.");
-    if (calls.length > 0) this._draw(calls, plan.calls.length);
+    const facts = plan === null ? [] : [...plan.facts];
+    const leftOut = plan === null ? 0 : plan.calls_left_out + plan.calls.length - calls.length;
+    if (leftOut > 0) facts.push(`${leftOut} calls are not drawn: there are too many`);
+    this._facts.replaceChildren(...facts.map((fact) => element("li", {}, fact)));
+    this._facts.hidden = facts.length === 0;
+    setText(this._verdict, plan === null ? whyNone(known, hasTrainer) : plan.verdict);
+    const drawn = JSON.stringify([calls, plan?.edges, this._svg.clientWidth]);
+    if (calls.length > 0 && drawn !== this._drawn) this._draw(calls, plan.edges);
+    this._drawn = drawn; // prices change often, and a node that has the focus should keep it
   }
 
-  _draw(calls, total) {
+  _draw(calls, edges) {
+    this._calls = calls;
+    this._edges = edges;
     this._width = this._svg.clientWidth;
     const width = Math.max(WIDTH_MIN, this._width);
     const box = Math.min(250, width * 0.4);
-    const letters = Math.floor((box - 16) / 7.5);
-    const isWorker = (call) => call.where === "worker";
-    const x = (call) => (isWorker(call) ? 4 : width - box - 4);
-    const y = (index) => TOP + index * ROW;
-    const edges = [];
-    calls.forEach((call, index) => {
-      for (const input of call.inputs ?? []) {
-        const from = calls[input];
-        if (from === undefined || input >= index) continue;
-        const isCrossing = isWorker(from) !== isWorker(call);
-        const [x1, y1, x2, y2] = isCrossing
-          ? [x(from) + (isWorker(from) ? box : 0), y(input) + 16, x(call) + (isWorker(call) ? box : 0), y(index) + 16]
-          : [x(from) + box / 2, y(input) + 32, x(call) + box / 2, y(index)];
-        // An edge past other calls goes round them, at the inner side.
-        const bend = isCrossing ? width / 2 : index - input > 1 ? (isWorker(call) ? box + 40 : width - box - 40) : x1;
-        const path = isCrossing || index - input > 1 ? `M${x1} ${y1}C${bend} ${y1 + 10} ${bend} ${y2 - 10} ${x2} ${y2}` : `M${x1} ${y1}L${x2} ${y2}`;
-        edges.push(drawn("path", { class: isCrossing ? "edge crossing" : "edge", d: path }));
-        if (isCrossing && from.bytes)
-          edges.push(drawn("text", { class: "strong", x: width / 2, y: (y1 + y2) / 2 - 4, "text-anchor": "middle" }, bytes(from.bytes)));
-      }
+    const letters = Math.floor((box - 16) / 6.8);
+    const middle = (width - box) / 2;
+    const x = (place) => (place === null ? middle : calls[place].where === "worker" ? 4 : width - box - 4);
+    const y = (place) => TOP + (place === null ? 0 : place + 1) * ROW;
+    const lines = edges.filter((edge) => edge.target !== null && edge.target < calls.length && (edge.source === null || edge.source < edge.target));
+    const labels = []; // on top of all
+    const paths = lines.map((edge) => {
+      const [x1, x2] = [x(edge.source) + box / 2, x(edge.target) + box / 2];
+      const [y1, y2] = [y(edge.source) + 32, y(edge.target)];
+      // What reaches the trainer from the workers, or with the batch, is read there.
+      const isCrossing = calls[edge.target].where === "trainer" && (edge.source === null || calls[edge.source].where === "worker");
+      const isLong = y2 - y1 > ROW && x1 === x2;
+      // A curve comes three quarters of the way to where it is bent to, which is to be past the boxes.
+      const bend = isLong ? x1 + (x1 > width / 2 ? -1 : 1) * ((box / 2 + 12) / 0.75) : null;
+      const half = (y1 + y2) / 2;
+      const path = isLong ? `M${x1} ${y1}C${bend} ${y1 + 14} ${bend} ${y2 - 14} ${x2} ${y2}` : `M${x1} ${y1}C${x1} ${half} ${x2} ${half} ${x2} ${y2}`;
+      if (isCrossing) labels.push(drawn("text", { class: "strong", x: (x1 + x2) / 2, y: half + 4, "text-anchor": "middle" }, bytes(edge.bytes)));
+      return drawn("path", { class: isCrossing ? "edge crossing" : "edge", d: path });
     });
-    const nodes = calls.map((call, index) =>
+    const nodes = calls.map((call, place) =>
       drawn(
         "g",
-        { class: `node ${isWorker(call) ? "worker" : "trainer"}`, tabindex: index === 0 ? "0" : "-1", role: "button", "data-index": index, "aria-label": `${call.name}, in the ${isWorker(call) ? "workers" : "trainer"}: ${call.reason ?? ""}`, onfocus: () => this._choose(calls, index), onclick: (event) => event.currentTarget.focus() },
-        drawn("rect", { x: x(call), y: y(index), width: box, height: 32, rx: 6 }),
-        drawn("text", { x: x(call) + 8, y: y(index) + 21 }, shortened(call.name, letters)),
+        { class: `node ${call.where}`, tabindex: place === 0 ? "0" : "-1", role: "button", "data-index": place, "aria-label": `${call.name}, in ${WHERE[call.where]}: ${call.reason}`, onfocus: () => this._choose(place), onclick: (event) => event.currentTarget.focus() },
+        drawn("rect", { x: x(place), y: y(place), width: box, height: 32, rx: 6 }),
+        drawn("text", { x: x(place) + 8, y: y(place) + 21 }, shortened(call.name, letters)),
       ),
     );
+    const batch = [drawn("rect", { class: "batch", x: middle, y: y(null), width: box, height: 32, rx: 16 }), drawn("text", { class: "strong", x: width / 2, y: y(null) + 21, "text-anchor": "middle" }, "the batch")];
     const heads = [["in the workers", 4, "start"], ["in the trainer", width - 4, "end"]].map(([name, at, anchor]) => drawn("text", { class: "strong", x: at, y: 18, "text-anchor": anchor }, name));
-    this._svg.setAttribute("viewBox", `0 0 ${width} ${TOP + calls.length * ROW}`);
-    this._svg.setAttribute("aria-label", `The plan: ${calls.filter(isWorker).length} of ${total} calls are in the workers`);
-    this._svg.replaceChildren(...heads, ...edges, ...nodes);
-    this._choose(calls, 0);
+    this._svg.setAttribute("viewBox", `0 0 ${width} ${TOP + (calls.length + 1) * ROW}`);
+    this._svg.setAttribute("aria-label", `The plan: ${calls.filter((call) => call.where === "worker").length} of ${calls.length} calls are in the workers`);
+    this._svg.replaceChildren(...heads, ...batch, ...paths, ...nodes, ...labels);
+    this._choose(0);
   }
 
-  _choose(calls, index) {
-    const call = calls[index];
+  _choose(place) {
+    const call = this._calls[place];
     for (const node of this._svg.querySelectorAll(".node")) {
-      const isChosen = Number(node.dataset.index) === index;
+      const isChosen = Number(node.dataset.index) === place;
       node.classList.toggle("is-chosen", isChosen);
       node.setAttribute("tabindex", isChosen ? "0" : "-1");
     }
-    const inputs = (call.inputs ?? []).map((input) => calls[input]?.name ?? `call ${input}`);
+    const inputs = this._edges.filter((edge) => edge.target === place).map((edge) => (edge.source === null ? `tensor ${edge.leaf} of the batch` : (this._calls[edge.source]?.name ?? "a call that is not drawn")));
     const rows = [
       ["Call", call.name],
-      ["Runs in", call.where === "worker" ? "the workers" : "the trainer"],
-      ["Why", call.reason ?? "–"],
-      ["Time", seconds(call.seconds)],
-      ["Result", bytes(call.bytes)],
-      ["Takes", inputs.length > 0 ? inputs.join(", ") : "the batch"],
+      ["Runs in", WHERE[call.where] ?? call.where],
+      ["Why", call.reason],
+      ["Time", `${seconds(call.seconds)} a batch`],
+      ["Makes", bytes(call.bytes)],
+      ["Takes", inputs.length > 0 ? [...new Set(inputs)].join(", ") : "no tensor of a batch"],
     ];
     this._detail.replaceChildren(...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
   }
@@ -139,6 +143,13 @@ export class PlanView {
     event.preventDefault();
     nodes[Math.max(0, Math.min(nodes.length - 1, here + steps[event.key]))].focus();
   }
+}
+
+function whyNone(known, hasTrainer) {
+  if (!hasTrainer) return "No job trains with this pool now.";
+  if (known === undefined) return "Asking for the plan.";
+  if (known.trouble !== undefined) return known.trouble;
+  return "No plan is reported: this program has not called penstock.offload, or its plan is not made yet. penstock explain shows what could move.";
 }
 
 function shortened(name, letters) {

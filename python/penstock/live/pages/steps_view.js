@@ -13,6 +13,7 @@ const COLOURS = {
   wire: "--s2",
   device: "--s4",
   order: "--s5",
+  ranks: "--ranks",
   loader: "--s6",
   waiting: "--soft",
 };

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan that a controller was told becomes calls and edges for a drawing."""
+
+from __future__ import annotations
+
+import json
+
+from shown_pools import PLAN
+
+from penstock.live.shown_plan_graph import shown_plan_graph
+
+
+def test_edges_name_calls_by_their_places() -> None:
+    plan = shown_plan_graph(json.dumps(PLAN))
+    assert plan is not None
+    names = [call["name"] for call in plan["calls"]]
+    assert names[2] == "normalize at model.py:13"
+    pairs = {(edge["source"], edge["target"]) for edge in plan["edges"]}
+    assert pairs == {(None, 0), (0, 1), (1, 2), (0, 2), (2, 4), (None, 4), (4, None)}
+    assert plan["calls"][4]["reason"] == "it takes a parameter that is trained"
+    assert plan["calls"][3]["where"] == "both" and plan["calls_left_out"] == 2
+    assert plan["facts"][1].startswith("this plan: 4.1 ms of a worker and 4 ms of the trainer")
+
+
+def test_a_plan_that_was_measured_while_training_says_so() -> None:
+    priced = {
+        "times": 7, "changes": 1, "trainer_s": 0.02, "worker_s": 0.04, "worker_count": 2,
+        "link_s": 0.0, "step_s": 0.021, "is_held": False,
+    }  # fmt: skip
+    plan = shown_plan_graph(json.dumps({**PLAN, "priced": priced, "totals": []}))
+    assert plan is not None
+    (fact,) = plan["facts"]
+    assert fact == (
+        "measured in the running loader 7 times, and changed for it 1 times: 21 ms a step"
+    )
+
+
+def test_a_trainer_without_a_plan_has_none() -> None:
+    assert shown_plan_graph("") is None
