@@ -142,6 +142,13 @@ def test_a_token_is_shown_as_a_bearers_or_by_the_cookie_made_of_it() -> None:
     assert access().refusal_of_stranger(None, None) is None
 
 
+def test_two_dashboards_of_one_machine_have_cookies_side_by_side() -> None:
+    both = [access(TOKEN), access(TOKEN[::-1])]
+    cookies = "; ".join(one.set_cookie().partition(";")[0] for one in both)
+    assert all(one.refusal_of_stranger(None, cookies) is None for one in both)
+    assert both[0].cookie_name != both[1].cookie_name
+
+
 @pytest.mark.parametrize(
     ("authorization", "cookie"),
     [
@@ -151,8 +158,8 @@ def test_a_token_is_shown_as_a_bearers_or_by_the_cookie_made_of_it() -> None:
         (f"Bearer {TOKEN}x", None),
         (f"Bearer {TOKEN[:-1]}", None),
         ("Bearer \udcff\udcfe", None),
-        (None, f"penstock_dashboard={TOKEN}"),
-        (None, "penstock_dashboard="),
+        (None, f"{DashboardAccess(parse_listen_address('0'), TOKEN, []).cookie_name}={TOKEN}"),
+        (None, f"{DashboardAccess(parse_listen_address('0'), TOKEN, []).cookie_name}="),
     ],
 )
 def test_who_shows_no_token_is_told_how_to(authorization: str | None, cookie: str | None) -> None:

@@ -116,9 +116,11 @@ class DashboardAccess:
         self._names: Collection[str] = {name.lower().rstrip(".") for name in (*own, *names)}
         self._token = token
         self.has_token = token is not None
-        # Not the token itself, so that who reads cookies cannot use it as a bearer's.
+        # Not the token itself, so that who reads cookies cannot use it as a bearer's. Browsers keep
+        # cookies by the name of a machine, whose dashboards at other ports have other tokens.
         self._cookie = hashlib.sha256(f"penstock dashboard {token}".encode()).hexdigest()
-        self.cookie_name = "penstock_dashboard"
+        name = hashlib.sha256(f"penstock cookie {token}".encode()).hexdigest()
+        self.cookie_name = f"penstock_{name[:12]}"
 
     def refusal_of_host(self, hosts: Sequence[str]) -> Refusal | None:
         """A page elsewhere can have its own name lead to this address (DNS rebinding), and would
