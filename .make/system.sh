@@ -60,6 +60,8 @@ for group in "$@"; do
       need_header gtest/gtest.h libgtest-dev
       need_tool sbatch slurm-wlm # whose daemons the tests of its engine start themselves
       need_tool munge munge
+      need_tool shellcheck shellcheck           # of deploy's scripts
+      need_tool systemd-analyze systemd         # and of its units
       need_tool pkg-config pkg-config
       need_header jpeglib.h libjpeg-dev # the photographs of a C++ example
       ;;

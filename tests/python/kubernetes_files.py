@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests of examples/kubernetes, and the pods, containers and commands in them."""
+"""The manifests of deploy/kubernetes, and the pods, containers and commands in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from kubernetes_schemas import Manifest, pod_templates
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "examples" / "kubernetes"
+FOLDER = ROOT / "deploy" / "kubernetes"
 FILES = ("pool.yaml", "ray-cluster.yaml")
 
 

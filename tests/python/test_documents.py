@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-        *(ROOT / folder / "README.md" for folder in ("examples",)),
+        *(ROOT / folder / "README.md" for folder in ("examples", "deploy", "deploy/systemd")),
         *(ROOT / "docs").rglob("*.md"),
     ]
 )

@@ -7,14 +7,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-
-from penstock.cli import command_line
-from penstock.cli.command_parser import CommandParser
+from parsed_commands import Parse, parsing
 
 # Not there beside a GPU (.make/gpu_packages.txt).
 files = pytest.importorskip("kubernetes_files", reason="needs kubernetes-validate")
@@ -48,37 +45,9 @@ for command in [*commands_in_pods(), *commands_in_texts()]:
         COMMANDS.append(arguments)
 
 
-class Parsed(Exception):
-    """The arguments were read, and nothing was started."""
-
-    def __init__(self, options: Namespace) -> None:
-        super().__init__()
-        self.options = options
-
-
-Parse = Callable[[Sequence[str]], Namespace]
-
-
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Parse:
-    """Reads a command's arguments as the command does. Wrong ones fail the test."""
-    read = CommandParser.parse
-
-    def read_and_stop(parser: CommandParser, arguments: Sequence[str]) -> Namespace:
-        raise Parsed(read(parser, arguments))
-
-    monkeypatch.setattr(CommandParser, "parse", read_and_stop)
-    for name in ("PENSTOCK_POOL", "PENSTOCK_KEYS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def parse_arguments(arguments: Sequence[str]) -> Namespace:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        with pytest.raises(Parsed) as parsed:
-            code = command_line.main()
-            raise AssertionError(f"penstock {shlex.join(arguments)} is refused: {code}")
-        return parsed.value.options
-
-    return parse_arguments
+    return parsing(monkeypatch)
 
 
 def options_of(parse: Parse, pod: str) -> Namespace:

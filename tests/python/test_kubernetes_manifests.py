@@ -160,7 +160,7 @@ def test_a_pod_mounts_volumes_that_it_has(template: Manifest) -> None:
 
 
 def test_the_images_are_one_and_are_made_by_the_dockerfile() -> None:
-    text = (files.FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    text = (files.ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
     pods = PODS.values()
     (image,) = {container["image"] for pod in pods for container in files.containers(pod)}
     assert f"-t {image} " in text
