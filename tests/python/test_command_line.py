@@ -89,6 +89,17 @@ def call(
             "explain",
             "--format is 'xml'; text, json or dot is expected",
         ),
+        (
+            ["explain", "--svg", "none/plan.svg", "train.py"],
+            "explain",
+            "--svg 'none/plan.svg' cannot be written, as there is no folder '{folder}/none'; name "
+            "a file in a folder that you may write to",
+        ),
+        (
+            ["explain", "--svg", ".", "train.py"],
+            "explain",
+            "--svg '.' is a folder; name a file in a folder that you may write to",
+        ),
         (["explain", "--format"], "explain", "--format FORMAT: the value is missing"),
         (
             ["explain", "--fromat", "json", "train.py"],
@@ -141,9 +152,10 @@ def call(
     ],
 )
 def test_a_wrong_call_is_answered_in_two_lines(
-    call: Call, arguments: list[str], where: str, what: str
+    call: Call, tmp_path: Path, arguments: list[str], where: str, what: str
 ) -> None:
     name = f"penstock {where}".strip()
+    what = what.replace("{folder}", str(tmp_path))
     told = f"{name}: {what}\n`{name} --help` tells how it is called.\n"
     assert call(*arguments) == (2, "", told)
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import process_traces
 import pytest
@@ -205,6 +206,30 @@ def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
     }
     (crossing,) = [edge for edge in graph.edges if "style" in edge[2]]
     assert crossing[2]["label"] == f"{4 * IMAGE_BYTES:,}"
+
+
+def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    write("train.py", "import os\nos.chdir('elsewhere')", NET, TRAINING)
+    code, out, error = run("explain", "--cut", "maximal", "--svg", "plan.svg", "train.py", "0")
+    assert code == 0, error
+    assert out.startswith("3 of 6 calls run in the workers")
+    picture = ElementTree.parse(tmp_path / "plan.svg")
+    assert "3 of 6 calls run in the workers" in (picture.getroot().get("aria-label") or "")
+
+
+def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    """The folder is there when the command starts, and the program removes it."""
+    (tmp_path / "folder").mkdir()
+    write("train.py", "import os\nos.rmdir('folder')", NET, TRAINING)
+    code, out, error = run("explain", "--svg", "folder/plan.svg", "train.py", "0")
+    assert code == 1
+    assert "calls run in the workers" in out
+    assert "penstock: the picture of the plan could not be written: [Errno 2]" in error
 
 
 @pytest.mark.sampled(1)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli.program import ProgramError
 from penstock.explanation import model_watch
 from penstock.explanation.model_watch import FoundPlan, ModelWatch
+from penstock.graph.plan_svg import format_svg
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -23,14 +25,22 @@ if TYPE_CHECKING:
 
 PlanFormat = Literal["text", "json", "dot"]
 
-# For a program that ran to its end without calling a model with a batch.
+# For a program that ran to its end without calling a model with a batch, and for a picture that
+# could not be written.
 NO_PLAN_EXIT_CODE = 1
 
 
-def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMode | None) -> int:
-    """Lets `run` run the program, and returns the exit code. Raises the program's exceptions, or
-    ProgramError when there is no such program."""
+def explain_program(
+    run: Callable[[], None],
+    plan_format: PlanFormat,
+    cut: CutMode | None,
+    picture: Path | None = None,
+) -> int:
+    """Lets `run` run the program, and returns the exit code. Draws the plan into the file
+    `picture`, too. Raises the program's exceptions, or ProgramError when there is no such
+    program."""
     plan_descriptor = _take_standard_output()
+    faults: list[str] = []
 
     def report(found: FoundPlan) -> None:
         sys.stdout.flush()  # the program's own output comes first
@@ -38,6 +48,11 @@ def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMo
         if os.environ.get("RANK", "0") == "0":  # of several trainers one speaks
             with open(plan_descriptor, "w", errors="replace") as stream:
                 stream.write(_formatted(found.plan, plan_format) + "\n")
+            if picture is not None:
+                try:
+                    picture.write_text(format_svg(found.plan) + "\n", encoding="utf-8")
+                except OSError as error:
+                    faults.append(f"the picture of the plan could not be written: {error}")
 
     watch = ModelWatch(cut, report)
     sys.excepthook = _HookWithoutWatch(sys.excepthook)
@@ -53,8 +68,10 @@ def explain_program(run: Callable[[], None], plan_format: PlanFormat, cut: CutMo
         if not watch.is_stopped and not _is_good_end(error):
             raise
     watch.end()
+    for fault in faults:
+        print(f"penstock: {fault}", file=sys.stderr)
     if watch.found is not None:
-        return 0
+        return NO_PLAN_EXIT_CODE if faults else 0
     sys.stdout.flush()
     print(f"penstock: there is no plan: {watch.seen}", file=sys.stderr)
     return NO_PLAN_EXIT_CODE

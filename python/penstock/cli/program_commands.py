@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from penstock.cli.command_parser import (
     FAILED_EXIT_CODE,
@@ -109,7 +110,8 @@ called no model with a batch, and the program's own when it fails.
 examples:
   penstock explain train.py --epochs 3
   penstock explain --format json train.py > plan.json
-  penstock explain --format dot -m package.train | dot -Tsvg -o plan.svg""",
+  penstock explain --svg plan.svg train.py
+  penstock explain --format dot -m package.train | dot -Tpdf -o plan.pdf""",
     )
     parser.add_argument(
         "--format",
@@ -126,13 +128,20 @@ examples:
         help="plan the cheapest cut (auto), a cut that moves all that can move (maximal), or no "
         "cut (none) (default: that of the program's own penstock.offload, else auto)",
     )
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        help="draw the plan as a picture into this file, too; a browser shows it, with the reason "
+        "of a call when the pointer rests on it (default: none)",
+    )
     options, program = parser.parse_before_program(arguments)
     start = _start_of(program, parser.command)
+    picture = None if options.svg is None else _writable(options.svg, parser.command)
     # It watches models by means of Dynamo, which no other command needs.
     from penstock.cli.explained_program import explain_program
 
     with _named_if_missing(program):
-        return explain_program(start, options.format, options.cut)
+        return explain_program(start, options.format, options.cut, picture)
 
 
 class _NoPoolError(Exception):
@@ -185,6 +194,24 @@ def _start_pool(worker_count: int) -> None:
 
 
 def _nothing() -> None: ...
+
+
+def _writable(path: str, command: str) -> Path:
+    """A file that can be written, whatever folder the program goes to. What is wrong with it is
+    told before the program has run for long."""
+    file = Path(os.path.abspath(path))
+    reason = ""
+    if not path or file.is_dir():
+        reason = "is a folder" if path else "is no name"
+    elif not file.parent.is_dir():
+        reason = f"cannot be written, as there is no folder {str(file.parent)!r}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        reason = "cannot be written, for want of permission"
+    if reason:
+        raise CommandError(
+            f"--svg {path!r} {reason}; name a file in a folder that you may write to", command
+        )
+    return file
 
 
 def _name_code_paths(paths: Sequence[str], command: str) -> None:

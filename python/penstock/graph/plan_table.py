@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from penstock.graph.plan_record import PlanRecord, RunningPrice
+from penstock.graph.plan_record import PlannedCall, PlanRecord, RunningPrice
 
 COLUMNS = 100
 # The width that the other columns leave, with bytes below a gigabyte.
@@ -32,12 +32,7 @@ def format_plan(plan: PlanRecord) -> str:
     """One line a call, then the reasons by their numbers, then the costs of each way to cut."""
     if plan.refused is not None:
         return "\n".join(wrap(f"nothing moves: {plan.refused}"))
-    calls = [*plan.moved, *plan.kept]
-    # A reason is a sentence and many calls share it, so the table refers to it by number.
-    kinds: dict[object, dict[str, None]] = {}
-    for call in calls:
-        kinds.setdefault(kind_of(call.reason), {})[call.reason] = None
-    numbers = {kind: number for number, kind in enumerate(kinds, start=1)}
+    reasons = NumberedReasons([*plan.moved, *plan.kept])
     rows = [("operator", "runs in", "worker ms", "trainer ms", "bytes", "why")]
     rows += [
         (
@@ -46,15 +41,41 @@ def format_plan(plan: PlanRecord) -> str:
             milliseconds(call.worker_s),
             milliseconds(call.trainer_s),
             f"{call.made_bytes:,}" if call.made_bytes else "",
-            f"[{numbers[kind_of(call.reason)]}]",
+            f"[{reasons.number_of(call)}]",
         )
-        for call in calls
+        for call in (*plan.moved, *plan.kept)
     ]
     lines = [*wrap(verdict(plan)), "", *align(rows, "<<>>><"), ""]
-    for kind, reasons in kinds.items():
-        lines += wrap(f"[{numbers[kind]}] {_spoken(list(reasons))}", indent="    ")
-    totals = [("per batch", "worker ms", "trainer ms", "bytes read", "bytes sent")]
-    totals += [
+    for number, reason in enumerate(reasons.spoken(), start=1):
+        lines += wrap(f"[{number}] {reason}", indent="    ")
+    totals = total_rows(plan)
+    lines += ["", *align(totals, "<>>>>"[: len(totals[0])]), ""]
+    for note in notes(plan):
+        lines += wrap(note)
+    return "\n".join(lines)
+
+
+class NumberedReasons:
+    """The reasons of calls by number, from 1: a reason is a sentence and many calls share it."""
+
+    def __init__(self, calls: Sequence[PlannedCall]) -> None:
+        self._kinds: dict[object, dict[str, None]] = {}
+        for call in calls:
+            self._kinds.setdefault(kind_of(call.reason), {})[call.reason] = None
+        self._numbers = {kind: number for number, kind in enumerate(self._kinds, start=1)}
+
+    def number_of(self, call: PlannedCall) -> int:
+        return self._numbers[kind_of(call.reason)]
+
+    def spoken(self) -> list[str]:
+        """One sentence for each number."""
+        return [_spoken(list(reasons)) for reasons in self._kinds.values()]
+
+
+def total_rows(plan: PlanRecord) -> list[tuple[str, ...]]:
+    """The costs of each way to cut, below their titles; bytes are sent by a pool alone."""
+    rows = [("per batch", "worker ms", "trainer ms", "bytes read", "bytes sent")]
+    rows += [
         (
             CUT_NAMES[item.cut],
             f"{item.worker_s * 1e3:.3f}",
@@ -65,20 +86,24 @@ def format_plan(plan: PlanRecord) -> str:
         for item in plan.totals
     ]
     columns = 4 if plan.link_bytes_per_s is None else 5
-    lines += ["", *align([row[:columns] for row in totals], "<>>>>"[:columns]), ""]
-    lines += wrap(
+    return [row[:columns] for row in rows]
+
+
+def notes(plan: PlanRecord) -> list[str]:
+    """What the figures of a plan mean."""
+    found = [
         "Worker ms and trainer ms are those of calls that could move, each timed alone, one after "
         "the other; in a step they overlap with other work. Bytes read are the trainer's, out of "
         f"{plan.raw_bytes:,} of the raw batch that the model is given."
-    )
+    ]
     if plan.link_bytes_per_s is not None:
-        lines += wrap(
+        found.append(
             f"Bytes sent are those that cross the link from the pool's workers, at "
             f"{plan.link_bytes_per_s / 1e6:,.4g} MB/s when the plan was made."
         )
     if plan.priced is not None:
-        lines += wrap(format_price(plan.priced))
-    return "\n".join(lines)
+        found.append(format_price(plan.priced))
+    return found
 
 
 def verdict(plan: PlanRecord) -> str:

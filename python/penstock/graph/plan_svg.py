@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as a picture, in SVG.
+
+The file holds all that it needs. Its colours follow the reader's setting, light or dark; a viewer
+that knows no such setting shows the light ones. What a call is, where it runs and why is shown when
+the pointer rests on it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from penstock.graph.call_groups import CallGroup, GroupLink, group_calls, shared_places
+from penstock.graph.layered_layout import BAND_GAP, Box, Layout, lay_out
+from penstock.graph.plan_record import PlannedCall, PlanRecord
+from penstock.graph.plan_table import CUT_NAMES, NumberedReasons, shorten, verdict
+
+_CHARACTER = 7.3  # the width of one, in a font in which all have the same
+_LINE = 16.0
+_MARGIN = 24.0
+_FRAME = 26.0  # from a frame to what stands in it
+_HEAD_COLUMNS = 84
+_TEXT_MAX = 30  # characters of a line in a box
+_TOLD_CALLS_MAX = 24
+_TOLD_REASONS_MAX = 6
+_LABELS_MAX = 16  # of edges that cross; more would hide each other
+
+# Tensors of the batch, values that both sides compute, the workers, the trainer, the result.
+_BATCH, _BOTH, _WORKERS, _TRAINER, _RESULT = range(5)
+_BAND = {"both": _BOTH, "moved": _WORKERS, "cheaper": _TRAINER, "stays": _TRAINER}
+_LEGEND = {
+    "moved": "runs in the workers",
+    "cheaper": "could move, stays for its price",
+    "stays": "has to stay in the trainer",
+    "both": "computed on both sides",
+}
+_STYLE = """\
+text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  fill: #1f2328 }
+.page { fill: #ffffff } .head { font-weight: bold } .quiet, .place { fill: #59636e }
+.quiet, .bytes { stroke: #ffffff; stroke-width: 4; paint-order: stroke } .place { font-size: 11px } .frame { fill: none; stroke: #8c959f; stroke-dasharray: 2 3 }
+.box { stroke-width: 1.2 } .moved { fill: #d5f0dc; stroke: #2da44e }
+.cheaper { fill: #fdf0c8; stroke: #bf8700 } .stays { fill: #eceff2; stroke: #8c959f }
+.both { fill: #ffffff; stroke: #8c959f; stroke-dasharray: 4 3 }
+.end { fill: #ddf0ff; stroke: #3b8bd6 }
+.edge { fill: none; stroke: #8c959f; stroke-width: 1.2 } .crossing { stroke: #cf4a22; stroke-width: 2.4 }
+.reach { fill: none; stroke: transparent; stroke-width: 9 }
+.bytes { fill: #a8330f }
+#tip path { fill: #8c959f } #crossing-tip path { fill: #cf4a22 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } .page { fill: #0d1117 } .quiet, .place { fill: #9198a1 }
+  .moved { fill: #12361f } .cheaper { fill: #3d2f06 } .stays { fill: #22272e } .both { fill: #0d1117 }
+  .end { fill: #0c2d4a } .crossing { stroke: #f0763f } .bytes { fill: #ffa27a }
+  .quiet, .bytes { stroke: #0d1117 }
+  #crossing-tip path { fill: #f0763f }
+}"""  # noqa: E501
+
+
+def format_svg(plan: PlanRecord) -> str:
+    """Calls are boxes with their time, tensors are edges; those that cross the cut are thick and
+    have their bytes. Of a large plan several calls share a box. A plan that was refused is the
+    sentence that says why."""
+    if plan.refused is not None:
+        verdict_lines = _wrapped(f"nothing moves: {plan.refused}")
+        return _picture(verdict_lines, [], [], _HEAD_COLUMNS * _CHARACTER, 0.0)
+    groups, links = group_calls(plan)
+    texts = [_lines(group) for group in groups]
+    boxes = [
+        _box(group, lines, band)
+        for group, lines, band in zip(groups, texts, _bands(groups, links), strict=True)
+    ]
+    layout = lay_out(boxes, [(link.source, link.target) for link in links])
+    frames, titles = _frames(plan, boxes, layout)
+    drawn = [*frames]
+    for link, route in zip(links, layout.routes, strict=True):
+        drawn.append(_edge(groups, link, route))
+    for group, lines, box, centre in zip(groups, texts, boxes, layout.centres, strict=True):
+        drawn.append(_node(group, lines, box, centre))
+    drawn += [*titles, *_byte_labels(links, layout)]
+    bottom = layout.height + _FRAME + _LINE
+    roles = {group.role for group in groups}
+    drawn += _legend([role for role in _LEGEND if role in roles], bottom)
+    width = max(layout.width + 2 * _FRAME, _HEAD_COLUMNS * _CHARACTER)
+    return _picture(
+        _wrapped(verdict(plan)), _costs(plan), drawn, width, bottom + _LINE * len(roles - {None})
+    )
+
+
+def _costs(plan: PlanRecord) -> list[str]:
+    return [
+        f"{CUT_NAMES[item.cut]}: the trainer reads {_bytes(item.boundary_bytes)} a batch"
+        for item in plan.totals
+    ]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _HEAD_COLUMNS, break_on_hyphens=False)
+
+
+def _bands(groups: Sequence[CallGroup], links: Sequence[GroupLink]) -> list[int]:
+    bands = [
+        _BAND[group.role] if group.role else (_BATCH if group.leaves else _RESULT)
+        for group in groups
+    ]
+    for link in links:  # what both sides compute of a worker's value stands below it
+        if groups[link.target].role == "both":
+            bands[link.target] = max(bands[link.target], bands[link.source])
+    return bands
+
+
+def _lines(group: CallGroup) -> list[str]:
+    """What stands in the box."""
+    if group.leaves:
+        if len(group.leaves) == 1:
+            return [f"tensor {group.leaves[0]} of the batch"]
+        return [f"{len(group.leaves)} tensors of the batch"]
+    if not group.calls:
+        return ["result of forward"]
+    names = [call.operator.rpartition(" at ")[0] or call.operator for call in group.calls]
+    count = len(names) // group.beside
+    if count == 1:
+        title = names[0]
+    elif count <= 3:
+        title = ", ".join(names[:: group.beside][:count])
+    else:
+        title = f"{names[0]} … {names[-1]}"
+    title = shorten(title, _TEXT_MAX)
+    if group.beside > 1:
+        title += f" ×{group.beside}"
+    elif count > 1:
+        title += f" ({count})"
+    seconds = sum(_seconds(call) for call in group.calls)
+    below = [shorten(shared_places(group.calls), _TEXT_MAX)]
+    below += [f"{seconds * 1e3:.3f} ms"] if seconds else []
+    return [title, " · ".join(filter(None, below))]
+
+
+def _seconds(call: PlannedCall) -> float:
+    return call.worker_s if call.place == "worker" else call.trainer_s
+
+
+def _box(group: CallGroup, lines: Sequence[str], band: int) -> Box:
+    width = max(len(line) for line in lines) * _CHARACTER + 20
+    return Box(width, _LINE * len(lines) + (10 if group.calls else 14), band)
+
+
+def _frames(plan: PlanRecord, boxes: Sequence[Box], layout: Layout) -> tuple[list[str], list[str]]:
+    """Around what the workers run and what the trainer runs; and their titles, to be drawn last."""
+    spent = f": {plan.trainer_s * 1e3:.3f} ms a batch on calls that could move"
+    names = {
+        _WORKERS: f"workers: {plan.worker_s * 1e3:.3f} ms a batch",
+        _TRAINER: "trainer" + (spent if plan.trainer_s else ""),
+    }
+    frames, titles = [], []
+    for band, name in names.items():
+        members = [
+            (box, centre)
+            for box, centre in zip(boxes, layout.centres, strict=True)
+            if box.band == band
+        ]
+        if not members:
+            continue
+        left = min(x - box.width / 2 for box, (x, _) in members) - _FRAME / 2
+        right = max(x + box.width / 2 for box, (x, _) in members) + _FRAME / 2
+        top = min(y - box.height / 2 for box, (_, y) in members) - _FRAME
+        bottom = max(y + box.height / 2 for box, (_, y) in members) + _FRAME / 2
+        right = max(right, left + len(name) * _CHARACTER + 20)
+        frames.append(
+            f'<rect class="frame" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
+            f'height="{bottom - top:.1f}" rx="8"/>'
+        )
+        titles.append(_text(left + 10, top + 16, name, "quiet"))
+    return frames, titles
+
+
+def _edge(
+    groups: Sequence[CallGroup], link: GroupLink, route: Sequence[tuple[float, float]]
+) -> str:
+    way = f"M{route[0][0]:.1f} {route[0][1]:.1f}"
+    for (x, y), (next_x, next_y) in zip(route, route[1:], strict=False):
+        if x == next_x:
+            way += f"L{next_x:.1f} {next_y:.1f}"
+        else:
+            middle = (y + next_y) / 2
+            way += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+    kind, tip = ("edge crossing", "crossing-tip") if link.crosses else ("edge", "tip")
+    ends = " → ".join(_lines(groups[number])[0] for number in (link.source, link.target))
+    told = f"{ends}\n{link.tensor_bytes:,} bytes a batch"
+    if link.crosses:
+        told += ", from the workers to the trainer"
+    return (
+        f'<g>{_title(told)}<path class="{kind}" d="{way}" marker-end="url(#{tip})"/>'
+        f'<path class="reach" d="{way}"/></g>'
+    )
+
+
+def _node(group: CallGroup, lines: Sequence[str], box: Box, centre: tuple[float, float]) -> str:
+    x, y = centre
+    left, top = x - box.width / 2, y - box.height / 2
+    radius = 5.0 if group.calls else box.height / 2
+    kind = group.role or "end"
+    texts = [
+        _text(x, y + _LINE * (number - len(lines) / 2) + 12, line, kind, "middle")
+        for number, line, kind in zip(range(len(lines)), lines, ("", "place"), strict=False)
+    ]
+    behind = ""
+    if group.beside > 1:  # several alike, one behind the other
+        behind = _rectangle(f"box {kind}", left + 4, top + 4, box, radius)
+    return (
+        f"<g>{_title(_told(group))}{behind}{_rectangle(f'box {kind}', left, top, box, radius)}"
+        f"{''.join(texts)}</g>"
+    )
+
+
+def _rectangle(kind: str, left: float, top: float, box: Box, radius: float) -> str:
+    return (
+        f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
+        f'height="{box.height:.1f}" rx="{radius:.1f}"/>'
+    )
+
+
+def _told(group: CallGroup) -> str:
+    """What is shown of a box when the pointer rests on it."""
+    if group.leaves:
+        return f"of the batch: tensors {', '.join(map(str, group.leaves))}"
+    if not group.calls or group.role is None:
+        return "what forward returns"
+    lines = []
+    for call in group.calls[:_TOLD_CALLS_MAX]:
+        seconds = _seconds(call)
+        lines.append(call.operator + (f", {seconds * 1e3:.3f} ms" if seconds else ""))
+    if len(group.calls) > _TOLD_CALLS_MAX:
+        lines.append(f"and {len(group.calls) - _TOLD_CALLS_MAX} more calls")
+    reasons = NumberedReasons(group.calls).spoken()
+    lines += ["", f"{_LEGEND[group.role]}:", *reasons[:_TOLD_REASONS_MAX]]
+    if len(reasons) > _TOLD_REASONS_MAX:
+        lines.append(f"and for {len(reasons) - _TOLD_REASONS_MAX} more reasons")
+    return "\n".join(lines)
+
+
+def _byte_labels(links: Sequence[GroupLink], layout: Layout) -> Iterable[str]:
+    """The bytes of edges that cross, each where its edge comes to its end."""
+    crossing = [
+        (link, route) for link, route in zip(links, layout.routes, strict=True) if link.crosses
+    ]
+    if len(crossing) > _LABELS_MAX:
+        return
+    for link, route in crossing:
+        (x, y), (end_x, end_y) = route[-2], route[-1]
+        middle = (y + end_y) / 2 if end_y - y < BAND_GAP else end_y - BAND_GAP / 2
+        yield _text((x + end_x) / 2, middle + 4, _bytes(link.tensor_bytes), "bytes", "middle")
+
+
+def _legend(roles: Sequence[str], top: float) -> Iterable[str]:
+    for number, role in enumerate(roles):
+        y = top + number * _LINE
+        yield f'<rect class="box {role}" x="0" y="{y:.1f}" width="20" height="11" rx="3"/>'
+        yield _text(28, y + 10, _LEGEND[role], "quiet")
+
+
+def _picture(
+    verdict_lines: Sequence[str],
+    costs: Sequence[str],
+    drawn: Iterable[str],
+    width: float,
+    height: float,
+) -> str:
+    """With the text above what was drawn."""
+    head = [*verdict_lines, *costs]
+    head_height = _LINE * len(head) + (_FRAME + _LINE if height else 0)
+    full_width, full_height = width + 2 * _MARGIN, height + head_height + 2 * _MARGIN
+    heads = [
+        _text(0, _LINE * (number + 0.75), line, "head" if number < len(verdict_lines) else "")
+        for number, line in enumerate(head)
+    ]
+    tips = [
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z"/></marker>'
+        for name in ("tip", "crossing-tip")
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" '
+            f'height="{full_height:.0f}" viewBox="0 0 {full_width:.0f} {full_height:.0f}" '
+            f'role="img" aria-label="{_escaped(" ".join(verdict_lines))}">',
+            f"<style>{_STYLE}</style>",
+            f"<defs>{''.join(tips)}</defs>",
+            '<rect class="page" width="100%" height="100%"/>',
+            f'<g transform="translate({_MARGIN:.0f} {_MARGIN:.0f})">',
+            *heads,
+            f'<g transform="translate(0 {head_height:.1f})">',
+            *drawn,
+            "</g></g></svg>",
+        ]
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    name = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{_escaped(text)}</text>'
+
+
+def _title(text: str) -> str:
+    return f"<title>{_escaped(text)}</title>"
+
+
+def _escaped(text: str) -> str:
+    """XML has no way to write most control characters, so each is shown as its code."""
+    shown = "".join(
+        one if one.isprintable() or one in "\n\t" else f"\\x{ord(one):02x}" for one in text
+    )
+    return escape(shown)
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} B"
