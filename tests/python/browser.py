@@ -16,6 +16,9 @@ SECONDS_MAX = 60.0
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = [name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if not path]
 
+# A site of somebody else's, which leads its name to this machine.
+ELSEWHERE = "evil.example"
+
 needs_browser = pytest.mark.skipif(
     bool(MISSING), reason=f"there is no browser: no {', '.join(MISSING)}"
 )
@@ -98,6 +101,7 @@ def browser(folder: str) -> Iterator[Browser]:
         "--disable-dev-shm-usage",  # which containers have little of
         "--disable-background-networking",
         "--no-first-run",
+        f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
         f"--user-data-dir={folder}",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root has none
     ):

@@ -4,6 +4,7 @@ and while a pool loses a worker."""
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, browser, needs_browser
+from browser import ELSEWHERE, Browser, browser, needs_browser
 from pool_processes import PoolProcesses, pool_of
 from shown_pools import FIRST, PLAN, busy_status, ledger
 from test_dashboard_server import TOKEN, port_of
@@ -322,4 +323,56 @@ def test_a_browser_needs_the_token_once(page: Browser, pool: PoolProcesses, tmp_
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and TOKEN not in cookie["value"]
     page.open(f"{url}#workers")
     page.wait_for("The pool has no workers")
+    page.complaints()
+
+
+class _Elsewhere(http.server.BaseHTTPRequestHandler):
+    """A page that links to a dashboard and tries to read it."""
+
+    dashboard = ""
+
+    def do_GET(self) -> None:
+        link, api = f"{self.dashboard}?token={TOKEN}", f"{self.dashboard}api/status"
+        page = f"""<!doctype html><a href="{link}">the pool</a><script>
+            fetch("{api}", {{credentials: "include"}}).then((answer) => answer.text())
+                .then((text) => text, () => "refused")
+                .then((told) => {{ document.title = told; }});
+            </script>"""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(page.encode())
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing."""
+
+
+def test_another_site_can_link_to_a_dashboard_and_cannot_read_it(page: Browser) -> None:
+    dashboard = Dashboard(parse_listen_address("0"), TOKEN)
+    dashboard.start(MadeWatch())
+    handler = type("Handler", (_Elsewhere,), {"dashboard": dashboard.url})
+    site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    serving = threading.Thread(target=site.serve_forever)
+    serving.start()
+    try:
+        for turn in ("without the cookie", "with it"):
+            page.open(f"http://{ELSEWHERE}:{site.server_port}/")
+            page.wait(lambda: page.driver.title != "")
+            assert page.driver.title == "refused", turn
+            page.click("a")
+            page.wait_for("controller 22ab0000")
+            assert TOKEN not in page.driver.current_url
+    finally:
+        site.shutdown()
+        serving.join()
+        site.server_close()
+        dashboard.close()
+
+
+def test_a_site_that_leads_its_name_here_is_not_served(page: Browser, made: str) -> None:
+    """DNS rebinding: to the browser the dashboard is then of the site's own origin."""
+    page.open(made.replace("127.0.0.1", ELSEWHERE))
+    page.wait_for("this dashboard is not known under the name")
+    page.open(made.replace("127.0.0.1", "localhost"))
+    page.wait_for("controller 22ab0000")
     page.complaints()
