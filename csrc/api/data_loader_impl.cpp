@@ -15,8 +15,10 @@
 #include "api/index_order.h"
 #include "api/option_checks.h"
 #include "api/rank_sharding.h"
+#include "base/live_clock.h"
 #include "dataset/nest_value.h"
 #include "loader/counters.h"
+#include "loader/step_ledger.h"
 
 namespace penstock {
 
@@ -155,7 +157,16 @@ int64_t DataLoader::Impl::order_size() const {
 std::optional<Batch> DataLoader::Impl::next() {
   if (!account_) api::refuse("next() was called before begin_epoch(); begin an epoch first");
   if (account_->progress->is_finished()) return std::nullopt;
-  return take();
+  loader::StepLedger& ledger = running().stream->client().ledger();
+  ledger.enter(clock_now());
+  try {
+    auto batch = take();
+    ledger.leave(clock_now());
+    return batch;
+  } catch (...) {
+    ledger.leave(clock_now());
+    throw;
+  }
 }
 
 std::optional<Batch> DataLoader::Impl::take() {
@@ -234,6 +245,25 @@ void DataLoader::Impl::load_state(const Value& state) {
   loaded_state_ = state;
 }
 
+namespace {
+
+StepTimes step_times(const loader::LoaderCounters& counters) {
+  const wire::StepTotals totals = loader::StepLedger::totals(counters);
+  const auto seconds = [](uint64_t time_ns) { return static_cast<double>(time_ns) * kNanosecond; };
+  return {.steps = totals.step_count,
+          .compute_s = seconds(totals.compute_ns),
+          .dataset_s = seconds(totals.dataset_ns),
+          .collate_s = seconds(totals.collate_ns),
+          .prefix_s = seconds(totals.prefix_ns),
+          .worker_s = seconds(totals.worker_ns),
+          .wire_s = seconds(totals.wire_ns),
+          .device_s = seconds(totals.device_ns),
+          .order_s = seconds(totals.order_ns),
+          .loader_s = seconds(totals.loader_ns)};
+}
+
+}  // namespace
+
 Stats DataLoader::Impl::stats() const {
   if (!running_->is_owner() || !(*running_)->stream) return {};
   const Running& running = **running_;
@@ -244,7 +274,8 @@ Stats DataLoader::Impl::stats() const {
           .fetch_s = static_cast<double>(counters.fetch_ns.value()) * kNanosecond,
           .boundary = counters.boundary_batches.value(),
           .ready = running.stream->ready_count(),
-          .worker_count = running.stream->client().worker_count()};
+          .worker_count = running.stream->client().worker_count(),
+          .ledger = step_times(counters)};
 }
 
 }  // namespace penstock

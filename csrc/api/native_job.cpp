@@ -16,6 +16,7 @@
 #include "api/plugin_loading.h"
 #include "base/environment.h"
 #include "base/exception_name.h"
+#include "base/live_clock.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
 #include "penstock/error.h"
@@ -147,7 +148,11 @@ std::optional<Value> NativeJob::make(PoolServer& server, const PoolWork& work) {
     batch = reader_.read(*seeds, {.sequence = work.number(), .first_place = work.first_place},
                          integers_of(work.indices, copy), memory);
   }
-  if (batch && transform_) *batch = transform_->apply(*batch);
+  if (batch && transform_) {
+    const Instant read_at = clock_now();
+    *batch = transform_->apply(*batch);
+    reader_.clock().note_transform(clock_now() - read_at);
+  }
   return batch;
 }
 
@@ -195,6 +200,7 @@ Result<void> NativeJob::send(PoolServer& server, const PoolWork& work, const Val
   if (!nested) return nested.error();
   worker::BatchContent content{
       .tensors = nested.value().tensors, .boundary_keys = {}, .nest = nested.value().nest.view()};
+  server.writer().clock() = reader_.clock();
   return server.answer(work, std::move(content), {.state = std::move(state), .sample_count = reader_.sample_count()});
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/exceptions.h"
+#include "base/live_clock.h"
 #include "dataset/memory.h"
 #include "dataset/nest_value.h"
 #include "dataset/packed_value.h"
@@ -52,7 +53,15 @@ ThreadMaker::Made ThreadMaker::make(const cluster::RequestContent& content, cons
     made.is_end = true;
     return made;
   }
-  if (transform_) *batch = transform_->apply(*batch);
+  if (transform_) {
+    const Instant read_at = clock_now();
+    *batch = transform_->apply(*batch);
+    reader_->clock().note_transform(clock_now() - read_at);
+  }
+  const auto times = reader_->clock().times(reader_->clock().begun_at(), clock_now());
+  made.dataset_time = wire::time_units(times.dataset);
+  made.slowest_place = times.slowest_place;
+  made.slowest_share = wire::share_units(times.slowest, times.dataset);
   auto nested = value_or_raise(dataset::write_value(*batch));
   made.content.tensors = std::move(nested.tensors);
   const auto nest = nested.nest.view();

@@ -150,6 +150,15 @@ void bind_controller(py::module_& module) {
       },
       py::arg("endpoint"), py::arg("key_folder"), py::arg("timeout_s"));
   module.def(
+      "pool_plan",
+      [](const std::string& endpoint, const std::optional<std::string>& key_folder, uint64_t trainer_id,
+         double timeout_s) {
+        const wire::PlanRequest request{.trainer_id = trainer_id};
+        auto answer = without_gil([&] { return ask(endpoint, key_folder, request, timeout_s); });
+        return expect<wire::PlanAnswer>(unwrap(std::move(answer))).json;
+      },
+      py::arg("endpoint"), py::arg("key_folder"), py::arg("trainer_id"), py::arg("timeout_s"));
+  module.def(
       "pool_costs",
       [](const std::string& endpoint, const std::optional<std::string>& key_folder, double timeout_s,
          std::optional<double> price_per_hour, std::optional<double> energy_price_per_kwh,

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <limits>
 
+#include "base/live_clock.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
@@ -23,6 +24,7 @@ namespace penstock::bindings {
 using loader::Batch;
 using loader::Client;
 using loader::EpochProgress;
+using loader::StepLedger;
 using loader::Stream;
 using std::chrono::steady_clock;
 
@@ -224,6 +226,53 @@ py::object bytes_or_none(const EpochProgress::State& state) {
   return py::bytes(reinterpret_cast<const char*>(state.data()), state.size());
 }
 
+double seconds(uint64_t time_ns) { return static_cast<double>(time_ns) * 1e-9; }
+double seconds(Duration time) { return std::chrono::duration<double>(time).count(); }
+
+// By the worker's number, or identity in a pool: its batches, and seconds on samples, on batches, on prefixes, on the
+// wire, and for which the trainer waited for its batches.
+py::dict workers_of(Stream& stream) {
+  py::dict result;
+  for (const auto& [worker_id, worker] : stream.client().ledger().workers()) {
+    result[py::int_(worker_id)] =
+        py::make_tuple(worker.batch_count, seconds(worker.making.dataset), seconds(worker.making.collate),
+                       seconds(worker.making.prefix), seconds(worker.on_wire), seconds(worker.waited));
+  }
+  return result;
+}
+
+py::list slow_samples_of(Stream& stream) {
+  py::list result;
+  for (const loader::SlowSample& sample : stream.client().ledger().slow_samples())
+    result.append(py::make_tuple(seconds(sample.time), sample.index, sample.epoch, sample.sequence, sample.place,
+                                 sample.worker_id));
+  return result;
+}
+
+// Instants are seconds of the clock of time.monotonic().
+py::list step_records_of(Stream& stream) {
+  const auto at = [](Instant instant) { return seconds(instant.time_since_epoch()); };
+  py::list result;
+  for (const loader::StepRecord& record : stream.client().ledger().take_records()) {
+    py::dict step;
+    step["epoch"] = record.epoch;
+    step["sequence"] = record.sequence;
+    step["worker"] = record.times.worker_id;
+    step["bytes"] = record.bytes;
+    step["asked_at"] = at(record.times.asked_at);
+    step["made_at"] = at(record.times.made_at);
+    step["arrived_at"] = at(record.times.arrived_at);
+    step["staged_at"] = at(record.times.staged_at);
+    step["entered_at"] = at(record.entered_at);
+    step["given_at"] = at(record.given_at);
+    step["dataset_s"] = seconds(record.making.dataset);
+    step["collate_s"] = seconds(record.making.collate);
+    step["prefix_s"] = seconds(record.making.prefix);
+    result.append(step);
+  }
+  return result;
+}
+
 // The counters since the client began, where a batch that waits to be looked at is ready and not delivered.
 py::dict counters_of(Stream& stream) {
   const Client& client = stream.client();
@@ -246,6 +295,21 @@ py::dict counters_of(Stream& stream) {
   result["wait_s"] = static_cast<double>(counters.wait_ns.value()) * 1e-9;
   result["fetch_s"] = static_cast<double>(counters.fetch_ns.value()) * 1e-9;
   result["prefix_s"] = static_cast<double>(counters.prefix_ns.value()) * 1e-9;
+  result["dataset_s"] = seconds(counters.dataset_ns.value());
+  result["collate_s"] = seconds(counters.collate_ns.value());
+  result["wire_s"] = seconds(counters.wire_ns.value());
+  const wire::StepTotals steps = StepLedger::totals(counters);
+  result["steps"] = steps.step_count;
+  result["step_compute_s"] = seconds(steps.compute_ns);
+  result["step_dataset_s"] = seconds(steps.dataset_ns);
+  result["step_collate_s"] = seconds(steps.collate_ns);
+  result["step_prefix_s"] = seconds(steps.prefix_ns);
+  result["step_worker_s"] = seconds(steps.worker_ns);
+  result["step_wire_s"] = seconds(steps.wire_ns);
+  result["step_device_s"] = seconds(steps.device_ns);
+  result["step_order_s"] = seconds(steps.order_ns);
+  result["step_ranks_s"] = seconds(steps.ranks_ns);
+  result["step_loader_s"] = seconds(steps.loader_ns);
   result["epochs_s"] = std::chrono::duration<double>(stream.epochs_time()).count();
   const wire::JobCosts costs = client.costs();
   result["pool_tenancies"] = costs.tenancy_count;
@@ -440,6 +504,17 @@ void bind_loader(py::module_& module) {
              PENSTOCK_ASSERT(!self.ahead().empty(), "nothing was looked at");
              static_cast<void>(self.try_next());
            })
+      .def("begin_steps", [](Stream& self) { self.client().ledger().begin_epoch(clock_now()); })
+      .def("enter_step", [](Stream& self) { self.client().ledger().enter(clock_now()); })
+      .def("leave_step", [](Stream& self) { self.client().ledger().leave(clock_now()); })
+      .def("begin_ranks", [](Stream& self) { self.client().ledger().begin_ranks(clock_now()); })
+      .def("end_ranks", [](Stream& self) { self.client().ledger().end_ranks(clock_now()); })
+      .def("workers", &workers_of)
+      .def("slow_samples", &slow_samples_of)
+      .def(
+          "record_steps", [](Stream& self, size_t count_max) { self.client().ledger().record(count_max); },
+          py::arg("count_max"))
+      .def("step_records", &step_records_of)
       .def_property_readonly("worker_count", [](Stream& self) { return self.client().worker_count(); })
       .def("load_counters", &load_counters_of)
       .def("counters", &counters_of);

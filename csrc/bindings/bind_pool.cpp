@@ -20,6 +20,7 @@
 #include "loader/pool_client.h"
 #include "net/shared_key_folder.h"
 #include "replica/relay.h"
+#include "wire/control_record.h"
 #include "wire/shipment.h"
 
 namespace py = pybind11;
@@ -160,6 +161,13 @@ void bind_pool(py::module_& module) {
            py::arg("in_order"), py::arg("keep_indices"), py::arg("pin_memory"), py::arg("device_index"),
            py::arg("gpu_uuid"), py::arg("job_identity") = "", py::arg("rank") = std::pair(0U, 1U),
            py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
+      .def(
+          "set_plan",
+          [](PoolClient& self, const std::string& json) {
+            if (json.size() > wire::kPlanBytesMax) throw py::value_error("the text of a plan has at most 64 KiB");
+            self.set_plan(json);
+          },
+          py::arg("json"))
       .def(
           "put_blob",
           [](PoolClient& self, const std::string& id, std::string bytes) {

@@ -191,6 +191,9 @@ void bind_pool_worker(py::module_& module) {
           },
           py::arg("id"), py::arg("message"))
       .def("begin", [](PoolServer& self) { self.writer().begin(); })
+      .def(
+          "fetch_clock", [](PoolServer& self) -> dataset::FetchClock& { return self.writer().clock(); },
+          py::return_value_policy::reference_internal)
       .def("answer", &answer, py::arg("work"), py::arg("batch"), py::arg("threads_drew"), py::arg("state"),
            py::arg("dumps"), py::arg("sample_count"))
       .def(

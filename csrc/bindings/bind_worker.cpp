@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/live_clock.h"
 #include "bindings/python_collate.h"
 #include "bindings/python_content.h"
 #include "bindings/python_indices.h"
@@ -128,6 +129,11 @@ void bind_worker(py::module_& module) {
       },
       py::arg("text"), py::arg("constants"), py::arg("seed"), py::arg("library") = py::bytes(),
       py::arg("library_leaves") = py::list());
+  py::class_<dataset::FetchClock>(module, "FetchClock")
+      .def("begin_collate", [](dataset::FetchClock& self) { self.begin_collate(clock_now()); })
+      .def(
+          "note_sample", [](dataset::FetchClock& self, int64_t time_ns) { self.note_sample(Duration(time_ns)); },
+          py::arg("time_ns"));
   py::class_<PythonSampleRows>(module, "SampleRows")
       .def("begin", &PythonSampleRows::begin, py::arg("sample_count"))
       .def("fetch", &PythonSampleRows::fetch, py::arg("dataset"), py::arg("index"))
@@ -166,6 +172,9 @@ void bind_worker(py::module_& module) {
           py::arg("waits_for_slabs"), py::arg("parent_pid"), py::arg("timeout_s"))
       .def("next", &next_request, py::arg("timeout_s"))
       .def("begin", [](Server& self) { self.writer().begin(); })
+      .def(
+          "fetch_clock", [](Server& self) -> dataset::FetchClock& { return self.writer().clock(); },
+          py::return_value_policy::reference_internal)
       .def(
           "answer",
           [](Server& self, const Server::Received& request, const py::object& batch, bool raises, bool threads_drew,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/live_clock.h"
 #include "bindings/python_array_rows.h"
 #include "bindings/python_nest.h"
 #include "bindings/python_numbers.h"
@@ -160,6 +161,7 @@ class Collator {
 }  // namespace
 
 py::object collate(worker::SlabWriter& writer, const py::list& samples, const py::object& default_collate) {
+  writer.clock().begin_collate(clock_now());
   if (samples.empty()) return default_collate(samples);
   return Collator(writer, default_collate).collate(samples);
 }

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "base/live_clock.h"
 #include "bindings/python_nest.h"
 
 namespace py = pybind11;
@@ -10,10 +11,14 @@ namespace py = pybind11;
 namespace penstock::bindings {
 
 py::object PythonSampleRows::fetch(py::handle dataset, py::handle index) {
+  const Instant begun_at = clock_now();
   auto sample = py::reinterpret_steal<py::object>(PyObject_GetItem(dataset.ptr(), index.ptr()));
   if (!sample) throw py::error_already_set();
+  const Instant fetched_at = clock_now();
+  clock_.note_sample(fetched_at - begun_at);
   rows_.begin_sample();
   auto row = moved(sample.ptr());
+  clock_.note_copy(clock_now() - fetched_at);
   return row ? row : sample;
 }
 

@@ -11,7 +11,7 @@ namespace penstock::bindings {
 
 class PythonSampleRows {
  public:
-  explicit PythonSampleRows(worker::SlabWriter& writer) : rows_(writer) {}
+  explicit PythonSampleRows(worker::SlabWriter& writer) : rows_(writer), clock_(writer.clock()) {}
 
   // A batch of so many samples begins.
   void begin(size_t sample_count) { rows_.begin(sample_count); }
@@ -26,6 +26,7 @@ class PythonSampleRows {
   pybind11::object moved(PyObject* value);
 
   worker::SampleRows rows_;
+  dataset::FetchClock& clock_;
 };
 
 }  // namespace penstock::bindings

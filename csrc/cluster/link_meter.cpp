@@ -39,13 +39,18 @@ void LinkMeter::note_message(uint64_t worker_id, Duration sent_at, Instant now) 
 void LinkMeter::note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes, Instant now) {
   note_message(worker_id, sent_at, now);
   Clock& clock = clocks_[worker_id];
-  const Duration difference = clock.least_before ? std::min(*clock.least, *clock.least_before) : *clock.least;
-  const Instant made_at{sent_at + difference};
+  const Instant made_at{sent_at + clock.difference()};
   const Instant began = std::min(std::max(made_at, clock.last_came), now - kCrossingTimeMin);
   clock.last_came = now;
   crossings_.push_back({.began = began, .ended = now, .bytes = bytes});
   while (crossings_.size() > kCrossingCountMax || now - crossings_.front().ended > kCrossingAgeMax)
     crossings_.pop_front();
+}
+
+std::optional<Instant> LinkMeter::written_at(uint64_t worker_id, Duration sent_at) const {
+  const auto clock = clocks_.find(worker_id);
+  if (clock == clocks_.end()) return std::nullopt;
+  return Instant{sent_at + clock->second.difference() - round_trip_.value_or(Duration(0)) / 2};
 }
 
 void LinkMeter::note_round_trip(Duration time) { round_trip_ = round_trip_ ? std::min(*round_trip_, time) : time; }

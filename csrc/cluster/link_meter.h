@@ -10,6 +10,7 @@
 // Workers that send at the same time either share a link (the trainer's own, most likely) or have one each. The rates
 // tell: where two send, either the sum is what one alone reaches, or it is twice that.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -35,6 +36,9 @@ class LinkMeter {
   void note_message(uint64_t worker_id, Duration sent_at, Instant now);
   // The last byte of a batch of `bytes` has come, which was made at `sent_at` of the worker's clock.
   void note_batch(uint64_t worker_id, Duration sent_at, uint64_t bytes, Instant now);
+  // When a message that a worker had written at `sent_at` of its own clock was written, by the caller's: nothing before
+  // a message of that worker has come. It is early by up to half of a round trip that is known.
+  std::optional<Instant> written_at(uint64_t worker_id, Duration sent_at) const;
   // A small message and its answer took so long.
   void note_round_trip(Duration time);
   // A worker is gone, or its connection was made anew.
@@ -49,6 +53,8 @@ class LinkMeter {
  private:
   // The smallest difference between two clocks in the window that runs, and in the one before.
   struct Clock {
+    Duration difference() const { return least_before ? std::min(*least, *least_before) : *least; }
+
     Instant window_began{};
     std::optional<Duration> least{};
     std::optional<Duration> least_before{};

@@ -93,10 +93,20 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
     return send(peer.routing_id,
                 roster_.trainer_reported(*trainer, now, user == users_.end() ? std::string() : user->second));
   }
+  if (const auto* plan = std::get_if<wire::PlanReport>(&message); plan != nullptr && role == Role::kTrainer) {
+    if (!trainers_.contains(plan->trainer_id)) return;  // it reports itself first, and its plan again
+    if (plan->json.empty()) {
+      plans_.erase(plan->trainer_id);
+    } else {
+      plans_[plan->trainer_id] = plan->json;
+    }
+    return;
+  }
   if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
     if (farewell->is_worker && role == Role::kWorker) return roster_.worker_left(farewell->id, now);
     if (!farewell->is_worker && role == Role::kTrainer) {
       costs_.left(farewell->id);
+      plans_.erase(farewell->id);
       return roster_.trainer_left(farewell->id, now);
     }
   }
@@ -111,6 +121,11 @@ void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMess
   if (const auto* asked = std::get_if<wire::CostsRequest>(&message)) {
     const auto factors = factors_of(*asked, scaling_.standing(now));
     return send(peer.routing_id, wire::Costs{costs_json(costs_, factors, now, wire::kControlTextBytesMax)});
+  }
+  if (const auto* asked = std::get_if<wire::PlanRequest>(&message)) {
+    const auto plan = plans_.find(asked->trainer_id);
+    return send(peer.routing_id, wire::PlanAnswer{.trainer_id = asked->trainer_id,
+                                                  .json = plan == plans_.end() ? std::string() : plan->second});
   }
   if (const auto* drain = std::get_if<wire::DrainRequest>(&message)) {
     const bool is_known = roster_.drain(drain->worker_id, now);
@@ -145,6 +160,7 @@ void Controller::push_rosters() {
   std::set<uint64_t> alive;  // whose routing ids are still of use
   for (const auto& trainer : roster_.trainers(clock_now())) alive.insert(trainer.report.trainer_id);
   std::erase_if(trainers_, [&](const auto& item) { return !alive.contains(item.first); });
+  std::erase_if(plans_, [&](const auto& item) { return !alive.contains(item.first); });
 }
 
 void Controller::send(const std::string& routing_id, const wire::ControlMessage& message) {

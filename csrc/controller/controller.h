@@ -72,6 +72,7 @@ class Controller {
   cluster::PoolScaling scaling_;
   cluster::CostLedger costs_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
+  std::map<uint64_t, std::string> plans_;     // as they report them, by trainer
   ControllerCounters counters_;
   net::ServerReceipt receipt_;
 };

@@ -35,6 +35,17 @@ std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   return json + ", \"since_report_s\": " + seconds(worker.since_report) + "}";
 }
 
+std::string steps_json(const wire::StepTotals& steps) {
+  const auto in_seconds = [](uint64_t time_ns) { return fine_number(static_cast<double>(time_ns) / 1e9); };
+  std::string json = "{\"steps\": " + std::to_string(steps.step_count);
+  json += ", \"compute_s\": " + in_seconds(steps.compute_ns) + ", \"dataset_s\": " + in_seconds(steps.dataset_ns);
+  json += ", \"collate_s\": " + in_seconds(steps.collate_ns) + ", \"prefix_s\": " + in_seconds(steps.prefix_ns);
+  json += ", \"worker_s\": " + in_seconds(steps.worker_ns) + ", \"wire_s\": " + in_seconds(steps.wire_ns);
+  json += ", \"device_s\": " + in_seconds(steps.device_ns) + ", \"order_s\": " + in_seconds(steps.order_ns);
+  json += ", \"ranks_s\": " + in_seconds(steps.ranks_ns);
+  return json + ", \"loader_s\": " + in_seconds(steps.loader_ns) + "}";
+}
+
 std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   const wire::TrainerReport& report = trainer.report;
   const wire::QueueSignal& queue = report.queue;
@@ -63,6 +74,8 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
   json += ", \"link_bytes_per_s\": " +
           (queue.link_bytes_per_s > 0 ? std::to_string(queue.link_bytes_per_s) : std::string("null"));
   json += std::string(", \"is_paused\": ") + yes_or_no(queue.is_paused);
+  json += ", \"hedged_batches\": " + std::to_string(queue.hedged_batches);
+  json += ", \"ledger\": " + steps_json(report.steps);
   json += ", \"queue\": {\"ready_batches\": " + std::to_string(queue.ready_batches);
   json += ", \"wanted_batches\": " + std::to_string(queue.wanted_batches);
   json += ", \"asked_batches\": " + std::to_string(queue.asked_batches);

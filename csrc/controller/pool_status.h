@@ -13,6 +13,10 @@
 //                "workers_wanted": 12, "limited_by": "workers", "reason": "…", "changes": 3, "step_s": 0.05 or null,
 //                "starved_s": 0.01 or null, "worker_s": 0.5 or null, "worker_cpu_share": 0.9 or null,
 //                "batch_bytes": 602112 or null, "link_bytes_per_s": 117000000 or null, "is_paused": false,
+//                "hedged_batches": 2,
+//                "ledger": {"steps": 120, "compute_s": 3.1, "dataset_s": 0.5, "collate_s": 0.1, "prefix_s": 0.0,
+//                           "worker_s": 0.2, "wire_s": 0.1, "device_s": 0.0, "order_s": 0.3, "ranks_s": 0.0,
+//                           "loader_s": 0.02},
 //                "queue": {"ready_batches": 1, "wanted_batches": 4, "asked_batches": 2, "bytes_in_flight": 3,
 //                "waited_s": 0.5,
 //                          "delivered_batches": 4}}],
@@ -28,8 +32,10 @@
 // between epochs or at the end of a program's training; 0 while it has. The rates are those of the last seconds.
 // "limited_by" is what would have to be more or faster (cluster/scaling.h), "reason" why so many workers are wanted.
 // "step_s", "starved_s" and "worker_s" are seconds of a batch: of the trainer at work, of the trainer waiting, and of
-// one worker. "policy_trouble" says why workers are shared out evenly and not by the policy that was asked for.
-// Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64 bits everywhere.
+// one worker. "ledger" says where each second of the trainer's steps has gone since it began (wire/reports.h);
+// "hedged_batches" were asked of a second worker since they were late. "policy_trouble" says why workers are shared out
+// evenly and not by the policy that was asked for. Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64
+// bits everywhere.
 
 #include <cstddef>
 #include <cstdint>

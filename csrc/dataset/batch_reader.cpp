@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/live_clock.h"
 #include "dataset/collator.h"
 #include "dataset/row_copy.h"
 
@@ -30,6 +31,7 @@ BatchReader::BatchReader(std::shared_ptr<Dataset> by_index, std::shared_ptr<Iter
 Value BatchReader::read(const wire::EpochSeeds& seeds, const BatchPlace& place, std::span<const int64_t> indices,
                         Memory& memory) {
   PENSTOCK_ASSERT(by_index_ != nullptr);
+  clock_.begin(clock_now());
   sample_count_ = static_cast<uint32_t>(indices.size());
   index_in_hand_.reset();
   for (const int64_t index : indices) static_cast<void>(checked(index));
@@ -52,11 +54,18 @@ Value BatchReader::read_samples(std::span<const int64_t> indices, Memory& memory
     samples.reserve(indices.size());
     for (size_t place = 0; place < indices.size(); ++place) samples.push_back(get(indices[place], place));
     index_in_hand_.reset();
+    clock_.begin_collate(clock_now());
     draws_.begin_collating();
     return options_.collate_fn(std::move(samples));
   }
   Collator collator(memory, indices.size());
-  for (size_t place = 0; place < indices.size(); ++place) collator.add(get(indices[place], place));
+  for (size_t place = 0; place < indices.size(); ++place) {
+    const Value sample = get(indices[place], place);
+    const Instant got_at = clock_now();
+    collator.add(sample);
+    clock_.note_copy(clock_now() - got_at);
+  }
+  clock_.begin_collate(clock_now());
   draws_.begin_collating();
   return collator.finish();
 }
@@ -64,7 +73,10 @@ Value BatchReader::read_samples(std::span<const int64_t> indices, Memory& memory
 Value BatchReader::get(int64_t index, size_t place) {
   index_in_hand_ = index;
   draws_.begin_sample(place);
-  return by_index_->get(index, draws_);
+  const Instant begun_at = clock_now();
+  Value sample = by_index_->get(index, draws_);
+  clock_.note_sample(clock_now() - begun_at);
+  return sample;
 }
 
 std::string BatchReader::in_hand() const {
@@ -133,6 +145,7 @@ BatchReader::OpenShard& BatchReader::open(const wire::EpochSeeds& seeds, uint32_
 
 std::optional<Value> BatchReader::read_next(OpenShard& shard, uint32_t shard_id, Memory& memory) {
   if (shard.is_at_end) return std::nullopt;
+  clock_.begin(clock_now());
   draws_.begin_shard_batch(shard.seeds, shard_id, ++shard.batch_count);
   if (!options_.batch_size) {
     auto sample = shard.stream->next(draws_);
@@ -145,17 +158,23 @@ std::optional<Value> BatchReader::read_next(OpenShard& shard, uint32_t shard_id,
   Collator collator(memory, batch_size);
   size_t count = 0;
   while (count < batch_size) {
+    const Instant begun_at = clock_now();
     auto sample = shard.stream->next(draws_);
     if (!sample) {
       shard.is_at_end = true;
       break;
     }
+    const Instant got_at = clock_now();
+    clock_.note_sample(got_at - begun_at);
     ++count;
-    if (options_.collate_fn)
+    if (options_.collate_fn) {
       samples.push_back(*std::move(sample));
-    else
+    } else {
       collator.add(*sample);
+      clock_.note_copy(clock_now() - got_at);
+    }
   }
+  clock_.begin_collate(clock_now());
   sample_count_ = static_cast<uint32_t>(count);
   if (count == 0 || (count < batch_size && options_.drop_last)) return std::nullopt;
   return options_.collate_fn ? options_.collate_fn(std::move(samples)) : collator.finish();

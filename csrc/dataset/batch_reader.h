@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "dataset/fetch_clock.h"
 #include "dataset/memory.h"
 #include "dataset/place_draws.h"
 #include "penstock/dataset.h"
@@ -64,6 +65,8 @@ class BatchReader {
   bool has_ended(uint32_t shard_id) const { return shards_.at(shard_id).is_at_end; }
   // What the dataset was asked for last, in words: "sample 12 of the dataset". Empty where that is a whole batch.
   std::string in_hand() const;
+  // How long the samples of that batch took.
+  FetchClock& clock() { return clock_; }
   // The samples of the batch that was made last.
   uint32_t sample_count() const { return sample_count_; }
 
@@ -91,6 +94,7 @@ class BatchReader {
   std::map<uint32_t, OpenShard> shards_;
   std::optional<int64_t> index_in_hand_;
   uint32_t sample_count_ = 0;
+  FetchClock clock_;
 };
 
 // A copy of every tensor in a value: those of a dataset's own sample, where nothing collates it.

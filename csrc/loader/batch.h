@@ -19,6 +19,7 @@
 #include "base/file_descriptor.h"
 #include "base/result.h"
 #include "cluster/request_content.h"
+#include "loader/batch_times.h"
 #include "loader/device.h"
 #include "loader/slab_lease.h"
 #include "loader/staged_bytes.h"
@@ -55,7 +56,7 @@ class Batch {
   struct RemoteError {
     std::string type_name;
     std::string text;
-    std::string worker;            // that raised it; empty if the trainer did
+    std::string worker;             // that raised it; empty if the trainer did
     std::exception_ptr cause = {};  // the exception itself, if it was thrown in this process
   };
   static std::unique_ptr<Batch> from_error(const wire::Descriptor& descriptor, RemoteError error);
@@ -66,6 +67,9 @@ class Batch {
   const wire::Frame& frame() const { return frame_; }
   bool raises() const { return (descriptor_.flags & wire::kDescriptorRaises) != 0; }
   bool has_state() const { return (descriptor_.flags & wire::kDescriptorHasState) != 0; }
+
+  // Who made it, and when it was where, as far as it has come.
+  BatchTimes& times() { return times_; }
 
   const std::optional<RemoteError>& remote_error() const { return remote_error_; }
 
@@ -158,6 +162,7 @@ class Batch {
   const c10::Storage& storage_of(const wire::TensorEntry& entry);
 
   wire::Descriptor descriptor_;
+  BatchTimes times_;
   c10::intrusive_ptr<SlabLease> lease_;
   std::vector<std::byte> record_;  // the frame's views point here
   std::vector<std::string> keys_;  // of a batch of this process; here, too

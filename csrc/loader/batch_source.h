@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The source of a client's batches: workers of its own (client_io.h), those of a pool (pool_io.h), or threads of its
-// process (thread_source.h). Threads of the source carry out the calls below, and what arrives goes through the stages to
-// the inbox.
+// process (thread_source.h). Threads of the source carry out the calls below, and what arrives goes through the stages
+// to the inbox.
 
 #include <cstddef>
 #include <cstdint>
@@ -64,8 +64,8 @@ class BatchSource {
   // How the trainer fares; of a pool, for its controller.
   virtual void note_pace(const TrainerPace& pace) = 0;
 
-  // Makes the next batch that was asked for on the calling thread, that of the trainer, where the source has no other. It
-  // is in the inbox then. False where there is none to make here.
+  // Makes the next batch that was asked for on the calling thread, that of the trainer, where the source has no other.
+  // It is in the inbox then. False where there is none to make here.
   virtual bool try_make_here() { return false; }
 
   // Slabs that the user holds will not be written again, since this process forks.

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "base/live_clock.h"
 #include "cluster/dispatch.h"
 #include "loader/client_io.h"
 #include "loader/copy_stage.h"
@@ -20,6 +22,16 @@ using wire::Request;
 using wire::RequestKind;
 
 namespace {
+
+// Nothing where the indices are no numbers.
+std::optional<int64_t> index_at(const cluster::RequestContent& content, uint64_t place) {
+  const bool are_numbers = content.request.index_kind == wire::IndexKind::kIntegers ||
+                           content.request.index_kind == wire::IndexKind::kInteger;
+  if (!are_numbers || (place + 1) * sizeof(int64_t) > content.indices.size()) return std::nullopt;
+  int64_t index = 0;
+  std::memcpy(&index, content.indices.data() + place * sizeof index, sizeof index);
+  return index;
+}
 
 constexpr uint64_t kBatchesToKnow = 8;  // before the time that they take is believed
 
@@ -38,6 +50,12 @@ class Client::Impl {
     std::vector<std::byte> seeds;                      // of one that is begun early
     uint64_t early_count = 0;                          // requests made before it began
     std::map<uint64_t, std::unique_ptr<Batch>> ready;  // arrived out of turn
+    // Requests whose batches the trainer was not given yet, and when they were made.
+    struct Asked {
+      Instant at{};
+      cluster::SharedContent content{};
+    };
+    std::map<uint64_t, Asked> asked;
   };
 
   Impl(const ClientOptions& wanted, std::unique_ptr<BatchSource> its_source)
@@ -150,6 +168,7 @@ class Client::Impl {
                                             .first_place = indices.first_place},
                                 .indices = {indices.body.begin(), indices.body.end()}});
     if (options.keep_indices) epoch.order.keep(assignment->sequence, content);
+    epoch.asked.emplace(assignment->sequence, Epoch::Asked{.at = clock_now(), .content = content});
     source->fetch(content);
     return true;
   }
@@ -214,10 +233,11 @@ class Client::Impl {
   }
 
   bool wait_until(steady_clock::time_point deadline) {
-    const auto begin = steady_clock::now();
+    const Instant begin = clock_now();
     const bool has_arrived = source->try_make_here() || inbox.wait_until(deadline);
-    const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - begin);
-    inbox.counters().wait_ns.add(static_cast<uint64_t>(waited.count()));
+    const Instant end = clock_now();
+    ledger.note_wait(begin, end);
+    inbox.counters().wait_ns.add(static_cast<uint64_t>((end - begin).count()));
     inbox.counters().waits.add(1);
     return has_arrived;
   }
@@ -262,6 +282,7 @@ class Client::Impl {
   std::string endpoint{};  // where workers of its own find it
   std::unique_ptr<BatchSource> source;
   Inbox& inbox;
+  StepLedger ledger{inbox.counters()};
   Epoch now;
   std::optional<Epoch> early;  // the one after it, of which batches are asked for already
   uint64_t largest_batch_bytes = 0;
@@ -293,6 +314,7 @@ class Client::Impl {
       case Arrival::Kind::kEnd: {
         if (arrival.epoch != now.number) return std::nullopt;
         const uint32_t shard_id = now.order.shard_ended(arrival.sequence);
+        now.asked.erase(arrival.sequence);
         const uint32_t worker_id = source->worker_of(shard_id);
         PENSTOCK_ASSERT(worker_id == arrival.worker_id, "worker ", arrival.worker_id, " ended a shard of another");
         const bool is_done = !has_active_shard(worker_id);
@@ -322,6 +344,7 @@ class Client::Impl {
 
   Event deliver(std::unique_ptr<Batch> batch) {
     const uint64_t sequence = batch->descriptor().sequence;
+    note_delivery(*batch);
     const uint32_t shard_id = now.order.delivered(sequence);
     const uint32_t worker_id = batch->descriptor().worker_id;
     if (const auto finished = source->stages().finish(*batch); !finished)
@@ -332,6 +355,31 @@ class Client::Impl {
             .shard_id = shard_id,
             .batch = std::move(batch),
             .error = {}};
+  }
+
+  void note_delivery(Batch& batch) {
+    const wire::Descriptor& descriptor = batch.descriptor();
+    const auto asked = now.asked.extract(descriptor.sequence);
+    if (!asked.empty()) batch.times().asked_at = asked.mapped().at;
+    StepLedger::Delivery delivery{.epoch = now.number,
+                                  .sequence = descriptor.sequence,
+                                  .times = batch.times(),
+                                  .making = MakingTimes::of(descriptor),
+                                  .bytes = batch.bytes()};
+    if (ledger.has_waits()) {
+      for (const auto& [number, later] : now.ready)
+        delivery.later_ready_at = earlier(delivery.later_ready_at, later->times().staged_at);
+    }
+    ledger.deliver(delivery);
+    const bool is_timed = descriptor.slowest_share != 0;
+    const Duration slowest =
+        is_timed ? delivery.making.dataset * descriptor.slowest_share / wire::kShareUnit : delivery.making.dataset;
+    if (!ledger.is_slow(slowest)) return;
+    SlowSample sample{
+        .time = slowest, .epoch = now.number, .sequence = descriptor.sequence, .worker_id = delivery.times.worker_id};
+    if (is_timed) sample.place = descriptor.slowest_place;
+    if (is_timed && !asked.empty()) sample.index = index_at(*asked.mapped().content, descriptor.slowest_place);
+    ledger.note_slow_sample(sample);
   }
 
   // The stages may hold a batch back while others are staged, but not the one that the trainer needs next.
@@ -412,6 +460,7 @@ void Client::stop() {
 void Client::retire_held() {
   if (impl_.is_owner()) impl_->source->retire_held();
 }
+StepLedger& Client::ledger() { return impl_->ledger; }
 const loader::LoaderCounters& Client::counters() const { return impl_->inbox.counters(); }
 uint32_t Client::outstanding_count() const {
   const uint32_t asked_count = impl_->outstanding_count();  // those that wait in the queue of arrivals included

@@ -23,6 +23,7 @@
 #include "loader/batch_source.h"
 #include "loader/counters.h"
 #include "loader/index_source.h"
+#include "loader/step_ledger.h"
 #include "wire/message.h"
 
 namespace penstock::loader {
@@ -168,6 +169,9 @@ class Client {
   // Called before this process forks: slabs that the user holds will not be written again, so that the child may read
   // them.
   void retire_held();
+
+  // Where the time of the trainer's steps goes.
+  StepLedger& ledger();
 
   const loader::LoaderCounters& counters() const;
   uint32_t outstanding_count() const;  // asked for and not here yet

@@ -55,11 +55,17 @@ Result<void> ControllerLink::take(std::span<const std::byte> bytes, Instant now)
   return {};
 }
 
-void ControllerLink::report(const std::function<wire::TrainerReport()>& make_report, Instant now) {
-  if (!enrolment_.clock.take(now)) return;
+bool ControllerLink::report(const std::function<wire::TrainerReport()>& make_report, Instant now) {
+  if (!enrolment_.clock.take(now)) return false;
   if (socket_->is_connected() && enrolment_.clock.take_renewal(now)) socket_->renew();
   // One that does not get through is made good by the next.
   if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(make_report())));
+  return true;
+}
+
+void ControllerLink::tell_plan(uint64_t trainer_id, const std::string& json) {
+  if (!socket_->is_connected()) return;
+  static_cast<void>(socket_->send(wire::write_control(wire::PlanReport{.trainer_id = trainer_id, .json = json})));
 }
 
 void ControllerLink::say_farewell(const wire::TrainerReport& last) {

@@ -33,7 +33,10 @@ class ControllerLink {
   std::optional<wire::TrainerRoster> take_roster() { return std::exchange(roster_, std::nullopt); }
 
   // Sends the report of `make_report`, if one is due.
-  void report(const std::function<wire::TrainerReport()>& make_report, Instant now);
+  // Returns whether one was due.
+  bool report(const std::function<wire::TrainerReport()>& make_report, Instant now);
+  // Tells of the plan in force, which is text for people. Lost where the controller is not there.
+  void tell_plan(uint64_t trainer_id, const std::string& json);
   // Something changed that the controller should know now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Says that this trainer ends, after its last report. Messages that were sent may still take a moment to leave.

@@ -3,7 +3,9 @@
 // The counters of a loader while it runs. Any thread may raise and read them at any time.
 // They report and never decide.
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace penstock::loader {
@@ -17,6 +19,9 @@ class Counter {
  private:
   std::atomic<uint64_t> value_{0};
 };
+
+// The places of a wait for a batch (step_ledger.h).
+inline constexpr size_t kWaitPlaceCount = 7;
 
 // Thread-safe.
 struct LoaderCounters {
@@ -37,6 +42,15 @@ struct LoaderCounters {
   Counter recalled_batches;        // batches of which such a leaf was read after all
   Counter device_widened_batches;  // batches of which the device widened tensors
   Counter unrepeatable_batches;    // batches whose random numbers several threads drew from one generator
+  Counter dataset_ns;              // of fetch_ns, on the samples
+  Counter collate_ns;              // of it, on making a batch of them and writing it
+  Counter wire_ns;                 // from when batches were made to when they were here
+  // Of the steps, see step_ledger.h.
+  Counter steps;
+  Counter compute_ns;
+  Counter ranks_ns;
+  Counter loader_ns;
+  std::array<Counter, kWaitPlaceCount> waited_ns;
 };
 
 }  // namespace penstock::loader

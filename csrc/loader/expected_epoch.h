@@ -9,14 +9,14 @@
 #include <cstdint>
 #include <optional>
 
-#include "wire/epoch_seeds.h"
 #include "loader/torch_sampler.h"
+#include "wire/epoch_seeds.h"
 
 namespace penstock::loader {
 
 // How the epoch after one comes to its seeds.
 struct NextSeeds {
-  wire::EpochSeeds seeds;                               // where its base seed is known
+  wire::EpochSeeds seeds;                         // where its base seed is known
   bool draws_base_seed = false;                   // it is drawn when the epoch begins
   std::optional<at::Generator> base_generator{};  // from this one; torch's default generator without one
 };

@@ -10,6 +10,7 @@
 #include "base/heap_thresholds.h"
 #include "base/identity.h"
 #include "loader/pool_answers.h"
+#include "loader/step_ledger.h"
 
 namespace penstock::loader {
 
@@ -22,6 +23,7 @@ using wire::ToWorker;
 
 namespace {
 
+constexpr uint32_t kReportsBetweenPlans = 16;          // of a plan that stays
 constexpr size_t kMessagesInTurn = 16;                 // of one worker, so that no other waits for long
 constexpr auto kReconnectPause = milliseconds(2000);   // after a refusal that libzmq takes for final, or no descriptor
 constexpr auto kIdleAfter = std::chrono::seconds(2);   // without a request: others may have the workers
@@ -152,8 +154,17 @@ Result<void> PoolIo::serve_controller(Instant now) {
     carry_out();  // links that end are forgotten, with what was noted of them, before the roster's reasons are noted
     note_declines(*roster);
   }
-  controller_->report([this] { return make_report(); }, now);
+  if (controller_->report([this] { return make_report(); }, now)) tell_plan();
   return {};
+}
+
+// Again now and then: a controller may have started since.
+void PoolIo::tell_plan() {
+  const auto plan = plan_.get();
+  if (!plan || (plan == plan_told_ && ++reports_since_plan_ < kReportsBetweenPlans)) return;
+  controller_->tell_plan(trainer_id_, *plan);
+  plan_told_ = plan;
+  reports_since_plan_ = 0;
 }
 
 void PoolIo::set_roster(Instant now) { session_.set_roster(directory_.entries(), now); }
@@ -187,7 +198,9 @@ wire::TrainerReport PoolIo::make_report() {
                     .made_ns = nanoseconds(made_.time),
                     .made_cpu_ns = nanoseconds(made_.cpu_time),
                     .made_bytes = made_.bytes,
-                    .link_bytes_per_s = static_cast<uint64_t>(std::clamp(link_bytes_per_s_.load(), 0.0, 1e18))},
+                    .link_bytes_per_s = static_cast<uint64_t>(std::clamp(link_bytes_per_s_.load(), 0.0, 1e18)),
+                    .hedged_batches = session_.dispatch().hedge_count()},
+          .steps = StepLedger::totals(inbox_.counters()),
           .costs = job_meter_.totals(),
           .gpu = job_meter_.read_gpu(),
           .about = options_.about,
@@ -374,6 +387,9 @@ void PoolIo::take_answer_in_turn(uint64_t worker_id, WorkerLink& link, const wir
     const auto ready = prepare_narrow(*batch, /*may_stay=*/stages_.takes_narrow() && !answer.place);
     if (!ready) batch = error_of_damage(message.key, spoken_place(worker_id), ready.error());
   }
+  batch->times().worker_id = worker_id;
+  batch->times().made_at =
+      std::min(link_meter_.written_at(worker_id, Duration(answer.sent_at)).value_or(clock_now()), clock_now());
   if (batch->withheld_bytes() > 0) batch->set_origin({.request = content, .worker_id = worker_id});
   deliver(message.key, std::move(batch));
 }

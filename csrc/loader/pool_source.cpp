@@ -63,6 +63,8 @@ void PoolSource::announce(const wire::Request& request, std::span<const std::byt
   });
 }
 
-std::string PoolSource::describe() const { return io_.standing().describe(options_.controller ? options_.controller->text() : ""); }
+std::string PoolSource::describe() const {
+  return io_.standing().describe(options_.controller ? options_.controller->text() : "");
+}
 
 }  // namespace penstock::loader

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "base/live_clock.h"
+
 namespace penstock::loader {
 namespace {
 
@@ -66,6 +68,12 @@ void StageChain::stop() {
 }
 
 void StageChain::arrive(Arrival arrival) {
+  if (arrival.batch) {
+    BatchTimes& times = arrival.batch->times();
+    times.arrived_at = times.staged_at = clock_now();
+    if (times.worker_id == 0) times.worker_id = arrival.worker_id;
+    if (times.made_at == Instant{}) times.made_at = times.arrived_at;
+  }
   const bool is_news = arrival.kind == Arrival::Kind::kNews || arrival.kind == Arrival::Kind::kGrown;
   if (!loop_ || is_news) return inbox_.arrive(std::move(arrival));
   if (arrivals_.push(std::move(arrival))) loop_->wake();
@@ -141,6 +149,7 @@ void StageChain::let_through() {
     if (next->is_awaited) awaited_.reset();
     if (!try_stage(next->place->second, next->is_awaited)) continue;
     Arrival arrival = std::move(next->place->second.arrival);
+    arrival.batch->times().staged_at = clock_now();
     waiting_.erase(next->place);
     waiting_count_.store(waiting_.size());
     inbox_.arrive(std::move(arrival));
@@ -177,7 +186,9 @@ bool StageChain::try_stage(Waiting& waiting, bool is_awaited) {
       full_at_ = staged_bytes;
       return false;
     }
+    const BatchTimes times = batch->times();
     batch = make_error(*batch, begun.error(), staged_bytes);
+    batch->times() = times;
     return true;
   }
   full_at_.reset();

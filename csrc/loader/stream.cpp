@@ -20,6 +20,7 @@ constexpr uint64_t kStretchBytesMax = 64ULL << 20;  // of all batches that were 
 Stream::Stream(std::shared_ptr<Client> client, const StreamOptions& options)
     : client_(std::move(client)), options_(options) {
   plan_.progress = std::make_shared<EpochProgress>(client_->shard_count());
+  client_->ledger().begin_stream();
 }
 
 // ---- Epochs
@@ -61,6 +62,7 @@ void Stream::begin(EpochPlan plan) {
   past_epochs_ = epochs_time();
   step_clock_.end_epoch();
   begun_at_ = given_at_ = clock_now();
+  client_->ledger().begin_epoch(begun_at_);
   if (sampler_ != nullptr) index_buffer_ = sampler_->take_buffer();
   sampler_ = nullptr;
   indices_.reset();

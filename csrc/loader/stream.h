@@ -21,10 +21,10 @@
 #include "cluster/step_clock.h"
 #include "loader/client.h"
 #include "loader/epoch_progress.h"
-#include "wire/epoch_seeds.h"
 #include "loader/expected_epoch.h"
 #include "loader/index_source.h"
 #include "loader/torch_sampler.h"
+#include "wire/epoch_seeds.h"
 
 namespace penstock::loader {
 

@@ -60,6 +60,21 @@ void fields(Visitor& visit, QueueSignal& m) {
   visit(m.made_cpu_ns);
   visit(m.made_bytes);
   visit(m.link_bytes_per_s);
+  visit(m.hedged_batches);
+}
+template <typename Visitor>
+void fields(Visitor& visit, StepTotals& m) {
+  visit(m.step_count);
+  visit(m.compute_ns);
+  visit(m.dataset_ns);
+  visit(m.collate_ns);
+  visit(m.prefix_ns);
+  visit(m.worker_ns);
+  visit(m.wire_ns);
+  visit(m.device_ns);
+  visit(m.order_ns);
+  visit(m.ranks_ns);
+  visit(m.loader_ns);
 }
 template <typename Visitor>
 void fields(Visitor& visit, JobCosts& m) {
@@ -88,6 +103,7 @@ void fields(Visitor& visit, TrainerReport& m) {
   visit(m.trainer_id);
   visit(m.worker_count_max);
   fields(visit, m.queue);
+  fields(visit, m.steps);
   fields(visit, m.costs);
   fields(visit, m.gpu);
   visit(m.job, kControlNameBytesMax);
@@ -196,6 +212,21 @@ void fields(Visitor& visit, CostsRequest& m) {
 template <typename Visitor>
 void fields(Visitor& visit, Costs& m) {
   visit(m.json, kControlTextBytesMax);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, PlanReport& m) {
+  visit(m.trainer_id);
+  visit(m.json, kPlanBytesMax);
+}
+template <typename Visitor>
+void fields(Visitor& visit, PlanRequest& m) {
+  visit(m.trainer_id);
+}
+template <typename Visitor>
+void fields(Visitor& visit, PlanAnswer& m) {
+  visit(m.trainer_id);
+  visit(m.json, kPlanBytesMax);
 }
 
 class Writer {

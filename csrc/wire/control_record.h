@@ -17,7 +17,7 @@
 namespace penstock::wire {
 
 constexpr uint32_t kControlMagic = 0x31434e50;  // "PNC1"
-constexpr uint16_t kControlVersion = 4;
+constexpr uint16_t kControlVersion = 5;
 
 // Caps, checked before anything is allocated.
 constexpr size_t kControlNameBytesMax = 256;  // of an endpoint, or of a job's name
@@ -25,6 +25,7 @@ constexpr size_t kControlAboutBytesMax = 4096;
 constexpr size_t kControlReasonBytesMax = 1024;   // of why a worker declined a trainer, or an engine a request
 constexpr size_t kWorkerNameBytesMax = 128;       // of an engine's name for a worker
 constexpr size_t kControlTextBytesMax = 4 << 20;  // of a status
+constexpr size_t kPlanBytesMax = 64 << 10;        // of the text of a trainer's plan
 constexpr size_t kRosterCountMax = 4096;
 constexpr size_t kControlBytesMax = kControlTextBytesMax + 1024;
 static_assert(kRosterCountMax * (kControlNameBytesMax + 32) + kRosterDeclineCountMax * (kControlReasonBytesMax + 12) <
@@ -71,6 +72,26 @@ struct Costs {
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
+// The plan of a trainer's cut, for people: JSON. Empty where it has none. Sent when it changes, and now and then again.
+struct PlanReport {
+  uint64_t trainer_id = 0;
+  std::string json;
+
+  friend bool operator==(const PlanReport&, const PlanReport&) = default;
+};
+// Asked by an operator. The answer is empty where the trainer has none, or is not known.
+struct PlanRequest {
+  uint64_t trainer_id = 0;
+
+  friend bool operator==(const PlanRequest&, const PlanRequest&) = default;
+};
+struct PlanAnswer {
+  uint64_t trainer_id = 0;
+  std::string json;
+
+  friend bool operator==(const PlanAnswer&, const PlanAnswer&) = default;
+};
+
 // The pool is to end: its engine stops all workers, and the adapter ends. Answered like a drain request.
 struct EndRequest {
   friend bool operator==(const EndRequest&, const EndRequest&) = default;
@@ -83,7 +104,7 @@ struct EndAnswer {
 
 using ControlMessage = std::variant<WorkerReport, WorkerOrders, TrainerReport, TrainerRoster, Farewell, StatusRequest,
                                     Status, DrainRequest, DrainAnswer, Refusal, ScaleReport, ScaleOrders, EndRequest,
-                                    EndAnswer, CostsRequest, Costs>;
+                                    EndAnswer, CostsRequest, Costs, PlanReport, PlanRequest, PlanAnswer>;
 
 // Texts above their caps are cut off, rosters above theirs too.
 std::vector<std::byte> write_control(const ControlMessage& message);

@@ -19,6 +19,12 @@ uint32_t time_units(std::chrono::nanoseconds time) {
   return static_cast<uint32_t>(std::min<int64_t>(units, std::numeric_limits<uint32_t>::max()));
 }
 
+uint16_t share_units(std::chrono::nanoseconds part, std::chrono::nanoseconds whole) {
+  if (part.count() <= 0 || whole.count() <= 0) return 0;
+  const double share = static_cast<double>(part.count()) / static_cast<double>(whole.count());
+  return static_cast<uint16_t>(std::clamp(share * kShareUnit, 1.0, static_cast<double>(kShareUnit)));
+}
+
 Result<Request> parse_request(std::span<const std::byte> bytes) {
   Request request;
   if (bytes.size() < sizeof request) return malformed("request", std::to_string(bytes.size()) + " bytes long");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The two fixed records that a trainer and its workers exchange: a request goes to a worker, a descriptor comes back.
-// Both are 64 bytes, little-endian, and are followed in the same ZeroMQ part by their variable bytes, if any.
-// PROTOCOL.md is the specification.
+// A request has 64 bytes and a descriptor 72, little-endian. They are followed in the same ZeroMQ part by their
+// variable bytes, if any. PROTOCOL.md is the specification.
 
 #include <chrono>
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace penstock::wire {
 
 constexpr uint32_t kRequestMagic = 0x31524e50;     // "PNR1"
 constexpr uint32_t kDescriptorMagic = 0x31444e50;  // "PND1"
-constexpr uint16_t kMessageVersion = 2;
+constexpr uint16_t kMessageVersion = 3;
 constexpr uint64_t kRequestBodyBytesMax = uint64_t{1} << 32;
 
 enum class RequestKind : uint8_t {
@@ -74,6 +74,10 @@ constexpr uint8_t kDescriptorFlags = kDescriptorRaises | kDescriptorTransient | 
 constexpr std::chrono::nanoseconds kTimeUnit{100};
 uint32_t time_units(std::chrono::nanoseconds time);
 
+// The unit of a share of a time.
+constexpr uint32_t kShareUnit = 65535;
+uint16_t share_units(std::chrono::nanoseconds part, std::chrono::nanoseconds whole);
+
 struct Descriptor {
   uint32_t magic = kDescriptorMagic;
   uint16_t version = kMessageVersion;
@@ -90,10 +94,13 @@ struct Descriptor {
   uint64_t slab_bytes = 0;     // bytes of the slab that are backed by memory
   uint32_t fetch_time = 0;     // from the request's arrival at the worker to this message, in units of kTimeUnit
   uint32_t prefix_time = 0;    // of it, on boundary tensors: computing them and writing the batch they travel in
+  uint32_t dataset_time = 0;   // of it, on the samples, before a batch is made of them
+  uint16_t slowest_place = 0;  // in the batch, of the sample that took longest
+  uint16_t slowest_share = 0;  // of dataset_time, for that sample, in parts of kShareUnit; 0: not known
 };
-static_assert(sizeof(Descriptor) == 64);
+static_assert(sizeof(Descriptor) == 72);
 
-// Reads the 64-byte record at the head of `bytes`, checking magic, version, kind and reserved bytes.
+// Reads the record at the head of `bytes`, checking magic, version, kind and reserved bytes.
 Result<Request> parse_request(std::span<const std::byte> bytes);
 Result<Descriptor> parse_descriptor(std::span<const std::byte> bytes);
 

@@ -25,10 +25,10 @@ namespace penstock::wire {
 
 constexpr uint32_t kToWorkerMagic = 0x31574e50;   // "PNW1"
 constexpr uint32_t kToTrainerMagic = 0x31544e50;  // "PNT1"
-constexpr uint16_t kPoolVersion = 5;
+constexpr uint16_t kPoolVersion = 6;
 constexpr int kCpuShareUnit = 64;  // so that four CPUs fit a byte
 constexpr size_t kToWorkerHeadBytes = 88;
-constexpr size_t kToTrainerHeadBytes = 104;
+constexpr size_t kToTrainerHeadBytes = 112;
 
 // The most variable bytes behind a head.
 constexpr uint64_t kPoolBodyBytesMax = kPartBytesMax - kToTrainerHeadBytes;
@@ -94,6 +94,9 @@ struct PoolAnswer {
   uint64_t payload_bytes = 0;  // of the whole batch, its record included
   uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
+  uint32_t dataset_time = 0;  // as in a descriptor, and the next two
+  uint16_t slowest_place = 0;
+  uint16_t slowest_share = 0;
   uint8_t cpu_share = 0;  // of fetch_time, that the process was on CPUs, in parts of kCpuShareUnit; 255 and above: 255
   uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time
   WorkerMeter meter{};    // when it was sent

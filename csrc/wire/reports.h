@@ -82,8 +82,28 @@ struct QueueSignal {
   uint64_t made_cpu_ns = 0;       // of it, on CPUs; more than it with several threads
   uint64_t made_bytes = 0;        // of them, on the link
   uint64_t link_bytes_per_s = 0;  // that the link was measured to carry; 0: not known
+  uint64_t hedged_batches = 0;    // asked of a second worker, since they were late
 
   friend bool operator==(const QueueSignal&, const QueueSignal&) = default;
+};
+
+// Where the time of a trainer's steps has gone since it began. Every moment of a step is in exactly one place: the
+// program computes, it waits for a batch (in the places from `dataset_ns` to `order_ns`), it waits for other ranks, or
+// the loader works in the trainer's thread.
+struct StepTotals {
+  uint64_t step_count = 0;
+  uint64_t compute_ns = 0;
+  uint64_t dataset_ns = 0;
+  uint64_t collate_ns = 0;
+  uint64_t prefix_ns = 0;
+  uint64_t worker_ns = 0;  // for a free worker, or for one to start
+  uint64_t wire_ns = 0;
+  uint64_t device_ns = 0;
+  uint64_t order_ns = 0;  // later batches were here
+  uint64_t ranks_ns = 0;
+  uint64_t loader_ns = 0;
+
+  friend bool operator==(const StepTotals&, const StepTotals&) = default;
 };
 
 // What the pool's workers have spent on a trainer, and given for it. Totals count from the trainer's beginning. A
@@ -125,6 +145,7 @@ struct TrainerReport {
   std::string job;  // its name, for people
   uint32_t worker_count_max = 0;
   QueueSignal queue{};
+  StepTotals steps{};
   JobCosts costs{};
   GpuMeter gpu{};
   std::string about{};                  // as for a worker

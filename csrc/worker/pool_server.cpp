@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/identity.h"
+#include "base/live_clock.h"
 #include "worker/cpu_time.h"
 
 namespace penstock::worker {
@@ -61,6 +62,7 @@ void PoolServer::note_cost(const PoolWork& work, PoolResult& result) {
 
 Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, PoolMarks marks) {
   if (auto checked = check_state(marks.state); !checked) return checked;
+  const auto times = writer().clock().times(work.begun_at, clock_now());
   prefix_cache_.select(work.prefixes(), maker_.prefixes());
   const bool is_whole =
       work.is_recall() || work.is_handed_over;  // to leave tensors out would cost a copy of the others
@@ -72,7 +74,7 @@ Result<void> PoolServer::answer(const PoolWork& work, BatchContent content, Pool
   if (made.value().is_compiled) marks.flags |= wire::kDescriptorCompiled;
   if (!content.withheld.empty())
     kept_.keep(work.trainer_id, work.key, content, marks.flags, options_.arena_bytes / (2 * kKeptBatchesMax));
-  return send(work, std::move(made).value(), std::move(marks));
+  return send(work, std::move(made).value(), std::move(marks), times);
 }
 
 Result<bool> PoolServer::answer_kept(const PoolWork& work) {
@@ -81,11 +83,12 @@ Result<bool> PoolServer::answer_kept(const PoolWork& work) {
   writer().begin();
   auto made = maker_.make_plain(kept->content());
   if (!made) return made.error();
-  if (auto sent = send(work, std::move(made).value(), {.flags = kept->flags}); !sent) return sent.error();
+  if (auto sent = send(work, std::move(made).value(), {.flags = kept->flags}, {}); !sent) return sent.error();
   return true;
 }
 
-Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks marks) {
+Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks marks,
+                              const dataset::FetchClock::Times& times) {
   PoolResult result{.answer = AnswerKind::kBatch, .flags = marks.flags};
   result.batch = std::make_unique<HeldBatch>(std::move(made.sealed));
   if (result.batch->payload().size() > wire::kPoolPayloadBytesMax) {
@@ -97,6 +100,9 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
   if (!work.is_recall()) result.sample_count = marks.sample_count;
   note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
+  result.dataset_time = wire::time_units(times.dataset);
+  result.slowest_place = times.slowest_place;
+  result.slowest_share = wire::share_units(times.slowest, times.dataset);
   exchange_.finish(std::move(result));
   return {};
 }

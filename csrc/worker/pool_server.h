@@ -102,7 +102,7 @@ class PoolServer {
  private:
   // Takes in what the work has cost so far.
   static void note_cost(const PoolWork& work, PoolResult& result);
-  Result<void> send(const PoolWork& work, MadeBatch made, PoolMarks marks);
+  Result<void> send(const PoolWork& work, MadeBatch made, PoolMarks marks, const dataset::FetchClock::Times& times);
 
   const PoolServerOptions options_;
   const uint64_t worker_id_;

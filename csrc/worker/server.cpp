@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/live_clock.h"
+
 namespace penstock::worker {
 
 using std::chrono::milliseconds;
@@ -93,6 +95,7 @@ Result<Server::Received> Server::next(steady_clock::time_point deadline) {
 Result<void> Server::answer(const Received& request, BatchContent content, uint8_t flags) {
   const BatchPlace place{.epoch_seed = request.request.epoch_seed, .sequence = request.request.sequence};
   const bool is_raised = (flags & wire::kDescriptorRaises) != 0;
+  const auto times = maker_.writer().clock().times(request.arrived_at, clock_now());
   auto made = is_raised ? maker_.make_plain(content) : maker_.make(content, place);
   if (!made) return made.error();
   if (made.value().is_compiled) flags |= wire::kDescriptorCompiled;
@@ -101,6 +104,9 @@ Result<void> Server::answer(const Received& request, BatchContent content, uint8
   Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
   descriptor.record_bytes = batch.record_bytes;
   descriptor.prefix_time = wire::time_units(made.value().on_prefix);
+  descriptor.dataset_time = wire::time_units(times.dataset);
+  descriptor.slowest_place = times.slowest_place;
+  descriptor.slowest_share = wire::share_units(times.slowest, times.dataset);
   if (!batch.region) {
     const auto head = wire::write_message(descriptor, batch.record);
     const std::span<const std::byte> parts[] = {head, batch.payload};

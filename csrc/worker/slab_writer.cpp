@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/live_clock.h"
 
 namespace penstock::worker {
 
@@ -67,6 +68,7 @@ TensorEntry describe_tensor(const at::Tensor& tensor) {
 }
 
 void SlabWriter::begin() {
+  clock_.begin(clock_now());
   MutexLock lock(mutex_);
   if (region_)
     region_->arena->cancel(region_->slab_index);  // its tensors, if any still live, hold it back by their pins

@@ -21,6 +21,7 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
+#include "dataset/fetch_clock.h"
 #include "shm/slab_pool.h"
 #include "wire/frame.h"
 #include "wire/narrow.h"
@@ -65,8 +66,11 @@ class SlabWriter {
  public:
   explicit SlabWriter(shm::SlabPool& pool) : pool_(pool) {}
 
-  // Forgets the memory that an abandoned batch had taken.
+  // A batch begins: forgets the memory that an abandoned one had taken, and its times.
   void begin();
+
+  // Of the batch that was begun.
+  dataset::FetchClock& clock() { return clock_; }
 
   // A contiguous tensor in the slab of the current batch; undefined when it does not fit there or there is no memory.
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
@@ -102,6 +106,7 @@ class SlabWriter {
   static void write_tensor(const Placement& placement, size_t index, std::byte* payload);
 
   shm::SlabPool& pool_;
+  dataset::FetchClock clock_;
   Mutex mutex_;
   std::optional<shm::SlabRegion> region_ PENSTOCK_GUARDED_BY(mutex_);
   uint64_t used_bytes_ PENSTOCK_GUARDED_BY(mutex_) = 0;

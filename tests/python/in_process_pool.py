@@ -45,6 +45,9 @@ class InProcessPool:
     def _link(self) -> None:
         return None
 
+    def _show_plan(self, plan: Plan | None) -> None:
+        self._plan = plan
+
     def _install_prefix(
         self, prefix: str, constants: list[torch.Tensor], seed: int, library: Library
     ) -> None:

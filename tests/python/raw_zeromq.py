@@ -125,7 +125,7 @@ def _key(keys: Path, name: str) -> bytes:
     return (keys / name).read_text().strip().encode() + b"\0"
 
 
-def control(kind: int, *fields: bytes, version: int = 4) -> bytes:
+def control(kind: int, *fields: bytes, version: int = 5) -> bytes:
     return struct.pack("<IHBB", 0x31434E50, version, kind, 0) + b"".join(fields)
 
 
@@ -137,7 +137,7 @@ def _text(text: str) -> bytes:
 _OF_PYTHON = struct.pack("<BH", 1, 0)
 
 
-def worker_report(worker_id: int, endpoint: str, version: int = 4) -> bytes:
+def worker_report(worker_id: int, endpoint: str, version: int = 5) -> bytes:
     head = struct.pack("<QIBQ", worker_id, 1, 0, 0)
     fields = (_text(endpoint), _text("by hand"), bytes(4), _text(""), _text(""), _OF_PYTHON)
     return control(1, head, *fields, version=version)
@@ -146,7 +146,7 @@ def worker_report(worker_id: int, endpoint: str, version: int = 4) -> bytes:
 def trainer_report(trainer_id: int) -> bytes:
     return control(
         3,
-        struct.pack("<QIIIIQQQB19Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 19),
+        struct.pack("<QIIIIQQQB31Q", trainer_id, 1, 0, 1, 1, 0, 0, 0, 0, *[0] * 31),
         _text("j"),
         _text(""),
         _OF_PYTHON,
@@ -166,13 +166,13 @@ def farewell_of_worker(worker_id: int) -> bytes:
     return control(5, struct.pack("<QB", worker_id, 1))
 
 
-def hello(trainer_id: int, version: int = 4) -> bytes:
+def hello(trainer_id: int, version: int = 6) -> bytes:
     offer = bytes([3]) + bytes(32)  # of keys for the pieces of batches
     return _head(0x31574E50, version, kind=1, own_id=trainer_id) + bytes(48) + offer
 
 
-def welcome(worker_id: int, version: int = 4) -> bytes:
-    return _head(0x31544E50, version, kind=1, own_id=worker_id) + bytes(72)
+def welcome(worker_id: int, version: int = 6) -> bytes:
+    return _head(0x31544E50, version, kind=1, own_id=worker_id) + bytes(80)
 
 
 def _head(magic: int, version: int, kind: int, own_id: int) -> bytes:

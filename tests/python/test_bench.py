@@ -164,6 +164,15 @@ def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    done = run_bench("ledger.py", "--quick", "--markdown", "--out", str(lines))
+    assert done.returncode == 0, done.stderr
+    assert len(lines.read_text().splitlines()) == 3 * 2 * 2 + 2
+    assert "of a step of 5 ms" in done.stdout
+
+
+@pytest.mark.slow
 def test_tabular_rows_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "tabular_rows.py"), "--quick", "--out", str(lines)]

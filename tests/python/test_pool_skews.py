@@ -90,7 +90,7 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
         trainer.send(hello(trainer_id=7, version=2))
         head = trainer.receive()[0]
         assert (head[:4], head[6]) == (b"PNT1", 9)  # declined
-        assert b"version 2, and this process speaks version 5" in head
+        assert b"version 2, and this process speaks version 6" in head
         assert b"run the same version of penstock on both sides" in head
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -
         thread.start()
         try:
             with pytest.warns(
-                PoolWarning, match="cannot be used.*version 2, and this process speaks version 5"
+                PoolWarning, match="cannot be used.*version 2, and this process speaks version 6"
             ):
                 with pytest.raises(RuntimeError, match="timed out after 4 seconds"):
                     next(iter(pooled(pool, Augmented(4), timeout=4)))
@@ -133,7 +133,7 @@ def test_another_protocol_is_told_by_the_controller(pool: PoolProcesses) -> None
         worker.send(worker_report(7, "tcp://127.0.0.1:9", version=1))
         (answer,) = worker.receive()
     assert answer[6] == REFUSAL
-    assert b"version 1, and this process speaks version 4" in answer
+    assert b"version 1, and this process speaks version 5" in answer
 
 
 # ---- What the workers cannot have

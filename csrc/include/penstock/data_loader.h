@@ -17,6 +17,22 @@
 namespace penstock {
 
 // Counts since the loader was made.
+// Where the seconds of the program's steps went, added up. A step is from one batch to the next, and every second of it
+// is in exactly one field.
+struct StepTimes {
+  uint64_t steps = 0;
+  double compute_s = 0;  // the program had a batch and did not ask for the next one yet
+  // Waiting for a batch, told apart by the batch that ended the wait.
+  double dataset_s = 0;
+  double collate_s = 0;  // with writing the batch to shared memory
+  double prefix_s = 0;   // calls of an offloaded module
+  double worker_s = 0;   // no worker had begun to make it
+  double wire_s = 0;
+  double device_s = 0;  // until it was pinned, or its copy to the device begun
+  double order_s = 0;   // a later batch was here: in_order = false would end the wait
+  double loader_s = 0;  // the loader's own work on the program's thread
+};
+
 struct Stats {
   uint64_t batches = 0;       // that the program was given
   uint64_t batch_bytes = 0;   // of their tensors
@@ -25,6 +41,7 @@ struct Stats {
   uint64_t boundary = 0;      // batches that came with what an offloaded module needs of them
   uint32_t ready = 0;         // batches that wait now
   uint32_t worker_count = 0;  // now
+  StepTimes ledger{};
 };
 
 // Gives the batches of a dataset, epoch after epoch. Thread-compatible: for one thread of the trainer. The loader

@@ -148,7 +148,7 @@ def _make_call(
         reason = _refusal(bare, loader)
         if reason is not None:
             logger.warning("penstock: offload does nothing: %s", reason)
-            loader._plan = Plan(refused=reason)
+            loader._show_plan(Plan(refused=reason))
             return None
         if loader._provenance is None:
             loader._provenance = ProvenanceTable()

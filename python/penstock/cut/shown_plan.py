@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class PlanHost(Protocol):
     """The part of a loader that shows plans."""
 
-    _plan: Plan | None
+    def _show_plan(self, plan: Plan | None) -> None: ...
 
 
 class ShownPlan:
@@ -90,7 +90,7 @@ class ShownPlan:
         plan_of_all = self._use.set_plan(self._user, plan)
         host = self._host()
         if host is not None:
-            host._plan = plan_of_all
+            host._show_plan(plan_of_all)
 
 
 def _are_same(a: Plan, b: Plan) -> bool:

@@ -36,7 +36,7 @@ class _Listener:
 
     def __init__(self, link: Link | None) -> None:
         self._known_link = link
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
         self._load_meter: LoadMeter | None = None
 
     def _install_prefix(
@@ -46,6 +46,9 @@ class _Listener:
 
     def _remove_prefixes(self, prefixes: set[str]) -> None:
         pass
+
+    def _show_plan(self, plan: Plan | None) -> None:
+        self.plan = plan
 
     def _link(self) -> Link | None:
         return self._known_link
@@ -105,6 +108,6 @@ def plan_followed(
                 f"to see all graphs, the model was run once as a copy, and failed "
                 f"({first_sentence(error)})"
             ) from error
-    if listener._plan is None:
+    if listener.plan is None:
         raise Unlowerable("there is nothing to move: no graph with a tensor of the batch ran")
-    return listener._plan
+    return listener.plan

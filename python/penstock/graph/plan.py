@@ -19,6 +19,7 @@ from penstock.graph.plan_record import (
     RunningPrice,
 )
 from penstock.graph.plan_table import format_plan
+from penstock.graph.plan_told import told_plan
 
 __all__ = ["CutTotals", "Plan", "PlannedCall", "PlannedEdge", "RunningPrice", "joined"]
 
@@ -37,6 +38,10 @@ class Plan(PlanRecord):
     def to_json(self) -> str:
         """The plan as one JSON object, field by field under the fields' names."""
         return json.dumps(dataclasses.asdict(self))
+
+    def told(self, bytes_max: int) -> str:
+        """The plan as one JSON object of at most ``bytes_max`` bytes, for a pool's dashboard."""
+        return told_plan(self, bytes_max)
 
     def to_dot(self) -> str:
         """The plan as a graph in the language of Graphviz: the calls of the workers and of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ from penstock.loader.options import (
     shard_count,
 )
 from penstock.loader.parked_client import ParkedClient
+from penstock.loader.past_work import PastWork
 from penstock.loader.pool_options import DEFAULT_PREFETCH_FACTOR, chosen_keys
 from penstock.loader.rank_sharding import RankSharding, check_without_sharding, order_generator
 from penstock.loader.rank_states import part_of_rank
@@ -50,6 +52,7 @@ from penstock.loader.replica_options import (
 )
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
+from penstock.loader.step_times import step_times
 from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
 from penstock.pool.travelling_code import TravellingCode
 from penstock.program_line import warn
@@ -343,6 +346,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.multiprocessing_context = multiprocessing_context
 
     def __iter__(self) -> BaseIterator:
+        began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
             iterator = self._begin_iterator()
@@ -352,6 +356,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             iterator = started.begin_anew(self, self._begin_iterator)
         self._newest_iterator = weakref.ref(iterator)
+        begin_steps = getattr(iterator, "begin_steps", None)  # torch's own has none
+        if begin_steps is not None:
+            begin_steps(time.perf_counter() - began_at)
         return iterator
 
     def _begin_iterator(self) -> BaseIterator:
@@ -421,6 +428,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._fallback_reason: str | None = None
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
+        self._past_work = PastWork()
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
         self._started = None
@@ -462,14 +470,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Cheap; may be called at any time from the training thread.
         """
         counters = Counter(self._past_counters)
+        work = self._past_work.copy()
         for iterator in list(self._live_iterators):
             counters.update(iterator.counters())
+            iterator.add_work(work)
+        counted: dict[str, Any] = dict(counters)
         return LoaderStats(
+            ledger=step_times(counted),
+            workers=work.workers,
+            slow_samples=tuple(work.slow_samples),
             iterator=self._iterator_kind,
             fallback_reason=self._fallback_reason,
             worker_choice=self.worker_choice,
             epoch_end=None if self._step_agreement is None else self._step_agreement.epoch_end,
-            **dict(counters),
+            **counted,
         )
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
@@ -685,6 +699,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.source.remove_prefixes()
             for message in self._prefixes.values():
                 iterator.source.install_prefix(message)
+
+    def _show_plan(self, plan: Any) -> None:
+        """Makes ``plan`` the one of :attr:`plan`, and tells a pool of it."""
+        self._plan = plan
+        for iterator in list(self._live_iterators):
+            iterator.source.show_plan(plan)
 
     def _set_shipment(self, message: bytes | None) -> None:
         """Makes batches that are asked for from now on come without leaves that the trainer does

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -14,6 +16,7 @@ import torch
 
 from penstock.errors import UnsupportedError
 from penstock.loader.device import move_batch
+from penstock.loader.in_process_ledger import InProcessLedger
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.lookahead import Ready, check_arguments, indices_from
 from penstock.loader.options import (
@@ -28,6 +31,7 @@ from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIte
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.indices import IndexOrder, recognise_sampler
 from penstock.stream.progress import CountedPulls
+from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import (
     ShardStart,
     continue_iteration,
@@ -36,6 +40,7 @@ from penstock.stream.shard_state import (
 )
 from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
+from penstock.worker.sample_clock import TimedCollate
 from penstock.worker.threaded_fetch import make_pool
 
 
@@ -44,6 +49,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     def __init__(self, loader: LoaderFace) -> None:
         progress = self._progress = loader._begin_progress()
+        self._ledger = InProcessLedger(loader._past_counters, loader._past_work)
+        self._asked_for: Any = None  # indices of the batch that is made last
         point = progress.point
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._draw_warning = loader._draw_warning
@@ -59,7 +66,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             seeds = EpochSeeds(
                 int(self._base_seed), loader._next_epoch(), is_seeded_by_sample(loader)
             )
-            spec = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader))
+            spec = self._timed_spec(loader, shards_of_rank(loader))
             place_of_pulled = functools.partial(_place_of_pulled, weakref.ref(self))
             self._dataset_fetcher = InProcessFetcher(
                 spec, shard_count(loader), seeds, progress, place_of_pulled
@@ -70,8 +77,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             make.__init__(self, cast(Any, loader))
             if point is not None:
                 self._base_seed = point.base_seed
-            if loader.fetch_threads > 1 and not has_state:
-                self._dataset_fetcher = self._make_fetcher(loader)
+            if not has_state:
+                self._time_fetches(loader)
         if has_state:
             progress.finish_resuming = functools.partial(self._finish_resuming, loader)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -101,6 +108,10 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             progress.shard_states_now = self._states_reader()
         progress.begin(int(self._base_seed))
 
+    def begin_steps(self, loading_s: float) -> None:
+        """The program has this iterator, after ``loading_s`` in which it was made."""
+        self._ledger.begin(loading_s)
+
     def __del__(self) -> None:
         # Module globals are cleared while Python goes down.
         if sys is None or sys.is_finalizing():
@@ -111,7 +122,18 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     def _make_fetcher(self, loader: LoaderFace) -> Any:
         pool = make_pool(loader.fetch_threads)
-        return FetchSpec.of(self, loader.fetch_threads).make_fetcher(self._dataset, pool)
+        return self._timed_spec(loader).make_fetcher(self._dataset, pool)
+
+    def _timed_spec(self, loader: LoaderFace, shards: RankShards | None = None) -> FetchSpec:
+        spec = FetchSpec.of(self, loader.fetch_threads, shards)
+        return dataclasses.replace(spec, clock=self._ledger)
+
+    def _time_fetches(self, loader: LoaderFace) -> None:
+        if self._dataset_kind == DatasetKind.Map:
+            self._dataset_fetcher = self._make_fetcher(loader)
+        else:  # it has begun to iterate the dataset
+            fetcher = self._dataset_fetcher
+            fetcher.collate_fn = TimedCollate(self._ledger, fetcher.collate_fn)
 
     def _continue_iteration(self, loader: LoaderFace, start: ShardStart) -> None:
         indices = [None] * loader.batch_size if loader.batch_size is not None else None
@@ -191,7 +213,15 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
     def _next_index(self) -> Any:
         if not self._is_order_drawn and self._dataset_kind == DatasetKind.Map:
             self._note_order()
-        return super()._next_index()
+        self._asked_for = super()._next_index()
+        return self._asked_for
+
+    def _make_batch(self) -> Any:
+        self._ledger.begin_batch()
+        try:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        finally:
+            self._ledger.end_batch(self._progress.answered_count, self._asked_for)
 
     def _look(self, wait_s: float, waited_s: float) -> Ready:
         """Makes the batch of the next step, for the steps that all ranks take. It may wait in
@@ -199,21 +229,36 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         if self._held is None:
             states = self._progress.shard_states
             self._progress.shard_states_now = lambda: states
-            self._held = _Held.of(super()._next_data)
+            self._held = _Held.of(self._make_batch)
         is_all = isinstance(self._held.error, StopIteration)
         return Ready(int(not is_all), is_all, raises=self._held.error is not None and not is_all)
 
     def _make_next(self) -> Any:
         if self._steps is None:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        if not self._steps.take_turn(self._look):
-            raise StopIteration
+            return self._make_batch()
+        began_at, placed_s = time.perf_counter(), self._ledger.placed_s
+        try:
+            if not self._steps.take_turn(self._look):
+                raise StopIteration
+        finally:
+            made_s = self._ledger.placed_s - placed_s
+            self._ledger.note("ranks_s", time.perf_counter() - began_at - made_s)
         held, self._held = self._held, None
         self._progress.shard_states_now = self._states_reader()
         assert held is not None
         return held.give()
 
     def _next_data(self) -> Any:
+        self._ledger.enter()
+        has_batch = False
+        try:
+            batch = self._next_batch()
+            has_batch = True
+            return batch
+        finally:
+            self._ledger.leave(has_batch)
+
+    def _next_batch(self) -> Any:
         try:
             batch = self._make_next()
         except StopIteration:
@@ -227,7 +272,12 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._note_answer(is_error=False)
         if self._drawing_threads and self._dataset_fetcher.threads_drew:
             self._draw_warning.give(self._drawing_threads)
-        return batch if self._device is None else move_batch(batch, self._device)
+        if self._device is None:
+            return batch
+        began_at = time.perf_counter()
+        batch = move_batch(batch, self._device)
+        self._ledger.note("device_s", time.perf_counter() - began_at)
+        return batch
 
     def _note_answer(self, is_error: bool) -> None:
         fetcher, progress = self._dataset_fetcher, self._progress

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any, Protocol
 
 from penstock.loader.parked_client import ParkedClient
+from penstock.loader.past_work import PastWork
 from penstock.pool.travelling_code import TravellingCode
 from penstock.stream.progress import Progress
 from penstock.stream.sample_generators import DrawWarning
@@ -77,8 +78,10 @@ class LoaderFace(Protocol):
     _parked_client: ParkedClient
     _is_known_sendable: bool
     _past_counters: Counter[str]
+    _past_work: PastWork
     _replicas: Any  # a ReplicaGroup, or None
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
+    _plan: Any  # a Plan, or None
     _progress: Progress | None
     _shipment: bytes | None
     _step_agreement: Any  # a StepAgreement, or None

@@ -33,6 +33,7 @@ from penstock.loader.options import (
     shard_count,
     shards_of_rank,
 )
+from penstock.loader.past_work import PastWork
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
 from penstock.loader.steps_of_job import steps_of_job
 from penstock.program_line import warn
@@ -46,6 +47,7 @@ from penstock.worker.fetching import FetchSpec
 from penstock.worker.out_of_turn import OutOfTurn
 
 if TYPE_CHECKING:
+    from penstock.loader.common_steps import CommonSteps
     from penstock.tuning.load_meter import LoadMeter
 
 _BATCH = int(_C.Client.Event.BATCH)
@@ -101,6 +103,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         )
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._past_counters = loader._past_counters
+        self._past_work = loader._past_work
         self._ahead = deque()
         self._open_source(loader)
         loader._live_iterators.add(self)
@@ -174,6 +177,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._steps = steps_of_job(loader)
         self._begin_requests()
 
+    def begin_steps(self, loading_s: float) -> None:
+        """The program has this iterator, after ``loading_s`` in which it was made."""
+        self._past_counters["step_loader_s"] += loading_s  # type: ignore[assignment]
+        self._stream.begin_steps()
+
     def begin_delivery(self, loader: LoaderFace) -> None:
         """To be called before the first batch of an epoch is given out."""
         self._delivery = Delivery(
@@ -227,6 +235,14 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return self._asked.after(self._progress.answered_count)
 
     def _next_data(self) -> Any:
+        stream = self._stream
+        stream.enter_step()
+        try:
+            return self._next_batch()
+        finally:
+            stream.leave_step()
+
+    def _next_batch(self) -> Any:
         if self._meter is None:
             return self._deliver()
         called_at = time.monotonic()
@@ -244,7 +260,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._meter.note_waiting(time.monotonic() - called_at)
 
     def _deliver(self) -> Any:
-        if self._steps is not None and not self._steps.take_turn(self._look):
+        if self._steps is not None and not self._take_turn(self._steps):
             self._end_with_others()
         if self._ahead:
             taken = self._ahead.popleft()
@@ -268,6 +284,13 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         if self._may_come_out_of_turn:
             self._progress.note_delivery(extra[2])
         return value
+
+    def _take_turn(self, steps: CommonSteps) -> bool:
+        self._stream.begin_ranks()
+        try:
+            return steps.take_turn(self._look)
+        finally:
+            self._stream.end_ranks()
 
     def _look(self, wait_s: float, waited_s: float) -> Ready:
         """The batches that are here, for the steps that all ranks take."""
@@ -353,6 +376,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         """The counters of this iterator; empty once the loader has taken them over."""
         return {} if self._shutdown else self.source.counters()
 
+    def add_work(self, work: PastWork) -> None:
+        """Adds what workers and samples took, until the loader has taken that over."""
+        if not self._shutdown:
+            work.add(self._stream.workers(), self._stream.slow_samples())
+
     def _shutdown_workers(self) -> None:
         # Module globals are cleared while Python goes down.
         if exit_status is None or exit_status() is not False:
@@ -363,12 +391,19 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
 
     def _close_source(self) -> None:
         self._ahead.clear()
-        counters = self.source.counters()
-        self._past_counters.update(
-            {name: count for name, count in counters.items() if name not in STANDING_COUNTS}
-        )
         self._shutdown = True
-        self.source.close()
+        try:
+            self.source.close()
+        finally:
+            self._stream.leave_step()  # a call that goes on is over for this stream
+            self._past_counters.update(
+                {
+                    name: count
+                    for name, count in self.source.counters().items()
+                    if name not in STANDING_COUNTS
+                }
+            )
+            self._past_work.add(self._stream.workers(), self._stream.slow_samples())
 
     def __del__(self) -> None:
         try:

@@ -34,6 +34,7 @@ from penstock.stream.progress import Progress
 from penstock.worker.arena_cap import arena_bytes
 from penstock.worker.fetching import FetchSpec
 
+_PLAN_BYTES_MAX = 64 << 10  # wire::kPlanBytesMax
 _WORKERS_OF_USE_MAX = 4096  # to a map-style dataset
 _NO_JOB = hashlib.sha256(b"").digest()
 _QUIET_S = 5.0  # without any worker, before the user is told the reason of the wait
@@ -112,6 +113,7 @@ class PoolSource:
             for message in loader._prefixes.values():
                 self.install_prefix(message)
             self.set_shipment(loader._shipment)
+            self.show_plan(loader._plan)
             if parked is None:
                 self._client.start()  # native threads start after the last fork
             self.is_sound = True
@@ -193,6 +195,9 @@ class PoolSource:
     def remove_prefixes(self) -> None:
         self._prefix_ids.clear()
         self._name_blobs()
+
+    def show_plan(self, plan: Any) -> None:
+        self._client.set_plan("" if plan is None else plan.told(_PLAN_BYTES_MAX))
 
     def set_shipment(self, message: bytes | None) -> None:
         self._shipment_ids.clear()

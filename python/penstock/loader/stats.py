@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock import _C
 from penstock.loader.agreed_steps import EpochEnd
+from penstock.loader.step_times import SlowSample, StepTimes, WorkerTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,13 @@ class LoaderStats:
 
     Seconds are wall-clock: ``epochs_s`` is the time from the beginning of each epoch to its last
     batch, ``wait_s`` how long of it the trainer waited for batches, in ``waits`` times, ``fetch_s``
-    how long workers took to make those delivered, ``prefix_s`` how much of that they spent on calls
-    that :func:`penstock.offload` moved.
+    how long workers took to make those delivered. Of that they spent ``dataset_s`` on samples,
+    ``collate_s`` on making batches of them and writing these to shared memory, and ``prefix_s`` on
+    calls that :func:`penstock.offload` moved. Batches were on the wire for ``wire_s``, added up.
+
+    ``ledger`` says where each second of the steps went; it counts with ``num_workers=0``, too.
+    ``workers`` has what each worker took, by its number, or in a pool by its identity, and
+    ``slow_samples`` the samples that took longest, the slowest first.
 
     ``batches`` were delivered, with ``batch_bytes`` of tensors. Of them ``copied_batches`` were
     copied out of shared memory because the program holds many others, ``inline_batches`` came
@@ -83,6 +90,12 @@ class LoaderStats:
     pool_metered_energy_j: float = 0.0
     worker_choice: _C.WorkerChoice | None = None
     epoch_end: EpochEnd | None = None
+    dataset_s: float = 0.0
+    collate_s: float = 0.0
+    wire_s: float = 0.0
+    ledger: StepTimes = StepTimes()
+    workers: Mapping[int, WorkerTimes] = field(default_factory=dict)
+    slow_samples: tuple[SlowSample, ...] = ()
 
     @property
     def pool_energy_j(self) -> float | None:
@@ -95,7 +108,8 @@ class LoaderStats:
             return "DataLoader has not been iterated over"
         end = "" if self.epoch_end is None else f"\n  {self.epoch_end}"
         if not self.batches:
-            return f"DataLoader ({self.iterator}) has counted no batch{end}"
+            steps = f"; {self.ledger}" if self.ledger.steps else ""
+            return f"DataLoader ({self.iterator}) has counted no batch{steps}{end}"
         moved = (
             f", {1e3 * self.prefix_s / self.batches:.3g} ms of it on calls that offload() moved, "
             f"in {self.boundary_batches} batches"
@@ -109,6 +123,8 @@ class LoaderStats:
             f"workers spent {1e3 * self.fetch_s / self.batches:.3g} ms on a batch{moved}",
             f"{self.ready} batches are here and {self.outstanding} are asked for",
         ]
+        if self.ledger.steps:
+            lines.append(str(self.ledger))
         notable = {
             "were copied, because the program holds many others": self.copied_batches,
             "came through a socket, for want of shared memory": self.inline_batches,

@@ -14,6 +14,7 @@ from penstock.errors import UnsupportedError
 from penstock.seams.iterators import (
     BaseIterator,
     DatasetKind,
+    MapDatasetFetcher,
     WorkerInfo,
     set_worker_info,
     worker_info,
@@ -37,6 +38,7 @@ from penstock.stream.shard_state import (
     shard_state,
 )
 from penstock.worker.row_fetcher import RowFetcher, SampleRows
+from penstock.worker.sample_clock import FetchClock, TimedCollate, TimedMapFetcher
 from penstock.worker.threaded_fetch import (
     FetchPool,
     ThreadedMapFetcher,
@@ -57,6 +59,7 @@ class FetchSpec:
     fetch_threads: int
     rows: SampleRows | None = None  # of the worker's batches, where default_collate makes them
     shards: RankShards | None = None  # of an iterable dataset, where ranks share them out
+    clock: FetchClock | None = None  # in the process that makes the batches
 
     @staticmethod
     def of(
@@ -76,15 +79,24 @@ class FetchSpec:
         """Torch's fetcher over ``dataset``, with samples fetched on ``pool`` if there is one;
         begins to iterate an iterable dataset.
         """
+        clock, collate_fn = self.clock, self.collate_fn
+        if clock is not None:
+            collate_fn = TimedCollate(clock, collate_fn)
         if pool is not None:
             return ThreadedMapFetcher(
-                dataset, self.auto_collation, self.collate_fn, self.drop_last, pool
+                dataset, self.auto_collation, collate_fn, self.drop_last, pool
             )
         is_map = self.dataset_kind == DatasetKind.Map
-        if self.rows is not None and is_map and not fetches_whole_batches(dataset):
-            return RowFetcher(dataset, self.collate_fn, self.drop_last, self.rows)
+        if is_map and not fetches_whole_batches(dataset):
+            options = (dataset, self.auto_collation, collate_fn, self.drop_last)
+            plain = (
+                MapDatasetFetcher(*options) if clock is None else TimedMapFetcher(clock, *options)
+            )
+            if self.rows is None:
+                return plain
+            return RowFetcher(dataset, collate_fn, self.drop_last, self.rows, plain)
         return DatasetKind.create_fetcher(
-            self.dataset_kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
+            self.dataset_kind, dataset, self.auto_collation, collate_fn, self.drop_last
         )
 
 

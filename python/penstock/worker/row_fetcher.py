@@ -39,9 +39,16 @@ class RowFetcher(MapDatasetFetcher):
     """
 
     def __init__(
-        self, dataset: Any, collate_fn: Callable[[Any], Any], drop_last: bool, rows: SampleRows
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        drop_last: bool,
+        rows: SampleRows,
+        plain: MapDatasetFetcher,
     ) -> None:
+        """``plain`` fetches batches whose samples have nothing to move."""
         super().__init__(dataset, True, collate_fn, drop_last)
+        self._plain = plain
         self._rows = rows
         self._in_rows = MapDatasetFetcher(_InRows(dataset, rows), True, collate_fn, drop_last)
         self._unmoved_count = 0  # of batches to fetch as torch does
@@ -50,7 +57,7 @@ class RowFetcher(MapDatasetFetcher):
         indices = possibly_batched_index
         if self._unmoved_count > 0 or type(indices) is not list or not is_collate_map_untouched():
             self._unmoved_count = max(0, self._unmoved_count - 1)
-            return super().fetch(indices)  # type: ignore[no-untyped-call]
+            return self._plain.fetch(indices)
         self._rows.begin(len(indices))
         try:
             return self._in_rows.fetch(indices)

@@ -14,6 +14,7 @@ from penstock.seams.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.row_fetcher import SampleRows
+from penstock.worker.sample_clock import FetchClock
 
 
 class SlabServer(Protocol):
@@ -23,6 +24,8 @@ class SlabServer(Protocol):
 
     def sample_rows(self) -> SampleRows: ...
 
+    def fetch_clock(self) -> FetchClock: ...
+
     def new_bytes(self, bytes: int) -> torch.Tensor | None: ...
 
 
@@ -30,6 +33,7 @@ def collating_into(server: SlabServer, fetch: FetchSpec) -> FetchSpec:
     """``fetch`` with the native default_collate in the place of torch's, and with samples that are
     copied into the batch one by one.
     """
+    fetch = replace(fetch, clock=server.fetch_clock())
     if fetch.auto_collation and fetch.collate_fn is torch_collate.default_collate:
         return replace(fetch, collate_fn=_SlabCollate(server), rows=server.sample_rows())
     return fetch

@@ -152,7 +152,7 @@ TEST(ClientConnections, ThoseThatStaySilentKeepNobodyWaiting) {
 TEST_F(OddWorkerTest, BytesThatAreNoDescriptorAreAFailureWithAReason) {
   worker_->send_bytes(std::vector<std::byte>(10));
   expect_failure("10 bytes long");
-  worker_->send_bytes(std::vector<std::byte>(64));
+  worker_->send_bytes(std::vector<std::byte>(sizeof(wire::Descriptor)));
   expect_failure("PND1");
 }
 

@@ -35,7 +35,10 @@ Descriptor some_descriptor() {
           .record_offset = 12,
           .slab_bytes = 13,
           .fetch_time = 14,
-          .prefix_time = 15};
+          .prefix_time = 15,
+          .dataset_time = 16,
+          .slowest_place = 17,
+          .slowest_share = 18};
 }
 
 std::vector<std::byte> request_bytes(const Request& request = some_request()) {
@@ -76,7 +79,8 @@ TEST(Message, FieldsLieWhereTheProtocolSays) {
   EXPECT_EQ(descriptor[6], std::byte{2});
   EXPECT_EQ(descriptor[7], std::byte{3});
   const uint8_t expected[] = {5,  0, 0, 0, 0,  0, 0, 0, 6, 0, 0, 0, 7,  0, 0, 0, 8, 0, 0, 0, 9,  0, 0, 0, 10, 0, 0, 0,
-                              11, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 15, 0, 0, 0};
+                              11, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 15, 0, 0, 0,
+                              16, 0, 0, 0, 17, 0, 18, 0};
   EXPECT_EQ(std::memcmp(descriptor.data() + 8, expected, sizeof expected), 0);
 }
 
