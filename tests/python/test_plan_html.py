@@ -79,7 +79,8 @@ def test_a_long_table_is_folded(count: int, is_open: bool) -> None:
 def test_no_colour_is_right_for_light_or_for_dark_alone() -> None:
     """It inherits the colour of the text, all grounds are translucent, and nothing is fetched."""
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
-    html = format_html(plan)
+    html = plan._repr_html_()
+    assert html == format_html(plan)
     assert "flatten" in html and "linear" in html
     assert set(re.findall(r"[\s;\"]color:([^;\"]+)", html)) <= {"inherit"}
     grounds = set(re.findall(r"background(?:-color)?:([^;\"]+)", html))

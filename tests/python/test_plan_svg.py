@@ -147,7 +147,8 @@ def test_text_of_a_program_is_text() -> None:
 
 def test_it_has_its_colours_for_light_and_dark_and_fetches_nothing() -> None:
     plan = explain(nn.Sequential(nn.Flatten(), nn.Linear(400, 2)), torch.zeros(8, 20, 20))
-    svg = format_svg(plan)
+    svg = plan.to_svg()
+    assert svg == format_svg(plan)
     tree = ElementTree.fromstring(svg)
     assert tree.get("aria-label") == verdict(plan)
     style = next(tree.iter(f"{SVG}style")).text or ""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.cli.program import ProgramError
 from penstock.explanation import model_watch
 from penstock.explanation.model_watch import FoundPlan, ModelWatch
-from penstock.graph.plan_svg import format_svg
 
 if TYPE_CHECKING:
     from penstock.graph.plan import Plan
@@ -50,7 +49,7 @@ def explain_program(
                 stream.write(_formatted(found.plan, plan_format) + "\n")
             if picture is not None:
                 try:
-                    picture.write_text(format_svg(found.plan) + "\n", encoding="utf-8")
+                    picture.write_text(found.plan.to_svg() + "\n", encoding="utf-8")
                 except OSError as error:
                     faults.append(f"the picture of the plan could not be written: {error}")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.graph.plan_dot import format_dot
+from penstock.graph.plan_html import format_html
 from penstock.graph.plan_record import (
     CutTotals,
     PlannedCall,
@@ -18,6 +19,7 @@ from penstock.graph.plan_record import (
     PlanRecord,
     RunningPrice,
 )
+from penstock.graph.plan_svg import format_svg
 from penstock.graph.plan_table import format_plan
 from penstock.graph.plan_told import told_plan
 
@@ -28,12 +30,17 @@ __all__ = ["CutTotals", "Plan", "PlannedCall", "PlannedEdge", "RunningPrice", "j
 class Plan(PlanRecord):
     """A cut with its prices; bytes and seconds are per batch.
 
-    `str(plan)` is a table for people, `to_json()` has all of it, `to_dot()` is a picture.
+    `str(plan)` is a table for people, which notebooks show as one of HTML. `to_json()` has all of
+    it, `to_svg()` is a picture.
     `refused` is None, or the one sentence that says why the whole model stays in the trainer.
     """
 
     def __str__(self) -> str:
         return format_plan(self)
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return format_html(self)
 
     def to_json(self) -> str:
         """The plan as one JSON object, field by field under the fields' names."""
@@ -47,9 +54,15 @@ class Plan(PlanRecord):
         """The plan as a graph in the language of Graphviz: the calls of the workers and of the
         trainer in a box each, the tensors between them as edges with their bytes.
 
-            penstock explain --format dot train.py | dot -Tsvg -o plan.svg
+            penstock explain --format dot train.py | dot -Tpdf -o plan.pdf
         """
         return format_dot(self)
+
+    def to_svg(self) -> str:
+        """The plan as a picture for a browser, light or dark as the reader has it. Of a large plan
+        several calls share a box; where a call runs and why is shown when the pointer rests on
+        it."""
+        return format_svg(self)
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
