@@ -8,6 +8,8 @@ of a fence, which no reader sees, says what else is to happen:
     <!-- snippet: not run, because REASON -->   the fence is only compiled
     <!-- snippet: file NAME -->                 the fence is a file, for the commands of the page
     <!-- snippet: run -->                       the commands of this fence are run, by bash
+    <!-- snippet: run on slurm -->              the same beside a cluster; or `on ray`, with its
+                                                address in RAY_ADDRESS
     <!-- snippet: declarations -->              C++ that stands outside of a function
 
 What a page leaves to the reader stands in a comment of its own, `<!-- snippet: hidden python`, with
@@ -24,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+RUN = ("run", "run on slurm", "run on ray")
 
 _MARK = re.compile(r"<!-- snippet: (?P<text>.*?) ?-->", re.DOTALL)
 _NOT_RUN = "not run, because "
@@ -88,7 +92,7 @@ def snippets_of(page: Path) -> list[Snippet]:
 
 
 def _check(page: Path, snippet: Snippet) -> None:
-    known = ("run", "declarations")
+    known = (*RUN, "declarations")
     for mark in snippet.marks:
         if mark not in known and not mark.startswith((_NOT_RUN, "file ")):
             raise ValueError(f"{page}:{snippet.line}: there is no mark {mark!r}")

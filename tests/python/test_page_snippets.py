@@ -11,13 +11,16 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cpp_programs import configure, run
+from engine_pools import needs_ray, needs_slurm
 from page_snippets import (
     ROOT,
+    RUN,
     Snippet,
     commands_in,
     cpp_of,
@@ -26,6 +29,8 @@ from page_snippets import (
     program_of,
     snippets_of,
 )
+from pool_processes import SECONDS_MAX
+from slurm_cluster import SlurmCluster
 
 import penstock
 
@@ -44,7 +49,10 @@ def pages_with(what: str) -> list[Path]:
     found = {
         "python": lambda page: program_of(snippets_of(page), PRELUDE) is not None,
         "cpp": lambda page: cpp_of(snippets_of(page)) is not None,
-        "commands": lambda page: any("run" in one.marks for one in snippets_of(page)),
+        **{
+            mark: functools.partial(lambda mark, page: bool(commands_of(page, mark)), mark)
+            for mark in RUN
+        },
     }[what]
     return [page for page in pages() if found(page)]
 
@@ -67,19 +75,73 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{named(page)} is page.py\n{done.stdout}{done.stderr}"
 
 
+def commands_of(page: Path, mark: str) -> list[str]:
+    found = [one for one in snippets_of(page) if mark in one.marks]
+    return [command for one in found for command in commands_in(one)]
+
+
+def check_commands(page: Path, mark: str, folder: Path) -> None:
+    """They run, and what they leave behind ends when it is told to."""
+    for one in snippets_of(page):
+        if one.file_name is not None:
+            (folder / one.file_name).write_text(one.code)
+    commands = commands_of(page, mark)
+    end = "trap 'running=$(jobs -p); [ -z \"$running\" ] || kill $running || true; wait' EXIT"
+    done = bounded(["bash", "-c", "\n".join(["set -eu", end, *commands, ""])], folder)
+    logs = "".join(f"== {one.name}\n{one.read_text()}" for one in sorted(folder.glob("*.log")))
+    script = "\n".join(commands)
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}{logs}"
+    assert running_in(folder) == []
+
+
+def running_in(folder: Path) -> list[str]:
+    """The commands of processes that were started in a folder and are there still."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("page", pages_with("commands"), ids=named)
+@pytest.mark.parametrize("page", pages_with("run"), ids=named)
 def test_commands_run(page: Path, tmp_path: Path) -> None:
-    snippets = snippets_of(page)
-    for one in snippets:
-        if one.file_name is not None:
-            (tmp_path / one.file_name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / one.file_name).write_text(one.code)
-    commands = [command for one in snippets if "run" in one.marks for command in commands_in(one)]
-    script = "\n".join(["set -eu", *commands, ""])
-    done = bounded(["bash", "-c", script], tmp_path)
-    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+    check_commands(page, "run", tmp_path)
+
+
+@needs_slurm
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("run on slurm"), ids=named)
+def test_commands_run_on_slurm(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SlurmCluster(tmp_path / "slurm")
+    try:
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "page").mkdir()
+        check_commands(page, "run on slurm", tmp_path / "page")
+    finally:
+        cluster.close()
+
+
+@needs_ray
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("run on ray"), ids=named)
+def test_commands_run_on_ray(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    program = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as cluster:
+        assert cluster.stdout is not None
+        lines = iter(cluster.stdout.readline, "")
+        address = next(line for line in lines if line.startswith("address ")).split()[1]
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        check_commands(page, "run on ray", tmp_path)
+        cluster.communicate("", timeout=SECONDS_MAX)
 
 
 @pytest.mark.long
@@ -171,7 +233,15 @@ def help_of(name: str, *command: str) -> str:
 
 def bounded(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command in a session of its own and ends all that it has started."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "HOME": str(folder)}
+    # Names of sockets are short, and the folder of a test is not.
+    with tempfile.TemporaryDirectory(prefix="p") as temporary:
+        return bounded_with(command, folder, {"TMPDIR": temporary, "HOME": str(folder)})
+
+
+def bounded_with(
+    command: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables, "PYTHONPATH": str(Path(__file__).parent)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     with subprocess.Popen(
         command,
