@@ -205,10 +205,10 @@ def test_stages_are_those_of_the_time_since_the_last_look() -> None:
     (line,) = [line for line in top.lines() if line.startswith("train.py")]
     assert line.split()[3:8] == ["40.00", "25.0%", "75.0%", "12.5%", "0.0%"]
     later = busy_status()
-    later["trainers"][0]["ledger"] = ledger(200, compute=4.0, dataset=3.5, wire=0.5)
+    later["trainers"][0]["ledger"] = ledger(200, compute=4.0, dataset=3.4, wire=0.5, loader=0.1)
     top.state.update(pool_view(later, NOW), ())
     (line,) = [line for line in top.lines() if line.startswith("train.py")]
-    assert line.split()[3:8] == ["40.00", "75.0%", "25.0%", "75.0%", "0.0%"]
+    assert line.split()[3:8] == ["40.00", "72.5%", "25.0%", "72.5%", "0.0%"]
 
 
 def test_of_a_trainer_without_a_ledger_work_and_waiting_are_shown() -> None:

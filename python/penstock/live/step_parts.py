@@ -15,10 +15,11 @@ class StepPart:
     name: str
     title: str
     meaning: str
+    is_waiting: bool = True
 
 
 STEP_PARTS = (
-    StepPart("compute", "compute", "the program is at work between two batches"),
+    StepPart("compute", "compute", "the program is at work between two batches", False),
     StepPart("dataset", "dataset", "waiting for samples to be read"),
     StepPart("collate", "collate", "waiting for samples to become a batch"),
     StepPart("prefix", "prefix", "waiting for the part of the model that workers run"),
@@ -27,7 +28,7 @@ STEP_PARTS = (
     StepPart("device", "device copy", "waiting for the copy to the device"),
     StepPart("order", "order", "waiting for its turn while a later batch was here"),
     StepPart("ranks", "other ranks", "waiting for ranks that take the same steps"),
-    StepPart("loader", "loader", "the loader's own work in the trainer"),
+    StepPart("loader", "loader", "the loader's own work in the trainer", False),
 )
 
 

@@ -252,7 +252,7 @@ def _stage_row(trainer: TrainerView, before: Ledger | None, parent: str | None) 
     else:
         detail = "nothing is measured yet"
     if trainer.ledger is not None and "compute" in keys:
-        keys["waiting"] = sum(v for k, v in keys.items() if k not in ("step", "compute"))
+        keys["waiting"] = sum(keys[part.name] for part in STEP_PARTS if part.is_waiting)
     for name, value in keys.items():
         cells[name] = f"{value:.2f}" if name == "step" else f"{value:.1%}"
     for part in STEP_PARTS:
@@ -329,7 +329,7 @@ TABLES = (
             Column("job", "JOB", "the program and its dataset, by rank"),
             Column("id", "ID", "how its id begins"),
             Column("step", "STEP ms", "from one batch to the next", True),
-            Column("waiting", "WAITING", "all shares but that of compute", True),
+            Column("waiting", "WAITING", "all shares but those of compute and loader", True),
             *(Column(p.name, p.title.upper(), p.meaning, True) for p in STEP_PARTS),
         ),
         "job",
