@@ -296,6 +296,14 @@ def test_a_pool_loses_a_worker_and_then_its_controller_while_one_watches(
     page.click("nav a[href='#workers']")
     page.wait(lambda: f"/{pid}" not in page.text("tbody"))
     page.wait(lambda: page.text("tbody").count("serving") == 2)  # another was started
+    page.click("nav a[href='#plan']")
+    page.wait_for("calls run in the workers", "#view")
+    page.wait_for("steady_training.py:", ".detail")
+    shoot(page, "real-plan")
+    page.click("nav a[href='#steps']")
+    page.wait_for(" a step; ", "#view")
+    assert re.search(r"compute \d+", page.text(".rank"))
+    shoot(page, "real-steps")
     page.click("nav a[href='#overview']")
     assert page.complaints() == []
     controller.process.kill()

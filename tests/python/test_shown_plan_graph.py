@@ -7,6 +7,8 @@ import json
 
 from shown_pools import PLAN
 
+from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
+from penstock.graph.plan_told import told_plan
 from penstock.live.shown_plan_graph import shown_plan_graph
 
 
@@ -33,6 +35,15 @@ def test_a_plan_that_was_measured_while_training_says_so() -> None:
     assert fact == (
         "measured in the running loader 7 times, and changed for it 1 times: 21 ms a step"
     )
+
+
+def test_the_made_up_plan_is_of_the_form_in_which_plans_are_told() -> None:
+    calls = (PlannedCall(3, "sin at model.py:1", "worker", "it can", 1e-3, 2e-3, 8),)
+    told = json.loads(told_plan(Plan(moved=calls, edges=(PlannedEdge(None, 3, 8, 0),)), 4096))
+    assert set(told) >= set(PLAN) and set(told["calls"][0]) == set(PLAN["calls"][0])
+    assert set(told["edges"][0]) == set(PLAN["edges"][0])
+    plan = shown_plan_graph(json.dumps(told))
+    assert plan is not None and plan["edges"][0]["target"] == 0
 
 
 def test_a_trainer_without_a_plan_has_none() -> None:

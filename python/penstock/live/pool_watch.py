@@ -120,12 +120,8 @@ class PoolWatch:
             return known[1]
 
     def _ask_plan(self, trainer: str) -> str:
-        ask = getattr(_pool, "pool_plan", None)
-        if ask is None:  # a native part that was built before controllers knew plans
-            return ""
         where = self._address
-        told: str = ask(where.endpoint, where.keys, int(trainer, 16), where.timeout_s)
-        return told
+        return _pool.pool_plan(where.endpoint, where.keys, int(trainer, 16), where.timeout_s)
 
     def metrics_text(self, *, is_open: bool) -> bytes:
         with self._lock:
