@@ -8,13 +8,13 @@
 #include <memory>
 #include <optional>
 
-#include "base/live_clock.h"
 #include "bindings/python_collate.h"
 #include "bindings/python_content.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/python_sample_rows.h"
 #include "bindings/raise.h"
+#include "bindings/timed_fetch.h"
 #include "bindings/wait_for.h"
 #include "worker/malloc_tuning.h"
 #include "worker/prefix_message.h"
@@ -129,11 +129,7 @@ void bind_worker(py::module_& module) {
       },
       py::arg("text"), py::arg("constants"), py::arg("seed"), py::arg("library") = py::bytes(),
       py::arg("library_leaves") = py::list());
-  py::class_<dataset::FetchClock>(module, "FetchClock")
-      .def("begin_collate", [](dataset::FetchClock& self) { self.begin_collate(clock_now()); })
-      .def(
-          "note_sample", [](dataset::FetchClock& self, int64_t time_ns) { self.note_sample(Duration(time_ns)); },
-          py::arg("time_ns"));
+  bind_timed_fetch(module);
   py::class_<PythonSampleRows>(module, "SampleRows")
       .def("begin", &PythonSampleRows::begin, py::arg("sample_count"))
       .def("fetch", &PythonSampleRows::fetch, py::arg("dataset"), py::arg("index"))

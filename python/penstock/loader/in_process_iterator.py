@@ -40,7 +40,7 @@ from penstock.stream.shard_state import (
 )
 from penstock.worker.failed_sample import spoken_sample
 from penstock.worker.fetching import FetchSpec, InProcessFetcher
-from penstock.worker.sample_clock import TimedCollate
+from penstock.worker.sample_clock import timed_collate
 from penstock.worker.threaded_fetch import make_pool
 
 
@@ -126,14 +126,14 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
 
     def _timed_spec(self, loader: LoaderFace, shards: RankShards | None = None) -> FetchSpec:
         spec = FetchSpec.of(self, loader.fetch_threads, shards)
-        return dataclasses.replace(spec, clock=self._ledger)
+        return dataclasses.replace(spec, clock=self._ledger.clock)
 
     def _time_fetches(self, loader: LoaderFace) -> None:
         if self._dataset_kind == DatasetKind.Map:
             self._dataset_fetcher = self._make_fetcher(loader)
         else:  # it has begun to iterate the dataset
             fetcher = self._dataset_fetcher
-            fetcher.collate_fn = TimedCollate(self._ledger, fetcher.collate_fn)
+            fetcher.collate_fn = timed_collate(self._ledger.clock, fetcher.collate_fn)
 
     def _continue_iteration(self, loader: LoaderFace, start: ShardStart) -> None:
         indices = [None] * loader.batch_size if loader.batch_size is not None else None

@@ -9,39 +9,33 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from penstock import _C
 from penstock.loader.past_work import PastWork
 from penstock.loader.step_times import SlowSample
 
 
 class InProcessLedger:
-    """Of one iterator, and the clock of its batches. Confined to the program's thread.
+    """Of one iterator. Confined to the program's thread.
 
-    Adds to the counters of the loader as a stream's are named.
+    Adds to the counters of the loader, by the names that a stream's have. ``clock`` is that of the
+    batch in the making.
     """
 
     def __init__(self, counters: Counter[str], work: PastWork) -> None:
+        self.clock = _C.FetchClock()
         self._counters: dict[str, float] = counters  # type: ignore[assignment]
         self._work = work
         self._left_at = time.perf_counter()
         self._entered_at: float | None = None
         self._placed_s = 0.0  # of this call, what is in its place
-        self._fetch_at: float | None = None
-        self._collate_at: float | None = None
-        self._sample_count = 0
-        self._slowest: tuple[int, int] = (0, 0)  # nanoseconds and place
-
-    # ---- The clock of a batch
-
-    def begin_collate(self) -> None:
-        if self._collate_at is None:
-            self._collate_at = time.perf_counter()
-
-    def note_sample(self, time_ns: int) -> None:
-        if time_ns > self._slowest[0]:
-            self._slowest = (time_ns, self._sample_count)
-        self._sample_count += 1
+        self._fetch_at = 0.0
 
     # ---- The program's calls
+
+    def begin(self, loading_s: float) -> None:
+        """The first step begins, after ``loading_s`` in which the iterator was made."""
+        self._left_at = time.perf_counter()
+        self._add("step_loader_s", loading_s)
 
     def enter(self) -> None:
         now = time.perf_counter()
@@ -57,31 +51,24 @@ class InProcessLedger:
         if has_batch:
             self._counters["steps"] += 1
 
-    def begin(self, loading_s: float) -> None:
-        """The first step begins, after ``loading_s`` in which the iterator was made."""
-        self._left_at = time.perf_counter()
-        self._add("step_loader_s", loading_s)
+    # ---- Batches
 
     def begin_batch(self) -> None:
         self._fetch_at = time.perf_counter()
-        self._collate_at = None
-        self._sample_count = 0
-        self._slowest = (0, 0)
+        self.clock.begin()
 
     def end_batch(self, sequence: int, indices: object) -> None:
         """``indices`` are those that the batch was asked for by."""
-        assert self._fetch_at is not None
-        now = time.perf_counter()
-        collate_at = now if self._collate_at is None else self._collate_at
-        self._place("step_dataset_s", collate_at - self._fetch_at)
-        self._place("step_collate_s", now - collate_at)
-        time_ns, place = self._slowest
-        if time_ns > 0:
+        spent_s = time.perf_counter() - self._fetch_at
+        dataset_s, slowest_s, place = self.clock.times()
+        dataset_s = min(dataset_s, spent_s)
+        self._place("step_dataset_s", dataset_s)
+        self._place("step_collate_s", spent_s - dataset_s)
+        if slowest_s > 0:
             index = _index_at(indices, place)
-            self._work.note_sample(SlowSample(time_ns / 1e9, index, sequence, place, 0))
+            self._work.note_sample(SlowSample(slowest_s, index, sequence, place, 0))
         else:
-            whole_s = collate_at - self._fetch_at
-            self._work.note_sample(SlowSample(whole_s, None, sequence, None, 0))
+            self._work.note_sample(SlowSample(dataset_s, None, sequence, None, 0))
 
     def note(self, part: str, seconds: float) -> None:
         """Time of this call that went to ``part``, beside what :meth:`end_batch` placed."""

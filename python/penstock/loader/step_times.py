@@ -114,7 +114,7 @@ class SlowSample:
     """A sample that took its worker ``seconds``: the dataset's ``index``, where the batch was asked
     for by numbers, or else its ``place`` in batch ``batch`` of an epoch. Without a place it stands
     for all samples of the batch, which were not timed one by one: those of an iterable dataset, of
-    ``__getitems__`` or ``fetch_threads``, and those that take less than 50 µs."""
+    ``__getitems__`` or ``fetch_threads``, and those that take less than 20 µs."""
 
     seconds: float
     index: int | None

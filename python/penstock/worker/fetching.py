@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from penstock import _C
 from penstock.errors import UnsupportedError
 from penstock.seams.iterators import (
     BaseIterator,
@@ -38,7 +39,7 @@ from penstock.stream.shard_state import (
     shard_state,
 )
 from penstock.worker.row_fetcher import RowFetcher, SampleRows
-from penstock.worker.sample_clock import FetchClock, TimedCollate, TimedMapFetcher
+from penstock.worker.sample_clock import TimedMapFetcher, timed_collate
 from penstock.worker.threaded_fetch import (
     FetchPool,
     ThreadedMapFetcher,
@@ -59,7 +60,7 @@ class FetchSpec:
     fetch_threads: int
     rows: SampleRows | None = None  # of the worker's batches, where default_collate makes them
     shards: RankShards | None = None  # of an iterable dataset, where ranks share them out
-    clock: FetchClock | None = None  # in the process that makes the batches
+    clock: _C.FetchClock | None = None  # in the process that makes the batches
 
     @staticmethod
     def of(
@@ -81,7 +82,7 @@ class FetchSpec:
         """
         clock, collate_fn = self.clock, self.collate_fn
         if clock is not None:
-            collate_fn = TimedCollate(clock, collate_fn)
+            collate_fn = timed_collate(clock, collate_fn)
         if pool is not None:
             return ThreadedMapFetcher(
                 dataset, self.auto_collation, collate_fn, self.drop_last, pool

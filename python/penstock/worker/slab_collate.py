@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock import _C
 from penstock.seams.iterators import torch_collate
 from penstock.seams.storages import new_shared, replace_new_shared
 from penstock.stream.table_rows import is_collate_map_untouched
 from penstock.worker.fetching import FetchSpec
 from penstock.worker.row_fetcher import SampleRows
-from penstock.worker.sample_clock import FetchClock
 
 
 class SlabServer(Protocol):
@@ -24,7 +24,7 @@ class SlabServer(Protocol):
 
     def sample_rows(self) -> SampleRows: ...
 
-    def fetch_clock(self) -> FetchClock: ...
+    def fetch_clock(self) -> _C.FetchClock: ...
 
     def new_bytes(self, bytes: int) -> torch.Tensor | None: ...
 

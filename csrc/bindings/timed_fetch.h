@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A dataset and a collate_fn that tell a clock what they take (dataset/fetch_clock.h). They stand in the places of the
+// user's in torch's fetchers. They are native so that an exception's traceback has no frame of theirs.
+
+#include <pybind11/pybind11.h>
+
+#include "dataset/fetch_clock.h"
+
+namespace penstock::bindings {
+
+// For the thread of the clock.
+class TimedSamples {
+ public:
+  TimedSamples(pybind11::object dataset, dataset::FetchClock& clock) : dataset_(std::move(dataset)), clock_(clock) {}
+
+  // dataset[index]. Raises what the dataset raises.
+  pybind11::object get(pybind11::handle index);
+
+ private:
+  pybind11::object dataset_;
+  dataset::FetchClock& clock_;
+};
+
+class TimedCollate {
+ public:
+  TimedCollate(pybind11::object collate_fn, dataset::FetchClock& clock, bool draws_nothing)
+      : collate_fn_(std::move(collate_fn)), clock_(clock), draws_nothing_(draws_nothing) {}
+
+  // collate_fn(samples).
+  pybind11::object call(pybind11::handle samples);
+  bool draws_nothing() const { return draws_nothing_; }
+
+ private:
+  pybind11::object collate_fn_;
+  dataset::FetchClock& clock_;
+  bool draws_nothing_;
+};
+
+void bind_timed_fetch(pybind11::module_& module);
+
+}  // namespace penstock::bindings
