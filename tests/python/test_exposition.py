@@ -111,7 +111,7 @@ def test_the_format_is_what_accept_prefers(accept: str, is_open: bool) -> None:
 
 def test_counters_never_shrink_when_a_trainer_leaves_and_another_of_its_name_comes() -> None:
     def delivered(number: int, count: int) -> PoolView:
-        one = trainer(number, ledger=ledger(count, compute=count / 100))
+        one = trainer(number, hedged_batches=count // 10, ledger=ledger(count, compute=count / 100))
         one["queue"] |= {"delivered_batches": count, "waited_s": count / 1000}
         return pool_view(status([], [one]), NOW)
 
@@ -122,6 +122,7 @@ def test_counters_never_shrink_when_a_trainer_leaves_and_another_of_its_name_com
         seen.append({key[0] + str(dict(key[1]).get("part", "")): v for key, v in found.items()})
     for name, values in {
         "penstock_job_batches_total": [100, 150, 150, 180],
+        "penstock_job_hedged_batches_total": [10, 15, 15, 18],
         "penstock_job_steps_total": [100, 150, 150, 180],
         "penstock_job_step_seconds_totalcompute": [1.0, 1.5, 1.5, 1.8],
         "penstock_job_waited_seconds_total": [0.1, 0.15, 0.15, 0.18],

@@ -308,6 +308,11 @@ def test_events_follow_from_statuses_where_the_controller_reports_none() -> None
         ),
         ("trainer_left", "train.py: Images of gpu1/4 left"),
     ]
+    hedges = [status([], [trainer(1, hedged_batches=count)]) for count in (5, 5, 6, 8)]
+    assert kinds_of(*hedges) == [
+        ("hedged", "1 late batch was asked of a second worker for train.py: Images of gpu1/4"),
+        ("hedged", "2 late batches were asked of a second worker for train.py: Images of gpu1/4"),
+    ]
     wanted = {**busy_status()["engine"], "wanted": 8}
     assert kinds_of(busy_status(), {**busy_status(), "engine": wanted}) == [
         ("scaled", "engine slurm: 8 workers are wanted, 6 were before; the jobs can use 6")

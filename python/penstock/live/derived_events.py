@@ -25,6 +25,7 @@ def changes_between(before: PoolView, after: PoolView) -> Iterator[Change]:
     """Joining first, so that who is assigned has been heard of."""
     yield from _comings(before, after)
     yield from _assignments(before, after)
+    yield from _hedges(before, after)
     yield from _goings(before, after)
     yield from _scaling(before, after)
 
@@ -51,6 +52,16 @@ def _assignments(before: PoolView, after: PoolView) -> Iterator[Change]:
         else:
             text = f"worker {worker.name} works for nobody"
         yield Change("assigned", text, trainer=now, worker=worker.id)
+
+
+def _hedges(before: PoolView, after: PoolView) -> Iterator[Change]:
+    hedged = {trainer.id: trainer.hedged_batches for trainer in before.trainers}
+    for trainer in after.trainers:
+        count = trainer.hedged_batches - hedged.get(trainer.id, trainer.hedged_batches)
+        if count > 0:
+            batches = "1 late batch was" if count == 1 else f"{count} late batches were"
+            text = f"{batches} asked of a second worker for {trainer.job} of {trainer.name}"
+            yield Change("hedged", text, trainer=trainer.id)
 
 
 def _goings(before: PoolView, after: PoolView) -> Iterator[Change]:

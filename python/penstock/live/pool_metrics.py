@@ -122,6 +122,12 @@ def _counters(totals: PoolTotals) -> list[Metric]:
             [_of(key, one.waited_s) for key, one in by_key.items()],
         ),
         Metric(
+            "penstock_job_hedged_batches",
+            "counter",
+            "late batches that were asked of a second worker",
+            [_of(key, one.hedged) for key, one in by_key.items()],
+        ),
+        Metric(
             "penstock_job_steps",
             "counter",
             "steps of ranks that report where their time goes",

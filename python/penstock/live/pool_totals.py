@@ -22,6 +22,7 @@ class RankTotals:
     batches: float = 0.0
     bytes: float = 0.0
     waited_s: float = 0.0
+    hedged: float = 0.0
     steps: float = 0.0
     parts_s: dict[str, float] = field(default_factory=dict)
 
@@ -44,6 +45,8 @@ class PoolTotals:
             totals.bytes += new_batches * (trainer.batch_bytes or 0)
             waited_before = 0.0 if last is None else last.waited_s
             totals.waited_s += max(0.0, trainer.waited_s - waited_before)
+            hedged_before = 0 if last is None else last.hedged_batches
+            totals.hedged += max(0, trainer.hedged_batches - hedged_before)
             if trainer.ledger is not None:
                 new = trainer.ledger.since(None if last is None else last.ledger)
                 totals.steps += new.steps
