@@ -168,7 +168,7 @@ def test_the_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     done = run_bench("ledger.py", "--quick", "--markdown", "--out", str(lines))
     assert done.returncode == 0, done.stderr
-    assert len(lines.read_text().splitlines()) == 3 * 2 * 2 + 2
+    assert len(lines.read_text().splitlines()) == 3 * 2 * 2 + 1 + 2
     assert "of a step of 5 ms" in done.stdout
 
 
