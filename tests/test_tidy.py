@@ -53,11 +53,12 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "graph": ("seams",),
     "tracking": ("graph",),
     "loader": ("pool", "tracking", "tuning"),
+    "observing": ("loader",),
     "cut": ("loader",),
     "explanation": ("cut",),
     "engines": ("pool",),
     "live": ("pool",),
-    "cli": ("explanation", "engines", "live"),
+    "cli": ("explanation", "observing", "engines", "live"),
 }
 
 # An outside header, and the files of csrc that may include it. The first entry that matches a
@@ -91,6 +92,10 @@ DOORS: tuple[tuple[str, str], ...] = (
 
 # What penstock's Python may import besides the standard library. sympy is how torch writes a size.
 PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
+# What one module alone imports, inside of functions: the program may do without.
+OPTIONAL_PACKAGES = {
+    "tqdm": "python/penstock/observing/progress_bar.py",
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)
 CPP_SUFFIXES = (".h", ".cpp", ".cu")
@@ -160,13 +165,19 @@ def import_faults(root: Path) -> Iterator[str]:
         is_engine = "engines" in path.relative_to(package).parts[:-1]
         tree = ast.parse(path.read_text(), filename=name)
         lazy = {id(node) for function in functions(tree) for node in ast.walk(function)}
+        for_types = {id(node) for block in type_checking(tree) for node in ast.walk(block)}
         for node in ast.walk(tree):
-            for fault in module_faults(node, is_engine, is_lazy=id(node) in lazy):
+            own = {package for package, home in OPTIONAL_PACKAGES.items() if home == name}
+            typing_only = id(node) in for_types
+            for fault in module_faults(node, is_engine, id(node) in lazy or typing_only, own):
                 yield f"{name}:{getattr(node, 'lineno', 0)}: {fault}"
 
 
-def module_faults(node: ast.AST, is_engine: bool, is_lazy: bool) -> Iterator[str]:
-    """What is wrong with one import statement; nothing for any other node."""
+def module_faults(
+    node: ast.AST, is_engine: bool, is_lazy: bool, optional: set[str]
+) -> Iterator[str]:
+    """What is wrong with one import statement; nothing for any other node. ``optional`` packages
+    may be imported lazily by its module."""
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -179,7 +190,7 @@ def module_faults(node: ast.AST, is_engine: bool, is_lazy: bool) -> Iterator[str
     else:
         return
     for top in [module.partition(".")[0] for module in modules]:
-        if top in sys.stdlib_module_names or top == "penstock":
+        if top in sys.stdlib_module_names or top == "penstock" or (top in optional and is_lazy):
             continue
         if is_engine and not is_lazy:
             yield f"an engine imports {top} lazily, inside a function"
@@ -341,6 +352,13 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def type_checking(tree: ast.AST) -> Iterator[ast.AST]:
+    """What a type checker alone reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            yield node
+
+
 def functions(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -404,6 +422,8 @@ def test_arrows_and_doors_kept_are_no_faults(tmp_path: Path) -> None:
     ("name", "text", "fault"),
     [
         ("csrc/base/x.h", '#include "loader/counters.h"', "against the arrows"),
+        ("python/penstock/observing/progress_bar.py", "import tqdm", "does not depend on"),
+        ("python/penstock/loader/x.py", "def f():\n    import tqdm", "does not depend on"),
         ("csrc/net/x.h", '#include "loader/client.h"', "against the arrows"),
         ("csrc/cluster/x.cpp", '#include "net/socket.h"', "against the arrows"),
         ("csrc/graph/x.cpp", '#  include "runtime/executor.h"', "against the arrows"),
@@ -462,8 +482,9 @@ def test_what_is_installed_with_penstock_is_what_it_imports() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
-    # The engine ray is for who has it, and asks for it when it is used.
-    assert imported - sys.stdlib_module_names - {"ray"} == PACKAGES
+    # The engine ray is for who has it, and asks for it when it is used; so are optional packages.
+    optional = {"ray", *OPTIONAL_PACKAGES}
+    assert imported - sys.stdlib_module_names - optional == PACKAGES
     listed = re.search(
         r"^dependencies = \[\n(.*?)^\]",
         (ROOT / "pyproject.toml").read_text(),

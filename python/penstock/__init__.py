@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
+    from penstock.observing.step_trace import trace
+    from penstock.observing.trace_file import merge_traces
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
@@ -42,8 +44,10 @@ __all__ = [
     "explain",
     "install",
     "merge_states",
+    "merge_traces",
     "offload",
     "stateless",
+    "trace",
     "uninstall",
 ]
 _HOMES = {
@@ -58,8 +62,10 @@ _HOMES = {
     "explain": "penstock.explanation.explanation",
     "install": "penstock.cli.installation",
     "merge_states": "penstock.loader.rank_states",
+    "merge_traces": "penstock.observing.trace_file",
     "offload": "penstock.cut.offloading",
     "stateless": "penstock.graph.declared_operators",
+    "trace": "penstock.observing.step_trace",
     "uninstall": "penstock.cli.installation",
 }
 

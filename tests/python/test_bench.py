@@ -184,6 +184,21 @@ def test_tabular_rows_are_timed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_the_cost_of_watched_steps_is_measured(tmp_path: Path) -> None:
+    lines = tmp_path / "figures.jsonl"
+    command = [sys.executable, str(BENCH / "watched_steps.py"), "--quick", "--out", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [record["name"] for record in records][:2] == [
+        "watched_steps/nobody_ns",
+        "watched_steps/added_us",
+    ]
+    assert "| trace |" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_looks_at_datasets_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
     command = [sys.executable, str(BENCH / "dataset_look.py"), "--quick", "--data", str(tmp_path)]

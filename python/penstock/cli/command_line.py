@@ -25,6 +25,12 @@ PROGRAM_COMMANDS = {
         "program_commands",
         "show which parts of a program's model could run in the data workers, and why",
     ),
+    "trace": Command(
+        "trace_commands", "run a program and write a trace of its steps, for Perfetto and Chrome"
+    ),
+    "merge-traces": Command(
+        "trace_commands", "make one trace of those of several ranks, or of torch.profiler"
+    ),
 }
 POOL_COMMANDS = {
     "keys": Command("pool_commands", "make the keys of a pool that spans machines"),
@@ -112,7 +118,7 @@ def cmake_dir() -> Path:
 
 def _help() -> str:
     def table(rows: dict[str, str]) -> str:
-        return "".join(f"  {name:<12}{text}\n" for name, text in rows.items())
+        return "".join(f"  {name:<13}{text}\n" for name, text in rows.items())
 
     programs, pools, clusters, machines = (
         table({name: command.summary for name, command in commands.items()})

@@ -4,29 +4,23 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.cli.command_parser import (
     FAILED_EXIT_CODE,
     CommandError,
     CommandParser,
-    did_you_mean,
     one_of,
     whole_number,
 )
+from penstock.cli.named_program import PROGRAM_USAGE, named_if_missing, start_of
 from penstock.cli.pool_commands import KEYS_VARIABLE, POOL_VARIABLE, PROCESSES_MAX
-from penstock.cli.program import ProgramError, run_file, run_module
 from penstock.errors import PenstockError
 from penstock.tuning.usable_cpus import usable_cpus
-
-_PROGRAM_USAGE = """\
-{command} [OPTION ...] PROGRAM.py [ARGUMENT ...]
-{command} [OPTION ...] -m MODULE [ARGUMENT ...]"""
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
@@ -38,7 +32,7 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "run",
-        _PROGRAM_USAGE.format(command="run"),
+        PROGRAM_USAGE.format(command="run"),
         """\
 Runs a Python program as python does, with penstock's DataLoader in the place of torch's. The
 program, its arguments and the frameworks that it uses stay as they are. What follows the program
@@ -77,7 +71,7 @@ examples:
         help="start a pool of N worker processes on this machine for the program (default: none)",
     )
     options, program = parser.parse_before_program(arguments)
-    start = _start_of(program, parser.command)
+    start = start_of(program, parser.command)
     if options.code:
         _name_code_paths(options.code, parser.command)
     prepare = _nothing
@@ -85,7 +79,7 @@ examples:
         _check_pool_local(options.pool_local, parser.command)
         prepare = functools.partial(_start_pool, options.pool_local)
     try:
-        with _named_if_missing(program):
+        with named_if_missing(program):
             start(prepare)
     except _NoPoolError as error:
         print(f"penstock run: {error}", file=sys.stderr)
@@ -96,7 +90,7 @@ examples:
 def _explain(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         "explain",
-        _PROGRAM_USAGE.format(command="explain"),
+        PROGRAM_USAGE.format(command="explain"),
         """\
 Runs a program as `penstock run` does until it first calls a model with a batch of a DataLoader.
 Then it ends the program and prints what of that model could run in the data workers, what has to
@@ -135,12 +129,12 @@ examples:
         "of a call when the pointer rests on it (default: none)",
     )
     options, program = parser.parse_before_program(arguments)
-    start = _start_of(program, parser.command)
+    start = start_of(program, parser.command)
     picture = None if options.svg is None else _writable(options.svg, parser.command)
     # It watches models by means of Dynamo, which no other command needs.
     from penstock.cli.explained_program import explain_program
 
-    with _named_if_missing(program):
+    with named_if_missing(program):
         return explain_program(start, options.format, options.cut, picture)
 
 
@@ -227,31 +221,3 @@ def _name_code_paths(paths: Sequence[str], command: str) -> None:
 
 
 _COMMANDS = {"run": _run, "explain": _explain}
-
-
-def _start_of(program: list[str], command: str) -> Callable[..., None]:
-    """The call that runs the program. It may be given what is to be called right before."""
-    match program:
-        case ["-m", module, *rest]:
-            return functools.partial(run_module, module, rest)
-        case ["-m"]:
-            raise CommandError("-m is to be followed by the name of a module", command)
-        case [path, *rest]:
-            return functools.partial(run_file, path, rest)
-        case _:
-            raise CommandError("the program is missing: name a file, or a module with -m", command)
-
-
-@contextlib.contextmanager
-def _named_if_missing(program: list[str]) -> Iterator[None]:
-    """A program that there is not is an error of the call."""
-    try:
-        yield
-    except ProgramError as error:
-        folder, name = os.path.split(program[0])
-        meant = ""
-        with contextlib.suppress(OSError):
-            if name.endswith(".py"):
-                files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
-                meant = did_you_mean(name, files)
-        raise CommandError(f"{error}{meant}", None) from error

@@ -27,6 +27,7 @@ from penstock.loader.options import (
     shards_of_rank,
 )
 from penstock.loader.steps_of_job import steps_of_job
+from penstock.loader.watched_steps import are_watched, watched
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
 from penstock.stream.indices import IndexOrder, recognise_sampler
@@ -47,10 +48,16 @@ from penstock.worker.threaded_fetch import make_pool
 class SingleProcessIter(CountedPulls, SingleProcessIterator):
     """Torch's in-process iterator, with penstock's options, and a count of its batches."""
 
+    makes_batches = True  # in the trainer itself
+
     def __init__(self, loader: LoaderFace) -> None:
         progress = self._progress = loader._begin_progress()
         self._ledger = InProcessLedger(loader._past_counters, loader._past_work)
         self._asked_for: Any = None  # indices of the batch that is made last
+        self._counters: dict[str, Any] = loader._past_counters
+        self.watched_loader = weakref.ref(loader)
+        self.watched_by: object = ()
+        self.ranks_window: tuple[float, float] | None = None
         point = progress.point
         self._is_seeded_by_batch = is_seeded_by_batch(loader)
         self._draw_warning = loader._draw_warning
@@ -242,13 +249,18 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
                 raise StopIteration
         finally:
             made_s = self._ledger.placed_s - placed_s
-            self._ledger.note("ranks_s", time.perf_counter() - began_at - made_s)
+            ended_at = time.perf_counter()
+            self._ledger.note("ranks_s", ended_at - began_at - made_s)
+            self.ranks_window = (began_at, ended_at)
         held, self._held = self._held, None
         self._progress.shard_states_now = self._states_reader()
         assert held is not None
         return held.give()
 
     def _next_data(self) -> Any:
+        return watched(self, self._take_step) if are_watched() else self._take_step()
+
+    def _take_step(self) -> Any:
         self._ledger.enter()
         has_batch = False
         try:
@@ -278,6 +290,16 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         batch = move_batch(batch, self._device)
         self._ledger.note("device_s", time.perf_counter() - began_at)
         return batch
+
+    def record_steps(self, count_max: int) -> None:
+        """Nothing is recorded: a step itself shows when its batch was made."""
+
+    def step_records(self) -> list[dict[str, Any]]:
+        return []
+
+    def counters(self) -> dict[str, Any]:
+        """Those of all iterators of the loader."""
+        return self._counters
 
     def _note_answer(self, is_error: bool) -> None:
         fetcher, progress = self._dataset_fetcher, self._progress

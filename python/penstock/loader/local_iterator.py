@@ -36,6 +36,7 @@ from penstock.loader.options import (
 from penstock.loader.past_work import PastWork
 from penstock.loader.source import STANDING_COUNTS, NativeThread, Source, StreamOptions
 from penstock.loader.steps_of_job import steps_of_job
+from penstock.loader.watched_steps import are_watched, watched
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
 from penstock.seams.storages import open_shared
@@ -69,6 +70,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     _workers: list[Any]  # torch's name for the processes
     _shutdown = True  # until there is something to shut down
     _is_elastic = False  # whether the number of workers may change at any time
+    makes_batches = False  # in the trainer itself
     _is_all_here = False  # whether no batch follows those of _ahead, where ranks agree on steps
 
     def __init__(self, loader: LoaderFace) -> None:
@@ -104,6 +106,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         self._asks_while_room = self._is_elastic or loader.prefetch_bytes is not None
         self._past_counters = loader._past_counters
         self._past_work = loader._past_work
+        self.watched_loader = weakref.ref(loader)
+        self.ranks_window: tuple[float, float] | None = None
         self._ahead = deque()
         self._open_source(loader)
         loader._live_iterators.add(self)
@@ -131,6 +135,7 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         fetch = FetchSpec.of(self, loader.fetch_threads, shards_of_rank(loader))
         self.source = self._make_source(loader, options, fetch)
         self._stream = self.source.stream
+        self.watched_by: object = ()
         self._workers = self.source.processes
         self._shutdown = False
 
@@ -235,6 +240,9 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         return self._asked.after(self._progress.answered_count)
 
     def _next_data(self) -> Any:
+        return watched(self, self._take_step) if are_watched() else self._take_step()
+
+    def _take_step(self) -> Any:
         stream = self._stream
         stream.enter_step()
         try:
@@ -287,9 +295,11 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
 
     def _take_turn(self, steps: CommonSteps) -> bool:
         self._stream.begin_ranks()
+        began_at = time.monotonic()
         try:
             return steps.take_turn(self._look)
         finally:
+            self.ranks_window = (began_at, time.monotonic())
             self._stream.end_ranks()
 
     def _look(self, wait_s: float, waited_s: float) -> Ready:
@@ -375,6 +385,14 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
     def counters(self) -> dict[str, Any]:
         """The counters of this iterator; empty once the loader has taken them over."""
         return {} if self._shutdown else self.source.counters()
+
+    def record_steps(self, count_max: int) -> None:
+        """Keeps when each of the next ``count_max`` batches was where, for `step_records`."""
+        self._stream.record_steps(count_max)
+
+    def step_records(self) -> list[dict[str, Any]]:
+        """Of the batches since the last call."""
+        return [] if self._shutdown else self._stream.step_records()
 
     def add_work(self, work: PastWork) -> None:
         """Adds what workers and samples took, until the loader has taken that over."""

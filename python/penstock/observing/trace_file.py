@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files in Chrome's trace format: writing one, and making one of several.
+
+``ts`` of an event is in microseconds after ``baseTimeNanoseconds`` of the Unix clock, as in the
+files that torch.profiler writes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+BASE = "baseTimeNanoseconds"
+_FIRST_PID = 1 << 22  # Linux has no process with this number or a larger one
+_FLOW_PHASES = frozenset("stf")
+_ID_STEP = 1 << 40  # between the flows of one file and those of the next
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError, with a sentence, where no file could be written to ``path``."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; the name of a file is expected for the trace")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"the trace cannot be written to {path}: there is no folder {path.parent}; make it, or "
+            f"name another file"
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(
+            f"the trace cannot be written to {path}: {path.parent} may not be written to; name a "
+            f"file elsewhere"
+        )
+
+
+def write_trace(path: Path, trace: dict[str, Any]) -> int:
+    """Writes a whole file or none, compressed where its name ends in .gz. Returns its bytes."""
+    data = json.dumps(trace, separators=(",", ":")).encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, compresslevel=5)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return len(data)
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """Raises ValueError, with a sentence, for a file that is no trace."""
+    data = path.read_bytes()
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        trace = json.loads(data)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is no trace in JSON, or is cut off: {error}") from error
+    if isinstance(trace, list):  # the short form of the format
+        trace = {"traceEvents": trace}
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(
+            f"{path} has no list of traceEvents; a trace that penstock or torch.profiler wrote is "
+            f"expected"
+        )
+    return trace
+
+
+def merge_traces(traces: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> int:
+    """Makes one trace of several: those of the ranks of a job, of torch.profiler, or both.
+
+    traces: files that :func:`penstock.trace`, ``penstock trace`` or torch.profiler's
+        ``export_chrome_trace`` wrote, compressed or not.
+    path: the file to be written, compressed if its name ends in ".gz".
+
+    Instants are shifted to one clock, the Unix clock of the machines, whose clocks should agree.
+    Ranks whose processes have the same number get other numbers; torch's trace of a rank stays with
+    penstock's, where it has the same process number and no other rank. Returns the number of
+    events.
+
+    Raises ``ValueError`` for a file that is no trace, and ``OSError`` where one cannot be read or
+    written.
+
+    Example::
+
+        with penstock.trace("steps.json", steps=50), torch.profiler.profile() as profiler:
+            train()
+        profiler.export_chrome_trace("torch.json")
+        penstock.merge_traces(["steps.json", "torch.json"], "both.json.gz")
+    """
+    target = Path(path)
+    check_writable(target)
+    if not traces:
+        raise ValueError("merge_traces() was given no traces; the names of files are expected")
+    read = [read_trace(Path(name)) for name in traces]
+    bases = [int(trace.get(BASE, 0)) for trace in read]
+    if len({base == 0 for base in bases}) > 1:
+        alone = [str(name) for name, base in zip(traces, bases, strict=True) if base == 0]
+        raise ValueError(
+            f"{', '.join(alone)} has no {BASE}, so its clock is not known and it cannot be put "
+            f"beside the others; traces of penstock and of torch.profiler have it"
+        )
+    base = min(bases)
+    pids: dict[Any, int | None] = {}  # a process number, and whose rank it is
+    events: list[dict[str, Any]] = []
+    for number, (trace, own_base) in enumerate(zip(read, bases, strict=True)):
+        moved = _moved_pids(trace, pids, number)
+        for event in trace["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = event["ts"] + (own_base - base) / 1000
+            if event.get("pid") in moved:
+                event["pid"] = moved[event["pid"]]
+            if event.get("ph") in _FLOW_PHASES and isinstance(event.get("id"), int):
+                event["id"] += number * _ID_STEP
+            events.append(event)
+    merged = {"displayTimeUnit": "ms", BASE: base, "traceEvents": events}
+    write_trace(target, merged)
+    return len(events)
+
+
+def _moved_pids(trace: dict[str, Any], pids: dict[Any, int | None], number: int) -> dict[Any, int]:
+    """New numbers for processes of this trace that are not those which had them before."""
+    rank = _rank_of(trace)
+    moved = {}
+    for pid in {event["pid"] for event in trace["traceEvents"] if "pid" in event}:
+        if not isinstance(pid, int):
+            continue  # torch's tracks that are no process
+        if pid in pids and rank is not None and pids[pid] not in (None, rank):
+            moved[pid] = _FIRST_PID * (number + 1) + pid % _FIRST_PID
+        elif pids.get(pid) is None:
+            pids[pid] = rank
+    return moved
+
+
+def _rank_of(trace: dict[str, Any]) -> int | None:
+    """None where a trace does not say."""
+    for key in ("penstock", "distributedInfo"):
+        about = trace.get(key)
+        if isinstance(about, dict) and isinstance(about.get("rank"), int):
+            rank: int = about["rank"]
+            return rank
+    return None

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps as events of Chrome's trace format: what overlaps, what crosses, whose clock is off."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+from chrome_trace import check_flows, check_nesting, on_track, track_names
+
+from penstock.loader.watched_steps import MadeBatch, WatchedStep
+from penstock.observing.chrome_events import Place, events_of
+from penstock.observing.step_waits import stretches
+from penstock.observing.traced_step import StepWindow, TracedStep
+
+PLACE = Place(7, 0, "train.py")
+
+
+class Loader:
+    dataset = "rows"
+
+
+LOADER = Loader()
+REF = weakref.ref(LOADER)
+
+
+def made(sequence: int, *, begun: float, worker: int | None = 0, **times: float) -> MadeBatch:
+    """A batch whose stages take a second each, where nothing else is said."""
+    collated = times.get("collated", begun + 2)
+    arrived = times.get("arrived", collated + 1)
+    return MadeBatch(
+        epoch=0,
+        sequence=sequence,
+        worker=worker,
+        bytes=1000,
+        asked_at=begun,
+        begun_at=begun,
+        dataset_until=min(begun + 1, collated),
+        collate_until=collated,
+        made_at=collated,
+        arrived_at=arrived,
+        staged_at=times.get("staged", arrived),
+    )
+
+
+def step(
+    number: int, entered: float, left: float, *batches: MadeBatch, **options: Any
+) -> WatchedStep:
+    return WatchedStep(REF, 0, number, entered, left, True, batches, 1, 2, **options)
+
+
+def parts(one: WatchedStep, *later: MadeBatch) -> list[tuple[str, float, float]]:
+    return [tuple(stretch) for stretch in stretches(one, later)]
+
+
+def events(*steps: WatchedStep) -> list[dict[str, Any]]:
+    window = StepWindow(100, 0)
+    for one in steps:
+        window.note(one)
+    found = events_of(window.steps(), PLACE)
+    check_nesting(found)
+    check_flows(found)
+    return found
+
+
+def test_a_call_is_cut_where_its_batch_went_on() -> None:
+    one = step(0, 10, 15.5, made(0, begun=11, staged=15))
+    assert parts(one) == [
+        ("worker_s", 10, 11),
+        ("dataset_s", 11, 12),
+        ("collate_s", 12, 13),
+        ("wire_s", 13, 14),
+        ("device_s", 14, 15),
+        ("loader_s", 15, 15.5),
+    ]
+
+
+def test_a_call_that_found_its_batch_ready_waited_for_nothing() -> None:
+    assert parts(step(0, 20, 20.5, made(0, begun=11))) == [("loader_s", 20, 20.5)]
+
+
+def test_a_wait_is_for_the_order_from_when_a_later_batch_is_here() -> None:
+    one = step(0, 10, 14, made(0, begun=10, collated=13))
+    assert parts(one, made(1, begun=9, collated=10.5, arrived=11.5))[1:] == [
+        ("collate_s", 11, 11.5),
+        ("order_s", 11.5, 14),
+    ]
+    # One of the epoch before, or an earlier one, ends no wait.
+    assert parts(one, made(-1, begun=1)) == parts(one)
+
+
+def test_what_was_neither_the_batch_nor_the_loader_was_for_other_ranks() -> None:
+    one = step(0, 10, 16, made(0, begun=10), ranks=(10.0, 15.0))
+    assert parts(one)[-2:] == [("ranks_s", 13, 15), ("loader_s", 15, 16)]
+
+
+def test_an_end_without_a_batch_is_the_loaders_or_the_datasets() -> None:
+    end = WatchedStep(REF, 0, 5, 10, 12, False)
+    assert parts(end) == [("loader_s", 10, 12)]
+    own = WatchedStep(REF, 0, 5, 10, 12, False, is_own=True)
+    assert parts(own) == [("dataset_s", 10, 12)]
+
+
+def test_batches_that_are_under_way_at_once_have_lanes() -> None:
+    found = events(
+        step(0, 10, 20, made(0, begun=10, arrived=18), made(1, begun=10, worker=1, arrived=19)),
+        step(1, 21, 30, made(2, begun=20, arrived=25)),
+    )
+    assert len(on_track(found, "wire")) == 2 and len(on_track(found, "wire 2")) == 1
+
+
+def test_a_worker_whose_clock_is_off_still_makes_one_batch_after_the_other() -> None:
+    found = events(
+        step(0, 10, 20, made(0, begun=10, collated=13)),
+        step(1, 20, 30, made(1, begun=12.5, collated=15)),
+        step(2, 30, 40, made(2, begun=12.6, collated=14)),
+    )
+    assert [one["ts"] for one in on_track(found, "worker 0") if "batch" in one["name"]] == [
+        10e6,
+        13e6,
+        15e6,
+    ]
+
+
+def test_a_loader_that_another_ones_dataset_reads_is_inside_of_its_step() -> None:
+    other = Loader()
+    inner = WatchedStep(weakref.ref(other), 0, 0, 11, 12, True, (), is_own=True)
+    outer = step(0, 10, 14, made(0, begun=10, worker=None), is_own=True)
+    found = events(inner, outer, step(1, 15, 16))
+    slices = on_track(found, "trainer")
+    (inside,) = [one for one in slices if one["name"] == "batch 0" and one["ts"] == 11e6]
+    assert inside["dur"] == 1e6
+    assert [(one["ts"], one["dur"]) for one in slices if one["name"] == "compute"] == [(14e6, 1e6)]
+
+
+def test_a_pools_worker_has_the_name_of_penstock_status() -> None:
+    found = events(step(0, 10, 20, made(0, begun=10, worker=0x3F2A << 40)))
+    assert "worker 003f2a0000000000" in track_names(found).values()
+
+
+def test_a_window_that_is_full_takes_no_more() -> None:
+    window = StepWindow(2, 1)
+    assert [window.note(step(number, number, number + 0.5)) for number in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert [one.seen.number for one in window.steps()] == [1, 2]
+    assert isinstance(window.steps()[0], TracedStep) and window.batch_count == 2
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_steps_and_one_step_make_a_trace(count: int) -> None:
+    assert len(events(*[step(0, 1, 2)][:count])) >= 1

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.trace()`: a window of steps as a trace, checked against the ledger and the format."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chrome_trace import checked, nanoseconds, on_track, seconds_of, track_names
+from pool_processes import PoolProcesses, pool_of
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+import penstock
+from penstock import DataLoader
+from penstock.observing.chrome_events import FIRST_TRACK
+from penstock.observing.trace_file import read_trace
+
+pytestmark = pytest.mark.slow
+
+SAMPLE_S = 0.004
+COLLATE_S = 0.01
+STEP_S = 0.005
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    def __init__(self, count: int, sample_s: float = SAMPLE_S, slow: int | None = None) -> None:
+        self.count, self.sample_s, self.slow = count, sample_s, slow
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.3 if index == self.slow else self.sample_s)
+        return torch.full((1000,), float(index))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(12):
+            time.sleep(SAMPLE_S)
+            yield torch.full((3,), float(number))
+
+
+def sleeping_collate(samples: Any) -> Any:
+    time.sleep(COLLATE_S)
+    return default_collate(samples)
+
+
+def train(loader: Any, step_s: float = STEP_S) -> int:
+    count = 0
+    for _ in loader:
+        time.sleep(step_s)
+        count += 1
+    return count
+
+
+def names_on(events: list[dict[str, Any]], track: str) -> set[str]:
+    return {event["name"] for event in on_track(events, track)}
+
+
+def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(48), batch_size=4, num_workers=2, collate_fn=sleeping_collate)
+    with penstock.trace(tmp_path / "trace.json") as trace:
+        assert train(loader, 0.002) == 12
+    assert trace.path == tmp_path / "trace.json" and trace.step_count == 12
+    events = checked(trace.path)
+    times, stats = loader.stats().ledger, loader.stats()
+    waits = {
+        "wait for the dataset": times.dataset_s,
+        "wait for collating": times.collate_s,
+        "wait for a free worker": times.worker_s,
+        "wait for the batch whose turn it is": times.order_s,
+    }
+    for name, seconds in waits.items():
+        assert seconds_of(events, "trainer", name) == pytest.approx(seconds, abs=0.01), name
+    # The time before the first call and after the last is no step's.
+    assert seconds_of(events, "trainer", "compute") == pytest.approx(times.compute_s, abs=0.06)
+    # Batches of workers on this machine are in shared memory as soon as they are made.
+    assert set(track_names(events).values()) == {"trainer", "worker 0", "worker 1"}
+    for part, seconds in (("dataset", stats.dataset_s), ("collate", stats.collate_s)):
+        of_workers = sum(seconds_of(events, f"worker {n}", part) for n in (0, 1))
+        assert of_workers == pytest.approx(seconds, rel=0.02)
+    arrows = [event for event in events if event["ph"] == "s"]
+    assert len(arrows) == 12
+    counters = {event["name"] for event in events if event["ph"] == "C"}
+    assert counters == {"batches", "throughput"}
+    assert all(event.get("tid", 0) == 0 or event["tid"] >= FIRST_TRACK for event in events)
+
+
+def test_a_call_is_covered_by_its_parts(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(24), batch_size=4, num_workers=1)
+    with penstock.trace(tmp_path / "trace.json"):
+        train(loader)
+    events = on_track(checked(tmp_path / "trace.json"), "trainer")
+    calls = [event for event in events if event["name"].startswith("batch ")]
+    assert [event["name"] for event in calls] == [f"batch {number}" for number in range(6)]
+    for call in calls:
+        begin, length = nanoseconds(call["ts"]), nanoseconds(call["dur"])
+        parts = [
+            nanoseconds(one["dur"])
+            for one in events
+            if begin <= nanoseconds(one["ts"]) < begin + length and one is not call
+        ]
+        assert sum(parts) == length
+
+
+def test_a_batch_that_others_wait_behind_is_a_wait_for_the_order(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(32, 0.001, slow=8), batch_size=4, num_workers=2)
+    with penstock.trace(tmp_path / "trace.json"):
+        train(loader, 0.0)
+    events = checked(tmp_path / "trace.json")
+    order_s = seconds_of(events, "trainer", "wait for the batch whose turn it is")
+    assert order_s == pytest.approx(loader.stats().ledger.order_s, abs=0.01)
+    assert order_s > 0.2
+
+
+def test_in_process_batches_are_the_trainers_own_work(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(12), batch_size=4, collate_fn=sleeping_collate)
+    with penstock.trace(tmp_path / "trace.json"):
+        train(loader)
+    events = checked(tmp_path / "trace.json")
+    times = loader.stats().ledger
+    assert seconds_of(events, "trainer", "dataset") == pytest.approx(times.dataset_s, rel=0.02)
+    assert seconds_of(events, "trainer", "collate") == pytest.approx(times.collate_s, rel=0.02)
+    assert set(track_names(events).values()) == {"trainer"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterable_dataset_is_traced_too(tmp_path: Path, num_workers: int) -> None:
+    loader = DataLoader(Stream(), batch_size=4, num_workers=num_workers)
+    with penstock.trace(tmp_path / "trace.json"):
+        count = train(loader)
+    events = checked(tmp_path / "trace.json")
+    calls = [one for one in on_track(events, "trainer") if one["name"].startswith("batch ")]
+    assert len(calls) == count
+    assert "end of the epoch" in names_on(events, "trainer")
+
+
+def test_the_window_begins_after_those_left_out_and_ends_when_it_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    loader = DataLoader(Sleeping(400, 0.001), batch_size=4, num_workers=2)
+    batches = iter(loader)
+    for _ in range(10):  # its workers run already
+        next(batches)
+    with penstock.trace(path, steps=20, skip=5) as trace:
+        for number in range(26):
+            assert path.exists() == (number > 24), number
+            next(batches)
+    events = checked(path)
+    calls = [one for one in on_track(events, "trainer") if one["name"].startswith("batch ")]
+    assert [one["name"] for one in calls] == [f"batch {number}" for number in range(15, 35)]
+    assert trace.step_count == 20
+
+
+def test_several_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
+    one = DataLoader(Sleeping(8), batch_size=4, num_workers=1)
+    other = DataLoader(Stream(), batch_size=4, num_workers=1)
+    with penstock.trace(tmp_path / "trace.json"):
+        train(one)
+        train(other)
+        train(one)
+    names = set(track_names(checked(tmp_path / "trace.json")).values())
+    assert {"trainer", "loader 1 (Sleeping): worker 0", "loader 2 (Stream): worker 0"} <= names
+    assert not any("loader 3" in name for name in names)
+
+
+def test_an_error_of_the_program_still_leaves_a_trace(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(80), batch_size=4, num_workers=1)
+    with pytest.raises(KeyboardInterrupt), penstock.trace(tmp_path / "trace.json.gz") as trace:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                raise KeyboardInterrupt
+    assert trace.step_count == 4
+    assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    assert len(on_track(checked(tmp_path / "trace.json.gz"), "worker 0")) >= 8
+    assert os.listdir(tmp_path) == ["trace.json.gz"]
+
+
+def test_a_trace_of_no_steps_can_be_opened(tmp_path: Path) -> None:
+    with penstock.trace(tmp_path / "trace.json") as trace:
+        pass
+    assert trace.step_count == 0
+    assert [event["name"] for event in checked(tmp_path / "trace.json")] == ["process_name"]
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with penstock.trace(path):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with penstock.trace(tmp_path / "of_child.json"):
+                    train(DataLoader(Sleeping(4), batch_size=2))
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert not path.exists()
+    assert len(checked(tmp_path / "of_child.json")) > 1
+
+
+def test_a_rank_writes_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with penstock.trace(tmp_path / "trace.json") as trace:
+            train(DataLoader(Sleeping(8), batch_size=4, num_workers=1))
+        assert trace.path == tmp_path / f"trace.rank{rank}.json"
+    count = penstock.merge_traces(
+        [tmp_path / "trace.rank0.json", tmp_path / "trace.rank1.json"], tmp_path / "job.json"
+    )
+    events = checked(tmp_path / "job.json")
+    assert len(events) == count
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert sorted(name.rpartition(", ")[2] for name in names.values()) == ["rank 0", "rank 1"]
+
+
+def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(40), batch_size=4, num_workers=1)
+    activities = [ProfilerActivity.CPU]
+    with penstock.trace(tmp_path / "ours.json"), profile(activities=activities) as profiler:
+        train(loader)
+    profiler.export_chrome_trace(str(tmp_path / "torchs.json"))
+    checked(tmp_path / "torchs.json")  # the rules are those that torch keeps
+    penstock.merge_traces([tmp_path / "ours.json", tmp_path / "torchs.json"], tmp_path / "b.json")
+    events = checked(tmp_path / "b.json")
+    ours = [
+        one for one in on_track(events, "trainer") if "batch" in one["name"] or "end" in one["name"]
+    ]
+    torchs = [one for one in events if one["name"].startswith("enumerate(DataLoader)")]
+    assert len(ours) == len(torchs) == 11  # with the end of the epoch
+    for one, twin in zip(ours, sorted(torchs, key=lambda each: each["ts"]), strict=True):
+        assert one["pid"] == twin["pid"] == os.getpid()
+        assert twin["ts"] == pytest.approx(one["ts"], abs=2000)
+        assert twin["dur"] == pytest.approx(one["dur"], abs=4000)
+
+
+def test_traces_of_other_clocks_and_other_files_are_refused(tmp_path: Path) -> None:
+    with penstock.trace(tmp_path / "ours.json"):
+        pass
+    (tmp_path / "old.json").write_text('[{"ph": "X", "ts": 1, "dur": 1, "name": "x"}]')
+    (tmp_path / "cut.json").write_text('{"traceEvents": [')
+    (tmp_path / "other.json").write_text('{"rows": 3}')
+    for name, words in (
+        ("old.json", "clock is not known"),
+        ("cut.json", "cut off"),
+        ("other.json", "no list of traceEvents"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            penstock.merge_traces([tmp_path / "ours.json", tmp_path / name], tmp_path / "b.json")
+    with pytest.raises(ValueError, match="no traces"):
+        penstock.merge_traces([], tmp_path / "b.json")
+    assert not (tmp_path / "b.json").exists()
+
+
+def test_what_cannot_be_done_is_said_at_once(tmp_path: Path) -> None:
+    for options, words in (
+        ({"steps": 0}, "steps is 0; a whole number from 1"),
+        ({"steps": 2.5}, "steps is 2.5"),
+        ({"skip": -1}, "skip is -1; a whole number from 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            penstock.trace(tmp_path / "trace.json", **options)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        penstock.trace(tmp_path / "no" / "trace.json").__enter__()
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        penstock.trace(tmp_path).__enter__()
+
+
+def test_a_full_window_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    loader = DataLoader(Sleeping(12, 0.0), batch_size=4)
+    with penstock.trace(folder / "trace.json", steps=2) as trace:
+        folder.rmdir()
+        with pytest.warns(UserWarning, match="the trace of 2 steps was not written"):
+            assert train(loader) == 3
+    assert trace.path is None
+
+
+def test_a_step_that_nobody_watches_is_not_recorded(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(400, 0.0), batch_size=4, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    assert batches.step_records() == []  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+def test_a_pools_workers_have_their_identities(tmp_path: Path, pool: PoolProcesses) -> None:
+    pool.start_worker()
+    loader = DataLoader(Sleeping(80), batch_size=4, pool=pool.endpoint)
+    with penstock.trace(tmp_path / "pool.json"):
+        train(loader, 0.0)
+    events = checked(tmp_path / "pool.json")
+    (identity,) = loader.stats().workers
+    assert f"worker {identity:016x}" in track_names(events).values()
+    assert len(on_track(events, "wire")) > 0
+    assert read_trace(tmp_path / "pool.json")["penstock"]["steps"] == 20
