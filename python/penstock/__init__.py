@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
+    from penstock.observing.progress_bar import progress
     from penstock.observing.step_trace import trace
     from penstock.observing.trace_file import merge_traces
+    from penstock.observing.waiting_meter import WaitingMeter
     from penstock.sampling.cost_batch_sampler import CostBatchSampler
     from penstock.sampling.mixture_sampler import MixtureSampler
     from penstock.worker.shared_list import SharedList
@@ -37,6 +39,7 @@ __all__ = [
     "Plan",
     "PoolWarning",
     "SharedList",
+    "WaitingMeter",
     "WorkerError",
     "announce_pool",
     "detach",
@@ -46,6 +49,7 @@ __all__ = [
     "merge_states",
     "merge_traces",
     "offload",
+    "progress",
     "stateless",
     "trace",
     "uninstall",
@@ -56,6 +60,7 @@ _HOMES = {
     "MixtureSampler": "penstock.sampling.mixture_sampler",
     "Plan": "penstock.graph.plan",
     "SharedList": "penstock.worker.shared_list",
+    "WaitingMeter": "penstock.observing.waiting_meter",
     "announce_pool": "penstock.loader.announced_pool",
     "detach": "penstock.cut.offloading",
     "embedding_ids": "penstock.cut.embedding_ids",
@@ -64,6 +69,7 @@ _HOMES = {
     "merge_states": "penstock.loader.rank_states",
     "merge_traces": "penstock.observing.trace_file",
     "offload": "penstock.cut.offloading",
+    "progress": "penstock.observing.progress_bar",
     "stateless": "penstock.graph.declared_operators",
     "trace": "penstock.observing.step_trace",
     "uninstall": "penstock.cli.installation",

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a loader is waited for, in numbers and in a bar's words."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from terminal_program import TerminalProgram
+from torch.utils.data import Dataset
+
+import penstock
+from penstock import DataLoader
+from penstock.loader.step_times import PARTS, StepTimes
+from penstock.observing.waiting_meter import waiting_text
+
+pytestmark = pytest.mark.slow
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.003)
+        return torch.full((3,), float(index))
+
+
+def test_scalars_are_means_of_the_steps_since_the_last_call() -> None:
+    loader = DataLoader(Sleeping(), batch_size=4, num_workers=1)
+    meter = penstock.WaitingMeter(loader)
+    assert meter.scalars() == {}
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    first = meter.scalars()
+    assert set(first) == {f"penstock/{name}" for name in ("waiting_share", "step_s", *PARTS)}
+    assert first["penstock/step_s"] == pytest.approx(
+        sum(first[f"penstock/{name}"] for name in PARTS)
+    )
+    assert first["penstock/waiting_share"] > 0.4
+    time.sleep(0.5)  # the program computes, and the rest of its batches are made
+    assert meter.scalars() == {}
+    for _ in batches:
+        pass
+    second = meter.scalars("loader.")
+    assert second["loader.compute_s"] > 0.05
+    assert second["loader.waiting_share"] < first["penstock/waiting_share"]
+
+
+def test_the_words_name_what_is_waited_for_most() -> None:
+    assert waiting_text(StepTimes(4, 9.0, 0.8, 0.2)) == "waiting 10 % (the dataset)"
+    assert waiting_text(StepTimes(4, 9.0, wire_s=1.0)) == "waiting 10 % (the wire)"
+    assert waiting_text(StepTimes(4, 9.0)) == "waiting 0 %"
+
+
+def test_the_words_stay_until_it_is_time_for_others() -> None:
+    loader = DataLoader(Sleeping(), batch_size=4)
+    meter = penstock.WaitingMeter(loader, every_s=3600)
+    assert str(meter) == ""
+    batches = iter(loader)
+    next(batches)
+    words = str(meter)
+    assert re.fullmatch(r"waiting \d+ % \(the dataset\)", words)
+    time.sleep(0.2)
+    next(batches)
+    assert str(meter) == words
+
+
+def test_what_is_no_loader_of_ours_is_refused() -> None:
+    theirs = torch.utils.data.DataLoader(Sleeping())
+    for call in (penstock.WaitingMeter, penstock.progress):
+        with pytest.raises(TypeError, match=r"a penstock.DataLoader is expected"):
+            call(theirs)
+    with pytest.raises(ValueError, match="every_s is -1"):
+        penstock.WaitingMeter(DataLoader(Sleeping()), every_s=-1)
+
+
+PROGRAM = """
+    import time
+    import torch
+    import penstock
+
+    class Sleeping(torch.utils.data.Dataset):
+        def __len__(self):
+            return 300
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return torch.zeros(3)
+
+    if __name__ == "__main__":
+        loader = penstock.DataLoader(Sleeping(), batch_size=2, num_workers=1)
+"""
+TQDM = """
+        bar = penstock.progress(loader, desc="epoch 1", mininterval=0.05)
+        for step, batch in enumerate(bar):
+            if step % 10 == 0:
+                bar.set_postfix(loss=0.5)
+"""
+RICH = """
+        from rich.progress import Progress, TextColumn
+        meter = penstock.WaitingMeter(loader)
+        columns = *Progress.get_default_columns(), TextColumn("{task.fields[waiting]}")
+        with Progress(*columns) as bar:
+            task = bar.add_task("epoch 1", total=len(loader), waiting="")
+            for batch in loader:
+                bar.update(task, advance=1, waiting=str(meter))
+"""
+
+
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[list[TerminalProgram]]:
+    opened: list[TerminalProgram] = []
+    yield opened
+    for program in opened:
+        program.close()
+
+
+@pytest.mark.parametrize(("body", "also"), [(TQDM, "loss=0.5, waiting"), (RICH, "waiting")])
+def test_a_bar_on_a_terminal_shows_waiting(
+    tmp_path: Path, terminals: list[TerminalProgram], body: str, also: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(PROGRAM + body))
+    program = TerminalProgram([sys.executable, str(path)], os.environ)
+    terminals.append(program)
+    words = re.compile(r"epoch 1.*waiting \d+ % \(the dataset\)", re.DOTALL)
+    text = program.wait(lambda screen: words.search(screen) is not None)
+    assert also in text
+    share = re.search(r"waiting (\d+) %", text)
+    assert share is not None and int(share[1]) > 50
+    assert program.end() == 0
+
+
+def test_a_bar_is_tqdms_and_counts_all_batches() -> None:
+    loader = DataLoader(Sleeping(), batch_size=4, num_workers=1)
+    bar = penstock.progress(loader, disable=True)
+    assert len(list(bar)) == 10
+    assert len(bar) == 10
