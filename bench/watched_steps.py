@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs a step to be watched: by nobody, by a trace.
+"""What it costs a step to be watched: by nobody, by a trace, by OpenTelemetry.
 
 *nobody_ns* is the look whether somebody watches, which each batch pays. The others are how much
 longer a step of small ready batches takes on the trainer's thread, beside one that nobody watches.
@@ -8,6 +8,7 @@ longer a step of small ready batches takes on the trainer's thread, beside one t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import tempfile
 import time
@@ -29,6 +30,13 @@ def watchers(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "trace": lambda: penstock.trace(folder / "trace.json", steps=100_000),
     }
+    if importlib.util.find_spec("opentelemetry") is not None:
+        found["metrics"] = lambda: penstock.to_opentelemetry(spans=False)
+    if importlib.util.find_spec("opentelemetry.sdk") is not None:
+        from opentelemetry.sdk.trace import TracerProvider
+
+        provider = TracerProvider(shutdown_on_exit=False)
+        found["spans"] = lambda: penstock.to_opentelemetry(provider)
     return found
 
 

@@ -94,6 +94,7 @@ DOORS: tuple[tuple[str, str], ...] = (
 PACKAGES = {"penstock", "torch", "numpy", "cloudpickle", "sympy"}
 # What one module alone imports, inside of functions: the program may do without.
 OPTIONAL_PACKAGES = {
+    "opentelemetry": "python/penstock/observing/open_telemetry.py",
     "tqdm": "python/penstock/observing/progress_bar.py",
 }
 

@@ -16,6 +16,7 @@ from staged_pages import write_text
 # What public functions give and no program makes.
 RESULTS = {
     "penstock.loader.stats.LoaderStats": "What `loader.stats()` gives.",
+    "penstock.observing.open_telemetry.Telemetry": "What `penstock.to_opentelemetry()` gives.",
     "penstock.observing.step_trace.StepTrace": "What `penstock.trace()` gives.",
 }
 

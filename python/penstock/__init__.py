@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.loader.announced_pool import announce_pool
     from penstock.loader.dataloader import DataLoader
     from penstock.loader.rank_states import merge_states
+    from penstock.observing.open_telemetry import to_opentelemetry
     from penstock.observing.progress_bar import progress
     from penstock.observing.step_trace import trace
     from penstock.observing.trace_file import merge_traces
@@ -51,6 +52,7 @@ __all__ = [
     "offload",
     "progress",
     "stateless",
+    "to_opentelemetry",
     "trace",
     "uninstall",
 ]
@@ -71,6 +73,7 @@ _HOMES = {
     "offload": "penstock.cut.offloading",
     "progress": "penstock.observing.progress_bar",
     "stateless": "penstock.graph.declared_operators",
+    "to_opentelemetry": "penstock.observing.open_telemetry",
     "trace": "penstock.observing.step_trace",
     "uninstall": "penstock.cli.installation",
 }

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.to_opentelemetry()`, with the SDK's exporters and an endpoint of OTLP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import penstock
+from penstock import DataLoader
+
+pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E402
+    InMemorySpanExporter,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.full((3,), float(index))
+
+
+def make_loader() -> DataLoader[torch.Tensor]:
+    return DataLoader(Sleeping(), batch_size=4, num_workers=1)
+
+
+@pytest.fixture
+def spans() -> tuple[TracerProvider, InMemorySpanExporter]:
+    provider, exporter = TracerProvider(shutdown_on_exit=False), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider, exporter
+
+
+@pytest.fixture
+def metrics() -> Iterator[tuple[MeterProvider, InMemoryMetricReader]]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    yield provider, reader
+    provider.shutdown()
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, dict[Any, float]]:
+    """By the metric's name and the part, if it has one."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[str, dict[Any, float]] = {}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.data.data_points:
+            assert point.attributes["penstock.loader"] == "Sleeping"
+            part = point.attributes.get("penstock.part")
+            found.setdefault(metric.name, {})[part] = point.value
+    return found
+
+
+def test_metrics_are_the_ledger_of_the_steps(
+    spans: tuple[TracerProvider, InMemorySpanExporter],
+    metrics: tuple[MeterProvider, InMemoryMetricReader],
+) -> None:
+    loader = make_loader()
+    with penstock.to_opentelemetry(spans[0], metrics[0], spans=False):
+        for _ in loader:
+            time.sleep(0.004)
+    found = points(metrics[1])
+    times = loader.stats().ledger
+    assert found["penstock.batches"] == {None: 10}
+    assert found["penstock.batch.io"][None] == loader.stats().batch_bytes > 0
+    assert found["penstock.batches.ready"][None] == 0
+    seconds = found["penstock.step.time"]
+    assert seconds["dataset"] == pytest.approx(times.dataset_s, abs=0.01)
+    assert seconds["compute"] == pytest.approx(times.compute_s, rel=0.1)
+    assert spans[1].get_finished_spans() == ()
+    for _ in loader:  # which nobody is told of
+        pass
+    assert points(metrics[1])["penstock.batches"] == {None: 10}
+
+
+def test_each_batch_is_a_span_with_its_stages_under_the_programs_own(
+    spans: tuple[TracerProvider, InMemorySpanExporter],
+    metrics: tuple[MeterProvider, InMemoryMetricReader],
+) -> None:
+    provider, exporter = spans
+    with (
+        penstock.to_opentelemetry(provider, metrics[0]),
+        provider.get_tracer("train").start_as_current_span("epoch") as epoch,
+    ):
+        before_ns = time.time_ns()
+        assert len(list(make_loader())) == 10
+    finished = exporter.get_finished_spans()
+    batches = [span for span in finished if span.name == "penstock.batch"]
+    assert [span.attributes["penstock.batch"] for span in batches] == list(range(10))
+    for batch in batches:
+        assert batch.parent.span_id == epoch.get_span_context().span_id
+        assert batch.attributes["penstock.worker"] == "0"
+        assert before_ns - 1e9 < batch.start_time <= batch.end_time <= time.time_ns()
+        inside = {
+            span.name: span
+            for span in finished
+            if span.parent is not None and span.parent.span_id == batch.context.span_id
+        }
+        assert {"penstock.dataset", "penstock.collate", "penstock.next"} <= set(inside)
+        assert inside["penstock.dataset"].end_time == inside["penstock.collate"].start_time
+        assert inside["penstock.dataset"].end_time - inside["penstock.dataset"].start_time > 7e6
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes what an exporter of OTLP sends by HTTP, and parses it by OpenTelemetry's own schema."""
+
+    requests: list[Any]
+
+    def do_POST(self) -> None:
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+            ExportMetricsServiceRequest,
+        )
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
+        kinds = {
+            "/v1/traces": ExportTraceServiceRequest,
+            "/v1/metrics": ExportMetricsServiceRequest,
+        }
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        request = kinds[self.path]()
+        request.ParseFromString(body)
+        self.server.requests.append(request)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_an_endpoint_of_otlp_gets_spans_and_metrics() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.requests = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        at = f"http://127.0.0.1:{server.server_port}/v1"
+        tracing = TracerProvider(shutdown_on_exit=False)
+        plain = Compression.NoCompression
+        tracing.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(f"{at}/traces", compression=plain))
+        )
+        exporter = OTLPMetricExporter(f"{at}/metrics", compression=plain)
+        metering = MeterProvider(
+            [PeriodicExportingMetricReader(exporter, 3_600_000)], shutdown_on_exit=False
+        )
+        try:
+            with penstock.to_opentelemetry(tracing, metering):
+                assert len(list(make_loader())) == 10
+            tracing.shutdown()
+            metering.shutdown()
+        finally:
+            server.shutdown()
+            thread.join()
+        requests = server.requests  # type: ignore[attr-defined]
+    sent = [
+        span.name
+        for request in requests
+        for resource in getattr(request, "resource_spans", ())
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert sent.count("penstock.batch") == 10
+    names = {
+        metric.name
+        for request in requests
+        for resource in getattr(request, "resource_metrics", ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert names == {
+        "penstock.batches",
+        "penstock.batch.io",
+        "penstock.batches.ready",
+        "penstock.step.time",
+    }
+
+
+def test_without_the_package_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "import penstock\n"
+        "try: penstock.to_opentelemetry()\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install 'penstock[otel]'" in done.stdout, done.stderr
