@@ -10,6 +10,7 @@ benchmarks and a sanitizer; the Makefile uses that.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,11 +127,31 @@ class Native(Command):
             run("--build", str(folder), "--parallel", str(job_count()))
 
 
+def check_torch() -> None:
+    """Ends the build where the torch beside it is none that penstock is for."""
+    text = (ROOT / "python" / "penstock" / "_version.py").read_text(encoding="utf-8")
+    minors = re.findall(r'"(\d+\.\d+)"', text.partition("TORCH_MINORS =")[2])
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        sys.exit(
+            f"penstock is built beside a torch, and {sys.executable} has none; install one of "
+            f"{minors[0]} to {minors[-1]} into it, or leave --no-build-isolation out: then pip "
+            f"fetches the torch that PENSTOCK_TORCH names, else {minors[-1]}"
+        )
+    if ".".join(torch.split(".")[:2]) not in minors:
+        sys.exit(
+            f"penstock is for torch {minors[0]} to {minors[-1]}, and {sys.executable} has torch "
+            f"{torch}; install one of these into it, or take a penstock that is for this torch"
+        )
+
+
 class BuildExtension(build_ext):
     """Has CMake build `_C` and put it, with the build information and the library for programs in
     C++, where setuptools wants it."""
 
     def build_extension(self, ext: Extension) -> None:
+        check_torch()
         folder = cmake_folder()
         configure(folder, {})
         modules = ("--target", "_C", "_pool", "penstock", "penstock-worker")
@@ -140,13 +161,6 @@ class BuildExtension(build_ext):
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         for component, prefix in (("python", package.parent), ("cpp", package)):
             run("--install", str(folder), "--component", component, "--prefix", str(prefix))
-
-    def get_source_files(self) -> list[str]:
-        """The files that a source distribution needs beside the Python files."""
-        files = [ROOT / "CMakeLists.txt"]
-        for folder in ("cmake", "csrc", "third_party"):
-            files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-        return [str(path.relative_to(ROOT)) for path in files]
 
 
 class BuildPython(build_py):

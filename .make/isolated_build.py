@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build backend: that of setuptools, with the torch that penstock is to be built beside.
+
+A build belongs to one minor version of torch. In isolation pip knows nothing of the torch that is
+installed, so PENSTOCK_TORCH names it ("2.13"); without it, it is the newest that penstock is for,
+which pip would install for penstock anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403 (the hooks that stay as they are)
+
+_VERSIONS = Path(__file__).resolve().parents[1] / "python" / "penstock" / "_version.py"
+# torch has no wheel for these: by the version of Python, the newest that it has.
+_NEWEST_FOR = {(3, 10): "2.14"}
+
+
+def torch_to_build_beside() -> str:
+    """A requirement of pip's. Ends the build for a torch that penstock is not for."""
+    text = _VERSIONS.read_text(encoding="utf-8")
+    minors = re.findall(r'"(\d+\.\d+)"', text.partition("TORCH_MINORS =")[2])
+    newest = _NEWEST_FOR.get(sys.version_info[:2], minors[-1])
+    wanted = os.environ.get("PENSTOCK_TORCH") or newest
+    if wanted not in minors:
+        sys.exit(
+            f"PENSTOCK_TORCH is {wanted!r}; penstock is for torch {minors[0]} to {minors[-1]}: "
+            f"give one of {', '.join(minors)}"
+        )
+    return f"torch=={wanted}.*"
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_wheel(config_settings), torch_to_build_beside()]
+
+
+def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    return [*build_meta.get_requires_for_build_editable(config_settings), torch_to_build_beside()]
