@@ -163,11 +163,11 @@ void bind_pool(py::module_& module) {
            py::arg("relay") = nullptr, py::arg("own_keys") = std::nullopt)
       .def(
           "set_plan",
-          [](PoolClient& self, const std::string& json) {
+          [](PoolClient& self, const std::string& json, uint64_t change_count) {
             if (json.size() > wire::kPlanBytesMax) throw py::value_error("the text of a plan has at most 64 KiB");
-            self.set_plan(json);
+            self.set_plan(json, change_count);
           },
-          py::arg("json"))
+          py::arg("json"), py::arg("change_count"))
       .def(
           "put_blob",
           [](PoolClient& self, const std::string& id, std::string bytes) {

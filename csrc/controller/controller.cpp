@@ -95,11 +95,7 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
   }
   if (const auto* plan = std::get_if<wire::PlanReport>(&message); plan != nullptr && role == Role::kTrainer) {
     if (!trainers_.contains(plan->trainer_id)) return;  // it reports itself first, and its plan again
-    if (plan->json.empty()) {
-      plans_.erase(plan->trainer_id);
-    } else {
-      plans_[plan->trainer_id] = plan->json;
-    }
+    plans_[plan->trainer_id] = {.json = plan->json, .change_count = plan->change_count};
     return;
   }
   if (const auto* farewell = std::get_if<wire::Farewell>(&message)) {
@@ -116,8 +112,8 @@ void Controller::take(const net::Peer& peer, const wire::ControlMessage& message
 
 void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMessage& message, Instant now) {
   if (std::holds_alternative<wire::StatusRequest>(message))
-    return send(peer.routing_id,
-                wire::Status{status_json(roster_, scaling_, endpoint().text(), now, wire::kControlTextBytesMax)});
+    return send(peer.routing_id, wire::Status{status_json(roster_, scaling_, plans_, endpoint().text(), now,
+                                                          wire::kControlTextBytesMax)});
   if (const auto* asked = std::get_if<wire::CostsRequest>(&message)) {
     const auto factors = factors_of(*asked, scaling_.standing(now));
     return send(peer.routing_id, wire::Costs{costs_json(costs_, factors, now, wire::kControlTextBytesMax)});
@@ -125,7 +121,7 @@ void Controller::take_of_operator(const net::Peer& peer, const wire::ControlMess
   if (const auto* asked = std::get_if<wire::PlanRequest>(&message)) {
     const auto plan = plans_.find(asked->trainer_id);
     return send(peer.routing_id, wire::PlanAnswer{.trainer_id = asked->trainer_id,
-                                                  .json = plan == plans_.end() ? std::string() : plan->second});
+                                                  .json = plan == plans_.end() ? std::string() : plan->second.json});
   }
   if (const auto* drain = std::get_if<wire::DrainRequest>(&message)) {
     const bool is_known = roster_.drain(drain->worker_id, now);

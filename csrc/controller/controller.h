@@ -13,6 +13,7 @@
 #include "cluster/cost_ledger.h"
 #include "cluster/pool_scaling.h"
 #include "cluster/roster.h"
+#include "controller/pool_status.h"
 #include "net/authenticator.h"
 #include "net/key_ring.h"
 #include "net/server_socket.h"
@@ -72,7 +73,7 @@ class Controller {
   cluster::PoolScaling scaling_;
   cluster::CostLedger costs_;
   std::map<uint64_t, std::string> trainers_;  // routing id of the last report, by trainer
-  std::map<uint64_t, std::string> plans_;     // as they report them, by trainer
+  std::map<uint64_t, KnownPlan> plans_;       // by trainer
   ControllerCounters counters_;
   net::ServerReceipt receipt_;
 };

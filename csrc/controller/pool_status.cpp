@@ -46,7 +46,7 @@ std::string steps_json(const wire::StepTotals& steps) {
   return json + ", \"loader_s\": " + in_seconds(steps.loader_ns) + "}";
 }
 
-std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
+std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t plan_change_count) {
   const wire::TrainerReport& report = trainer.report;
   const wire::QueueSignal& queue = report.queue;
   std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
@@ -75,6 +75,7 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer) {
           (queue.link_bytes_per_s > 0 ? std::to_string(queue.link_bytes_per_s) : std::string("null"));
   json += std::string(", \"is_paused\": ") + yes_or_no(queue.is_paused);
   json += ", \"hedged_batches\": " + std::to_string(queue.hedged_batches);
+  json += ", \"plan_changes\": " + std::to_string(plan_change_count);
   json += ", \"ledger\": " + steps_json(report.steps);
   json += ", \"queue\": {\"ready_batches\": " + std::to_string(queue.ready_batches);
   json += ", \"wanted_batches\": " + std::to_string(queue.wanted_batches);
@@ -116,8 +117,9 @@ std::string engine_json(const std::optional<cluster::PoolScaling::Standing>& sta
 
 }  // namespace
 
-std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
-                        Instant now, size_t bytes_max) {
+std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
+                        const std::map<uint64_t, KnownPlan>& plans, const std::string& endpoint, Instant now,
+                        size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
   std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
   json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
@@ -126,7 +128,11 @@ std::string status_json(const cluster::Roster& roster, const cluster::PoolScalin
   json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kFrameBytes;
-  const EntryList trainers = list_of(roster.trainers(now), trainer_json, room / 2);
+  const auto with_plan = [&](const cluster::Roster::TrainerStatus& trainer) {
+    const auto plan = plans.find(trainer.report.trainer_id);
+    return trainer_json(trainer, plan == plans.end() ? 0 : plan->second.change_count);
+  };
+  const EntryList trainers = list_of(roster.trainers(now), with_plan, room / 2);
   const EntryList workers = list_of(roster.workers(now), worker_json, room - trainers.json.size());
   json += ", \"workers\": [" + workers.json + "], \"trainers\": [" + trainers.json;
   json += "], \"workers_left_out\": " + std::to_string(workers.left_out_count);

@@ -13,7 +13,7 @@
 //                "workers_wanted": 12, "limited_by": "workers", "reason": "…", "changes": 3, "step_s": 0.05 or null,
 //                "starved_s": 0.01 or null, "worker_s": 0.5 or null, "worker_cpu_share": 0.9 or null,
 //                "batch_bytes": 602112 or null, "link_bytes_per_s": 117000000 or null, "is_paused": false,
-//                "hedged_batches": 2,
+//                "hedged_batches": 2, "plan_changes": 1,
 //                "ledger": {"steps": 120, "compute_s": 3.1, "dataset_s": 0.5, "collate_s": 0.1, "prefix_s": 0.0,
 //                           "worker_s": 0.2, "wire_s": 0.1, "device_s": 0.0, "order_s": 0.3, "ranks_s": 0.0,
 //                           "loader_s": 0.02},
@@ -33,12 +33,14 @@
 // "limited_by" is what would have to be more or faster (cluster/scaling.h), "reason" why so many workers are wanted.
 // "step_s", "starved_s" and "worker_s" are seconds of a batch: of the trainer at work, of the trainer waiting, and of
 // one worker. "ledger" says where each second of the trainer's steps has gone since it began (wire/reports.h);
-// "hedged_batches" were asked of a second worker since they were late. "policy_trouble" says why workers are shared out
-// evenly and not by the policy that was asked for. Ids are 16 hexadecimal digits, since JSON's numbers do not hold 64
-// bits everywhere.
+// "hedged_batches" were asked of a second worker since they were late;
+// "plan_changes" counts how often a plan of its moved other calls than the one before. "policy_trouble" says why
+// workers are shared out evenly and not by the policy that was asked for. Ids are 16 hexadecimal digits, since JSON's
+// numbers do not hold 64 bits everywhere.
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "cluster/pool_scaling.h"
@@ -46,8 +48,15 @@
 
 namespace penstock::controller {
 
+// The plan of a trainer, as it has reported it last.
+struct KnownPlan {
+  std::string json{};
+  uint64_t change_count = 0;  // how often other calls moved than before
+};
+
 // Has at most `bytes_max` bytes, which must be 16 KiB or more.
-std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling, const std::string& endpoint,
-                        Instant now, size_t bytes_max);
+std::string status_json(const cluster::Roster& roster, const cluster::PoolScaling& scaling,
+                        const std::map<uint64_t, KnownPlan>& plans, const std::string& endpoint, Instant now,
+                        size_t bytes_max);
 
 }  // namespace penstock::controller

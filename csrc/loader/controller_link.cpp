@@ -63,9 +63,8 @@ bool ControllerLink::report(const std::function<wire::TrainerReport()>& make_rep
   return true;
 }
 
-void ControllerLink::tell_plan(uint64_t trainer_id, const std::string& json) {
-  if (!socket_->is_connected()) return;
-  static_cast<void>(socket_->send(wire::write_control(wire::PlanReport{.trainer_id = trainer_id, .json = json})));
+void ControllerLink::tell_plan(const wire::PlanReport& plan) {
+  if (socket_->is_connected()) static_cast<void>(socket_->send(wire::write_control(plan)));
 }
 
 void ControllerLink::say_farewell(const wire::TrainerReport& last) {

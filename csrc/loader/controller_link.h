@@ -13,6 +13,7 @@
 #include "net/client_socket.h"
 #include "net/endpoint.h"
 #include "net/key_ring.h"
+#include "wire/control_record.h"
 #include "wire/reports.h"
 
 namespace penstock::loader {
@@ -36,7 +37,7 @@ class ControllerLink {
   // Returns whether one was due.
   bool report(const std::function<wire::TrainerReport()>& make_report, Instant now);
   // Tells of the plan in force, which is text for people. Lost where the controller is not there.
-  void tell_plan(uint64_t trainer_id, const std::string& json);
+  void tell_plan(const wire::PlanReport& plan);
   // Something changed that the controller should know now.
   void hurry(Instant now) { enrolment_.clock.hurry(now); }
   // Says that this trainer ends, after its last report. Messages that were sent may still take a moment to leave.

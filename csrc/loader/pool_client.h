@@ -25,7 +25,7 @@ class PoolClient : public Client {
       : Client(options, std::move(owned)), source_(source) {}
 
   // The plan of the cut in force, which the controller is told: JSON for people. Longer ones are not told.
-  void set_plan(const std::string& json) { source_.set_plan(json); }
+  void set_plan(const std::string& json, uint64_t change_count) { source_.set_plan(json, change_count); }
   void put_blob(const wire::BlobId& id, std::string bytes) { source_.put_blob(id, std::move(bytes)); }
   void use_blobs(std::vector<wire::BlobId> ids) { source_.use_blobs(std::move(ids)); }
   void set_lanes(std::map<wire::Lane, LanePlaces::Place> places) { source_.set_lanes(std::move(places)); }

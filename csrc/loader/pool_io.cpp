@@ -162,7 +162,7 @@ Result<void> PoolIo::serve_controller(Instant now) {
 void PoolIo::tell_plan() {
   const auto plan = plan_.get();
   if (!plan || (plan == plan_told_ && ++reports_since_plan_ < kReportsBetweenPlans)) return;
-  controller_->tell_plan(trainer_id_, *plan);
+  controller_->tell_plan(*plan);
   plan_told_ = plan;
   reports_since_plan_ = 0;
 }

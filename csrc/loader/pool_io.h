@@ -74,7 +74,10 @@ class PoolIo final : public EventLoop::Handler {
   uint32_t worker_count() const { return worker_count_.load(); }
   LinkStanding link() const { return {.bytes_per_s = link_bytes_per_s_.load(), .round_trip_s = round_trip_s_.load()}; }
   void note_pace(const TrainerPace& pace) { pace_.set(pace); }
-  void set_plan(const std::string& json) { plan_.set(std::make_shared<const std::string>(json)); }
+  void set_plan(const std::string& json, uint64_t change_count) {
+    plan_.set(std::make_shared<const wire::PlanReport>(
+        wire::PlanReport{.trainer_id = trainer_id_, .change_count = change_count, .json = json}));
+  }
   // What the pool's workers have spent so far, as far as they have told.
   wire::JobCosts costs() const { return job_meter_.costs(); }
   void retire_held() {
@@ -160,8 +163,8 @@ class PoolIo final : public EventLoop::Handler {
 
   std::atomic<uint32_t> worker_count_{0};
   Board<TrainerPace> pace_;
-  Board<std::shared_ptr<const std::string>> plan_;  // shared with the trainer's thread; null before the first
-  std::shared_ptr<const std::string> plan_told_;
+  Board<std::shared_ptr<const wire::PlanReport>> plan_;  // shared with the trainer's thread; null before the first
+  std::shared_ptr<const wire::PlanReport> plan_told_;
   uint32_t reports_since_plan_ = 0;
   std::atomic<double> link_bytes_per_s_{0};
   std::atomic<double> round_trip_s_{0};

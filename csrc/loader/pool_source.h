@@ -53,7 +53,7 @@ class PoolSource : public BatchSource {
   wire::JobCosts costs() const override { return io_.costs(); }
   bool has_bounded_memory() const override { return false; }
   void note_pace(const TrainerPace& pace) override { io_.note_pace(pace); }
-  void set_plan(const std::string& json) { io_.set_plan(json); }
+  void set_plan(const std::string& json, uint64_t change_count) { io_.set_plan(json, change_count); }
   void retire_held() override { io_.retire_held(); }
 
  private:

@@ -217,6 +217,7 @@ void fields(Visitor& visit, Costs& m) {
 template <typename Visitor>
 void fields(Visitor& visit, PlanReport& m) {
   visit(m.trainer_id);
+  visit(m.change_count);
   visit(m.json, kPlanBytesMax);
 }
 template <typename Visitor>

@@ -75,6 +75,7 @@ struct Costs {
 // The plan of a trainer's cut, for people: JSON. Empty where it has none. Sent when it changes, and now and then again.
 struct PlanReport {
   uint64_t trainer_id = 0;
+  uint64_t change_count = 0;  // how often other calls moved than before
   std::string json;
 
   friend bool operator==(const PlanReport&, const PlanReport&) = default;

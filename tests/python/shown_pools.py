@@ -67,7 +67,7 @@ PLAN: dict[str, Any] = {
 
 
 def trainer(number: int, **others: Any) -> dict[str, Any]:
-    made = test_pool_status.trainer(number, **{"hedged_batches": 0, **others})
+    made = test_pool_status.trainer(number, **{"hedged_batches": 0, "plan_changes": 0, **others})
     made["queue"]["wanted_batches"] = 4
     return made
 

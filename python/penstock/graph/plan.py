@@ -46,6 +46,11 @@ class Plan(PlanRecord):
         """The plan as one JSON object, field by field under the fields' names."""
         return json.dumps(dataclasses.asdict(self))
 
+    @property
+    def moved_calls(self) -> frozenset[str]:
+        """The calls that move, as the program says them."""
+        return frozenset(call.operator for call in self.moved)
+
     def told(self, bytes_max: int) -> str:
         """The plan as one JSON object of at most ``bytes_max`` bytes, for a pool's dashboard."""
         return told_plan(self, bytes_max)

@@ -26,6 +26,7 @@ def changes_between(before: PoolView, after: PoolView) -> Iterator[Change]:
     yield from _comings(before, after)
     yield from _assignments(before, after)
     yield from _hedges(before, after)
+    yield from _plans(before, after)
     yield from _goings(before, after)
     yield from _scaling(before, after)
 
@@ -62,6 +63,14 @@ def _hedges(before: PoolView, after: PoolView) -> Iterator[Change]:
             batches = "1 late batch was" if count == 1 else f"{count} late batches were"
             text = f"{batches} asked of a second worker for {trainer.job} of {trainer.name}"
             yield Change("hedged", text, trainer=trainer.id)
+
+
+def _plans(before: PoolView, after: PoolView) -> Iterator[Change]:
+    changes = {trainer.id: trainer.plan_changes for trainer in before.trainers}
+    for trainer in after.trainers:
+        if trainer.plan_changes > changes.get(trainer.id, trainer.plan_changes):
+            text = f"other calls of {trainer.job} of {trainer.name} move to the workers than before"
+            yield Change("replanned", text, trainer=trainer.id)
 
 
 def _goings(before: PoolView, after: PoolView) -> Iterator[Change]:

@@ -89,6 +89,7 @@ class TrainerView:
     waited_s: float
     delivered_batches: int
     hedged_batches: int
+    plan_changes: int
     ledger: Ledger | None
 
     @property
@@ -226,7 +227,7 @@ def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
         "id", "group", "rank", "world_size", "workers", "workers_max", "workers_wanted", "idle_s",
         "since_report_s", "batches_per_s", "waited_share", "limited_by", "step_s", "starved_s",
         "worker_s", "worker_cpu_share", "batch_bytes", "link_bytes_per_s", "is_paused",
-        "hedged_batches",
+        "hedged_batches", "plan_changes",
     )  # fmt: skip
     of_queue = (
         "ready_batches", "wanted_batches", "asked_batches", "bytes_in_flight", "waited_s",

@@ -422,6 +422,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _set_own_state(self) -> None:
         self._provenance: ProvenanceTable | None = None
         self._plan: Any = None
+        self._plan_changes = 0  # how often other calls moved than before
         self._load_meter: LoadMeter | None = None  # while a plan is priced by its measurements
         self._prefixes: dict[str, bytes] = {}  # messages to the workers, by the prefix's text
         self._shipment: bytes | None = None  # the message that says which leaves stay with them
@@ -702,9 +703,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _show_plan(self, plan: Any) -> None:
         """Makes ``plan`` the one of :attr:`plan`, and tells a pool of it."""
-        self._plan = plan
+        before, self._plan = self._plan, plan
+        if plan is not None and before is not None and plan.moved_calls != before.moved_calls:
+            self._plan_changes += 1
         for iterator in list(self._live_iterators):
-            iterator.source.show_plan(plan)
+            iterator.source.show_plan(plan, self._plan_changes)
 
     def _set_shipment(self, message: bytes | None) -> None:
         """Makes batches that are asked for from now on come without leaves that the trainer does
@@ -731,6 +734,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "_travelling_code",
             "_provenance",
             "_plan",
+            "_plan_changes",
             "_load_meter",
             "_prefixes",
             "_shipment",

@@ -82,6 +82,7 @@ class LoaderFace(Protocol):
     _replicas: Any  # a ReplicaGroup, or None
     _prefixes: dict[str, bytes]  # messages to the workers, by the prefix's text
     _plan: Any  # a Plan, or None
+    _plan_changes: int
     _progress: Progress | None
     _shipment: bytes | None
     _step_agreement: Any  # a StepAgreement, or None

@@ -148,7 +148,7 @@ class LocalSource:
     def remove_prefixes(self) -> None:
         self._client.remove_prefixes()
 
-    def show_plan(self, plan: Any) -> None:
+    def show_plan(self, plan: Any, change_count: int) -> None:
         """Nobody looks at workers that are the trainer's own."""
 
     def set_shipment(self, message: bytes | None) -> None:

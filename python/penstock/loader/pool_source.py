@@ -113,7 +113,7 @@ class PoolSource:
             for message in loader._prefixes.values():
                 self.install_prefix(message)
             self.set_shipment(loader._shipment)
-            self.show_plan(loader._plan)
+            self.show_plan(loader._plan, loader._plan_changes)
             if parked is None:
                 self._client.start()  # native threads start after the last fork
             self.is_sound = True
@@ -196,8 +196,8 @@ class PoolSource:
         self._prefix_ids.clear()
         self._name_blobs()
 
-    def show_plan(self, plan: Any) -> None:
-        self._client.set_plan("" if plan is None else plan.told(_PLAN_BYTES_MAX))
+    def show_plan(self, plan: Any, change_count: int) -> None:
+        self._client.set_plan("" if plan is None else plan.told(_PLAN_BYTES_MAX), change_count)
 
     def set_shipment(self, message: bytes | None) -> None:
         self._shipment_ids.clear()

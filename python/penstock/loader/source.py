@@ -52,8 +52,9 @@ class Source(Protocol):
 
     def remove_prefixes(self) -> None: ...
 
-    def show_plan(self, plan: Any) -> None:
-        """Tells whoever looks at the workers of the plan in force; None for none."""
+    def show_plan(self, plan: Any, change_count: int) -> None:
+        """Tells whoever looks at the workers of the plan in force, None for none, and how often
+        other calls moved than before."""
 
     def set_shipment(self, message: bytes | None) -> None:
         """Says which leaves stay with the workers; None for none. For a source with a recaller."""

@@ -316,7 +316,7 @@ TEST(PoolStatus, StatusOfMoreThanFitsIsWholeJsonThatCountsWhatIsLeftOut) {
                              .about = std::string(wire::kControlAboutBytesMax, '\xff')},
                             now);
   }
-  const std::string json = status_json(roster, {}, "tcp://127.0.0.1:7000", now, wire::kControlTextBytesMax);
+  const std::string json = status_json(roster, {}, {}, "tcp://127.0.0.1:7000", now, wire::kControlTextBytesMax);
   EXPECT_LE(json.size(), wire::kControlTextBytesMax);
   EXPECT_TRUE(is_whole_json(json)) << json.substr(json.size() - 200);
   const size_t worker_count = count_of(json, "\"assigned_to\"");
@@ -337,7 +337,7 @@ TEST(PoolStatus, LargeWorkerDoesNotHideThoseBehindIt) {
   roster.worker_reported({.worker_id = 1, .incarnation = 1, .endpoint = "tcp://a:1", .about = std::string(4096, '\n')},
                          now);
   roster.worker_reported({.worker_id = 2, .incarnation = 1, .endpoint = "tcp://b:1", .about = "small"}, now);
-  const std::string json = status_json(roster, {}, "tcp://127.0.0.1:7000", now, 16 << 10);
+  const std::string json = status_json(roster, {}, {}, "tcp://127.0.0.1:7000", now, 16 << 10);
   EXPECT_TRUE(is_whole_json(json)) << json;
   EXPECT_EQ(json.find("tcp://a:1"), std::string::npos);
   EXPECT_NE(json.find("tcp://b:1"), std::string::npos);

@@ -107,7 +107,7 @@ std::vector<ControlMessage> one_of_each() {
                        .energy_price_per_kwh = {},
                        .gco2_per_kwh = {.is_given = true, .micros = 350'000'000}},
           Costs{.json = R"({"jobs": []})"},
-          PlanReport{.trainer_id = 5, .json = R"({"calls": []})"},
+          PlanReport{.trainer_id = 5, .change_count = 2, .json = R"({"calls": []})"},
           PlanRequest{.trainer_id = 5},
           PlanAnswer{.trainer_id = 5, .json = R"({"calls": []})"}};
 }
