@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs a step to be watched: by nobody, by a trace, by OpenTelemetry.
+"""What it costs a step to be watched: by nobody, by a trace, by OpenTelemetry, by torch.profiler.
 
 *nobody_ns* is the look whether somebody watches, which each batch pays. The others are how much
 longer a step of small ready batches takes on the trainer's thread, beside one that nobody watches.
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from figures import Record, add_report_options, report, summary
+from torch.profiler import ProfilerActivity, profile
 
 import penstock
 from penstock.loader.watched_steps import are_watched
@@ -29,6 +30,7 @@ LOOKS = 100_000
 def watchers(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "trace": lambda: penstock.trace(folder / "trace.json", steps=100_000),
+        "profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
     }
     if importlib.util.find_spec("opentelemetry") is not None:
         found["metrics"] = lambda: penstock.to_opentelemetry(spans=False)

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "base/live_clock.h"
+#include "bindings/profiler_range.h"
 #include "bindings/python_indices.h"
 #include "bindings/python_nest.h"
 #include "bindings/raise.h"
@@ -103,6 +104,7 @@ py::tuple to_python(Client::Event& event, Batch* of_event, const py::object& loa
   if (event.kind != Client::Event::Kind::kBatch) {
     return py::make_tuple(kind, event.worker_id, event.is_worker_done, event.shard_id, py::none());
   }
+  const ProfilerRange range("penstock: unpack");
   Batch& batch = *of_event;
   py::object state = py::none();
   if (!batch.state().empty())
@@ -199,6 +201,7 @@ Client::Event take_or_wait(Stream& stream, double timeout_s, const Take& take) {
   // Trying first, with the lock held, saves a whole switch interval when another Python thread is computing.
   Client::Event event = take();
   if (event.kind != Client::Event::Kind::kNothing) return event;
+  const ProfilerRange range("penstock: wait");
   const auto wait = std::chrono::duration<double>(std::min(timeout_s, 1e6));
   const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(wait);
   while (event.kind == Client::Event::Kind::kNothing && wait_for_arrival(stream.client(), deadline)) event = take();
@@ -361,6 +364,12 @@ py::object recalled(Client& client, const Batch::Origin& origin, double timeout_
   }
 }
 
+// Returns what `call` does, which profilers see as a range of that name.
+py::object in_profiler_range(const std::string& name, const py::function& call) {
+  const ProfilerRange range(name.c_str());
+  return call();
+}
+
 // An object that interrupts the main thread, as Ctrl-C does, when the last reference to it goes: an interrupt that
 // comes while an object is finalized is dropped by Python. Where an exception is on its way already it does nothing.
 py::object interrupt_when_dropped() {
@@ -376,6 +385,8 @@ py::object interrupt_when_dropped() {
 
 void bind_loader(py::module_& module) {
   module.def("interrupt_when_dropped", &interrupt_when_dropped);
+  module.def("is_profiled", &is_profiled);
+  module.def("in_profiler_range", &in_profiler_range, py::arg("name"), py::arg("call"));
   py::class_<Client, std::shared_ptr<Client>> client(module, "Client");
   client
       .def(py::init([](uint32_t worker_count, uint32_t prefetch_factor, uint64_t prefetch_bytes, uint32_t shard_count,

@@ -229,15 +229,18 @@ def test_torchs_trace_and_ours_are_on_one_clock(tmp_path: Path) -> None:
     checked(tmp_path / "torchs.json")  # the rules are those that torch keeps
     penstock.merge_traces([tmp_path / "ours.json", tmp_path / "torchs.json"], tmp_path / "b.json")
     events = checked(tmp_path / "b.json")
-    ours = [
-        one for one in on_track(events, "trainer") if "batch" in one["name"] or "end" in one["name"]
-    ]
-    torchs = [one for one in events if one["name"].startswith("enumerate(DataLoader)")]
-    assert len(ours) == len(torchs) == 11  # with the end of the epoch
-    for one, twin in zip(ours, sorted(torchs, key=lambda each: each["ts"]), strict=True):
+    ours = [one for one in on_track(events, "trainer") if one["name"].startswith("batch ")]
+    torchs = {
+        one["name"].removeprefix("penstock: "): one
+        for one in events
+        if one["name"].startswith("penstock: batch ") and one["ph"] == "X"
+    }
+    for one in ours:
+        twin = torchs[one["name"]]
         assert one["pid"] == twin["pid"] == os.getpid()
-        assert twin["ts"] == pytest.approx(one["ts"], abs=2000)
-        assert twin["dur"] == pytest.approx(one["dur"], abs=4000)
+        assert twin["ts"] == pytest.approx(one["ts"], abs=1000)
+        assert twin["dur"] == pytest.approx(one["dur"], abs=2000)
+    assert len(ours) == 10
 
 
 def test_traces_of_other_clocks_and_other_files_are_refused(tmp_path: Path) -> None:

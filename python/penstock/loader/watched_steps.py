@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is told of the steps of this process's loaders: traces and telemetry.
+"""Who is told of the steps of this process's loaders: traces, telemetry, profilers.
 
 Watchers belong to the process, as profilers do: a trace is begun beside loaders that exist already,
 and a program under `penstock trace` does not know of it. A forked child has none.
@@ -14,6 +14,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from penstock import _C
+from penstock.loader.profiler_ranges import in_batch_range
 
 # Of a batch that the trainer makes, by the names of counters.
 _OWN_PARTS = ("step_dataset_s", "step_collate_s", "step_device_s")
@@ -147,13 +150,21 @@ os.register_at_fork(after_in_child=_forget_watchers)
 
 
 def are_watched() -> bool:
-    """Whether somebody is to be told of steps. Asked for each batch."""
-    return bool(_watchers)
+    """Whether somebody looks at the steps that this thread takes. Asked for each batch."""
+    return bool(_watchers) or _C.is_profiled()
 
 
 def watched(steps: Steps, take: Callable[[], Any]) -> Any:
     """What ``take`` returns or raises, which is a step of ``steps``."""
+    if _C.is_profiled():
+        return in_batch_range(steps, lambda: _told(steps, take))
+    return _told(steps, take)
+
+
+def _told(steps: Steps, take: Callable[[], Any]) -> Any:
     watchers = _watchers
+    if not watchers:
+        return take()
     if steps.watched_by is not watchers:
         steps.watched_by = watchers
         steps.record_steps(_RECORDS_MAX)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.profiler and Nsight show the batches of a loader, the waits for them and what those were
+for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import Dataset
+
+from penstock import _C, DataLoader
+
+pytestmark = pytest.mark.slow
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    def __init__(self, sample_s: float = 0.003) -> None:
+        self.sample_s = sample_s
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.sample_s)
+        return torch.full((3,), float(index))
+
+
+def ranges_of(loader: Any, step_s: float = 0.0) -> list[Any]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in loader:
+            time.sleep(step_s)
+    return [one for one in profiler.events() if one.name.startswith("penstock: ")]
+
+
+def test_each_batch_is_a_range_with_its_wait_and_its_unpacking_inside() -> None:
+    ranges = ranges_of(DataLoader(Sleeping(), batch_size=4, num_workers=1))
+    batches = {one.name: one.time_range for one in ranges if "batch " in one.name}
+    assert set(batches) == {f"penstock: batch {number}" for number in range(7)}  # 6 is the end
+    first = batches["penstock: batch 0"]
+    inside = {
+        one.name
+        for one in ranges
+        if first.start <= one.time_range.start and one.time_range.end <= first.end
+    }
+    assert {"penstock: wait", "penstock: unpack"} <= inside
+    waited_us = sum(one.time_range.elapsed_us() for one in ranges if one.name == "penstock: wait")
+    assert waited_us > 0.7 * 24 * 3000
+    names = [one.name for one in ranges]
+    assert names.count("penstock: unpack") == 6
+    assert names.count("penstock: waited for the dataset") >= 4
+
+
+def test_batches_that_are_here_are_not_waited_for() -> None:
+    ranges = ranges_of(DataLoader(Sleeping(0.0), batch_size=4, num_workers=1), step_s=0.03)
+    waited = [one for one in ranges if one.name.startswith("penstock: waited for")]
+    assert len(waited) <= 2  # the workers have to start
+
+
+def test_batches_made_in_process_are_ranges_too() -> None:
+    ranges = ranges_of(DataLoader(Sleeping(), batch_size=4))
+    assert "penstock: batch 5" in {one.name for one in ranges}
+    assert "penstock: waited for the dataset" in {one.name for one in ranges}
+
+
+def test_nobody_looks_where_there_is_no_profiler() -> None:
+    assert not _C.is_profiled()
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert _C.is_profiled()
+    assert not _C.is_profiled()
+
+
+def test_an_error_of_the_dataset_ends_its_range() -> None:
+    def raise_it() -> None:
+        raise KeyError("missing")
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with pytest.raises(KeyError, match="missing"):
+            _C.in_profiler_range("penstock: of a test", raise_it)
+    assert "penstock: of a test" in {one.name for one in profiler.events()}
+
+
+PROGRAM = """
+import torch
+from penstock import DataLoader
+
+if __name__ == "__main__":
+    data = torch.utils.data.TensorDataset(torch.arange(12.0))
+    print(sum(len(rows) for (rows,) in DataLoader(data, batch_size=4, num_workers=1)))
+"""
+
+
+def trained(tmp_path: Path, **variables: str) -> str:
+    """The standard error of a small training."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Path:
+    """A library that hears NVTX's ranges as Nsight does."""
+    if torch.version.cuda is None:
+        pytest.skip("this torch was built without CUDA, and so without NVTX")
+    include = nvtx_include()
+    compiler = shutil.which("g++")
+    if include is None or compiler is None:
+        pytest.skip("NVTX's headers, or g++, are not installed")
+    library = tmp_path / "listener.so"
+    source = Path(__file__).with_name("nvtx_listener.cpp")
+    command = [compiler, "-std=c++20", "-shared", "-fPIC", "-I", str(include), str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True, timeout=120)
+    return library
+
+
+def nvtx_include() -> Path | None:
+    """Of CUDA's packages, or of CUDA itself."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(name) for name in spec.submodule_search_locations or ()] if spec else []
+    found = [path for folder in folders for path in folder.glob("*/include/nvtx3/nvToolsExt.h")]
+    found += Path("/usr/local").glob("cuda*/include/nvtx3/nvToolsExt.h")
+    return found[0].parents[1] if found else None
+
+
+def test_nsight_is_told_of_batches_where_the_variable_asks_for_it(
+    tmp_path: Path, listener: Path
+) -> None:
+    heard = tmp_path / "heard"
+    variables = {"NVTX_INJECTION64_PATH": str(listener), "NVTX_LISTENER": str(heard)}
+    trained(tmp_path, PENSTOCK_NVTX="1", **variables)
+    lines = heard.read_text().splitlines()
+    assert [line for line in lines if "batch" in line] == [
+        f"push penstock: batch {number}" for number in range(4)
+    ]
+    assert "push penstock: wait" in lines and lines.count("push penstock: unpack") == 3
+    assert lines.count("pop") == len(lines) / 2
+    heard.unlink()
+    trained(tmp_path, **variables)
+    assert not heard.exists() or "penstock" not in heard.read_text()
+
+
+def test_a_torch_without_nvtx_says_so(tmp_path: Path) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has NVTX")
+    assert "PENSTOCK_NVTX is 1" in trained(tmp_path, PENSTOCK_NVTX="1")
+
+
+@pytest.mark.cuda
+def test_emit_nvtx_tells_nsight_of_batches() -> None:
+    with torch.autograd.profiler.emit_nvtx():
+        assert _C.is_profiled()
+        assert len(list(DataLoader(Sleeping(), batch_size=4, num_workers=1))) == 6
