@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from penstock.tuning.spoken_numbers import spoken_time
+
 # The parts of a step, as they are told to people, by the names of the fields of StepTimes.
 PARTS = {
     "compute_s": "computing",
@@ -130,14 +132,6 @@ class SlowSample:
         else:
             name = f"the samples of batch {self.batch}"
         return f"{name} took {spoken_time(self.seconds)}"
-
-
-def spoken_time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    if seconds >= 1e-3:
-        return f"{1e3 * seconds:.3g} ms"
-    return f"{1e6 * seconds:.3g} µs"
 
 
 def step_times(counters: dict[str, Any]) -> StepTimes:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory is left: the machine's, or that of the narrowest cgroup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.tuning.memory_left import memory_left_bytes
+
+MEMINFO = "MemTotal:       1000 kB\nMemAvailable:    600 kB\n"
+
+
+def machine(root: Path, groups: str) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(MEMINFO)
+    (root / "proc/self/cgroup").write_text(groups)
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_of_", ".")).write_text(text + "\n")
+
+
+def test_without_limits_it_is_the_machines(tmp_path: Path) -> None:
+    machine(tmp_path, "0::/job\n")
+    group(tmp_path / "sys/fs/cgroup/job", memory_of_max="max", memory_of_current="5")
+
+    assert memory_left_bytes(tmp_path) == 600 * 1024
+
+
+def test_the_narrowest_group_counts_and_its_cache_does_not(tmp_path: Path) -> None:
+    machine(tmp_path, "0::/job/step\n")
+    mount = tmp_path / "sys/fs/cgroup"
+    group(mount / "job", memory_of_max="300000", memory_of_current="100000")
+    group(
+        mount / "job/step",
+        memory_of_max="100000",
+        memory_of_current="90000",
+        memory_of_stat="anon 1\ninactive_file 20000",
+    )
+
+    assert memory_left_bytes(tmp_path) == 30_000
+
+
+def test_the_first_version_of_cgroups_is_read(tmp_path: Path) -> None:
+    machine(tmp_path, "4:memory:/job\n")
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    group(folder)
+    (folder / "memory.limit_in_bytes").write_text("50000\n")
+    (folder / "memory.usage_in_bytes").write_text("20000\n")
+
+    assert memory_left_bytes(tmp_path) == 30_000
+
+
+def test_a_system_that_does_not_say_is_unknown(tmp_path: Path) -> None:
+    assert memory_left_bytes(tmp_path) is None
