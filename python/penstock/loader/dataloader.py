@@ -50,6 +50,7 @@ from penstock.loader.replica_options import (
     ranks_of,
     speaks_for_group,
 )
+from penstock.loader.report import LoaderReport, make_report
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import step_times
@@ -359,6 +360,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         begin_steps = getattr(iterator, "begin_steps", None)  # torch's own has none
         if begin_steps is not None:
             begin_steps(time.perf_counter() - began_at)
+        self._iter_count += 1
+        self._iter_s += time.perf_counter() - began_at
         return iterator
 
     def _begin_iterator(self) -> BaseIterator:
@@ -430,6 +433,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._iterator_kind: str | None = None
         self._past_counters: Counter[str] = Counter()
         self._past_work = PastWork()
+        self._iter_count = 0  # calls of iter()
+        self._iter_s = 0.0  # that they took
         self._live_iterators: weakref.WeakSet[LocalPoolIter] = weakref.WeakSet()
         self._newest_iterator = None
         self._started = None
@@ -486,6 +491,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             epoch_end=None if self._step_agreement is None else self._step_agreement.epoch_end,
             **counted,
         )
+
+    def report(self) -> LoaderReport:
+        """Where the time of the steps so far went, and what to do about it.
+
+        To be called at an epoch's end, or at any other time, from the training thread. ``str()`` of
+        it is for people: the waiting by what it was for, each worker's part, the slowest samples
+        with their indices, and a sentence or two of advice. ``to_json()`` has the same for
+        programs. The numbers are those of :meth:`stats`; ``penstock doctor`` also tries what the
+        advice says.
+
+        Example::
+
+            for epoch in range(epochs):
+                for images, labels in loader:
+                    ...
+                print(loader.report())
+        """
+        return make_report(self, self.stats(), self._iter_count, self._iter_s)
 
     def lookahead(self, batch_count: int, select: Callable[[Any], Any] | None = None) -> list[Any]:
         """The next ``batch_count`` batches, in order; fewer where the epoch ends.
