@@ -38,6 +38,8 @@ say "Does a pool give back what it takes?"
 "$VENV"/bin/python bench/pool_soak.py --out bench/out/pool-soak.jsonl --markdown
 say "A job that one worker starves, on a pool that grows by itself"
 "$VENV"/bin/python bench/elastic.py --out bench/out/elastic.jsonl --picture bench/out/elastic.svg --markdown
+say "The advice of the doctor against a full search"
+"$VENV"/bin/python bench/doctor.py --out bench/out/doctor.jsonl --markdown
 say "How long a command takes to start"
 "$VENV"/bin/python bench/start.py --out bench/out/start.jsonl --markdown
 say "The simulator against live jobs on a pool"

@@ -57,8 +57,9 @@ PYTHON_ARROWS: dict[str, tuple[str, ...]] = {
     "cut": ("loader",),
     "explanation": ("cut",),
     "engines": ("pool",),
+    "doctor": ("explanation",),
     "live": ("pool",),
-    "cli": ("explanation", "observing", "engines", "live"),
+    "cli": ("doctor", "observing", "engines", "live"),
 }
 
 # An outside header, and the files of csrc that may include it. The first entry that matches a

@@ -19,8 +19,8 @@ Outcome = tuple[int, str, str]
 Call = Callable[..., Outcome]
 
 COMMANDS = (
-    "run", "explain", "trace", "merge-traces", "keys", "controller", "worker", "up", "down",
-    "status", "top", "costs", "drain", "simulate", "env",
+    "run", "explain", "trace", "merge-traces", "doctor", "keys", "controller", "worker", "up",
+    "down", "status", "top", "costs", "drain", "simulate", "env",
 )  # fmt: skip
 POOL = ["--controller", "tcp://127.0.0.1:9"]
 

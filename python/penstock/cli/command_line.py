@@ -31,6 +31,9 @@ PROGRAM_COMMANDS = {
     "merge-traces": Command(
         "trace_commands", "make one trace of those of several ranks, or of torch.profiler"
     ),
+    "doctor": Command(
+        "doctor_command", "say what limits a program, and try what would make it faster"
+    ),
 }
 POOL_COMMANDS = {
     "keys": Command("pool_commands", "make the keys of a pool that spans machines"),

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a program for `penstock doctor`: ``python -m penstock.cli.doctored_program PROGRAM``.
+
+The environment has the orders; a descriptor that it names takes the result, one line of JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.cli.program import ProgramError, run_file, run_module
+from penstock.doctor.loader_watch import BatchBound, LoaderWatch
+from penstock.doctor.program_runs import end_with_parent
+from penstock.doctor.run_orders import RunOrders, RunResult
+
+_TEXT_MAX = 2000
+_PLAN_BATCHES_MAX = 16  # of all loaders; a model was called with one by then
+
+
+class NotedInput(io.RawIOBase):
+    """Standard input that is empty, and knows whether it was asked."""
+
+    has_been_asked = False
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 0
+
+    def readinto(self, buffer: object) -> int:
+        self.has_been_asked = True
+        return 0
+
+
+def main(program: Sequence[str]) -> int:
+    end_with_parent()
+    orders = RunOrders.of_environment()
+    os.set_inheritable(orders.result_fd, False)
+    asked = NotedInput()
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(asked))
+    start = _start_of(program)
+    reported: list[RunResult] = []
+
+    def report(result: RunResult) -> None:
+        if not reported:
+            result = replace(result, has_asked_input=asked.has_been_asked)
+            reported.append(result)
+            sys.stdout.flush()
+            os.write(orders.result_fd, (result.to_json() + "\n").encode())
+
+    if orders.asks_for_plan:
+        _find_plan(start, report)
+    else:
+        _watch_loaders(start, orders, report)
+    return 0
+
+
+def _watch_loaders(
+    start: Callable[[], None], orders: RunOrders, report: Callable[[RunResult], None]
+) -> None:
+    watch = LoaderWatch(orders, report)
+    try:
+        with watch:
+            start()
+    except BaseException as error:
+        # Whatever a stopped program raises on its way out comes of its having been stopped.
+        if not watch.is_stopped and not _is_good_end(error):
+            report(_with_error(watch.result(), error))
+            raise
+    report(watch.result())
+
+
+def _find_plan(start: Callable[[], None], report: Callable[[RunResult], None]) -> None:
+    from penstock.explanation.model_watch import FoundPlan, ModelWatch
+
+    def take(found: FoundPlan) -> None:
+        plan = found.plan
+        movable_s = sum(call.trainer_s for call in plan.moved)
+        report(RunResult(movable_s=movable_s, plan_refusal=plan.refused or ""))
+
+    with BatchBound(_PLAN_BATCHES_MAX) as bound:
+        watch = ModelWatch(None, take)
+        try:
+            with watch:
+                start()
+        except BaseException as error:
+            is_over = watch.is_stopped or bound.is_reached
+            if not is_over and not _is_good_end(error):
+                report(_with_error(RunResult(), error))
+                raise
+        watch.end()
+    report(RunResult(plan_refusal=str(watch.seen)))
+
+
+def _start_of(program: Sequence[str]) -> Callable[[], None]:
+    match list(program):
+        case ["-m", module, *rest]:
+            return functools.partial(run_module, module, rest)
+        case [path, *rest]:
+            return functools.partial(run_file, path, rest)
+        case _:
+            raise AssertionError("doctor names a program")
+
+
+def _with_error(result: RunResult, error: BaseException) -> RunResult:
+    kind = "no such program" if isinstance(error, ProgramError) else type(error).__name__
+    return replace(result, error_type=kind, error=str(error)[:_TEXT_MAX])
+
+
+def _is_good_end(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

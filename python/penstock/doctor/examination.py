@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search: a run of the program as it is, what limits it, and trials of what promises most.
+
+Pure but for ``run``, which is given. Each trial is one run with other settings. After each, what
+was seen with the fastest settings so far says what to try next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from penstock.doctor.run_orders import RunResult
+from penstock.errors import PenstockError
+from penstock.tuning.advice import SAME_SHARE, Advice, advise, best_first, possible_settings
+from penstock.tuning.limiting import WAITING_SHARE_MIN, Limit
+from penstock.tuning.loader_settings import LoaderSettings
+from penstock.tuning.observation import Observation
+
+# Settings that promise this much more than the fastest ones took may still be faster: the model
+# does not know all.
+_HOPE_SHARE = 0.10
+# Where no setting promises anything, the program is left alone.
+_GAIN_MIN = 0.03
+# Of two measurements of the same, the second may differ by so much.
+_NOISE_SHARE = 0.02
+
+Run = Callable[[LoaderSettings, LoaderSettings, int], RunResult]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    settings: LoaderSettings
+    predicted_step_s: float
+    measured_step_s: float | None  # None: the run failed, for `failure`
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Examination:
+    """What was found; ``cannot_repeat`` says why the program could not be run again."""
+
+    loader: int
+    dataset: str
+    base: Observation
+    advice: Advice
+    trials: list[Trial] = field(default_factory=list)
+    best: LoaderSettings = field(default_factory=LoaderSettings)
+    best_step_s: float = 0.0
+    cannot_repeat: str = ""
+
+
+class NotExaminable(PenstockError):
+    """Nothing can be said of the program; the message says why."""
+
+
+def first_look(result: RunResult) -> Examination:
+    """Raises NotExaminable where the run showed no loader at work."""
+    busiest = result.busiest
+    if busiest is None:
+        raise NotExaminable(why_nothing_was_seen(result))
+    seen = replace(busiest.observation, movable_s=result.movable_s)
+    return Examination(
+        busiest.number,
+        busiest.dataset,
+        seen,
+        advise(seen),
+        best=seen.settings,
+        best_step_s=seen.whole_step_s,
+    )
+
+
+def note_movable(found: Examination, movable_s: float | None, allow_reordering: bool) -> None:
+    """What of the program's work could move to the workers is known now."""
+    found.base = replace(found.base, movable_s=movable_s)
+    found.advice = advise(found.base, allow_reordering)
+
+
+def is_worth_a_plan(found: Examination) -> bool:
+    """Whether what the model could give away matters: the program's own work limits it, and
+    workers are there."""
+    base = found.base
+    is_busy = found.advice.diagnosis.limit is Limit.TRAINER
+    return is_busy and base.settings.num_workers > 0 and not base.is_offloaded
+
+
+def try_changes(
+    found: Examination, run: Run, trials_max: int, allow_reordering: bool, say: Say
+) -> None:
+    """Tries what promises most, ``trials_max`` settings at most, and notes it in ``found``."""
+    seen = {found.base.settings: found.base}
+    measured = {found.base.settings: found.base.whole_step_s}
+    newest = found.base
+    while len(found.trials) < trials_max:
+        choice = _next_settings(found, newest, seen, measured, allow_reordering)
+        if choice is None:
+            return
+        predicted_s, settings = choice
+        number = len(found.trials) + 1
+        words = settings.spoken_changes_from(found.base.settings)
+        say(f"trial {number} of at most {trials_max}: {words}")
+        trial, result = _tried(found, run, settings, predicted_s)
+        if trial.measured_step_s is None and number == 1 and _fails_unchanged(found, run, say):
+            found.cannot_repeat = cannot_repeat(trial.failure, result)
+            return
+        found.trials.append(trial)
+        measured[settings] = trial.measured_step_s or float("inf")
+        if trial.measured_step_s is None or result is None:
+            continue
+        observation = _observation_of(result, found)
+        if observation is not None:
+            seen[settings] = replace(observation, settings=settings, movable_s=found.base.movable_s)
+            if trial.measured_step_s < found.best_step_s * (1 - _NOISE_SHARE):
+                newest = seen[settings]
+        if trial.measured_step_s < found.best_step_s * (1 - _NOISE_SHARE):
+            found.best, found.best_step_s = settings, trial.measured_step_s
+
+
+def _next_settings(
+    found: Examination,
+    newest: Observation,
+    seen: dict[LoaderSettings, Observation],
+    measured: dict[LoaderSettings, float],
+    allow_reordering: bool,
+) -> tuple[float, LoaderSettings] | None:
+    """The most promising of what was not tried, by the fastest observation; None where nothing is
+    worth a run."""
+    possible = [one for one in possible_settings(newest, allow_reordering) if one not in measured]
+    rated = best_first(newest, possible)
+    if not rated:
+        return None
+    if not found.trials:
+        if rated[0][0] <= found.base.whole_step_s * (1 - _GAIN_MIN):
+            return rated[0]
+        if found.base.waiting_s < WAITING_SHARE_MIN * found.base.step_s:
+            return None
+        return _more_of_all(rated, found.base)
+    failed = [one for one, seconds in measured.items() if seconds == float("inf")]
+    near = [
+        (predicted_s, one)
+        for predicted_s, one in rated
+        if predicted_s <= found.best_step_s * (1 + _HOPE_SHARE)
+        and not any(_fails_alike(one, other, found.base.settings) for other in failed)
+    ]
+    better = [one for one in near if one[0] <= found.best_step_s * (1 - SAME_SHARE)]
+    if better:
+        return better[0]
+    neighbours = [
+        one
+        for one in near
+        if _distance(one[1], found.best) == 1
+        and one[1].prefetch_factor >= found.best.prefetch_factor
+    ]
+    return min(neighbours, key=lambda one: _kind(one[1], found.best), default=None)
+
+
+def _more_of_all(
+    rated: list[tuple[float, LoaderSettings]], base: Observation
+) -> tuple[float, LoaderSettings] | None:
+    """For a program that waits although the model promises nothing: batches may be made faster than
+    they are handed over. Twice as much of what can be had, each other setting as it is."""
+    now = base.settings
+    workers = max(now.num_workers, min(2 * now.num_workers, base.cpus), 1)
+    wanted = replace(now, num_workers=workers, prefetch_factor=max(2, 2 * now.prefetch_factor))
+    for settings in (wanted, replace(wanted, num_workers=now.num_workers)):
+        found = next((one for one in rated if one[1] == settings), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _kind(one: LoaderSettings, best: LoaderSettings) -> int:
+    """The neighbours of the fastest settings, those first that the model knows least about."""
+    if one.prefetch_factor != best.prefetch_factor:
+        return 0
+    if one.num_workers != best.num_workers:
+        return 1 if one.num_workers > best.num_workers else 2
+    return 3
+
+
+def _fails_alike(one: LoaderSettings, other: LoaderSettings, base: LoaderSettings) -> bool:
+    """Whether ``one`` has what ``other``, which failed, probably failed by."""
+    for name in ("fetch_threads", "offload"):
+        if getattr(other, name) != getattr(base, name):
+            return bool(getattr(one, name) != getattr(base, name))
+    return one == other
+
+
+def _distance(one: LoaderSettings, other: LoaderSettings) -> int:
+    """How many settings differ, each by no more than its next step; a great number otherwise."""
+    steps = 0
+    if one.num_workers != other.num_workers:
+        steps += 1 if abs(one.num_workers - other.num_workers) == 1 else 9
+    for name, factor in (("prefetch_factor", 2), ("fetch_threads", 4)):
+        first, second = sorted((getattr(one, name), getattr(other, name)))
+        if first != second:
+            steps += 1 if second <= factor * first else 9
+    for name in ("persistent_workers", "in_order", "seeding", "offload", "pin_memory"):
+        steps += getattr(one, name) != getattr(other, name)
+    return steps
+
+
+def _tried(
+    found: Examination, run: Run, settings: LoaderSettings, predicted_s: float
+) -> tuple[Trial, RunResult | None]:
+    try:
+        result = run(settings, found.base.settings, found.loader)
+    except PenstockError as error:
+        return Trial(settings, predicted_s, None, str(error)), None
+    if result.error:
+        return Trial(settings, predicted_s, None, f"{result.error_type}: {result.error}"), result
+    observation = _observation_of(result, found)
+    if observation is None:
+        return Trial(settings, predicted_s, None, why_nothing_was_seen(result)), result
+    return Trial(settings, predicted_s, observation.whole_step_s), result
+
+
+def _observation_of(result: RunResult, found: Examination) -> Observation | None:
+    for one in result.loaders:
+        if one.number == found.loader:
+            return one.observation
+    return None
+
+
+def _fails_unchanged(found: Examination, run: Run, say: Say) -> bool:
+    say("the trial failed; the program runs once more as it is")
+    trial, _ = _tried(found, run, found.base.settings, found.base.whole_step_s)
+    return trial.measured_step_s is None
+
+
+def why_nothing_was_seen(result: RunResult) -> str:
+    if result.has_asked_input and (result.error or not result.loaders):
+        return (
+            "the program reads from standard input, and doctor, which runs it several times, has "
+            "nothing to give it there; pass its answers as arguments or in a file"
+        )
+    if result.error:
+        return f"the program failed: {result.error_type}: {result.error}"
+    return (
+        "the program came to its end and no DataLoader of it gave two batches in this process; "
+        "with several ranks, run it with one, and with torch's loader in a library that keeps it "
+        "under another name, make the loader by penstock.DataLoader"
+    )
+
+
+def cannot_repeat(failure: str, result: RunResult | None) -> str:
+    """The program ran once, and a second run, unchanged, failed."""
+    kind = result.error_type if result is not None else ""
+    reasons = {
+        "FileExistsError": "it refuses to write where its first run has written; have it write to "
+        "a new folder each time, or remove what the first run left",
+        "FileNotFoundError": "its first run has used up or moved what it reads; have it leave its "
+        "input where it is",
+    }
+    why = reasons.get(
+        kind,
+        "what the first run left behind, or took away, stops it; make it a program that can be run "
+        "again",
+    )
+    return f"The program cannot be run twice: its second run, unchanged, failed ({failure}): {why}."

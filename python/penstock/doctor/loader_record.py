@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is noted of one loader while the program runs, and the observation that it comes to.
+
+A program may make its loader anew for each epoch: one record is of all loaders that the same line
+makes of the like.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import resource
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.doctor.loader_totals import LoaderTotals
+from penstock.doctor.timed_transform import time_transforms, transform_seconds
+from penstock.doctor.worker_cpu import WorkerCpu
+from penstock.loader.observed_loader import (
+    batch_samples_of,
+    is_order_of_workers,
+    settings_of,
+    takes_threads,
+)
+from penstock.loader.past_work import PastWork
+from penstock.loader.step_times import WAITING_PARTS
+from penstock.tracking.leaves import flatten_batch
+from penstock.tuning.limiting import SLOW_SAMPLE_RATIO
+from penstock.tuning.memory_left import memory_left_bytes
+from penstock.tuning.observation import MadeBatch, Observation
+from penstock.tuning.process_times import thread_delay_s
+from penstock.tuning.usable_cpus import usable_cpus
+
+_RECORDS_MAX = 4096  # batches of an iterator that are told one by one
+_TOLD_MAX = 512  # of them, in an observation
+_WARM_S = 2.0
+_SECONDS_MIN = 1.5  # of a measurement, however fast the steps are
+_SHOWN_SAMPLES = 5
+
+
+@dataclass(slots=True)
+class _Step:
+    epoch: int
+    called_at: float
+    returned_at: float
+    thread_cpu_s: float
+    is_first: bool  # of its epoch
+    iter_s: float  # of the first, how long the epoch's iter() took
+
+
+@dataclass(slots=True)
+class _Moment:
+    """The counts of the process and of the loader when a step had ended."""
+
+    at: float
+    process_cpu_s: float
+    pages_read: int
+    totals: LoaderTotals
+    transform_s: float
+    delay_s: float  # for which the thread has waited for a CPU
+
+
+class LoaderRecord:
+    """Confined to the thread that reads the loader."""
+
+    def __init__(self, number: int, dataset: str, folder: str) -> None:
+        self.number = number
+        self.dataset = dataset
+        self._folder = Path(folder) / f"loader-{number}"
+        self._folder.mkdir(exist_ok=True)
+        self._loader: weakref.ref[Any] | None = None
+        self._read_loader: Any = None  # while an epoch of it lasts: the program may have dropped it
+        self._facts: dict[str, Any] = {}  # of the newest loader
+        self._past = LoaderTotals()  # of loaders before the newest
+        self._newest = LoaderTotals()  # of the newest, when an epoch of it had ended
+        self._is_transform_timed = False
+        self._steps: list[_Step] = []
+        self._epoch = 0
+        self._epoch_lengths: list[int] = []
+        self._starts: list[float] = []  # of all epochs
+        self._length = 0  # of the present one, so far
+        self._iterated_at = 0.0
+        self._window: _Moment | None = None
+        self._last = (0.0, 0)  # the process's CPU seconds and pages read, at the last step
+        self._last_delay_s = 0.0
+        self._cpu = WorkerCpu()
+        self._records: list[dict[str, Any]] = []
+        self._work = PastWork()
+        self._slow: dict[tuple[int, int, int], float] = {}
+        self._batch_bytes = 0.0
+
+    # ---- While the program runs
+
+    def add_loader(self, loader: Any) -> None:
+        """The program has made a loader in this one's place."""
+        self._past = self._past + self._totals_of_newest()
+        self._newest = LoaderTotals()
+        self._read_loader = None
+        self._loader = weakref.ref(loader)
+        has_pool = loader.pool is not None
+        if not has_pool:  # elsewhere nobody could write the sums
+            self._is_transform_timed |= time_transforms(loader.dataset, str(self._folder)) > 0
+        self._facts = {
+            "settings": settings_of(loader),
+            "batch_samples": batch_samples_of(loader),
+            "takes_threads": takes_threads(loader),
+            "order_of_workers": is_order_of_workers(loader),
+            "has_pool": has_pool,
+        }
+
+    def begin_epoch(self, loader: Any, iterator: Any, iterated_at: float) -> None:
+        """``iter(loader)`` was called then."""
+        self._read_loader = loader
+        self._epoch += 1
+        self._length = 0
+        self._iterated_at = iterated_at
+        stream = getattr(iterator, "_stream", None)
+        if stream is not None:
+            stream.record_steps(_RECORDS_MAX)
+
+    def note(self, iterator: Any, step: tuple[float, float, float], batch: Any) -> None:
+        """``next()`` was called, and returned, then, after so many seconds of the thread on a
+        CPU."""
+        called_at, returned_at, thread_cpu_s = step
+        is_first = self._length == 0
+        if is_first:
+            self._starts.append(returned_at - self._iterated_at)
+        self._length += 1
+        iter_s = called_at - self._iterated_at if is_first else 0.0
+        self._steps.append(
+            _Step(self._epoch, called_at, returned_at, thread_cpu_s, is_first, iter_s)
+        )
+        if not self._batch_bytes:
+            self._batch_bytes = _bytes_of(batch)
+        if not self._facts["has_pool"]:
+            self._cpu.read(iterator, returned_at)
+        self._last = (time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
+        if self._window is None and self._is_warm(returned_at):
+            transform_s = transform_seconds(str(self._folder))
+            self._window = _Moment(
+                returned_at, *self._last, self._totals(), transform_s, thread_delay_s()
+            )
+
+    def end_epoch(self, iterator: Any) -> None:
+        self._epoch_lengths.append(self._length)
+        self._take_records(iterator)
+        self._newest = self._totals_of_newest()
+        self._read_loader = None
+        self._last_delay_s = thread_delay_s()
+
+    def is_done(self, steps: int, seconds: float) -> bool:
+        """Whether enough was seen."""
+        if self._window is None or not self._steps:
+            return False
+        elapsed_s = self._steps[-1].returned_at - self._window.at
+        if elapsed_s < min(_SECONDS_MIN, seconds):
+            return False
+        count = sum(1 for _ in self._steps_since(self._window.at))
+        return count >= steps or (elapsed_s >= seconds and count >= 2)
+
+    def _steps_since(self, at: float) -> Sequence[_Step]:
+        first = bisect.bisect_right(self._steps, at, key=lambda step: step.returned_at)
+        return self._steps[first:]
+
+    def _is_warm(self, now: float) -> bool:
+        enough = len(self._steps) >= self._facts["settings"].num_workers + 2
+        return len(self._steps) >= 2 and (enough or now - self._steps[0].returned_at >= _WARM_S)
+
+    def _take_records(self, iterator: Any) -> None:
+        stream = getattr(iterator, "_stream", None)
+        if stream is None:
+            return
+        with contextlib.suppress(Exception):  # of a stream that has been closed
+            key = id(iterator)
+            self._records += [{**one, "stream": key} for one in stream.step_records()]
+            found = stream.slow_samples()
+            for sample in found:
+                seconds, _index, epoch, sequence, place, _worker = sample
+                if place is not None:  # else it is all samples of a batch
+                    self._slow[(key, epoch, sequence)] = seconds
+                    self._note_slow(sample)
+
+    def _note_slow(self, sample: tuple[Any, ...]) -> None:
+        known = {(one.index, one.batch, one.place) for one in self._work.slow_samples}
+        _seconds, index, _epoch, sequence, place, _worker = sample
+        if (index, sequence, place) not in known:
+            self._work.add({}, [sample])
+
+    def _totals(self) -> LoaderTotals:
+        return self._past + self._totals_of_newest()
+
+    def _totals_of_newest(self) -> LoaderTotals:
+        loader = None if self._loader is None else self._loader()
+        return self._newest if loader is None else LoaderTotals.of(loader.stats())
+
+    # ---- What it comes to
+
+    def observation(self, iterator: Any = None) -> Observation | None:
+        """None where fewer than two batches were given. ``iterator`` is in the middle of an
+        epoch."""
+        if len(self._steps) < 2:
+            return None
+        self._take_records(iterator)
+        if iterator is not None:
+            self._last_delay_s = thread_delay_s()
+        first = self._steps[0].returned_at
+        begin = self._window or _Moment(first, 0.0, 0, LoaderTotals(), 0.0, self._last_delay_s)
+        pairs = [
+            (one, two)
+            for one, two in zip(self._steps, self._steps[1:], strict=False)
+            if one.epoch == two.epoch and one.returned_at >= begin.at
+        ]
+        # Otherwise epochs of one batch, or an end before anything was warm.
+        return self._means(pairs or list(zip(self._steps, self._steps[1:], strict=False)), begin)
+
+    def _means(self, pairs: Sequence[tuple[_Step, _Step]], begin: _Moment) -> Observation:
+        settings = self._facts["settings"]
+        totals = self._totals() - begin.totals
+        step_s = _mean([two.returned_at - one.returned_at for one, two in pairs])
+        compute_s = _mean([two.called_at - one.returned_at for one, two in pairs])
+        waiting, loader_s = self._waiting(totals, begin, max(0.0, step_s - compute_s))
+        since = self._steps_since(begin.at)
+        step_count = max(1, len(since))
+        trainer_cpu_s = (self._last[0] - begin.process_cpu_s) / step_count
+        is_in_process = settings.num_workers == 0 and not self._facts["has_pool"]
+        if is_in_process:
+            worker_cpu_s, delay_s = _mean([two.thread_cpu_s for _, two in pairs]), 0.0
+            trainer_cpu_s = max(0.0, trainer_cpu_s - worker_cpu_s)
+        else:
+            worker_cpu_s, delay_s = self._cpu.of_batch()  # type: ignore[assignment]
+        made = totals if totals.batches > 0 else LoaderTotals()
+        count = max(1, totals.batches)
+        dataset_s = made.dataset_s / count
+        collate_s = made.collate_s / count
+        if is_in_process:
+            steps = max(1, totals.steps)
+            dataset_s, collate_s = totals.step_dataset_s / steps, totals.step_collate_s / steps
+        elapsed_s = max(1e-9, self._steps[-1].returned_at - begin.at)
+        loader = None if self._loader is None else self._loader()
+        return Observation(
+            **self._facts,
+            steps=len(pairs),
+            step_s=step_s,
+            compute_s=compute_s,
+            loader_s=loader_s,
+            waiting=waiting,
+            dataset_s=dataset_s,
+            collate_s=collate_s,
+            prefix_s=made.prefix_s / count,
+            wire_s=made.wire_s / count,
+            transform_s=self._transform_s(begin, dataset_s, step_count),
+            worker_cpu_s=worker_cpu_s,
+            worker_delay_s=delay_s,
+            trainer_cpu_s=trainer_cpu_s,
+            trainer_delay_s=max(0.0, self._last_delay_s - begin.delay_s) / step_count,
+            cpus=usable_cpus(),
+            batches=self._made_batches(pairs, begin.at, dataset_s, is_in_process),
+            start_s=self._start_s(),
+            epoch_steps=self._epoch_steps(),
+            batch_bytes=self._batch_bytes,
+            delivered=totals.batches,
+            inline_batches=totals.inline_batches,
+            copied_batches=totals.copied_batches,
+            memory_free_bytes=memory_left_bytes(),
+            memory_reads_per_s=(self._last[1] - begin.pages_read) / elapsed_s,
+            slow_samples=tuple(
+                (one.seconds, str(one).partition(" took ")[0])
+                for one in self._work.slow_samples[:_SHOWN_SAMPLES]
+            ),
+            pool_workers=0
+            if loader is None or loader.pool is None
+            else len(loader.stats().workers),
+            is_on_gpu=torch.cuda.is_available() and torch.cuda.is_initialized(),
+            is_offloaded=loader is not None and loader.plan is not None,
+        )
+
+    def _waiting(
+        self, totals: LoaderTotals, begin: _Moment, next_s: float
+    ) -> tuple[dict[str, float], float]:
+        """Shares a step's seconds within ``next()`` out as the ledger does, but for the waiting at
+        the beginnings of epochs. The ledger's steps include those."""
+        waited = {name: float(getattr(totals, f"step_{name}")) for name in WAITING_PARTS}
+        firsts = [one for one in self._steps_since(begin.at) if one.is_first]
+        own_s = max(0.0, totals.step_loader_s - sum(one.iter_s for one in firsts))
+        if self._facts["settings"].num_workers > 0:
+            starts_s = sum(one.returned_at - one.called_at for one in firsts)
+            waited = _without_starts(waited, starts_s)
+        noted_s = sum(waited.values()) + own_s
+        scale = next_s / noted_s if noted_s > 0 else 0.0
+        waiting = {name: seconds * scale for name, seconds in waited.items()}
+        return waiting, own_s * scale
+
+    def _transform_s(self, begin: _Moment, dataset_s: float, steps: int) -> float | None:
+        if not self._is_transform_timed:
+            return None
+        seconds = (transform_seconds(str(self._folder)) - begin.transform_s) / steps
+        threads = int(self._facts["settings"].fetch_threads)
+        return min(dataset_s, seconds / max(1, threads))
+
+    def _made_batches(
+        self,
+        pairs: Sequence[tuple[_Step, _Step]],
+        began_at: float,
+        dataset_s: float,
+        is_in_process: bool,
+    ) -> tuple[MadeBatch, ...]:
+        computes = [two.called_at - one.returned_at for one, two in pairs]
+        if is_in_process:
+            making = [two.returned_at - two.called_at for _, two in pairs]
+            return tuple(map(MadeBatch, making[:_TOLD_MAX], computes))
+        given = [one.returned_at for one, _ in pairs]
+        usual_s, mean_s = dataset_s / self._facts["batch_samples"], _mean(computes)
+        made = []
+        for record in self._records:
+            if record["given_at"] < began_at:
+                continue
+            making_s = record["dataset_s"] + record["collate_s"] + record["prefix_s"]
+            place = bisect.bisect_left(given, record["given_at"])
+            slowest_s = self._slow.get((record["stream"], record["epoch"], record["sequence"]), 0.0)
+            is_slow = slowest_s > SLOW_SAMPLE_RATIO * usual_s
+            made.append(
+                MadeBatch(
+                    making_s,
+                    computes[place] if place < len(given) else mean_s,
+                    max(0.0, slowest_s - usual_s) if is_slow else 0.0,
+                )
+            )
+        return tuple(made[:_TOLD_MAX])
+
+    def _start_s(self) -> float:
+        """The first start of a program is a cold one; without others it has to do."""
+        settings = self._facts["settings"]
+        if settings.num_workers == 0 or not self._starts:
+            return 0.0
+        if later := self._starts[1:]:
+            return _mean(later)
+        return 0.0 if settings.persistent_workers or self._facts["has_pool"] else self._starts[0]
+
+    def _epoch_steps(self) -> float | None:
+        if self._epoch_lengths:
+            return max(1.0, float(_mean(self._epoch_lengths)))
+        loader = None if self._loader is None else self._loader()
+        try:
+            length = 0 if loader is None else int(len(loader))
+        except TypeError:
+            length = 0
+        return float(length) if length > 0 else None
+
+
+def _without_starts(waited: dict[str, float], starts_s: float) -> dict[str, float]:
+    """Takes the waiting at beginnings of epochs away, first from where it mostly is."""
+    left = dict(waited)
+    for name in ("worker_s", "dataset_s", "collate_s", "prefix_s", "wire_s"):
+        taken = min(left[name], starts_s)
+        left[name] -= taken
+        starts_s -= taken
+    return left
+
+
+def _bytes_of(batch: Any) -> float:
+    try:
+        leaves = flatten_batch(batch)
+    except (AttributeError, RecursionError):
+        return 0.0
+    return float(sum(leaf.numel() * leaf.element_size() for leaf in leaves))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the loaders of a program while it runs, gives one of them other options, and ends the
+program when enough was seen."""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import inspect
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from penstock.cut.offloading import offload
+from penstock.doctor.late_offload import LateOffload
+from penstock.doctor.loader_record import LoaderRecord
+from penstock.doctor.run_orders import LoaderSeen, RunOrders, RunResult
+from penstock.explanation.model_watch import OUTSIDE_OF_PROGRAMS
+from penstock.loader import dataloader
+from penstock.seams.iterators import BaseIterator
+
+# Where a loader was made, its dataset's class, and its length.
+_Line = tuple[tuple[str, int], str, int]
+
+
+class ProgramStopped(SystemExit):
+    """Ends the program once enough was seen."""
+
+
+class LoaderWatch:
+    """A context in which the program runs. ``report`` is called with the result as soon as it is
+    there. Processes that the program starts are not watched."""
+
+    def __init__(self, orders: RunOrders, report: Callable[[RunResult], None]) -> None:
+        self.is_stopped = False
+        self._orders = orders
+        self._report = report
+        self._pid = os.getpid()
+        self._records: dict[_Line, LoaderRecord] = {}
+        self._of_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self._of_iterator: weakref.WeakKeyDictionary[Any, LoaderRecord] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._loader_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._init: Any = dataloader.DataLoader.__init__
+        self._iter: Any = dataloader.DataLoader.__iter__
+        self._next: Any = BaseIterator.__next__
+        self._late = LateOffload(self._offload) if orders.offload else None
+        self._target: tuple[Any, Any] | None = None  # loader and iterator of the newest batch
+
+    def __enter__(self) -> LoaderWatch:
+        watch, init, iterate, advance = self, self._init, self._iter, self._next
+
+        @functools.wraps(init)
+        def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if os.getpid() != watch._pid:
+                return init(self, *args, **kwargs)  # type: ignore[no-any-return]
+            record = watch._record_of(init, self, args, kwargs)
+            if watch._orders.loader == record.number and watch._orders.overrides:
+                args, kwargs = _with_overrides(init, self, args, kwargs, watch._orders.overrides)
+            init(self, *args, **kwargs)
+            record.add_loader(self)
+            watch._of_loader[self] = record
+
+        def watched_iter(self: Any) -> Any:
+            began_at = time.monotonic()
+            iterator = iterate(self)
+            record = watch._of_loader.get(self)
+            if record is not None and os.getpid() == watch._pid:
+                watch._of_iterator[iterator] = record
+                watch._loader_of[iterator] = weakref.ref(self)
+                record.begin_epoch(self, iterator, began_at)
+            return iterator
+
+        def watched_next(self: Any) -> Any:
+            record = watch._of_iterator.get(self)
+            if record is None or os.getpid() != watch._pid:
+                return advance(self)
+            if watch.is_stopped:
+                raise ProgramStopped(0)
+            cpu_s, called_at = time.thread_time(), time.monotonic()
+            try:
+                batch = advance(self)
+            except StopIteration:
+                record.end_epoch(self)
+                raise
+            returned_at = time.monotonic()
+            record.note(self, (called_at, returned_at, time.thread_time() - cpu_s), batch)
+            watch._note(self, record, batch)
+            return batch
+
+        dataloader.DataLoader.__init__ = watched_init  # type: ignore[method-assign]
+        dataloader.DataLoader.__iter__ = watched_iter  # type: ignore[method-assign]
+        BaseIterator.__next__ = watched_next  # type: ignore[method-assign]
+        if self._late is not None:
+            self._late.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dataloader.DataLoader.__init__ = self._init  # type: ignore[method-assign]
+        dataloader.DataLoader.__iter__ = self._iter  # type: ignore[method-assign]
+        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
+        if self._late is not None:
+            self._late.end()
+
+    def result(self, iterator: Any = None) -> RunResult:
+        """What was seen so far; ``iterator`` is the one that is being read."""
+        reading = self._of_iterator.get(iterator) if iterator is not None else None
+        seen = []
+        for record in self._records.values():
+            found = record.observation(iterator if record is reading else None)
+            if found is not None:
+                seen.append(LoaderSeen(record.number, record.dataset, found))
+        return RunResult(tuple(seen), is_stopped=self.is_stopped)
+
+    def _record_of(
+        self, init: Callable[..., None], loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LoaderRecord:
+        """That of a loader that is about to be made. Its number is the same in every run."""
+        try:
+            arguments = inspect.signature(init).bind(loader, *args, **kwargs).arguments
+        except TypeError:
+            arguments = {}  # the call raises it
+        dataset = arguments.get("dataset")
+        name = type(dataset).__name__
+        try:
+            length = len(dataset)  # type: ignore[arg-type]
+        except Exception:
+            length = -1
+        line = (_line_of_program(), name, length)
+        if line not in self._records:
+            self._records[line] = LoaderRecord(len(self._records), name, self._orders.folder)
+        return self._records[line]
+
+    def _note(self, iterator: Any, record: LoaderRecord, batch: Any) -> None:
+        if self._late is not None and record.number == self._orders.loader:
+            self._target = (self._loader_of[iterator](), iterator)
+            self._late.note(batch)
+        if record.is_done(self._orders.steps, self._orders.seconds):
+            self.is_stopped = True
+            self._report(self.result(iterator))
+            if threading.current_thread() is not threading.main_thread():
+                _thread.interrupt_main()  # which may be waiting for this thread's next result
+            raise ProgramStopped(0)
+
+    def _offload(self, model: Any) -> None:
+        assert self._target is not None
+        loader, iterator = self._target
+        offload(model, loader)
+        begin_delivery = getattr(iterator, "begin_delivery", None)
+        if begin_delivery is not None:  # the next batches of this epoch are noted for the model
+            begin_delivery(loader)
+
+
+class BatchBound:
+    """A context in which the program runs until its loaders have given so many batches."""
+
+    def __init__(self, count_max: int) -> None:
+        self.is_reached = False
+        self._count_max = count_max
+        self._next: Any = BaseIterator.__next__
+
+    def __enter__(self) -> BatchBound:
+        bound, advance, pid = self, self._next, os.getpid()
+        count = 0
+
+        def counted_next(self: Any) -> Any:
+            nonlocal count
+            if os.getpid() == pid:
+                count += 1
+                if count > bound._count_max:
+                    bound.is_reached = True
+                    raise ProgramStopped(0)
+            return advance(self)
+
+        BaseIterator.__next__ = counted_next  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        BaseIterator.__next__ = self._next  # type: ignore[method-assign]
+
+
+def _line_of_program() -> tuple[str, int]:
+    """The line that is under way in the program, or in a library of its own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE_OF_PROGRAMS):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _with_overrides(
+    init: Callable[..., None],
+    loader: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    overrides: Any,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a loader with others in the place of some."""
+    try:
+        bound = inspect.signature(init).bind(loader, *args, **kwargs)
+    except TypeError:
+        return args, kwargs  # the call raises it
+    bound.arguments.update(overrides)
+    arguments = bound.arguments
+    del arguments[next(iter(arguments))]  # self
+    if arguments.get("num_workers") == 0:
+        arguments.pop("prefetch_factor", None)
+        arguments.pop("persistent_workers", None)
+    return (), dict(arguments)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the program in a process of its own, with all that it starts, and ends all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.doctor.run_orders import ORDERS_VARIABLE, RunOrders, RunResult
+from penstock.errors import PenstockError
+
+# How long a program has to end once enough was seen, and then once it was told to.
+_END_S = 20.0
+_TERM_S = 5.0
+_LEFT_S = 1.0  # for processes that end after the program
+_SHOWN_LINES = 8
+_PR_SET_PDEATHSIG = 1
+
+
+class ProgramRuns:
+    """Confined to the main thread."""
+
+    def __init__(
+        self, command: Sequence[str], steps: int, seconds: float, timeout_s: float
+    ) -> None:
+        """``command`` runs the program by the orders in its environment."""
+        self._command = list(command)
+        self._steps = steps
+        self._seconds = seconds
+        self._timeout_s = timeout_s
+
+    def run(
+        self,
+        loader: int | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        offload: bool = False,
+        asks_for_plan: bool = False,
+    ) -> RunResult:
+        """Blocks until the program has ended, and all that it started. Raises PenstockError where
+        it gave no result."""
+        with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as folder:
+            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+            try:
+                orders = RunOrders(
+                    write_fd,
+                    folder,
+                    self._steps,
+                    self._seconds,
+                    loader,
+                    dict(overrides or {}),
+                    offload,
+                    asks_for_plan,
+                )
+                output = Path(folder) / "output"
+                process = self._start(orders, output, write_fd)
+                write_fd = _closed(write_fd)
+                text, is_hurried = b"", True
+                try:
+                    text, is_hurried = self._wait(process, read_fd)
+                finally:
+                    _end(process, is_hurried)
+            finally:
+                os.close(read_fd)
+                if write_fd >= 0:
+                    os.close(write_fd)
+            if not text.endswith(b"\n"):
+                raise PenstockError(self._without_result(process.returncode, is_hurried, output))
+            return RunResult.of_json(text.decode())
+
+    def _start(self, orders: RunOrders, output: Path, write_fd: int) -> subprocess.Popen[bytes]:
+        with open(output, "wb") as stream:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, ORDERS_VARIABLE: orders.to_json()},
+                pass_fds=(write_fd,),
+                # No terminal to ask at, and a group that can be ended as a whole.
+                start_new_session=True,
+            )
+
+    def _wait(self, process: subprocess.Popen[bytes], read_fd: int) -> tuple[bytes, bool]:
+        """The line that the program's process writes, or what there is of it when it has ended;
+        and whether the time was up before either."""
+        deadline = time.monotonic() + self._timeout_s
+        text = b""
+        while not text.endswith(b"\n") and time.monotonic() < deadline:
+            if select.select([read_fd], [], [], 0.2)[0]:
+                piece = os.read(read_fd, 1 << 16)
+                if not piece:
+                    return text, False
+                text += piece
+            elif _has_ended(process) and not select.select([read_fd], [], [], 0)[0]:
+                return text, False
+        return text, not text.endswith(b"\n")
+
+    def _without_result(self, code: int, is_late: bool, output: Path) -> str:
+        lines = output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+        told = "".join(f"\n  {line}" for line in lines) or " nothing"
+        if is_late:
+            how = (
+                f"had not given enough batches after {self._timeout_s:g} s and was ended; give it "
+                f"less to do before its first batch, or --timeout more seconds"
+            )
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code} before anything was known of its loaders"
+        return f"the program {how}; the last that it printed:{told}"
+
+
+def end_with_parent() -> None:
+    """To be called in the program's process: it is told to end when the one that started it does,
+    whatever ends that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[bytes], is_hurried: bool) -> None:
+    """Ends the program and what it has started in its session, and waits for them."""
+    group = process.pid
+    stages = ((0, _END_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S))
+    if is_hurried:
+        stages = ((signal.SIGINT, _TERM_S), *stages[1:])
+    try:
+        for number, wait_s in stages:
+            if number == signal.SIGINT:
+                _signal([group], number)
+            elif number:
+                _signal([*_members(group), group], number)
+            if _wait_until(lambda: _has_ended(process), wait_s):
+                break
+        # The program is not waited for yet, so that its number is still that of its session.
+        for number in (0, signal.SIGTERM, signal.SIGKILL):
+            if number:
+                _signal(_members(group), number)
+            if _wait_until(lambda: not _members(group), _LEFT_S):
+                break
+    except BaseException:
+        _signal([*_members(group), group], signal.SIGKILL)
+        raise
+    finally:
+        process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    return found is not None
+
+
+def _members(group: int) -> set[int]:
+    """Live processes of the session, the first one apart."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == group:
+            continue
+        try:
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if int(fields[3]) == group and fields[0] != "Z":
+            found.add(int(entry))
+    return found
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _wait_until(is_over: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_over():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _closed(descriptor: int) -> int:
+    os.close(descriptor)
+    return -1

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""penstock doctor: it names what limits a program, tries changes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.command_line import main
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "doctor"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+SECONDS_MAX = 240.0
+CPUS = sorted(os.sched_getaffinity(0))[:2]  # the programs are made for two
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+Write = Callable[[str, str], Path]
+
+LIMITS = {
+    "slow_dataset": "dataset",
+    "waiting_dataset": "storage",
+    "slow_transform": "transform",
+    "slow_collate": "collate",
+    "few_workers": "workers",
+    "tiny_prefetch": "prefetch",
+    "slow_trainer": "trainer",
+    "restarted_workers": "worker start",
+    "slow_samples": "slow samples",
+    "movable_model": "offload",
+    "kept_batches": "memory",
+}
+SHORT = ("slow_transform", "waiting_dataset", "slow_trainer")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "doctor", *arguments]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs `penstock doctor` with these arguments on two CPUs."""
+
+    def run_doctor(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> Outcome:
+        done = subprocess.run(
+            [*prefix, *command(*arguments)],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            preexec_fn=lambda: os.sched_setaffinity(0, CPUS),
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run_doctor
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, source: str) -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write_file
+
+
+def diagnosed(run: Run, program: str, *arguments: str, **options: Any) -> dict[str, Any]:
+    path = str(PROGRAMS / f"program_{program}.py")
+    code, out, error = run("--json", *arguments, path, **options)
+    assert code == 0, error
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="the programs are made for two CPUs")
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in LIMITS],
+)
+def test_a_planted_bottleneck_is_named(run: Run, program: str) -> None:
+    found = diagnosed(run, program, "--trials", "0")
+
+    assert found["limit"] == LIMITS[program], found["reason"]
+
+
+@pytest.mark.long
+def test_a_slow_link_to_a_pool_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    shaped_link = importlib.import_module("shaped_link")
+    pool_host = importlib.import_module("pool_host")
+    with contextlib.ExitStack() as stack:
+        try:
+            link = stack.enter_context(shaped_link.ShapedLink("100mbit"))
+        except shaped_link.NoLinkError as reason:
+            pytest.skip(str(reason))
+        pool = stack.enter_context(
+            pool_host.PoolHost(
+                tmp_path, address=shaped_link.POOL_ADDRESS, prefix=link.enter(link.pool_side)
+            )
+        )
+        pool.start_workers(1)
+        pool.wait_for_workers(1)
+
+        found = diagnosed(
+            run,
+            "slow_link",
+            "--trials",
+            "0",
+            prefix=tuple(link.enter(link.trainer_side)),
+            PLANTED_POOL=pool.endpoint,
+            PENSTOCK_KEYS=pool.keys,
+        )
+
+    assert found["limit"] == "link", found["reason"]
+
+
+TRAINING = """
+    import time
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Waiting(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return torch.tensor(index)
+
+    if __name__ == "__main__":
+        for epoch in range(1000):
+            for batch in DataLoader(Waiting(), batch_size=8, num_workers=1):
+                pass
+"""
+
+
+def test_a_program_that_is_run_again_gets_faster_and_stays_as_it_is(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    source = """
+        import time
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Waiting(Dataset):
+            def __len__(self):
+                return 4096
+
+            def __getitem__(self, index):
+                time.sleep(0.002)
+                return torch.tensor(index)
+
+        if __name__ == "__main__":
+            print("the program's own words")
+            for epoch in range(1000):
+                for batch in DataLoader(Waiting(), batch_size=8, num_workers=1):
+                    pass
+    """
+    path = write("waits.py", source)
+    before = path.read_bytes()
+
+    code, out, error = run("--trials", "1", "waits.py")
+
+    assert code == 0, error
+    assert "The dataset waits for storage" in out
+    assert "fetch_threads=" in out and "loader = penstock.DataLoader(..., " in out
+    assert "Advice: a step takes" in out
+    assert "the program's own words" not in out + error
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["waits.py"]
+
+
+FAILING = {
+    "asks": (
+        """
+        name = input("name? ")
+        """,
+        "the program reads from standard input",
+    ),
+    "no_loader": ("print('no loader here')", "no DataLoader of it gave two batches"),
+    "fails": ("raise ValueError('a fault of its own')", "ValueError: a fault of its own"),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_program_that_shows_nothing_is_told_in_a_sentence(
+    run: Run, write: Write, name: str
+) -> None:
+    source, told = FAILING[name]
+    write("program.py", source)
+
+    code, out, error = run("program.py")
+
+    assert code == 1
+    assert told in error
+    assert out == ""
+
+
+def test_a_program_that_cannot_be_run_twice_is_diagnosed_once(run: Run, write: Write) -> None:
+    write(
+        "once.py",
+        """
+        import os
+        import time
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Waiting(Dataset):
+            def __len__(self):
+                return 4096
+
+            def __getitem__(self, index):
+                time.sleep(0.002)
+                return torch.tensor(index)
+
+        if __name__ == "__main__":
+            os.mkdir("checkpoints")
+            for batch in DataLoader(Waiting(), batch_size=8, num_workers=1):
+                pass
+        """,
+    )
+
+    code, out, error = run("once.py")
+
+    assert code == 1, error
+    assert "The dataset waits for storage" in out
+    assert "The program cannot be run twice" in out
+    assert "FileExistsError" in out and "new folder each time" in out
+
+
+def test_an_option_that_fails_is_told_and_others_are_tried(run: Run, write: Write) -> None:
+    write(
+        "one_thread.py",
+        """
+        import threading
+        import time
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class OneThread(Dataset):
+            def __len__(self):
+                return 4096
+
+            def __getitem__(self, index):
+                if threading.current_thread() is not threading.main_thread():
+                    raise RuntimeError("this dataset is not thread-safe")
+                time.sleep(0.002)
+                return torch.tensor(index)
+
+        if __name__ == "__main__":
+            for batch in DataLoader(OneThread(), batch_size=8, num_workers=1):
+                pass
+        """,
+    )
+
+    code, out, error = run("--json", "--trials", "3", "one_thread.py")
+
+    assert code == 0, error
+    found = json.loads(out)
+    assert "not thread-safe" in found["trials"][0]["failure"]
+    assert found["best"]["fetch_threads"] == 1
+    assert found["best"]["num_workers"] > 1
+
+
+def test_ctrl_c_ends_the_doctor_and_all_that_it_started(tmp_path: Path, write: Write) -> None:
+    write("program.py", TRAINING)
+    process = subprocess.Popen(
+        command("--seconds", "600", "--steps", "100000", "program.py"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        deadline = time.monotonic() + 60
+        while len(_python_descendants(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        started = _python_descendants(process.pid)
+        assert len(started) >= 2  # the program and a worker
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in started if _is_alive(pid)]
+
+
+def _python_descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        for child in _children(todo.pop()):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    text = ""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        text += path.read_text()
+    return [int(one) for one in text.split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+WRONG_CALLS = {
+    (): "the program is missing",
+    ("nothing.py",): "there is no file 'nothing.py' to run",
+    ("--steps", "1", "x.py"): "--steps is '1'; a whole number from 2",
+    ("--trails", "2", "x.py"): "there is no option --trails; did you mean --trials?",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_CALLS)
+def test_a_wrong_call_is_told_in_a_sentence(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["penstock", "doctor", *arguments])
+
+    assert main() == 2
+
+    assert WRONG_CALLS[arguments] in capsys.readouterr().err
+
+
+def test_one_of_several_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["penstock", "doctor", "train.py"])
+
+    assert main() == 2
+
+    assert "one of several ranks" in capsys.readouterr().err
