@@ -245,6 +245,7 @@ def test_a_program_that_cannot_be_run_twice_is_diagnosed_once(run: Run, write: W
     assert "FileExistsError" in out and "new folder each time" in out
 
 
+@pytest.mark.long
 def test_an_option_that_fails_is_told_and_others_are_tried(run: Run, write: Write) -> None:
     write(
         "one_thread.py",

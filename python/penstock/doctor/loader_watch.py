@@ -15,14 +15,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cut.offloading import offload
+import torch
+
 from penstock.doctor.late_offload import LateOffload
 from penstock.doctor.loader_record import LoaderRecord
 from penstock.doctor.run_orders import LoaderSeen, RunOrders, RunResult
-from penstock.explanation.model_watch import OUTSIDE_OF_PROGRAMS
 from penstock.loader import dataloader
 from penstock.seams.iterators import BaseIterator
 
+_OUTSIDE_OF_PROGRAMS = tuple(
+    os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
+    for module in (torch, sys.modules["penstock"])
+)
 # Where a loader was made, its dataset's class, and its length.
 _Line = tuple[tuple[str, int], str, int]
 
@@ -148,6 +152,8 @@ class LoaderWatch:
             raise ProgramStopped(0)
 
     def _offload(self, model: Any) -> None:
+        from penstock.cut.offloading import offload  # which loads Dynamo
+
         assert self._target is not None
         loader, iterator = self._target
         offload(model, loader)
@@ -187,7 +193,7 @@ class BatchBound:
 def _line_of_program() -> tuple[str, int]:
     """The line that is under way in the program, or in a library of its own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(OUTSIDE_OF_PROGRAMS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OUTSIDE_OF_PROGRAMS):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
