@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from penstock.tuning.loader_settings import LoaderSettings
@@ -64,6 +65,7 @@ def test_looking_ahead_evens_out_batches_that_differ() -> None:
     assert step_s(16) == pytest.approx(0.02, rel=0.05)
 
 
+@examples(deadline=None)
 @given(BATCHES, SETTINGS)
 def test_no_step_is_shorter_than_what_any_stage_takes_alone(
     batches: list[MadeBatch], settings: LoaderSettings
@@ -80,6 +82,7 @@ def test_no_step_is_shorter_than_what_any_stage_takes_alone(
     assert step_s >= max(computing_s, making_s) - slack_s
 
 
+@examples(deadline=None)
 @given(BATCHES, SETTINGS)
 def test_no_step_is_longer_than_making_and_computing_in_turn(
     batches: list[MadeBatch], settings: LoaderSettings
@@ -89,6 +92,7 @@ def test_no_step_is_longer_than_making_and_computing_in_turn(
     assert replayed_step_s(batches, settings, 0.0) <= longest_s * (1 + 1e-9)
 
 
+@examples(deadline=None)
 @given(BATCHES, st.integers(1, 6), st.integers(1, 6))
 def test_looking_further_ahead_never_makes_a_step_longer(
     batches: list[MadeBatch], workers: int, factor: int

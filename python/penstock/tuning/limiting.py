@@ -27,6 +27,7 @@ _WORKERS_CURE_SHARE = 0.35
 _ENOUGH_AHEAD = 16  # batches for each worker
 # A sample is slow that takes this many times as long as its batch's samples do.
 SLOW_SAMPLE_RATIO = 5.0
+_SURELY_SLOW_S = 0.2  # longer than a thread waits for a CPU, as a rule
 _WAITING_DATASET_SHARE = 0.5
 _NO_MEMORY_SHARE = 0.25  # of the batches
 _PAGES_READ_PER_S = 50.0  # from a disk, by processes that were at work before
@@ -306,7 +307,7 @@ def _slow_samples(seen: Observation) -> str | None:
     if seconds < SLOW_SAMPLE_RATIO * usual_s:
         return None
     slow_s = sum(one.slow_sample_s for one in seen.batches) / len(seen.batches)
-    if slow_s <= seen.worker_delay_s:
+    if slow_s <= seen.worker_delay_s and seconds < _SURELY_SLOW_S:
         return None  # a sample in which its worker waited for a CPU looks slow
     return f"{name} took {spoken_time(seconds)}"
 

@@ -111,7 +111,10 @@ def undelayed_making_s(seen: Observation) -> float:
 
 
 def _delay_s(seen: Observation) -> float:
-    return min(seen.worker_delay_s, 0.95 * seen.making_s) if seen.worker_cpu_s is not None else 0.0
+    """Of a worker's seconds for a batch. What was counted is of all its threads."""
+    if seen.worker_cpu_s is None:
+        return 0.0
+    return min(seen.worker_delay_s, max(0.0, seen.making_s - seen.worker_cpu_s))
 
 
 def _compute_delay_s(seen: Observation) -> float:
