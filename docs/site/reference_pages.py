@@ -16,6 +16,9 @@ from staged_pages import write_text
 # What public functions give and no program makes.
 RESULTS = {
     "penstock.loader.stats.LoaderStats": "What `loader.stats()` gives.",
+    "penstock.loader.step_times.StepTimes": "Where the time of steps went: `stats().ledger`.",
+    "penstock.loader.step_times.WorkerTimes": "What one worker took, of `stats().workers`.",
+    "penstock.loader.step_times.SlowSample": "One of `stats().slow_samples`.",
     "penstock.observing.open_telemetry.Telemetry": "What `penstock.to_opentelemetry()` gives.",
     "penstock.observing.step_trace.StepTrace": "What `penstock.trace()` gives.",
 }

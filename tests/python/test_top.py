@@ -12,8 +12,8 @@ from shown_pools import FIRST, GROUP, SECOND, busy_pool, busy_status, ledger, st
 from test_pool_status import worker
 
 from penstock.live.cell_text import cell_count, cut, fitted
-from penstock.live.event_log import EventLog
-from penstock.live.pool_view import EventView, pool_view
+from penstock.live.event_log import EventLog, EventView
+from penstock.live.pool_view import pool_view
 from penstock.live.top_frame import Size, frame, frame_text
 from penstock.live.top_rows import TABLES, as_json
 from penstock.live.top_state import TopState
@@ -286,7 +286,7 @@ def kinds_of(*statuses: dict[str, Any]) -> list[tuple[str, str]]:
     return [(event.kind, event.text) for event in log.events()]
 
 
-def test_events_follow_from_statuses_where_the_controller_reports_none() -> None:
+def test_events_follow_from_statuses() -> None:
     one, two = worker(1), worker(2, trainer=FIRST)
     job = trainer(1)
     assert kinds_of(
@@ -319,15 +319,33 @@ def test_events_follow_from_statuses_where_the_controller_reports_none() -> None
     ]
 
 
-def test_the_controllers_own_events_are_taken_once_each() -> None:
-    def event(sequence: int) -> dict[str, Any]:
-        text = f"worker {sequence} is gone"
-        return {"sequence": sequence, "at_s_ago": 2.5, "kind": "worker_died", "text": text}
+def test_a_plan_that_changed_is_an_event_and_one_that_is_first_seen_is_none() -> None:
+    plans = [status([], [trainer(1, plan_changes=count)]) for count in (3, 3, 4, 6)]
+    moved = "other calls of train.py: Images of gpu1/4 move to the workers than before"
+    assert kinds_of(status([], []), *plans) == [
+        ("trainer_joined", "train.py: Images of gpu1/4 joined"),
+        ("replanned", moved),
+        ("replanned", moved),
+    ]
+    of_ranks = [
+        status([], [trainer(1, plan_changes=one), trainer(2, plan_changes=two)])
+        for one, two in ((0, 0), (0, 1))
+    ]
+    assert [text for _, text in kinds_of(*of_ranks)] == [moved.replace("gpu1", "gpu2")]
 
+
+def test_events_are_numbered_timed_and_counted_and_begin_again_with_another_controller() -> None:
     log = EventLog()
-    for newest in (2, 2, 4):
-        events = [event(number) for number in range(1, newest + 1)]
-        log.add(pool_view(status([], [], events=events), NOW))
-    assert [one.sequence for one in log.events()] == [1, 2, 3, 4]
-    assert log.counts == {"worker_died": 4}
-    assert log.events()[0] == EventView(1, NOW - 2.5, "worker_died", "worker 1 is gone", None, None)
+    for number, there in enumerate(([], [worker(1)], [worker(1), worker(2)])):
+        log.add(pool_view(status(there, []), NOW + number))
+    text = "worker node1/17 joined"
+    assert log.events()[0] == EventView(1, NOW + 1, "worker_joined", text, None, worker(1)["id"])
+    assert [event.sequence for event in log.events()] == [1, 2]
+    assert log.counts == {"worker_joined": 2}
+    other = status([], [])
+    other["controller"]["id"] = "33cd000000000001"
+    log.add(pool_view(other, NOW + 3))
+    assert log.events() == () and log.counts == {"worker_joined": 2}
+    other = {**other, "workers": [worker(3)]}
+    log.add(pool_view(other, NOW + 4))
+    assert [event.sequence for event in log.events()] == [1]

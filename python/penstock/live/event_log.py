@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last events of a pool: its controller's own, or those that follow from its statuses."""
+"""The last events of a pool, which follow from its statuses: a controller reports none."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import dataclass
 
-from penstock.live.derived_events import changes_between
-from penstock.live.pool_view import EventView, PoolView
+from penstock.live.pool_changes import changes_between
+from penstock.live.pool_view import PoolView
 
 EVENTS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """``at`` is when the status came that shows it, in seconds since 1970."""
+
+    sequence: int
+    at: float
+    kind: str
+    text: str
+    trainer: str | None
+    worker: str | None
 
 
 class EventLog:
@@ -21,23 +34,18 @@ class EventLog:
         self.counts: Counter[str] = Counter()  # of all that were seen, by kind
 
     def add(self, view: PoolView) -> None:
-        """Takes the next status. The controller's own numbers start again with another one."""
+        """Takes the next status. With another controller the events begin again."""
         last, self._last = self._last, view
-        if last is not None and last.controller != view.controller:
+        if last is None:
+            return
+        if last.controller != view.controller:
             self._events.clear()
             self._sequence = 0
-            last = None
-        if view.events is not None:
-            new = [event for event in view.events if event.sequence > self._sequence]
-        elif last is not None:
-            changes = enumerate(changes_between(last, view), self._sequence + 1)
-            new = [EventView(sequence, view.at, *change) for sequence, change in changes]
-        else:
-            new = []
-        self._events.extend(new)
-        self.counts.update(event.kind for event in new)
-        if new:
-            self._sequence = new[-1].sequence
+            return
+        for change in changes_between(last, view):
+            self._sequence += 1
+            self._events.append(EventView(self._sequence, view.at, *change))
+            self.counts[change.kind] += 1
 
     def events(self) -> tuple[EventView, ...]:
         """Newest last."""

@@ -104,20 +104,8 @@ class TrainerView:
 
 
 @dataclass(frozen=True, slots=True)
-class EventView:
-    """``at`` is in seconds since 1970."""
-
-    sequence: int
-    at: float
-    kind: str
-    text: str
-    trainer: str | None
-    worker: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class PoolView:
-    """``events`` is None where the controller reports none. ``at`` is in seconds since 1970."""
+    """``at`` is in seconds since 1970."""
 
     at: float
     controller: str
@@ -129,7 +117,6 @@ class PoolView:
     workers: tuple[WorkerView, ...]
     trainers: tuple[TrainerView, ...]
     left_out: int
-    events: tuple[EventView, ...] | None
 
     def trainer(self, identity: str | None) -> TrainerView | None:
         return next((one for one in self.trainers if one.id == identity), None)
@@ -182,7 +169,6 @@ def pool_view(status: Mapping[str, Any], at: float) -> PoolView:
         workers=tuple(_worker_view(one) for one in status["workers"]),
         trainers=tuple(_trainer_view(one) for one in status["trainers"]),
         left_out=status["workers_left_out"] + status["trainers_left_out"],
-        events=_event_views(status.get("events"), at),
     )
 
 
@@ -244,22 +230,6 @@ def _trainer_view(trainer: dict[str, Any]) -> TrainerView:
         bytes_per_s=None if rate is None or size is None else rate * size,
         reason=text_of(trainer["reason"]),
         ledger=ledger_of(trainer),
-    )
-
-
-def _event_views(events: Any, at: float) -> tuple[EventView, ...] | None:
-    if not isinstance(events, list):
-        return None
-    return tuple(
-        EventView(
-            sequence=int(one["sequence"]),
-            at=at - float(one["at_s_ago"]),
-            kind=str(one["kind"]),
-            text=text_of(one["text"]),
-            trainer=one.get("trainer"),
-            worker=one.get("worker"),
-        )
-        for one in events
     )
 
 

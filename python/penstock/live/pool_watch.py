@@ -81,7 +81,6 @@ class PoolWatch:
             view = self._current()
             if self._status is None:
                 fields = as_json(view)
-                del fields["events"]  # they are asked for by themselves
                 fields["penstock"] = __version__
                 fields["step_parts"] = [asdict(part) for part in STEP_PARTS]
                 self._status = _encoded(fields)

@@ -92,10 +92,10 @@ def frame(state: TopState, size: Size, now: float) -> list[Line]:
 def frame_text(view: PoolView, *, is_tree: bool) -> str:
     """Everything at once, as wide as it is."""
     state = TopState(is_tree=is_tree)
-    state.update(view, view.events or ())
+    state.update(view, ())
     lines = ["".join(span.text for span in line).rstrip() for line in _summary(view, 100)]
     for index, table in enumerate(TABLES):
-        if table.name == "Events" and view.events is None:
+        if table.name == "Events":  # they follow from two statuses, and this is one
             continue
         state.show(index)
         rows = state.rows()

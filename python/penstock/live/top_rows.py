@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.live.event_log import EventView
 from penstock.live.job_groups import JobGroup, job_groups
-from penstock.live.pool_view import EventView, PoolView, TrainerView, WorkerView
+from penstock.live.pool_view import PoolView, TrainerView, WorkerView
 from penstock.live.step_parts import STEP_PARTS, Ledger
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.live.pool_view import EventView, PoolView
+from penstock.live.event_log import EventView
+from penstock.live.pool_view import PoolView
 from penstock.live.row_order import ShownRow, in_tree, matcher, sorted_rows
 from penstock.live.step_parts import Ledger
 from penstock.live.top_rows import TABLES, Column, Looks, Row, Table

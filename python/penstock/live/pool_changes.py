@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened between two looks at a pool whose controller keeps no events of its own. Pure.
+"""What happened in a pool between two statuses. Pure.
 
 A worker that is gone without having drained counts as dead: a controller drops who is silent.
 """
