@@ -17,6 +17,9 @@ class TimedSamples {
   // dataset[index]. Raises what the dataset raises.
   pybind11::object get(pybind11::handle index);
 
+  // What it holds, for Python's garbage collector: a fetcher that it is in may lead back to it.
+  pybind11::object& held() { return dataset_; }
+
  private:
   pybind11::object dataset_;
   dataset::FetchClock& clock_;
@@ -30,6 +33,9 @@ class TimedCollate {
   // collate_fn(samples).
   pybind11::object call(pybind11::handle samples);
   bool draws_nothing() const { return draws_nothing_; }
+
+  // As above.
+  pybind11::object& held() { return collate_fn_; }
 
  private:
   pybind11::object collate_fn_;

@@ -292,7 +292,7 @@ def test_only_trainers_reach_a_worker(pool: KeyedPool) -> None:
         with RawSocket(DEALER, timeout_s=SERVED_SECONDS_MAX if answers else 1) as client:
             client.use_key(pool.keys, role, "worker")
             client.connect(pool.worker_endpoint)
-            client.send(hello(trainer_id=7))
+            client.send(hello(trainer_id=7, version=1))  # which is answered by a refusal
             if answers:
                 assert client.receive()[0][:4] == b"PNT1"
             else:

@@ -93,7 +93,7 @@ def test_a_trainer_that_is_faster_than_its_worker_waits_for_the_dataset(seeding:
     assert times.dataset_s + times.collate_s >= 0.9 * made_s
     assert times.dataset_s > 0.8 * 48 * _SAMPLE_S
     assert times.collate_s > 0.8 * 12 * _COLLATE_S
-    assert times.waiting_share > 0.8
+    assert times.waiting_share > 0.5  # workers start meanwhile
     assert_sums(times, whole_s)
     stats = loader.stats()
     assert stats.dataset_s >= 48 * _SAMPLE_S
