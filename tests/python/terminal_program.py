@@ -26,6 +26,11 @@ KEYS = {
 }  # fmt: skip
 
 
+def _without_a_size(environment: Mapping[str, str]) -> dict[str, str]:
+    """A test runner may set these, which programs believe more than their terminal."""
+    return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
+
+
 class TerminalProgram:
     """TERM is linux, which is what pyte understands."""
 
@@ -48,7 +53,7 @@ class TerminalProgram:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={"TERM": "linux", **environment},
+            env={"TERM": "linux", **_without_a_size(environment)},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
