@@ -89,6 +89,7 @@ WHOSE_BYTES = {
     ("cli/environment_report.py", "_native_parts", "importlib.import_module"): "our own module",
     ("cli/environment_report.py", "_told_by", "ctypes.CDLL"): "a library that is loaded already",
     ("cli/environment_report.py", "_told_by", "ctypes.c_char_p"): "its version, a text of its own",
+    ("doctor/program_runs.py", "end_with_parent", "ctypes.CDLL"): "the process's own C library",
     ("live/dashboard_server.py", "_Handler._refuse", ".recv"): "bytes that are thrown away",
     ("cli/program.py", "run_file", "compile"): "the user's own program",
     ("cli/program.py", "_run", "exec"): "the user's own program",
