@@ -91,7 +91,7 @@ def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProce
     spawned_count = len(engine.spawned)
     assert 2 <= spawned_count <= 4, "after 1 s, 2 s and so on"
     # One turn says that a worker was started, and the next that it has ended and when one follows.
-    for _ in range(20):
+    for _ in range(100):
         adapter.turn()
         engine.names.clear()
         status = pool.status()["engine"]
