@@ -78,9 +78,9 @@ TEST(Message, FieldsLieWhereTheProtocolSays) {
   EXPECT_EQ(std::memcmp(descriptor.data(), "PND1", 4), 0);
   EXPECT_EQ(descriptor[6], std::byte{2});
   EXPECT_EQ(descriptor[7], std::byte{3});
-  const uint8_t expected[] = {5,  0, 0, 0, 0,  0, 0, 0, 6, 0, 0, 0, 7,  0, 0, 0, 8, 0, 0, 0, 9,  0, 0, 0, 10, 0, 0, 0,
-                              11, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 14, 0, 0, 0, 15, 0, 0, 0,
-                              16, 0, 0, 0, 17, 0, 18, 0};
+  const uint8_t expected[] = {5, 0, 0,  0, 0,  0, 0,  0, 6,  0, 0,  0, 7,  0, 0, 0, 8,  0, 0,  0, 9, 0,
+                              0, 0, 10, 0, 0,  0, 11, 0, 0,  0, 12, 0, 0,  0, 0, 0, 0,  0, 13, 0, 0, 0,
+                              0, 0, 0,  0, 14, 0, 0,  0, 15, 0, 0,  0, 16, 0, 0, 0, 17, 0, 18, 0};
   EXPECT_EQ(std::memcmp(descriptor.data() + 8, expected, sizeof expected), 0);
 }
 
