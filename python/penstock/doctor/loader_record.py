@@ -239,8 +239,8 @@ class LoaderRecord:
         dataset_s = made.dataset_s / count
         collate_s = made.collate_s / count
         if is_in_process:
-            steps = max(1, totals.steps)
-            dataset_s, collate_s = totals.step_dataset_s / steps, totals.step_collate_s / steps
+            steps = max(1, totals.ledger.steps)
+            dataset_s, collate_s = totals.ledger.dataset_s / steps, totals.ledger.collate_s / steps
         elapsed_s = max(1e-9, self._steps[-1].returned_at - begin.at)
         loader = None if self._loader is None else self._loader()
         return Observation(
@@ -285,9 +285,9 @@ class LoaderRecord:
     ) -> tuple[dict[str, float], float]:
         """Shares a step's seconds within ``next()`` out as the ledger does, but for the waiting at
         the beginnings of epochs. The ledger's steps include those."""
-        waited = {name: float(getattr(totals, f"step_{name}")) for name in WAITING_PARTS}
+        waited = {name: float(getattr(totals.ledger, name)) for name in WAITING_PARTS}
         firsts = [one for one in self._steps_since(begin.at) if one.is_first]
-        own_s = max(0.0, totals.step_loader_s - sum(one.iter_s for one in firsts))
+        own_s = max(0.0, totals.ledger.loader_s - sum(one.iter_s for one in firsts))
         if self._facts["settings"].num_workers > 0:
             starts_s = sum(one.returned_at - one.called_at for one in firsts)
             waited = _without_starts(waited, starts_s)

@@ -6,13 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from penstock.loader.stats import LoaderStats
-from penstock.loader.step_times import PARTS
+from penstock.loader.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderTotals:
-    """``batches`` counts those of workers. Waiting and the loader's own work are by the names of
-    StepTimes, with ``step_`` before them."""
+    """``batches`` counts those of workers; ``ledger`` has the steps of all."""
 
     batches: int = 0
     inline_batches: int = 0
@@ -21,17 +20,7 @@ class LoaderTotals:
     collate_s: float = 0.0
     prefix_s: float = 0.0
     wire_s: float = 0.0
-    steps: int = 0
-    step_compute_s: float = 0.0
-    step_dataset_s: float = 0.0
-    step_collate_s: float = 0.0
-    step_prefix_s: float = 0.0
-    step_worker_s: float = 0.0
-    step_wire_s: float = 0.0
-    step_device_s: float = 0.0
-    step_order_s: float = 0.0
-    step_ranks_s: float = 0.0
-    step_loader_s: float = 0.0
+    ledger: StepTimes = StepTimes()
 
     def __add__(self, other: LoaderTotals) -> LoaderTotals:
         return LoaderTotals(
@@ -53,6 +42,5 @@ class LoaderTotals:
             collate_s=stats.collate_s,
             prefix_s=stats.prefix_s,
             wire_s=stats.wire_s,
-            steps=stats.ledger.steps,
-            **{f"step_{name}": getattr(stats.ledger, name) for name in PARTS},
+            ledger=stats.ledger,
         )

@@ -64,6 +64,12 @@ class StepTimes:
         """The part of the time that was waiting, from 0 to 1; 0 before the first step."""
         return self.waiting_s / self.total_s if self.total_s > 0 else 0.0
 
+    def __add__(self, other: StepTimes) -> StepTimes:
+        """The steps of both, of two loaders or of two windows."""
+        return StepTimes(
+            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
+        )
+
     def __sub__(self, before: StepTimes) -> StepTimes:
         """The steps since ``before``, which was taken earlier from the same loader."""
         return StepTimes(
