@@ -24,7 +24,7 @@ class PoolClient : public Client {
   PoolClient(const ClientOptions& options, PoolSource& source, std::unique_ptr<BatchSource> owned)
       : Client(options, std::move(owned)), source_(source) {}
 
-  // The plan of the cut in force, which the controller is told: JSON for people. Longer ones are not told.
+  // The plan of the cut in force, which the controller is told: JSON for people, of at most wire::kPlanBytesMax.
   void set_plan(const std::string& json, uint64_t change_count) { source_.set_plan(json, change_count); }
   void put_blob(const wire::BlobId& id, std::string bytes) { source_.put_blob(id, std::move(bytes)); }
   void use_blobs(std::vector<wire::BlobId> ids) { source_.use_blobs(std::move(ids)); }

@@ -131,48 +131,33 @@ def test_a_slow_link_to_a_pool_is_named(
     assert found["limit"] == "link", found["reason"]
 
 
-TRAINING = """
-    import time
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Waiting(Dataset):
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, index):
-            time.sleep(0.002)
-            return torch.tensor(index)
-
-    if __name__ == "__main__":
-        for epoch in range(1000):
-            for batch in DataLoader(Waiting(), batch_size=8, num_workers=1):
-                pass
-"""
-
-
-def test_a_program_that_is_run_again_gets_faster_and_stays_as_it_is(
-    run: Run, write: Write, tmp_path: Path
-) -> None:
-    source = """
+def waiting_program(sample_count: int, said: str) -> str:
+    """A program that says something and reads samples which each sleep 2 ms."""
+    return f"""
         import time
         import torch
         from torch.utils.data import DataLoader, Dataset
 
         class Waiting(Dataset):
             def __len__(self):
-                return 4096
+                return {sample_count}
 
             def __getitem__(self, index):
                 time.sleep(0.002)
                 return torch.tensor(index)
 
         if __name__ == "__main__":
-            print("the program's own words")
+            print({said!r})
             for epoch in range(1000):
                 for batch in DataLoader(Waiting(), batch_size=8, num_workers=1):
                     pass
     """
+
+
+def test_a_program_that_is_run_again_gets_faster_and_stays_as_it_is(
+    run: Run, write: Write, tmp_path: Path
+) -> None:
+    source = waiting_program(4096, "the program's own words")
     path = write("waits.py", source)
     before = path.read_bytes()
 
@@ -281,7 +266,7 @@ def test_an_option_that_fails_is_told_and_others_are_tried(run: Run, write: Writ
 
 
 def test_ctrl_c_ends_the_doctor_and_all_that_it_started(tmp_path: Path, write: Write) -> None:
-    write("program.py", TRAINING)
+    write("program.py", waiting_program(64, "training"))
     process = subprocess.Popen(
         command("--seconds", "600", "--steps", "100000", "program.py"),
         cwd=tmp_path,
