@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
 
-.PHONY: help demo test test-contract test-all docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
+.PHONY: help demo test test-contract test-all wheels test-wheel docs lint bench fuzz chaos test-sim test-asan test-tsan gpu-folder test-gpu bench-gpu clean
 
 help:
 	@echo "penstock"
@@ -20,6 +20,8 @@ help:
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
 	@echo "  make test-contract  of these, what the loader, the cut and the pool promise: for the torches between oldest and newest"
 	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
+	@echo "  make wheels     a wheel for each of PYTHONS=\"python3.11 python3.12\", in dist; TORCHES=\"2.11 2.15\" for these alone"
+	@echo "  make test-wheel a wheel of dist in environments without a compiler, then with one for C++; TORCHES as above"
 	@echo "  make docs       the documentation as a site, with the references of Python and C++, in build/docs/site"
 	@echo "  make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "  make bench      every figure quoted anywhere; ARGS goes to bench/loader.py and leaves out bench/cut.py"
@@ -58,6 +60,12 @@ test-contract:
 test-all:
 	@python=$$(sh .make/system.sh build test bench model docs clang browser) && sh .make/packages.sh "$$python" test lint cluster docs
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
+
+wheels:
+	@python=$$(sh .make/system.sh build) && "$$python" .make/wheels.py --torches "$(TORCHES)" $(or $(PYTHONS),"$$python")
+
+test-wheel:
+	@python=$$(sh .make/system.sh build) && "$$python" .make/test_wheel.py --torches "$(TORCHES)" $(WHEEL)
 
 docs:
 	@python=$$(sh .make/system.sh build docs) && sh .make/packages.sh "$$python" docs

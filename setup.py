@@ -24,6 +24,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 # One compiler process on torch's headers takes up to 1.6 GB.
 COMPILER_GB = 2
+# CMake's targets of which a package is made.
+PARTS = ("_C", "_pool", "penstock", "penstock-worker")
 
 
 def job_count() -> int:
@@ -51,8 +53,8 @@ def configure(folder: Path, options: dict[str, str]) -> None:
     wanted = {
         "CMAKE_HOME_DIRECTORY": str(ROOT),
         "Python_EXECUTABLE": sys.executable,
-        # From penstock/lib to the package of torch that lies beside it.
-        "PENSTOCK_TORCH_RPATH": "$ORIGIN/../../torch/lib",
+        # From penstock/lib/torch_X_Y to the package of torch that lies beside penstock.
+        "PENSTOCK_TORCH_RPATH": "$ORIGIN/../../../torch/lib",
         **options,
     }
     cached: dict[str, str] = {}
@@ -82,6 +84,12 @@ def run(*arguments: str) -> None:
         sys.exit(f"cmake {command} failed with status {err.returncode}; its messages are above")
 
 
+def install(folder: Path, target: Path) -> None:
+    """What CMake built comes below ``target``/penstock."""
+    for component, prefix in (("python", target), ("cpp", target / "penstock")):
+        run("--install", str(folder), "--component", component, "--prefix", str(prefix))
+
+
 class Native(Command):
     """Builds the native part and, when asked, its tests and benchmarks, in build/cmake-*."""
 
@@ -91,6 +99,7 @@ class Native(Command):
         ("with-bench", None, "also build the C++ benchmarks"),
         ("configure-only", None, "only tell clang-tidy how each source is compiled"),
         ("show-folder", None, "only say where the native part is built"),
+        ("install-to=", None, "build what belongs into a package alone, and put it there"),
         ("sanitize=", None, "address or thread: build only the C++ tests, with these sanitizers"),
     ]
     boolean_options = ["with-tests", "with-bench", "configure-only", "show-folder"]
@@ -101,6 +110,7 @@ class Native(Command):
         self.configure_only = False
         self.show_folder = False
         self.sanitize = ""
+        self.install_to = ""
 
     def finalize_options(self) -> None:
         pass
@@ -124,7 +134,10 @@ class Native(Command):
             # Brings compile_commands.json up to date with the source files that came or went.
             run("--build", str(folder), "--target", "build.ninja")
         else:
-            run("--build", str(folder), "--parallel", str(job_count()))
+            targets = ("--target", *PARTS) if self.install_to else ()
+            run("--build", str(folder), "--parallel", str(job_count()), *targets)
+        if self.install_to:
+            install(folder, Path(self.install_to).resolve())
 
 
 def check_torch() -> None:
@@ -147,20 +160,21 @@ def check_torch() -> None:
 
 
 class BuildExtension(build_ext):
-    """Has CMake build `_C` and put it, with the build information and the library for programs in
-    C++, where setuptools wants it."""
+    """Has CMake build the native parts and put them where setuptools wants them: `_pool` into the
+    package, and what depends on the torch into lib/torch_X_Y. Folders that PENSTOCK_NATIVE_PARTS
+    names, separated by `:`, come into lib, too: what was built for other torches (`make wheels`).
+    """
 
     def build_extension(self, ext: Extension) -> None:
         check_torch()
         folder = cmake_folder()
         configure(folder, {})
-        modules = ("--target", "_C", "_pool", "penstock", "penstock-worker")
-        run("--build", str(folder), "--parallel", str(job_count()), *modules)
-        # The destination is <prefix>/penstock/_C.so. Installing, unlike copying, makes the library
-        # path relative.
+        run("--build", str(folder), "--parallel", str(job_count()), "--target", *PARTS)
+        # Installing, unlike copying, makes the paths to libraries relative.
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        for component, prefix in (("python", package.parent), ("cpp", package)):
-            run("--install", str(folder), "--component", component, "--prefix", str(prefix))
+        install(folder, package.parent)
+        for part in filter(None, os.environ.get("PENSTOCK_NATIVE_PARTS", "").split(":")):
+            shutil.copytree(part, package / "lib" / Path(part).name)
 
 
 class BuildPython(build_py):
@@ -173,6 +187,6 @@ class BuildPython(build_py):
 
 
 setup(
-    ext_modules=[Extension("penstock._C", sources=[])],
+    ext_modules=[Extension("penstock._pool", sources=[])],
     cmdclass={"build_ext": BuildExtension, "build_py": BuildPython, "native": Native},
 )

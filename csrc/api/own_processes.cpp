@@ -30,14 +30,14 @@ using std::chrono::steady_clock;
 constexpr auto kStartMax = std::chrono::seconds(300);  // Python imports torch, on a busy machine one after the other
 constexpr auto kEndMax = std::chrono::seconds(5);
 
-// penstock-worker lies in bin, beside the lib that has this library; PENSTOCK_WORKER names another one.
+// penstock-worker lies beside this library; PENSTOCK_WORKER names another one.
 std::string native_program() {
   if (std::string given = environment("PENSTOCK_WORKER").value_or(""); !given.empty()) return given;
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&native_program), &info) != 0 && info.dli_fname != nullptr) {
     std::error_code error;
     const auto library = std::filesystem::canonical(info.dli_fname, error);
-    const auto program = library.parent_path().parent_path() / "bin" / "penstock-worker";
+    const auto program = library.parent_path() / "penstock-worker";
     if (!error && std::filesystem::exists(program, error)) return program.string();
   }
   return "penstock-worker";

@@ -1,251 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/cuda_device.h"
 
-#ifdef PENSTOCK_WITH_CUDA
+#include <dlfcn.h>
 
-#include <ATen/ops/empty_strided.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
-
-#include <array>
+#include <filesystem>
 #include <string>
-#include <utility>
+#include <string_view>
 
-#include "base/mutex.h"
-#include "loader/relaxed_capture.h"
-#ifdef PENSTOCK_WITH_KERNELS
-#include "loader/widen_kernels.h"
-#endif
+#include "loader/cuda_entries.h"
 
 namespace penstock::loader {
 namespace {
 
-Result<void> result_of(int code_of_cuda) {
-  const auto status = static_cast<cudaError_t>(code_of_cuda);
-  if (status == cudaSuccess) return {};
-  cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
-  const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
-  return Fault{code, cudaGetErrorString(status)};
+constexpr const char* kFileName = "libpenstock_cuda.so";
+
+// The file beside the library that has this code. Else its name alone, which is looked for in the folders that the
+// library names, as in a build folder.
+std::string file_to_load() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&file_to_load), &info) == 0 || info.dli_fname == nullptr) return kFileName;
+  std::error_code error;
+  const auto beside = std::filesystem::path(info.dli_fname).parent_path() / kFileName;
+  return std::filesystem::exists(beside, error) ? beside.string() : kFileName;
 }
 
-// Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
-template <typename Call>
-auto guarded(Call call) -> decltype(call()) {
-  const RelaxedCapture relaxed;
-  try {
-    return call();
-  } catch (const c10::OutOfMemoryError& error) {
-    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
-  } catch (const c10::Error& error) {
-    return Fault{Errc::kFailed, error.what_without_backtrace()};
+Result<const CudaEntries*> load() {
+  const std::string file = file_to_load();
+  void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const std::string_view error = ::dlerror();
+    if (file == kFileName && error.starts_with(kFileName)) {
+      return Fault{Errc::kUnsupported,
+                   "this build of penstock has no CUDA; install a CUDA build of torch and nvcc, then build penstock "
+                   "again, or pass device=None"};
+    }
+    return Fault{Errc::kUnsupported,
+                 "penstock's part for CUDA " PENSTOCK_BUILT_FOR_CUDA " cannot be loaded beside this torch (" +
+                     std::string(error) + "); install a build of torch for that version of CUDA, or pass device=None"};
   }
+  using Ask = const CudaEntries* (*)();
+  const auto ask = reinterpret_cast<Ask>(::dlsym(library, kCudaEntriesName));
+  const CudaEntries* const entries = ask == nullptr ? nullptr : ask();
+  if (entries == nullptr || entries->size != sizeof(CudaEntries) ||
+      entries->built_for != std::string_view(kCudaBuild)) {
+    return Fault{Errc::kUnsupported, file + " is of another build than the library that loads it (" +
+                                         std::string(kCudaBuild) +
+                                         "): two penstocks were installed over each other; remove penstock until none "
+                                         "is left, then install it again, or pass device=None"};
+  }
+  return entries;
 }
-
-class CudaEvent final : public DeviceEvent {
- public:
-  // On the device that is current.
-  static Result<std::shared_ptr<CudaEvent>> record(cudaStream_t stream) {
-    cudaEvent_t event = nullptr;
-    if (auto made = result_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); !made) return made.error();
-    auto owner = std::make_shared<CudaEvent>(event);
-    if (auto recorded = result_of(cudaEventRecord(event, stream)); !recorded) return recorded.error();
-    return owner;
-  }
-
-  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
-  ~CudaEvent() override {
-    const RelaxedCapture relaxed;
-    static_cast<void>(result_of(cudaEventDestroy(event_)));
-  }
-
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_;
-};
-
-// One stream a device for the life of the process, and not one a loader: torch's allocator keeps freed memory for the
-// stream that it was allocated on, so the memory of every loader that is gone would lie idle. It is not one of torch's
-// 32 either, which are handed out in turn: a program that captures on the same one would capture these copies.
-Result<cudaStream_t> copy_stream(c10::DeviceIndex index) {
-  static Mutex mutex;
-  static std::array<cudaStream_t, C10_COMPILE_TIME_MAX_GPUS> streams{};
-  const MutexLock lock(mutex);
-  cudaStream_t& stream = streams.at(static_cast<size_t>(index));
-  if (stream == nullptr) {
-    if (auto made = result_of(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); !made) return made.error();
-  }
-  return stream;
-}
-
-class CudaDevice final : public Device {
- public:
-  CudaDevice(c10::DeviceIndex index, cudaStream_t stream)
-      : index_(index), stream_(c10::cuda::getStreamFromExternal(stream, index)), can_widen_(try_kernels()) {}
-
-  std::string name() const override { return "cuda:" + std::to_string(index_); }
-
-  Result<at::Tensor> allocate(const at::Tensor& like) override {
-    return on_device([&]() -> Result<at::Tensor> {
-      return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::Device(at::kCUDA, index_)));
-    });
-  }
-
-  bool register_memory(std::span<std::byte> memory) override {
-    return static_cast<bool>(
-        on_device([&] { return result_of(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable)); }));
-  }
-
-  void unregister_memory(std::byte* base) override {
-    static_cast<void>(on_device([&] { return result_of(cudaHostUnregister(base)); }));
-  }
-
-  Result<void> copy(const at::Tensor& host, const at::Tensor& on_device_tensor) override {
-    return on_device([&] {
-      return result_of(cudaMemcpyAsync(on_device_tensor.mutable_data_ptr(), host.const_data_ptr(),
-                                       host.storage().nbytes(), cudaMemcpyHostToDevice, stream_.stream()));
-    });
-  }
-
-  bool can_widen() const override { return can_widen_; }
-
-#ifdef PENSTOCK_WITH_KERNELS
-
-  Result<uint64_t> scratch_bytes(const wire::Widening& widening) override {
-    return on_device([&]() -> Result<uint64_t> {
-      uint64_t bytes = 0;
-      if (auto asked = result_of(widen_scratch_bytes(widening, bytes)); !asked) return asked.error();
-      return bytes;
-    });
-  }
-
-  Result<void> widen(const wire::Widening& widening, const at::Tensor& narrow, const at::Tensor& scratch,
-                     const at::Tensor& target) override {
-    return on_device([&] {
-      WidenMemory memory{.narrow = static_cast<const std::byte*>(narrow.const_data_ptr()),
-                         .target = static_cast<std::byte*>(target.mutable_data_ptr())};
-      if (scratch.defined()) {
-        memory.scratch = static_cast<std::byte*>(scratch.mutable_data_ptr());
-        memory.scratch_bytes = scratch.storage().nbytes();
-      }
-      return result_of(start_widening(widening, memory, stream_.stream()));
-    });
-  }
-
-#else
-
-  Result<uint64_t> scratch_bytes(const wire::Widening&) override { return no_kernels(); }
-  Result<void> widen(const wire::Widening&, const at::Tensor&, const at::Tensor&, const at::Tensor&) override {
-    return no_kernels();
-  }
-
-#endif
-
-  Result<std::shared_ptr<DeviceEvent>> record() override {
-    return on_device([&]() -> Result<std::shared_ptr<DeviceEvent>> {
-      auto event = CudaEvent::record(stream_.stream());
-      if (!event) return event.error();
-      return std::shared_ptr<DeviceEvent>(std::move(event).value());
-    });
-  }
-
-  Result<bool> is_over(const DeviceEvent& event) override {
-    return on_device([&]() -> Result<bool> {
-      const cudaError_t status = cudaEventQuery(of_cuda(event));
-      if (status == cudaErrorNotReady) {
-        cudaGetLastError();
-        return false;
-      }
-      if (auto queried = result_of(status); !queried) return queried.error();
-      return true;
-    });
-  }
-
-  Result<void> wait_for_all() override {
-    return on_device([&] { return result_of(cudaStreamSynchronize(stream_.stream())); });
-  }
-
-  Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) override {
-    return guarded([&]() -> Result<void> {
-      const c10::cuda::CUDAGuard guard(index_);
-      const auto current = c10::cuda::getCurrentCUDAStream(index_);
-      auto status = cudaStreamCaptureStatusNone;
-      if (auto asked = result_of(cudaStreamIsCapturing(current.stream(), &status)); !asked) return asked;
-      // A stream that is captured cannot wait for one that is not, so the host does.
-      auto waits =
-          result_of(status == cudaStreamCaptureStatusNone ? cudaStreamWaitEvent(current.stream(), of_cuda(event), 0)
-                                                          : cudaEventSynchronize(of_cuda(event)));
-      if (!waits) return waits;
-      for (const at::Tensor& tensor : tensors)
-        c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), current);
-      return {};
-    });
-  }
-
- private:
-  static cudaEvent_t of_cuda(const DeviceEvent& event) { return static_cast<const CudaEvent&>(event).get(); }
-
-  template <typename Call>
-  auto on_device(Call call) -> decltype(call()) {
-    return guarded([&] {
-      const c10::cuda::CUDAStreamGuard guard(stream_);
-      return call();
-    });
-  }
-
-#ifdef PENSTOCK_WITH_KERNELS
-  bool try_kernels() {
-    return static_cast<bool>(on_device([] { return result_of(try_widen_kernels()); }));
-  }
-#else
-  static bool try_kernels() { return false; }
-  static Fault no_kernels() { return {Errc::kUnsupported, "this build of penstock has no kernels"}; }
-#endif
-
-  c10::DeviceIndex index_;
-  c10::cuda::CUDAStream stream_;
-  const bool can_widen_;
-};
 
 }  // namespace
 
+const CudaEntries* cuda_part() {
+  static const CudaEntries* const part = [] {
+    const auto loaded = load();
+    return loaded ? loaded.value() : nullptr;
+  }();
+  return part;
+}
+
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
-  const int device_count = c10::cuda::device_count();
-  if (device_index < 0 || device_index >= device_count) {
-    return Fault{Errc::kUnsupported, "device cuda:" + std::to_string(device_index) +
-                                         " was asked for, and this machine has " + std::to_string(device_count) +
-                                         " CUDA devices; pass device=None or a device that is there"};
+  const CudaEntries* part = cuda_part();
+  if (part == nullptr) {
+    const auto again = load();  // for the reason
+    if (!again) {
+      return Fault{Errc::kUnsupported,
+                   "device cuda:" + std::to_string(device_index) + " was asked for, and " + again.error().message};
+    }
+    part = again.value();
   }
-  const auto index = static_cast<c10::DeviceIndex>(device_index);
-  const auto stream = guarded([&]() -> Result<cudaStream_t> {
-    const c10::cuda::CUDAGuard guard(index);
-    return copy_stream(index);
-  });
-  if (!stream) {
-    return Fault{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
-                                         " is there, but making a stream on it failed: " + stream.error().message +
-                                         "; use CUDA in no process that was forked after CUDA was used, and look "
-                                         "whether other programs can use the device"};
-  }
-  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, stream.value()));
+  return part->make_device(device_index);
 }
 
 }  // namespace penstock::loader
-
-#else
-
-namespace penstock::loader {
-
-Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
-  return Fault{Errc::kUnsupported,
-               "device cuda:" + std::to_string(device_index) +
-                   " was asked for, and this build of penstock has no CUDA; install a CUDA build of "
-                   "torch and nvcc, then build penstock again, or pass device=None"};
-}
-
-}  // namespace penstock::loader
-
-#endif

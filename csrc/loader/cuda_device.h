@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The only door to device streams: a CUDA device whose copies run on a side stream. Every call is made with that device
-// current, and does no harm to a CUDA graph that another thread captures meanwhile (relaxed_capture.h).
+// The only door to CUDA devices. Their part (cuda_part.h) is a library of its own, libpenstock_cuda.so, which lies
+// beside the one that has this code. It needs the libraries of a CUDA build of torch. Loaded when it is first asked
+// for, it leaves the rest of penstock usable beside a torch without CUDA. It is never unloaded.
 
 #include <memory>
 
@@ -10,7 +11,12 @@
 
 namespace penstock::loader {
 
-// kUnsupported in a build without CUDA and where no such device is.
+struct CudaEntries;
+
+// Null where the part cannot be loaded. Thread-safe; the first call may block on reading the file.
+const CudaEntries* cuda_part();
+
+// kUnsupported in a build without CUDA, beside a torch without it, and where no such device is.
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index);
 
 }  // namespace penstock::loader

@@ -1,32 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/relaxed_capture.h"
 
-#ifdef PENSTOCK_WITH_CUDA
-
-#include <cuda_runtime_api.h>
+#include "loader/cuda_device.h"
+#include "loader/cuda_entries.h"
 
 namespace penstock::loader {
 
-RelaxedCapture::RelaxedCapture() {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  is_relaxed_ = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
-  mode_before_ = mode;
+RelaxedCapture::RelaxedCapture() : cuda_(cuda_part()) {
+  if (cuda_ != nullptr) is_relaxed_ = cuda_->try_relax_capture(mode_before_);
 }
 
 RelaxedCapture::~RelaxedCapture() {
-  auto mode = static_cast<cudaStreamCaptureMode>(mode_before_);
-  if (is_relaxed_) cudaThreadExchangeStreamCaptureMode(&mode);
+  if (is_relaxed_) cuda_->restore_capture(mode_before_);
 }
 
 }  // namespace penstock::loader
-
-#else
-
-namespace penstock::loader {
-
-RelaxedCapture::RelaxedCapture() = default;
-RelaxedCapture::~RelaxedCapture() = default;
-
-}  // namespace penstock::loader
-
-#endif

@@ -6,8 +6,10 @@
 
 namespace penstock::loader {
 
-// The thread that makes it is in the relaxed mode until it is destroyed. Does nothing in a build without CUDA. Confined
-// to that thread.
+struct CudaEntries;
+
+// The thread that makes it is in the relaxed mode until it is destroyed. Does nothing where the CUDA part cannot be
+// loaded (cuda_device.h), which the first one tries. Confined to that thread.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -16,6 +18,7 @@ class RelaxedCapture {
   ~RelaxedCapture();
 
  private:
+  const CudaEntries* cuda_;
   int mode_before_ = 0;  // a cudaStreamCaptureMode
   bool is_relaxed_ = false;
 };

@@ -8,6 +8,7 @@ Dynamo, which takes as long as torch itself, and the commands of a pool need nei
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock._version import __version__ as __version__
@@ -82,14 +83,19 @@ _HOMES = {
 if not TYPE_CHECKING:  # which takes every name to be there where there is this function
 
     def __getattr__(name: str) -> Any:
+        if name == "_pool":
+            # Asked for before Python looks for the module, whose absence tells the user nothing.
+            if spec := find_spec("penstock._pool"):
+                return import_module(spec.name)
+            raise ImportError(import_module("penstock._native").refusal_without_parts())
         if name not in _HOMES and name != "_C":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Beside a torch of another version the native part may crash as it loads. So it is loaded
-        # here, behind the check: `from penstock import _C` asks for the attribute before it imports
-        # the module. `import penstock._C` would not, and stands nowhere.
-        import_module("penstock._torch_version")
+        # First torch and the native part, which may be missing or for another torch: everything
+        # else would fail in ways that tell less.
+        import_module("penstock._native").import_torch()
+        native = import_module("penstock._C")
         if name == "_C":
-            return import_module("penstock._C")
+            return native
         value = globals()[name] = getattr(import_module(_HOMES[name]), name)
         return value
 

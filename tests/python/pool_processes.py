@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from native_build import native_folder
 
-import penstock
 from penstock import _pool
 
 SECONDS_MAX = 90.0
@@ -173,7 +173,7 @@ class PoolProcesses:
 
     def start_native_worker(self, *arguments: str, processes: int = 1) -> Worker:
         """``penstock-worker``, which runs plug-ins."""
-        program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+        program = native_folder() / "penstock-worker"
         options = ["--controller", self.endpoint, "--processes", str(processes), *arguments]
         worker = Worker(options, self.environment, program=(str(program),))
         self.processes.append(worker)

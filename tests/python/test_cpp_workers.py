@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from cpp_loader import PLUGIN, error_of_cpp, finish_cpp, run_cpp, start_cpp
+from native_build import native_folder
 from pool_processes import PoolProcesses, pool_of
 
 import penstock
@@ -275,7 +276,7 @@ def _wait_for_end(pid: int) -> None:
 
 
 def native_worker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+    program = native_folder() / "penstock-worker"
     environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_POOL"}
     return subprocess.run(
         [str(program), *arguments], capture_output=True, text=True, timeout=60, env=environment
@@ -291,7 +292,7 @@ def test_the_native_worker_says_how_it_is_called() -> None:
 
 
 def _libraries_of_native_worker() -> list[str]:
-    program = Path(penstock.__file__).parent / "bin" / "penstock-worker"
+    program = native_folder() / "penstock-worker"
     ldd = shutil.which("ldd")
     assert ldd is not None
     shown = subprocess.run([ldd, str(program)], capture_output=True, text=True, check=True)

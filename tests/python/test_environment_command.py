@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import penstock
+from penstock._packages_on_path import packages_on_path
 from penstock.cli import environment_report as report_module
 from penstock.cli.environment_report import Report, environment_report
 from penstock.cli.machine_facts import in_units, machine_facts
-from penstock.cli.packages_on_path import packages_on_path
 
 
 def env(*arguments: str, **variables: str) -> str:
@@ -65,7 +65,8 @@ def test_it_tells_the_versions_that_are_in_use(report: Report) -> None:
 def test_it_names_the_libraries_that_are_loaded_and_their_files(report: Report) -> None:
     assert re.match(r"4\.\d+\.\d+ \(.*/libzmq.*\)$", report["libraries"]["libzmq"][0])
     assert re.match(r"1\.\d+\.\d+ \(.*/libsodium.*\)$", report["libraries"]["libsodium"][0])
-    assert re.match(r"OpenSSL 3\..* \(.*/libcrypto.*\)$", report["libraries"]["libcrypto"][0])
+    of_crypto = report["libraries"]["libcrypto"]  # Python may have another one
+    assert any(re.match(r"OpenSSL 3\..* \(.*/libcrypto.*\)$", line) for line in of_crypto)
 
 
 @pytest.mark.slow
@@ -105,7 +106,10 @@ def test_a_native_part_that_ends_the_process_does_not_end_the_report(
     program.write_text("#!/bin/sh\nkill -SEGV $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    assert report_module._native_part_loads() == "no: it ends with status -11: it says nothing"
+    assert report_module._load_native_parts() == (
+        "no: it ends with status -11: it says nothing",
+        {},
+    )
 
 
 def test_a_fact_that_cannot_be_had_is_replaced_by_the_reason(
@@ -142,10 +146,7 @@ def test_each_penstock_on_the_path_is_named_in_its_order(tmp_path: Path) -> None
     (built / "_pool.cpython-311.so").touch()
     (tmp_path / "link").symlink_to(tmp_path / "tree")
     path = [str(tmp_path / name) for name in ("none", "tree", "site", "link", "tree")]
-    assert [(found.folder, found.about) for found in packages_on_path(path)] == [
-        (tree, "0.3.0, without native parts"),
-        (built, "0.2.0"),
-    ]
+    assert packages_on_path(path) == [(tree, "0.3.0", False), (built, "0.2.0", True)]
 
 
 @pytest.mark.parametrize(

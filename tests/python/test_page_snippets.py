@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from cpp_programs import configure, run
 from engine_pools import needs_ray, needs_slurm
+from native_build import native_folder
 from page_snippets import (
     ROOT,
     RUN,
@@ -31,8 +32,6 @@ from page_snippets import (
 )
 from pool_processes import SECONDS_MAX
 from slurm_cluster import SlurmCluster
-
-import penstock
 
 PRELUDE = "from snippet_world import *"
 RUN_S_MAX = 240
@@ -224,7 +223,7 @@ def before_program(options: list[str]) -> list[str]:
 def help_of(name: str, *command: str) -> str:
     program = [sys.executable, "-m", "penstock"]
     if name == "penstock-worker":
-        program = [str(Path(penstock.__file__).parent / "bin" / name)]
+        program = [str(native_folder() / name)]
     done = subprocess.run(
         [*program, *command, "--help"], capture_output=True, text=True, timeout=60, check=True
     )

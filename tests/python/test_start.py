@@ -215,9 +215,10 @@ def test_every_public_name_is_there_and_listed_before_it_is_used() -> None:
 
 
 OTHER_TORCH = """
-import sys, types
-sys.modules["penstock._build_info"] = info = types.ModuleType("penstock._build_info")
-info.TORCH_MINOR_VERSION = "1.2"
+import sys
+from penstock import _native
+parts = [_native.NativePart(_native.PACKAGE, "1.2", "0.1.0", "1.2.3", None, None)]
+_native.native_parts = lambda: parts
 import penstock
 def refusal(statement):
     try:
@@ -234,9 +235,9 @@ def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_lo
         "from penstock import _C",
         "from penstock.cut.offloading import offload",
     ]
+    said = "this penstock was built for torch 1.2 and this is torch"
     program = OTHER_TORCH + "".join(
-        f"assert 'penstock was built for torch 1.2 and this is torch' in refusal({statement!r})\n"
-        for statement in statements
+        f"assert {said!r} in refusal({statement!r})\n" for statement in statements
     )
     assert "penstock._C" not in modules_after(program)
 

@@ -15,72 +15,56 @@ Gives  PyTorch::torch   c10, torch_cpu and torch, with torch's headers as system
        PyTorch_CUDA_VERSION ("13.0", or empty for a CPU build), PyTorch_NVCC (the compiler of that toolkit)
 ]]
 
-# Importing torch takes seconds, and CMake runs again whenever a source file comes or goes; so the answers are kept until
-# another torch is found. version.py is read without importing the package.
+# Torch is not imported: that takes seconds, and a torch whose CUDA libraries are not installed would do to compile with.
+include("${CMAKE_CURRENT_LIST_DIR}/../../cmake/PenstockTorch.cmake")
 if(PyTorch_ROOT)
-  include("${CMAKE_CURRENT_LIST_DIR}/../../cmake/PenstockTorch.cmake")
   penstock_read_torch("${PyTorch_ROOT}" PENSTOCK_PYTORCH)
   set(_pytorch_status 1)
   set(_pytorch_error "there are no headers of torch in ${PyTorch_ROOT}")
   if(PENSTOCK_PYTORCH_VERSION)
     set(_pytorch_status 0)
-    set(PENSTOCK_PYTORCH_INCLUDE_DIR "${PyTorch_ROOT}/include")
-    set(PENSTOCK_PYTORCH_LIBRARY_DIR "${PyTorch_ROOT}/lib")
+    set(_pytorch_folder "${PyTorch_ROOT}")
     set(PENSTOCK_PYTORCH_LIBRARY_DIRS "${PyTorch_ROOT}/lib")
-    set(PENSTOCK_PYTORCH_CUDA_VERSION "-")
+    set(PENSTOCK_PYTORCH_CUDA_VERSION "")
     if(EXISTS "${PyTorch_ROOT}/lib/libtorch_cuda.so")
       find_package(CUDAToolkit QUIET)
       set(PENSTOCK_PYTORCH_CUDA_VERSION "${CUDAToolkit_VERSION}")
     endif()
   endif()
 else()
-execute_process(
-  COMMAND "${Python_EXECUTABLE}" -c [[
-import importlib.util, os, sys
-spec = importlib.util.find_spec("torch")
-if spec is None: sys.exit("no module named torch")
-folder = os.path.dirname(spec.origin)
-facts = {}
-exec(open(os.path.join(folder, "version.py")).read(), facts)
-print(f"{folder}|{facts['__version__']}", end="")
-]]
-  OUTPUT_VARIABLE _pytorch_key
-  RESULT_VARIABLE _pytorch_status
-  ERROR_VARIABLE _pytorch_error)
-endif()
-
-if(PyTorch_ROOT)
-  # It was read above.
-elseif(NOT _pytorch_status EQUAL 0)
-  set(PyTorch_NOT_FOUND_MESSAGE
-      "${Python_EXECUTABLE} cannot import torch (${_pytorch_error}). penstock is built against an installed PyTorch: \
-install it into that Python, and build with `pip install --no-build-isolation .`")
-elseif(NOT "${_pytorch_key}" STREQUAL "${PENSTOCK_PYTORCH_KEY}")
+  # The lines of the answer: the folder, the version of CUDA, and where the libraries of CUDA may be.
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c [[
-import glob, os, torch
-folder = os.path.dirname(torch.__file__)
+import glob, importlib.util, os, sys
+spec = importlib.util.find_spec("torch")
+if spec is None or spec.origin is None: sys.exit("no module named torch")
+folder = os.path.dirname(spec.origin)
+facts = {}
+with open(os.path.join(folder, "version.py")) as file: exec(file.read(), facts)
 nvidia = os.path.join(os.path.dirname(folder), "nvidia")
 libraries = [os.path.join(folder, "lib")] + sorted(glob.glob(os.path.join(nvidia, "*", "lib")))
-print(torch.__version__.split("+")[0])
-print(os.path.join(folder, "include"))
-print(os.path.join(folder, "lib"))
-print(int(torch.compiled_with_cxx11_abi()))
-print(torch.version.cuda or "-")
-print(";".join(libraries), end="")
+print(folder, facts.get("cuda") or "", "|".join(libraries), sep="\n", end="")
 ]]
     OUTPUT_VARIABLE _pytorch_answer
-    COMMAND_ERROR_IS_FATAL ANY)
-  # A semicolon inside the last line is a list on purpose, so the lines are cut one by one.
-  foreach(_name VERSION INCLUDE_DIR LIBRARY_DIR CXX11_ABI CUDA_VERSION)
-    string(FIND "${_pytorch_answer}" "\n" _end)
-    string(SUBSTRING "${_pytorch_answer}" 0 ${_end} _value)
-    math(EXPR _end "${_end} + 1")
-    string(SUBSTRING "${_pytorch_answer}" ${_end} -1 _pytorch_answer)
-    set(PENSTOCK_PYTORCH_${_name} "${_value}" CACHE INTERNAL "")
-  endforeach()
-  set(PENSTOCK_PYTORCH_LIBRARY_DIRS "${_pytorch_answer}" CACHE INTERNAL "")
-  set(PENSTOCK_PYTORCH_KEY "${_pytorch_key}" CACHE INTERNAL "")
+    RESULT_VARIABLE _pytorch_status
+    ERROR_VARIABLE _pytorch_error
+    ERROR_STRIP_TRAILING_WHITESPACE)
+  if(_pytorch_status EQUAL 0)
+    string(REGEX MATCH "^([^\n]*)\n([^\n]*)\n(.*)$" _pytorch_answer "${_pytorch_answer}")
+    set(_pytorch_folder "${CMAKE_MATCH_1}")
+    set(PENSTOCK_PYTORCH_CUDA_VERSION "${CMAKE_MATCH_2}")
+    string(REPLACE "|" ";" PENSTOCK_PYTORCH_LIBRARY_DIRS "${CMAKE_MATCH_3}")
+    penstock_read_torch("${_pytorch_folder}" PENSTOCK_PYTORCH)
+    if(NOT PENSTOCK_PYTORCH_VERSION)
+      set(_pytorch_status 1)
+      set(_pytorch_error "${_pytorch_folder} has no headers of torch")
+    endif()
+  endif()
+  if(NOT _pytorch_status EQUAL 0)
+    set(PyTorch_NOT_FOUND_MESSAGE
+        "${Python_EXECUTABLE} has no torch (${_pytorch_error}). penstock is built against an installed PyTorch: install it \
+into that Python and build with `pip install --no-build-isolation .`, or have pip fetch one with `pip install .`")
+  endif()
 endif()
 
 if(NOT _pytorch_status EQUAL 0 AND PyTorch_ROOT)
@@ -89,13 +73,10 @@ endif()
 if(_pytorch_status EQUAL 0)
   set(PyTorch_VERSION "${PENSTOCK_PYTORCH_VERSION}")
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" PyTorch_VERSION_MINOR "${PyTorch_VERSION}")
-  set(PyTorch_INCLUDE_DIR "${PENSTOCK_PYTORCH_INCLUDE_DIR}")
-  set(PyTorch_LIBRARY_DIR "${PENSTOCK_PYTORCH_LIBRARY_DIR}")
+  set(PyTorch_INCLUDE_DIR "${_pytorch_folder}/include")
+  set(PyTorch_LIBRARY_DIR "${_pytorch_folder}/lib")
   set(PyTorch_LIBRARY_DIRS "${PENSTOCK_PYTORCH_LIBRARY_DIRS}")
   set(PyTorch_CUDA_VERSION "${PENSTOCK_PYTORCH_CUDA_VERSION}")
-  if(PyTorch_CUDA_VERSION STREQUAL "-")
-    set(PyTorch_CUDA_VERSION "")
-  endif()
 endif()
 
 include(FindPackageHandleStandardArgs)

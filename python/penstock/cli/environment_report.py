@@ -6,19 +6,21 @@ It is made where something is broken, so each fact that cannot be had is replace
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from penstock._native import native_parts
+from penstock._packages_on_path import packages_on_path
 from penstock._version import TORCH_MINORS, __version__
 from penstock.cli.machine_facts import machine_facts
-from penstock.cli.packages_on_path import packages_on_path
 
 # By section and name, the lines of the value.
 Report = dict[str, dict[str, list[str]]]
@@ -28,8 +30,6 @@ _PACKAGES = (
     "numpy", "cloudpickle", "torchvision", "torchdata", "lightning", "accelerate", "transformers",
     "datasets", "ray", "pyarrow",
 )  # fmt: skip
-# Libraries of the system's, or those that a wheel brings, with the function that tells the version.
-_LIBRARIES = {"libzmq": None, "libsodium": "sodium_version_string", "libcrypto": "OpenSSL_version"}
 # Beside PENSTOCK_*: what changes how processes find their code, their CPUs and each other.
 _VARIABLES = re.compile(
     r"PENSTOCK_\w+|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING)|(OMP|MKL)_NUM_THREADS|LD_(PRELOAD|LIBRARY_PATH)"
@@ -37,22 +37,21 @@ _VARIABLES = re.compile(
     r"|SLURM_JOB_ID|KUBERNETES_SERVICE_HOST"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|_KEY$")
-_LOADING_S_MAX = 120.0  # torch is imported by it
+_LOADING_S_MAX = 300.0  # torch is imported by it, at first from a cold disk
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def environment_report() -> Report:
-    """Imports torch and the native part, if they can be."""
+    """Imports torch, if it can be. The native parts are loaded by a process of their own."""
+    loaded = _load_native_parts()
     return {
         "penstock": _facts(
             version=lambda: __version__,
-            installed_in=lambda: _shown(str(Path(__file__).resolve().parents[1])),
-            on_the_path=lambda: [
-                f"{_shown(str(place.folder))} ({place.about})" for place in packages_on_path()
-            ],
+            installed_in=lambda: str(Path(__file__).resolve().parents[1]),
+            on_the_path=_packages,
             torch_supported=lambda: f"{TORCH_MINORS[0]} to {TORCH_MINORS[-1]}",
             native_parts=_native_parts,
-            native_part_loads=_native_part_loads,
+            native_part_loads=lambda: loaded.outcome,
         ),
         "python": _facts(
             version=lambda: " ".join(sys.version.split()),
@@ -62,7 +61,7 @@ def environment_report() -> Report:
             packages=lambda: [f"{name} {found}" for name in _PACKAGES if (found := _version(name))],
         ),
         "torch": _torch_facts(),
-        "libraries": _library_facts(),
+        "libraries": _library_facts(loaded),
         "machine": _facts(**machine_facts()),
         "environment": {
             name: [_redacted(name, value)]
@@ -84,24 +83,48 @@ def _facts(**sources: Callable[[], str | Iterable[str]]) -> dict[str, list[str]]
     return found
 
 
+def _packages() -> list[str]:
+    return [
+        f"{found.folder} ({found.version}{'' if found.is_built else ', without native parts'})"
+        for found in packages_on_path()
+    ]
+
+
 def _native_parts() -> list[str]:
-    build_info = import_module("penstock._build_info")
-    cuda = build_info.CUDA_VERSION or "none"
-    return [f"torch {build_info.TORCH_MINOR_VERSION}, CUDA {cuda}"]
+    return [
+        f"torch {part.torch_minor}, built beside {part.torch}, "
+        f"{f'with CUDA {part.cuda}' if part.cuda else 'without CUDA'}"
+        f"{'' if part.module else ', for other Pythons'}"
+        for part in native_parts()
+    ] or ["none"]
 
 
-def _native_part_loads() -> str:
+class _Loaded(NamedTuple):
+    """What a process tells that loads the native parts."""
+
+    outcome: str
+    libraries: dict[str, list[str]]
+
+
+def _load_native_parts() -> _Loaded:
     """In a process of its own, which a module that does not fit may end."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from penstock import _C; print(_C.__file__)"],
-        capture_output=True,
-        text=True,
-        timeout=_LOADING_S_MAX,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.cli.loaded_libraries"],
+            capture_output=True,
+            text=True,
+            timeout=_LOADING_S_MAX,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _Loaded(f"not known: {type(error).__name__}: {error}", {})
+    told: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        told |= json.loads(line)
     if done.returncode == 0:
-        return f"yes, {done.stdout.strip()}"
+        return _Loaded(f"yes, {told['module']}", told["libraries"])
     last = done.stderr.strip().splitlines()[-1:] or ["it says nothing"]
-    return f"no: it ends with status {done.returncode}: {last[0]}"
+    outcome = f"no: it ends with status {done.returncode}: {last[0]}"
+    return _Loaded(outcome, told.get("libraries", {}))
 
 
 def _torch_facts() -> dict[str, list[str]]:
@@ -140,38 +163,14 @@ def _gpu_driver() -> str:
         return "none"
 
 
-def _library_facts() -> dict[str, list[str]]:
-    """The libraries that the native parts have loaded into this process, with their files."""
-    try:
-        from penstock import _pool
-    except ImportError as error:
-        return {"not loaded": [_shown(str(error))]}
-    found: dict[str, list[str]] = {name: [] for name in _LIBRARIES}
-    for file in sorted(_loaded_files()):
-        name = re.match(r"lib[a-z]+", Path(file).name)
-        if name is not None and name[0] in _LIBRARIES:
-            teller = _LIBRARIES[name[0]]
-            told = _pool.zmq_version() if teller is None else _told_by(file, teller)
-            found[name[0]].append(_shown(f"{told} ({file})"))
+def _library_facts(loaded: _Loaded) -> dict[str, list[str]]:
+    """The libraries that the native parts have loaded, with their files."""
+    if not loaded.libraries:
+        return {"not loaded": [_shown(loaded.outcome)]}
     return {
-        name: lines or ["none of its own: it is part of a native module"]
-        for name, lines in found.items()
+        name: [_shown(line) for line in lines] or ["none of its own"]
+        for name, lines in loaded.libraries.items()
     }
-
-
-def _loaded_files() -> set[str]:
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    return {fields[5] for line in maps.splitlines() if len(fields := line.split(None, 5)) == 6}
-
-
-def _told_by(file: str, function: str) -> str:
-    """A library that is loaded already says its version."""
-    import ctypes
-
-    ask = getattr(ctypes.CDLL(file), function)
-    ask.restype = ctypes.c_char_p
-    answer: bytes = ask(0)
-    return answer.decode()
 
 
 def _version(package: str) -> str | None:

@@ -11,6 +11,7 @@ import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from penstock._native import c_library
 from penstock.tuning.usable_cpus import usable_cpus
 
 _ROOT = Path("/")
@@ -28,7 +29,7 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
     """By name, what finds the fact; each may raise. ``root`` has proc, sys and etc."""
     return {
         "system": lambda: f"{_distribution(root)}; {platform.system()} {platform.release()}",
-        "C_library": c_library,
+        "C_library": lambda: c_library() or "not glibc",
         "machine": platform.machine,
         "CPU": lambda: _field(root / "proc/cpuinfo", "model name|Processor|cpu model"),
         "CPUs": lambda: (
@@ -44,16 +45,6 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Callable[[], str | Iterable[s
         "limits": lambda: [f"{name}: {_limit(name)}" for name in _LIMITS],
         "container": lambda: _container(root),
     }
-
-
-def c_library() -> str:
-    """The C library of this process: "glibc 2.36", or musl's or another one's that tells no
-    version."""
-    try:
-        told = os.confstr("CS_GNU_LIBC_VERSION")
-    except (ValueError, OSError):
-        told = None
-    return told or "not glibc"
 
 
 def _distribution(root: Path) -> str:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 class FoundPackage(NamedTuple):
     folder: Path
-    about: str  # its version, and whether it has a native part
+    version: str  # "unknown" where the package does not say
+    is_built: bool  # else it is a source tree, which has no native parts
 
 
 def packages_on_path(path: Sequence[str] | None = None) -> list[FoundPackage]:
@@ -23,16 +24,15 @@ def packages_on_path(path: Sequence[str] | None = None) -> list[FoundPackage]:
         folder = Path(entry or ".") / "penstock"
         if (folder / "__init__.py").is_file():
             real = folder.resolve()
-            found.setdefault(real, FoundPackage(folder.absolute(), _about(folder)))
+            is_built = any(folder.glob("_pool*.so"))
+            found.setdefault(real, FoundPackage(folder.absolute(), _version(folder), is_built))
     return list(found.values())
 
 
-def _about(folder: Path) -> str:
+def _version(folder: Path) -> str:
     try:
         text = (folder / "_version.py").read_text(encoding="utf-8")
     except OSError:
-        text = ""
+        return "unknown"
     found = re.search(r'^__version__ = "(.*)"', text, re.MULTILINE)
-    version = found[1] if found else "no version"
-    # Without it a folder is a source tree that was not built.
-    return version if any(folder.glob("_pool*.so")) else f"{version}, without native parts"
+    return found[1] if found else "unknown"

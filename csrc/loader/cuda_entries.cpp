@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/cuda_entries.h"
+
+#include "loader/cuda_part.h"
+
+// The one name that libpenstock_cuda.so has.
+extern "C" __attribute__((visibility("default"))) const penstock::loader::CudaEntries* penstock_cuda_entries() {
+  using namespace penstock::loader;
+  static constexpr CudaEntries entries = {.size = sizeof(CudaEntries),
+                                          .built_for = kCudaBuild,
+                                          .make_device = &make_cuda_device,
+                                          .try_relax_capture = &try_relax_capture,
+                                          .restore_capture = &restore_capture};
+  return &entries;
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "loader/cuda_part.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "base/mutex.h"
+#ifdef PENSTOCK_WITH_KERNELS
+#include "loader/widen_kernels.h"
+#endif
+
+namespace penstock::loader {
+namespace {
+
+Result<void> result_of(int code_of_cuda) {
+  const auto status = static_cast<cudaError_t>(code_of_cuda);
+  if (status == cudaSuccess) return {};
+  cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
+  const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
+  return Fault{code, cudaGetErrorString(status)};
+}
+
+// RelaxedCapture for code that is in this library.
+class Relaxed {
+ public:
+  Relaxed() : is_relaxed_(try_relax_capture(mode_before_)) {}
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+  ~Relaxed() {
+    if (is_relaxed_) restore_capture(mode_before_);
+  }
+
+ private:
+  int mode_before_ = 0;
+  const bool is_relaxed_;
+};
+
+// Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
+template <typename Call>
+auto guarded(Call call) -> decltype(call()) {
+  const Relaxed relaxed;
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError& error) {
+    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    return Fault{Errc::kFailed, error.what_without_backtrace()};
+  }
+}
+
+class CudaEvent final : public DeviceEvent {
+ public:
+  // On the device that is current.
+  static Result<std::shared_ptr<CudaEvent>> record(cudaStream_t stream) {
+    cudaEvent_t event = nullptr;
+    if (auto made = result_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); !made) return made.error();
+    auto owner = std::make_shared<CudaEvent>(event);
+    if (auto recorded = result_of(cudaEventRecord(event, stream)); !recorded) return recorded.error();
+    return owner;
+  }
+
+  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  ~CudaEvent() override {
+    const Relaxed relaxed;
+    static_cast<void>(result_of(cudaEventDestroy(event_)));
+  }
+
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_;
+};
+
+// One stream a device for the life of the process, and not one a loader: torch's allocator keeps freed memory for the
+// stream that it was allocated on, so the memory of every loader that is gone would lie idle. It is not one of torch's
+// 32 either, which are handed out in turn: a program that captures on the same one would capture these copies.
+Result<cudaStream_t> copy_stream(c10::DeviceIndex index) {
+  static Mutex mutex;
+  static std::array<cudaStream_t, C10_COMPILE_TIME_MAX_GPUS> streams{};
+  const MutexLock lock(mutex);
+  cudaStream_t& stream = streams.at(static_cast<size_t>(index));
+  if (stream == nullptr) {
+    if (auto made = result_of(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); !made) return made.error();
+  }
+  return stream;
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(c10::DeviceIndex index, cudaStream_t stream)
+      : index_(index), stream_(c10::cuda::getStreamFromExternal(stream, index)), can_widen_(try_kernels()) {}
+
+  std::string name() const override { return "cuda:" + std::to_string(index_); }
+
+  Result<at::Tensor> allocate(const at::Tensor& like) override {
+    return on_device([&]() -> Result<at::Tensor> {
+      return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::Device(at::kCUDA, index_)));
+    });
+  }
+
+  bool register_memory(std::span<std::byte> memory) override {
+    return static_cast<bool>(
+        on_device([&] { return result_of(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable)); }));
+  }
+
+  void unregister_memory(std::byte* base) override {
+    static_cast<void>(on_device([&] { return result_of(cudaHostUnregister(base)); }));
+  }
+
+  Result<void> copy(const at::Tensor& host, const at::Tensor& on_device_tensor) override {
+    return on_device([&] {
+      return result_of(cudaMemcpyAsync(on_device_tensor.mutable_data_ptr(), host.const_data_ptr(),
+                                       host.storage().nbytes(), cudaMemcpyHostToDevice, stream_.stream()));
+    });
+  }
+
+  bool can_widen() const override { return can_widen_; }
+
+#ifdef PENSTOCK_WITH_KERNELS
+
+  Result<uint64_t> scratch_bytes(const wire::Widening& widening) override {
+    return on_device([&]() -> Result<uint64_t> {
+      uint64_t bytes = 0;
+      if (auto asked = result_of(widen_scratch_bytes(widening, bytes)); !asked) return asked.error();
+      return bytes;
+    });
+  }
+
+  Result<void> widen(const wire::Widening& widening, const at::Tensor& narrow, const at::Tensor& scratch,
+                     const at::Tensor& target) override {
+    return on_device([&] {
+      WidenMemory memory{.narrow = static_cast<const std::byte*>(narrow.const_data_ptr()),
+                         .target = static_cast<std::byte*>(target.mutable_data_ptr())};
+      if (scratch.defined()) {
+        memory.scratch = static_cast<std::byte*>(scratch.mutable_data_ptr());
+        memory.scratch_bytes = scratch.storage().nbytes();
+      }
+      return result_of(start_widening(widening, memory, stream_.stream()));
+    });
+  }
+
+#else
+
+  Result<uint64_t> scratch_bytes(const wire::Widening&) override { return no_kernels(); }
+  Result<void> widen(const wire::Widening&, const at::Tensor&, const at::Tensor&, const at::Tensor&) override {
+    return no_kernels();
+  }
+
+#endif
+
+  Result<std::shared_ptr<DeviceEvent>> record() override {
+    return on_device([&]() -> Result<std::shared_ptr<DeviceEvent>> {
+      auto event = CudaEvent::record(stream_.stream());
+      if (!event) return event.error();
+      return std::shared_ptr<DeviceEvent>(std::move(event).value());
+    });
+  }
+
+  Result<bool> is_over(const DeviceEvent& event) override {
+    return on_device([&]() -> Result<bool> {
+      const cudaError_t status = cudaEventQuery(of_cuda(event));
+      if (status == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+      }
+      if (auto queried = result_of(status); !queried) return queried.error();
+      return true;
+    });
+  }
+
+  Result<void> wait_for_all() override {
+    return on_device([&] { return result_of(cudaStreamSynchronize(stream_.stream())); });
+  }
+
+  Result<void> hand_over(const DeviceEvent& event, std::span<const at::Tensor> tensors) override {
+    return guarded([&]() -> Result<void> {
+      const c10::cuda::CUDAGuard guard(index_);
+      const auto current = c10::cuda::getCurrentCUDAStream(index_);
+      auto status = cudaStreamCaptureStatusNone;
+      if (auto asked = result_of(cudaStreamIsCapturing(current.stream(), &status)); !asked) return asked;
+      // A stream that is captured cannot wait for one that is not, so the host does.
+      auto waits =
+          result_of(status == cudaStreamCaptureStatusNone ? cudaStreamWaitEvent(current.stream(), of_cuda(event), 0)
+                                                          : cudaEventSynchronize(of_cuda(event)));
+      if (!waits) return waits;
+      for (const at::Tensor& tensor : tensors)
+        c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), current);
+      return {};
+    });
+  }
+
+ private:
+  static cudaEvent_t of_cuda(const DeviceEvent& event) { return static_cast<const CudaEvent&>(event).get(); }
+
+  template <typename Call>
+  auto on_device(Call call) -> decltype(call()) {
+    return guarded([&] {
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      return call();
+    });
+  }
+
+#ifdef PENSTOCK_WITH_KERNELS
+  bool try_kernels() {
+    return static_cast<bool>(on_device([] { return result_of(try_widen_kernels()); }));
+  }
+#else
+  static bool try_kernels() { return false; }
+  static Fault no_kernels() { return {Errc::kUnsupported, "this build of penstock has no kernels"}; }
+#endif
+
+  c10::DeviceIndex index_;
+  c10::cuda::CUDAStream stream_;
+  const bool can_widen_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> make_cuda_device(int device_index) {
+  const int device_count = c10::cuda::device_count();
+  if (device_index < 0 || device_index >= device_count) {
+    return Fault{Errc::kUnsupported, "device cuda:" + std::to_string(device_index) +
+                                         " was asked for, and this machine has " + std::to_string(device_count) +
+                                         " CUDA devices; pass device=None or a device that is there"};
+  }
+  const auto index = static_cast<c10::DeviceIndex>(device_index);
+  const auto stream = guarded([&]() -> Result<cudaStream_t> {
+    const c10::cuda::CUDAGuard guard(index);
+    return copy_stream(index);
+  });
+  if (!stream) {
+    return Fault{Errc::kUnsupported, "cuda:" + std::to_string(device_index) +
+                                         " is there, but making a stream on it failed: " + stream.error().message +
+                                         "; use CUDA in no process that was forked after CUDA was used, and look "
+                                         "whether other programs can use the device"};
+  }
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(index, stream.value()));
+}
+
+bool try_relax_capture(int& mode_before) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  const bool is_relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+  mode_before = mode;
+  return is_relaxed;
+}
+
+void restore_capture(int mode_before) {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_before);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace penstock::loader

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the native module for the torch that is installed, and refuses to load one that does not
+fit.
+
+`lib/torch_2_11` beside this file has what was built for torch 2.11: the module `_C`, the library
+for programs in C++, and what CMake wrote about the build. Torch's C++ interface is not stable: a
+module beside another torch would show an undefined symbol or crash.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from penstock._packages_on_path import FoundPackage, packages_on_path
+from penstock._version import TORCH_MINORS, __version__
+
+PACKAGE = Path(__file__).resolve().parent
+_RANGE = f"{TORCH_MINORS[0]} to {TORCH_MINORS[-1]}"
+_PIP_RANGE = f"torch>={TORCH_MINORS[0]},<2.{int(TORCH_MINORS[-1].partition('.')[2]) + 1}"
+_BUILD = "pip install --no-build-isolation --force-reinstall ."
+
+
+class NativePart(NamedTuple):
+    """What a package has for one minor version of torch."""
+
+    folder: Path
+    torch_minor: str
+    penstock: str  # the version that it was built of
+    torch: str  # the version that it was built beside
+    cuda: str | None  # that of torch; None where the part for CUDA was not built
+    module: Path | None  # None where there is one for other Pythons alone
+
+
+def native_parts(package: Path = PACKAGE) -> list[NativePart]:
+    """Those of a package, by the version of torch; empty for a source tree that was not built."""
+    found = []
+    for folder in package.glob("lib/torch_*"):
+        about = folder / "build_info.json"
+        if about.is_file() and (name := re.fullmatch(r"torch_(\d+)_(\d+)", folder.name)):
+            facts = json.loads(about.read_text(encoding="utf-8"))
+            modules = [folder / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+            module = next((path for path in modules if path.is_file()), None)
+            minor = f"{name[1]}.{name[2]}"
+            found.append(
+                NativePart(folder, minor, facts["penstock"], facts["torch"], facts["cuda"], module)
+            )
+    return sorted(found, key=lambda part: [int(one) for one in part.torch_minor.split(".")])
+
+
+def c_library() -> str | None:
+    """The GNU C library of this process, "glibc 2.36"; None for any other one."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        return None
+
+
+def minor_of(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def refusal(
+    parts: Sequence[NativePart],
+    torch_version: str,
+    packages: Sequence[FoundPackage],
+    package: Path = PACKAGE,
+) -> str | None:
+    """Why none of ``parts`` can be loaded beside a torch, and what to do; None where one can.
+
+    ``packages`` are those on Python's path, ``package`` the one that was imported.
+    """
+    minor = minor_of(torch_version)
+    if not parts:
+        return refusal_without_parts(packages, package)
+    if minor not in TORCH_MINORS:
+        return (
+            f"penstock {__version__} is for torch {_RANGE} and this is torch {torch_version}; "
+            f"install one of these (pip install '{_PIP_RANGE}'), "
+            f"or a penstock that is for torch {minor}"
+        )
+    part = next((part for part in parts if part.torch_minor == minor), None)
+    if part is None:
+        built = ", ".join(part.torch_minor for part in parts)
+        return (
+            f"this penstock was built for torch {built} and this is torch {torch_version}; build "
+            f"penstock again beside this torch ({_BUILD}), install a wheel of penstock, which has "
+            f"parts for torch {_RANGE}, or install torch {built}"
+        )
+    if part.penstock != __version__:
+        return (
+            f"the Python files in {package} are of penstock {__version__} and its native parts of "
+            f"penstock {part.penstock}: two penstocks were installed over each other; run "
+            f"`pip uninstall penstock` until none is left, then install it again"
+        )
+    if part.module is None:
+        running = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        built = ", ".join(sorted(path.name for path in part.folder.glob("_C*.so"))) or "nothing"
+        return (
+            f"the native parts in {part.folder} are not for this Python, {running} "
+            f"({sys.implementation.cache_tag}): there is {built}; install penstock with this Python"
+        )
+    return None
+
+
+def refusal_without_parts(
+    packages: Sequence[FoundPackage] | None = None, package: Path = PACKAGE
+) -> str:
+    """What to do about a penstock that was not built."""
+    found = packages_on_path() if packages is None else packages
+    others = [str(one.folder) for one in found if one.is_built]
+    remedy = (
+        f"another one, which has them, lies in {' and '.join(others)}: take the first off the path "
+        f"(the folder that the program is started in, PYTHONPATH)"
+        if others
+        else "it is a source tree that was not built: install it with `pip install .`"
+    )
+    return f"the penstock in {package} has no native parts; {remedy}"
+
+
+def import_torch() -> ModuleType:
+    """Torch, which the native part links to, after a look at what both need."""
+    if c_library() is None:
+        raise ImportError(
+            "penstock's native parts, and torch, are for the GNU C library, and this Python runs "
+            "on another one (musl, as in Alpine Linux); use a Python of a distribution with glibc, "
+            "such as Debian's"
+        )
+    return importlib.import_module("torch")
+
+
+def load(name: str) -> ModuleType:
+    """The native module for the torch that is installed, under ``name``.
+
+    Raises:
+        ImportError: there is none, or it does not fit.
+    """
+    torch = import_torch()
+    parts = native_parts()
+    packages = packages_on_path()
+    if reason := refusal(parts, torch.__version__, packages):
+        raise ImportError(reason)
+    warn_of_others(packages)
+    part = next(part for part in parts if part.torch_minor == minor_of(torch.__version__))
+    spec = importlib.util.spec_from_file_location(name, part.module)
+    assert spec is not None and spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{part.module} cannot be loaded: {error}; it was built beside torch {part.torch}, and "
+            f"this is torch {torch.__version__} with {c_library()}. `python -m penstock env` says "
+            f"more"
+        ) from error
+    return module
+
+
+def warn_of_others(packages: Sequence[FoundPackage]) -> None:
+    """Two versions of penstock on the path: a data worker may find the other one."""
+    other = [found for found in packages if found.is_built and found.version != __version__]
+    if other:
+        warnings.warn(
+            f"two penstocks are on Python's path: {PACKAGE} (version {__version__}), which is "
+            f"used, and {other[0].folder} (version {other[0].version}); processes with another "
+            f"path would use the other one. Uninstall one, or take its folder off PYTHONPATH",
+            RuntimeWarning,
+            stacklevel=2,
+        )

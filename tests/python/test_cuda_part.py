@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part for CUDA is a file of its own: without it, and beside a torch that it does not fit, the
+loader works, and a device is refused with the reason. No GPU is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_build import native_folder
+
+import penstock
+from penstock import _C
+
+PACKAGE = Path(penstock.__file__).parent
+CUDA_PART = native_folder() / "libpenstock_cuda.so"
+
+pytestmark = pytest.mark.slow
+
+# Torch is made to promise a device, so that the native part is asked for it.
+PROGRAM = """
+import torch
+from penstock import DataLoader
+rows = torch.utils.data.TensorDataset(torch.arange(8))
+print(sum(int(batch.sum()) for batch, in DataLoader(rows, batch_size=4, num_workers=1)))
+torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
+try:
+    next(iter(DataLoader(rows, batch_size=4, num_workers=1, device="cuda:0")))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The native folder of a copy of the package, which comes first on the path."""
+    shutil.copytree(PACKAGE, tmp_path / "penstock", ignore=shutil.ignore_patterns("*.pyc"))
+    return tmp_path / "penstock" / native_folder().relative_to(PACKAGE)
+
+
+def told(copy: Path) -> str:
+    """What the program prints about the device; its batches come from a worker first."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(copy.parents[2])},
+    )
+    total, _, rest = done.stdout.partition("\n")
+    assert total == "28", done.stdout + done.stderr
+    return rest
+
+
+def compile_library(source: str, target: Path, *options: str) -> None:
+    """A library of some lines of C."""
+    file = target.with_suffix(".c")
+    file.write_text(source)
+    target.unlink(missing_ok=True)
+    command = ["cc", "-shared", "-fPIC", str(file), "-o", str(target), *options]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def needed(library: Path) -> str:
+    command = ["readelf", "--dynamic", "--wide", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return " ".join(line for line in listed.splitlines() if "(NEEDED)" in line)
+
+
+def test_nothing_but_the_part_for_cuda_links_to_libraries_of_cuda() -> None:
+    for library in (Path(_C.__file__), native_folder() / "libpenstock.so.0.1"):
+        assert "libtorch_cpu" in needed(library)
+        assert "cuda" not in needed(library)
+    if CUDA_PART.exists():
+        assert "libcudart.so" in needed(CUDA_PART) and "libc10_cuda.so" in needed(CUDA_PART)
+
+
+def test_a_build_without_the_part_says_what_to_install(copy: Path) -> None:
+    (copy / "libpenstock_cuda.so").unlink(missing_ok=True)
+    assert "device cuda:0 was asked for, and this build of penstock has no CUDA; install" in told(
+        copy
+    )
+
+
+def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_path: Path) -> None:
+    """As beside a torch for the CPU, or for another CUDA."""
+    compile_library("int of_cuda(void) { return 0; }", tmp_path / "libcudart_of_another.so")
+    compile_library(
+        "int of_cuda(void); int ask(void) { return of_cuda(); }",
+        copy / "libpenstock_cuda.so",
+        *(f"-L{tmp_path}", "-lcudart_of_another"),
+    )
+    said = told(copy)
+    assert "penstock's part for CUDA" in said and "cannot be loaded beside this torch" in said
+    assert "libcudart_of_another.so" in said and "or pass device=None" in said
+
+
+def test_a_part_of_another_build_is_refused(copy: Path) -> None:
+    compile_library(
+        "unsigned long entries[8]; void* penstock_cuda_entries(void) { return entries; }",
+        copy / "libpenstock_cuda.so",
+    )
+    said = told(copy)
+    assert "libpenstock_cuda.so is of another build than the library that loads it" in said
+    assert "two penstocks were installed over each other" in said
+
+
+@pytest.mark.skipif(not CUDA_PART.exists(), reason="this build has no part for CUDA")
+def test_the_part_loads_beside_this_torch(copy: Path) -> None:
+    said = told(copy)
+    assert "device cuda:0 was asked for, and this machine has 0 CUDA devices" in said or not said

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native part for the torch that is installed is chosen, and what does not fit is refused with
+a sentence: another torch, another Python, another C library, a tree that was not built, two
+penstocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+import torch
+from native_build import native_folder
+
+import penstock
+from penstock import _native
+from penstock._native import minor_of, native_parts, refusal, warn_of_others
+from penstock._packages_on_path import FoundPackage
+from penstock._version import TORCH_MINORS, __version__
+
+PACKAGE = Path(penstock.__file__).parent
+
+
+def package_with(folder: Path, *minors: str, version: str = __version__) -> Path:
+    """A package whose native parts are files without content."""
+    package = folder / "penstock"
+    for minor in minors:
+        part = package / "lib" / f"torch_{minor.replace('.', '_')}"
+        part.mkdir(parents=True)
+        facts = {"penstock": version, "torch": f"{minor}.1", "cuda": None}
+        (part / "build_info.json").write_text(json.dumps(facts))
+        (part / f"_C{EXTENSION_SUFFIXES[0]}").touch()
+    return package
+
+
+def refused(package: Path, torch_version: str, *packages: FoundPackage) -> str | None:
+    return refusal(native_parts(package), torch_version, packages, package)
+
+
+def test_the_module_that_is_loaded_is_the_one_for_this_torch() -> None:
+    minor = minor_of(torch.__version__)
+    assert native_folder().name == f"torch_{minor.replace('.', '_')}"
+    part = next(part for part in native_parts() if part.torch_minor == minor)
+    assert part.penstock == __version__
+    assert minor_of(part.torch) == minor
+
+
+@pytest.mark.parametrize("torch_version", ["2.11.0", "2.13.0+cu130", "2.15.1"])
+def test_of_several_parts_each_torch_has_its_own(tmp_path: Path, torch_version: str) -> None:
+    package = package_with(tmp_path, "2.15", "2.11", "2.13")
+    assert refused(package, torch_version) is None
+    assert [part.torch_minor for part in native_parts(package)] == ["2.11", "2.13", "2.15"]
+
+
+def test_a_torch_outside_of_the_range_is_named_with_the_range(tmp_path: Path) -> None:
+    package = package_with(tmp_path, *TORCH_MINORS)
+    for torch_version in ("2.10.2", "2.99.0a0"):
+        assert refused(package, torch_version) == (
+            f"penstock {__version__} is for torch {TORCH_MINORS[0]} to {TORCH_MINORS[-1]} and this "
+            f"is torch {torch_version}; install one of these (pip install 'torch>=2.11,<2.16'), or "
+            f"a penstock that is for torch {minor_of(torch_version)}"
+        )
+
+
+def test_a_torch_that_this_build_is_not_for_is_told_what_it_is_for(tmp_path: Path) -> None:
+    said = refused(package_with(tmp_path, "2.11"), "2.13.0") or ""
+    assert said.startswith("this penstock was built for torch 2.11 and this is torch 2.13.0; build")
+    assert "install a wheel of penstock" in said
+
+
+def test_files_of_two_versions_are_found(tmp_path: Path) -> None:
+    said = refused(package_with(tmp_path, "2.11", version="9.9.9"), "2.11.0") or ""
+    assert f"are of penstock {__version__} and its native parts of penstock 9.9.9" in said
+    assert "pip uninstall penstock" in said
+
+
+def test_parts_for_another_python_are_named(tmp_path: Path) -> None:
+    package = package_with(tmp_path, "2.11")
+    module = package / "lib" / "torch_2_11" / f"_C{EXTENSION_SUFFIXES[0]}"
+    module.rename(module.with_name("_C.cpython-27-x86_64-linux-gnu.so"))
+    said = refused(package, "2.11.0") or ""
+    assert (
+        "are not for this Python" in said and "there is _C.cpython-27-x86_64-linux-gnu.so" in said
+    )
+
+
+def test_a_tree_that_was_not_built_says_where_a_built_one_is(tmp_path: Path) -> None:
+    tree = FoundPackage(tmp_path / "tree" / "penstock", __version__, False)
+    built = FoundPackage(tmp_path / "site" / "penstock", __version__, True)
+    package = package_with(tmp_path)
+    assert (refused(package, "2.11.0", tree) or "").endswith(
+        "has no native parts; it is a source tree that was not built: install it with "
+        "`pip install .`"
+    )
+    said = refused(package, "2.11.0", tree, built) or ""
+    assert f"another one, which has them, lies in {built.folder}: take the first off" in said
+
+
+def test_two_versions_on_the_path_are_warned_of() -> None:
+    used = FoundPackage(PACKAGE, __version__, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_others([used, FoundPackage(Path("/a/penstock"), __version__, True)])
+        warn_of_others([used, FoundPackage(Path("/b/penstock"), "0.0.9", False)])
+    with pytest.warns(
+        RuntimeWarning, match=r"two penstocks are on .*/c/penstock \(version 0.0.9\)"
+    ):
+        warn_of_others([used, FoundPackage(Path("/c/penstock"), "0.0.9", True)])
+
+
+def python(program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(path)},
+    )
+
+
+@pytest.fixture
+def source_tree(tmp_path: Path) -> Path:
+    """A folder for the path, whose penstock has no native parts."""
+    folder = tmp_path / "tree" / "penstock"
+    folder.mkdir(parents=True)
+    for path in PACKAGE.rglob("*.py"):
+        copy = folder / path.relative_to(PACKAGE)
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        copy.write_bytes(path.read_bytes())
+    return folder.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "statement", ["penstock.DataLoader", "from penstock import _C", "from penstock import _pool"]
+)
+def test_a_program_that_finds_a_tree_first_is_told_so(source_tree: Path, statement: str) -> None:
+    done = python(f"import penstock\n{statement}", source_tree)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: the penstock in {source_tree}/penstock has no native parts"
+    )
+    assert "another one, which has them, lies in " in last and "PYTHONPATH" in last
+
+
+@pytest.mark.slow
+def test_a_module_that_does_not_load_names_its_torch_and_this_one(source_tree: Path) -> None:
+    minor = minor_of(torch.__version__)
+    package_with(source_tree, minor)
+    done = python("import penstock\npenstock.DataLoader", source_tree)
+    last = done.stderr.splitlines()[-1]
+    assert "cannot be loaded: " in last and f"built beside torch {minor}.1" in last
+    assert f"this is torch {torch.__version__} with glibc" in last
+
+
+@pytest.mark.parametrize("answer", [ValueError("unrecognized"), None], ids=["musl", "none"])
+def test_another_c_library_is_refused_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, answer: Exception | None
+) -> None:
+    def confstr(name: str) -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(os, "confstr", confstr)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="are for the GNU C library, and this Python runs on an"):
+        _native.load("penstock._C")
