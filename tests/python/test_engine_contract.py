@@ -56,9 +56,9 @@ def disturbed(pool: EnginePool, disturb: Callable[[str], None], count: int = 400
     return before
 
 
-def vanished_count(pool: EnginePool) -> int:
+def vanished_count(status: dict[str, Any]) -> int:
     """Workers that the controller heard no more of, and that had not taken leave."""
-    count: int = pool.pool.status()["controller"]["fenced_incarnations"]
+    count: int = status["controller"]["fenced_incarnations"]
     return count
 
 
@@ -87,8 +87,9 @@ def test_a_worker_that_is_killed_is_replaced(make_pool: MakePool, engine: str) -
     pool = make_pool(engine)
     before = disturbed(pool, pool.kill_worker)
     pool.runs_processes(lambda names: len(names) == 2 and len(names & before) == 1)
+    # The controller may count the killed worker until its lease ends, in place of the new one.
+    pool.status_when(lambda status: vanished_count(status) == 1)
     pool.has_workers(2)
-    assert vanished_count(pool) == 1
 
 
 @pytest.mark.parametrize("engine", [LONG_SLURM, RAY])
@@ -113,7 +114,7 @@ def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: 
     before = disturbed(pool, lambda name: pool.take_away(name, with_notice=True))
     pool.runs_processes(lambda names: len(names) == 2 and min(before) not in names)
     pool.has_workers(2)
-    assert vanished_count(pool) == 0
+    assert vanished_count(pool.pool.status()) == 0
 
 
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
