@@ -12,7 +12,9 @@ from pathlib import Path
 from photograph_crops import PHOTOGRAPHS, Recipe
 from report import LABELS
 
-OUT = Path(__file__).resolve().parent / "out"
+EXAMPLES = Path(__file__).resolve().parent
+DATA = EXAMPLES / "out" / "photographs"
+PICTURE = EXAMPLES.parent / "build" / "quickstart.svg"  # git does not see it
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
@@ -43,24 +45,24 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     add(
         "--data",
         type=Path,
-        default=OUT / "photographs",
+        default=DATA,
         help="folder of the crops (default: in examples/out)",
     )
     add(
         "--picture",
         type=Path,
-        default=OUT / "quickstart.png",
-        help="PNG to draw (default: in examples/out)",
+        default=PICTURE,
+        help="SVG to draw (default: build/quickstart.svg)",
     )
-    add("--json", type=Path, help="file for losses, accuracies, speeds, waits and the plan")
+    add("--json", type=Path, help="file for losses, accuracies, speeds, waits, plan and ledgers")
     add("--quick", action="store_true", help="640 crops and one epoch, to see that it runs")
     args = parser.parse_args()
     if args.quick:
         args.data = args.data.with_name(args.data.name + "-quick")
     if args.epochs is None:
         args.epochs = 1 if args.quick else 4
-    if args.picture.suffix != ".png":
-        parser.error(f"--picture {args.picture} does not end in .png; the picture is a PNG")
+    if args.picture.suffix != ".svg":
+        parser.error(f"--picture {args.picture} does not end in .svg; the picture is an SVG")
     for path in (args.picture, args.json):
         _check_can_write(parser, path)
     if set(args.ways) - {"torch"}:

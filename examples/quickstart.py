@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from options import parse_arguments
 from photograph_crops import PHOTOGRAPHS, PhotographsError, prepare
-from report import Run, draw, write_json
+from report import Run, write_json
 from screen import Screen
+from speed_picture import draw
 from torch import nn
 from torch.nn import functional
 from torchvision.datasets import ImageFolder
@@ -114,6 +115,7 @@ def train(way: str, data: Path, args: argparse.Namespace) -> Run:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True)
     run = Run(way, args.batch_size, args.warmup)
+    before = ledger_of(loader)
     with Screen().training(way, args.epochs * len(loader)) as progress:
         for _ in range(args.epochs):
             asked = time.perf_counter()
@@ -125,12 +127,21 @@ def train(way: str, data: Path, args: argparse.Namespace) -> Run:
                 optimizer.step()
                 run.step(loss.item(), wait_s=got - asked, end=time.perf_counter())
                 progress.step(run)
+                if len(run.losses) == args.warmup:
+                    before = ledger_of(loader)
                 asked = time.perf_counter()
     plan = getattr(loader, "plan", None)
+    if before is not None:
+        run.set_ledger(ledger_of(loader) - before)
     del loader
     run.accuracy = held_out_accuracy(way, model, data, args)
     run.set_plan(plan)
     return run
+
+
+def ledger_of(loader: Any) -> Any:
+    """Where the time of the steps went until now; torch's loader does not say."""
+    return loader.stats().ledger if hasattr(loader, "stats") else None
 
 
 def train_apart(way: str, data: Path, args: argparse.Namespace) -> Run:

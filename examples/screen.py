@@ -94,6 +94,9 @@ class Screen:
                 f"{run.losses[-1]:.6f}",
             )
         self._console.print(table)
+        for run in runs:
+            if run.ledger_text is not None:
+                self.line(f"{LABELS[run.way]}: {run.ledger_text}")
         self.line(f"Rate and wait leave out the first {runs[0].warmup} steps of each training.")
         self.line()
         differing = first_difference(runs)

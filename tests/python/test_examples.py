@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,6 +22,11 @@ Quickstart = Callable[..., int]
 def run_quickstart(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / "quickstart.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def texts_of(picture: Path) -> list[str]:
+    root = ElementTree.parse(picture).getroot()
+    return [element.text or "" for element in root.iter() if element.tag.endswith("}text")]
 
 
 @pytest.fixture
@@ -51,7 +57,7 @@ def quickstart(monkeypatch: pytest.MonkeyPatch) -> Quickstart:
 @pytest.mark.long
 @pytest.mark.slow
 def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_path: Path) -> None:
-    picture, figures = tmp_path / "three.png", tmp_path / "three.json"
+    picture, figures = tmp_path / "three.svg", tmp_path / "three.json"
     done = run_quickstart(
         "--quick", "--data", str(tmp_path / "crops"), "--picture", str(picture),
         "--json", str(figures),
@@ -59,8 +65,12 @@ def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b" not in done.stdout
     assert "Losses equal to the bit" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
     record = json.loads(figures.read_text())
+    shown = texts_of(picture)
+    assert "One training with each loader, 16 steps each: losses equal to the bit." in shown
+    for run in record["runs"]:
+        rate = f"{run['samples_per_s']:.0f}"
+        assert any(text.partition(" ")[0] == rate for text in shown), (rate, shown)
     assert record["losses_equal"] is True
     assert [run["way"] for run in record["runs"]] == ["torch", "swapped", "offload"]
     losses = [run["losses"] for run in record["runs"]]
@@ -74,7 +84,7 @@ def test_three_trainings_have_equal_losses_and_leave_a_picture_and_figures(tmp_p
 def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
     done = run_quickstart(
         "--quick", "--ways", "torch", "--workers", "0", "--data", str(tmp_path / "crops"),
-        "--picture", str(tmp_path / "one.png"),
+        "--picture", str(tmp_path / "one.svg"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -84,7 +94,7 @@ def test_torch_alone_trains_without_workers(tmp_path: Path) -> None:
     [
         (("--epochs", "0"), "argument --epochs: 0 is too low; give 1 or more"),
         (("--lr", "nan"), "argument --lr: nan is out of range; give a number above 0"),
-        (("--picture", "a.jpg"), "--picture a.jpg does not end in .png"),
+        (("--picture", "a.jpg"), "--picture a.jpg does not end in .svg"),
         (("--batch-size", "4000"), "--batch-size 4000 makes 0 steps and --warmup leaves out 10"),
     ],
 )
@@ -173,3 +183,34 @@ def test_a_cache_that_looks_ahead_hits_as_often_as_an_oracle() -> None:
     ratios = {way: float(ratio) for way, ratio in found}
     assert [*ratios] == ["without look-ahead", "with look-ahead", "an oracle"]
     assert ratios["without look-ahead"] < ratios["with look-ahead"] == ratios["an oracle"]
+
+
+def test_the_picture_has_each_part_of_a_step_as_long_as_it_took(
+    monkeypatch: pytest.MonkeyPatch, report: ModuleType, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    speed_picture = pytest.importorskip("speed_picture")
+    torch_run = report.Run("torch", batch_size=10, warmup=0)
+    own = report.Run("swapped", batch_size=10, warmup=0)
+    for run, seconds in ((torch_run, 0.2), (own, 0.1)):
+        for step in range(4):
+            run.step(1.0, wait_s=0.0, end=run.begin + seconds * (step + 1))
+    parts = dict.fromkeys(speed_picture.PARTS, 0.0)
+    own.ledger = {"steps": 4, **parts, "compute_s": 0.24, "dataset_s": 0.12, "wire_s": 0.04}
+    own.ledger_text = "4 steps"
+    speed_picture.draw([torch_run, own], True, tmp_path / "one.svg")
+    speed_picture.draw([torch_run, own], True, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    shown = texts_of(tmp_path / "one.svg")
+    assert {"50", "100   2.00x", "60.0", "30.0", "10.0"} <= set(shown), shown
+    assert "waiting for the dataset" in shown and "waiting for collating" not in shown
+    bars = [
+        float(element.get("width", "0"))
+        for element in ElementTree.parse(tmp_path / "one.svg").getroot().iter()
+        if element.tag.endswith("}rect") and element.get("height") == "22.0"
+    ]
+    # Two speeds, then three parts with a gap of a pixel behind each, and a rest of nothing.
+    assert bars[1] == pytest.approx(2 * bars[0], abs=0.2)
+    assert [width + 1 for width in bars[2:5]] == pytest.approx(
+        [0.6 * bars[1], 0.3 * bars[1], 0.1 * bars[1]], abs=0.2
+    )
