@@ -4,9 +4,9 @@
 SHELL := /bin/sh
 export PYTHON
 # The torch to install and to build for. Each has a virtual environment and a build folder of its own.
-TORCH ?= 2.11
+TORCH ?= 2.15
 export TORCH
-export VENV := .venv$(if $(filter-out 2.11,$(TORCH)),-torch-$(TORCH))
+export VENV := .venv$(if $(filter-out 2.15,$(TORCH)),-torch-$(TORCH))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Options for what a command runs: make demo ARGS="--json result.json", make test ARGS="-k prefetch"
 ARGS ?=
@@ -36,8 +36,8 @@ help:
 	@echo "  make clean      remove what was built (.venv stays; remove it by hand to start over)"
 	@echo
 	@echo "On Debian and Ubuntu each installs what is missing first: Debian packages (as root or with sudo),"
-	@echo "PyTorch into .venv, and penstock itself. PYTHON=... names the Python to make .venv with; TORCH=2.15 takes that"
-	@echo "torch in place of 2.11, in .venv-torch-2.15, so that both can be kept."
+	@echo "PyTorch into .venv, and penstock itself. PYTHON=... names the Python to make .venv with; TORCH=2.11 takes that"
+	@echo "torch in place of 2.15, in .venv-torch-2.11, so that both can be kept."
 
 demo:
 	@python=$$(sh .make/system.sh build) && sh .make/packages.sh "$$python" demo

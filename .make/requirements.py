@@ -5,7 +5,7 @@ usage: requirements.py build|demo|frameworks|test|bench|lint
 
 `build` is what a build and penstock itself need; every other group is printed with it, so that pip
 resolves them together and never moves torch to another version. The environment variable TORCH says
-which torch: its minor version, 2.11 if it is not set.
+which torch: its minor version, the newest if it is not set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BESIDE = {
 
 def for_torch(requirement: str) -> str | None:
     """The requirement as the wanted torch has it; None if there is no such package beside it."""
-    wanted = os.environ.get("TORCH") or "2.11"
+    wanted = os.environ.get("TORCH") or [*BESIDE][-1]
     if wanted not in BESIDE:
         sys.exit(
             f"TORCH={wanted} is no torch that penstock is tested with; use {' or '.join(BESIDE)}"

@@ -56,6 +56,12 @@ def test_make_knows_what_is_installed_beside_each_torch() -> None:
         assert beside["torch"] == f"=={torch}.*"
 
 
+def test_development_is_with_the_newest_torch() -> None:
+    assert f"TORCH ?= {TORCHES[-1]}\n" in text("Makefile")
+    assert f"$(filter-out {TORCHES[-1]}," in text("Makefile")
+    assert f"ARG TORCH={TORCHES[-1]}\n" in text("deploy", "docker", "Dockerfile")
+
+
 def test_the_torches_that_the_suite_passes_with_are_of_the_range() -> None:
     assert set(TESTED_TORCH) <= set(TORCHES)
 
