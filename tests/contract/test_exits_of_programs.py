@@ -250,6 +250,29 @@ if __name__ == "__main__":
         assert run.finish() == (0, "[['0!', '1!'], ['4!', '9!']]\n", "")
 
 
+def test_cycles_of_a_spawned_worker_are_collected_at_its_end(
+    loader_name: str, tmp_path: Path
+) -> None:
+    source = """
+import os
+from torch.utils.data import DataLoader
+
+class Cycle:
+    def __init__(self):
+        self.me = self
+    def __del__(self, write=os.write, line=f"{__name__} is cleared\\n".encode()):
+        write(1, line)
+
+cycle = Cycle()
+
+if __name__ == "__main__":
+    list(DataLoader(range(4), num_workers=2, multiprocessing_context="spawn"))
+"""
+    with running(loader_name, source, tmp_path) as run:
+        lines = ["__mp_main__ is cleared"] * 2 + ["__main__ is cleared"]
+        assert run.finish() == (0, "\n".join([*lines, ""]), "")
+
+
 def test_torch_threads_used_before_the_fork_do_no_harm(loader_name: str, tmp_path: Path) -> None:
     """A convolution in the trainer starts threads; workers forked after that compute, too."""
     source = """

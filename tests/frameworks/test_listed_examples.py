@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 # Parts of other examples.
-PARTS = {"options.py", "photograph_crops.py", "report.py", "screen.py", "ranks/task.py"}
+PARTS = {"options.py", "photograph_crops.py", "report.py", "screen.py", "speed_picture.py"}
+PARTS |= {"ranks/task.py"}
 SECONDS_MAX = 240
 _LOOPBACK = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
 _TORCHRUN = ["-m", "torch.distributed.run"]
@@ -61,7 +62,7 @@ def test_an_example_is_complete_and_short(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long("trainer.py", "lightning_training.py", "torchrun.py")
+@pytest.mark.long("trainer.py", "lightning_training.py", "torchrun.py", "ddp_pool.py")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_command_of_the_list_runs_the_example(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)

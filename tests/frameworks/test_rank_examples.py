@@ -76,7 +76,7 @@ def expected() -> dict[int, list[float]]:
     return losses
 
 
-@pytest.mark.long("accelerate_launch", "hf_trainer", "lightning_ddp")
+@pytest.mark.long("accelerate_launch", "hf_trainer", "lightning_ddp", "fsdp2")
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "ddp"])
 def test_an_example_has_the_losses_of_ddp(
     name: str, expected: dict[int, list[float]], tmp_path: Path

@@ -67,7 +67,7 @@ CLASSIFICATION = """
 """
 
 
-@pytest.mark.long("distributed")
+@pytest.mark.long("distributed", "alone")
 @pytest.mark.parametrize("options", ["", "--distributed"], ids=["alone", "distributed"])
 def test_a_training_script_prints_the_losses_it_prints_under_python(
     options: str, tmp_path: Path

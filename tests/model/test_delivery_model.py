@@ -75,6 +75,7 @@ BOUNDS = {
     "a batch is recalled from a worker that is fenced",
     "one crash and one silence",
     "three batches, credit of two",
+    "a worker is fenced",
 )
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: str) -> None:

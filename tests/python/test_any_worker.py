@@ -259,6 +259,7 @@ class SlowOnce(Dataset[torch.Tensor]):
         return torch.rand(3) + index
 
 
+@pytest.mark.long
 def test_a_batch_that_is_late_is_asked_of_another_worker(tmp_path: Path) -> None:
     dataset = SlowOnce(100, tmp_path, 60)
     began_at = time.monotonic()

@@ -52,6 +52,7 @@ def pool_of_worker(method: str) -> str:
     return str(name)
 
 
+@pytest.mark.long("spawn")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_worker_has_arrow_allocate_by_malloc(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_a_pool_of_arrows_that_the_program_has_chosen_stays(
     assert pool_of_worker("fork") == pyarrow.default_memory_pool().backend_name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rows_of_parquet_cost_less_than_one_page_fault_per_megabyte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,8 @@ def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     "spawn_start/array",
     "tabular",
     "text",
+    "tiny0",
+    "tiny1",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
@@ -77,6 +79,7 @@ def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> N
     assert again.stdout.strip() in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_unknown_case_is_refused_by_name() -> None:
     done = run_bench("loader.py", "--only", "lagre")
@@ -143,6 +146,7 @@ def test_restored_loaders_are_timed(tmp_path: Path) -> None:
     assert "| started   | shard_by_rank | 4,000" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_samplers_are_measured(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
@@ -154,6 +158,7 @@ def test_samplers_are_measured(tmp_path: Path) -> None:
     assert "CostBatchSampler, 8 ranks | split" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"
@@ -172,6 +177,7 @@ def test_the_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
     assert "of a step of 5 ms" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tabular_rows_are_timed(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"

@@ -32,6 +32,7 @@ def test_a_case_has_a_line_for_each_time_and_ratio(tmp_path: Path) -> None:
     assert again.returncode == 0 and "| `tabular` |" in again.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_case_that_is_not_there_is_named() -> None:
     done = run_bench("executor.py", "--quick", "--only", "tabula")

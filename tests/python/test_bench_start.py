@@ -21,6 +21,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
+@pytest.mark.long
 def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> None:
     names = [
         "python",

@@ -213,6 +213,7 @@ def test_what_a_job_has_cost_is_known_after_its_end(pool: PoolProcesses) -> None
     assert costs(pool)["jobs"][0]["total"]["money"] is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_samples_of_an_iterable_dataset_are_counted_by_the_worker(pool: PoolProcesses) -> None:
     pool.start_worker()
@@ -269,6 +270,7 @@ class Counter:
         self._thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_energy_is_a_workers_share_of_its_machines(pool: PoolProcesses, tmp_path: Path) -> None:
     counter = Counter(tmp_path)
@@ -326,6 +328,7 @@ def test_a_powercap_tree_that_cannot_be_read_is_refused(
     assert "none: No such file or directory; without --powercap a worker serves" in worker.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_controller_that_starts_again_knows_what_a_running_job_has_cost(
     pool: PoolProcesses,

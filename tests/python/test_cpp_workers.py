@@ -62,6 +62,7 @@ def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
     assert with_workers(OF_PYTHON, SHUFFLED, 2, epochs=2) == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shards_in_processes_are_those_of_threads() -> None:
     expected = with_threads(SHARDS, iterable=True, epochs=2)
@@ -69,6 +70,7 @@ def test_shards_in_processes_are_those_of_threads() -> None:
     assert with_workers(STREAM_OF_PYTHON, SHARDS, 2, epochs=2) == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_transform_is_run_where_the_batch_is_made() -> None:
     source = "def forward(self, index, own, batch):\n    return [index * 2, own + batch]\n"
@@ -143,6 +145,7 @@ def test_a_pool_of_native_workers_serves_a_program_and_one_may_be_killed(
     assert [json.loads(line) for line in out.splitlines()] == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> None:
     native, python = (
@@ -163,6 +166,7 @@ def test_workers_go_to_the_programs_whose_jobs_they_run(pool: PoolProcesses) -> 
     assert "refuses" not in native.output + python.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_without_workers_of_its_kind_says_so(pool: PoolProcesses) -> None:
     pool.start_worker()

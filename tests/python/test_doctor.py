@@ -87,6 +87,7 @@ def diagnosed(run: Run, program: str, *arguments: str, **options: Any) -> dict[s
     return found
 
 
+@pytest.mark.long("slow_transform", "waiting_dataset")
 @pytest.mark.skipif(len(CPUS) < 2, reason="the programs are made for two CPUs")
 @pytest.mark.parametrize(
     "program",

@@ -108,6 +108,7 @@ def test_a_worker_that_is_taken_away_at_once_is_replaced(make_pool: MakePool, en
     pool.has_workers(2)
 
 
+@pytest.mark.long("local")
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
 def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine, has_notice=True)
@@ -117,6 +118,7 @@ def test_a_worker_with_notice_finishes_its_batches(make_pool: MakePool, engine: 
     assert vanished_count(pool.pool.status()) == 0
 
 
+@pytest.mark.long("local")
 @pytest.mark.parametrize("engine", [LOCAL, LONG_SLURM, RAY])
 def test_an_engine_that_starts_nobody_is_told_of(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)

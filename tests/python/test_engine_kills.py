@@ -46,6 +46,7 @@ def wait_for_no_worker(elastic: Elastic) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long("2")
 @pytest.mark.parametrize(
     "step",
     [pytest.param(step, marks=[] if step == 2 else pytest.mark.long) for step in STARTING],
@@ -62,6 +63,7 @@ def test_an_adapter_killed_while_it_starts_workers(elastic: Elastic, step: int) 
     assert elastic.processes() == {}
 
 
+@pytest.mark.long("9")
 @pytest.mark.parametrize(
     "step",
     [pytest.param(step, marks=[] if step == 9 else pytest.mark.long) for step in ENDING],

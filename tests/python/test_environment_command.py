@@ -48,6 +48,7 @@ def report() -> Report:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_tells_the_versions_that_are_in_use(report: Report) -> None:
     assert report["penstock"]["version"] == [penstock.__version__]

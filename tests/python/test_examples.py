@@ -152,7 +152,7 @@ def test_losses_that_differ_in_the_last_bit_are_told_by_their_step(report: Modul
     assert shorter == "2 steps with torch, 1 with swapped"
 
 
-@pytest.mark.long("purchases-moved2", "spectrogram-moved1")
+@pytest.mark.long("images-moved0", "spectrogram-moved1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moved"),

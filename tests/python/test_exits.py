@@ -161,6 +161,7 @@ next(iterator)
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
+@pytest.mark.long
 def test_all_busy_workers_together_are_waited_for_as_long_as_torch_waits_for_one(
     tmp_path: Path,
 ) -> None:
@@ -184,6 +185,7 @@ print(time.monotonic() - begin < 9, flush=True)
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
+@pytest.mark.long
 def test_daemon_threads_that_wait_for_batches_do_not_abort_the_exit(tmp_path: Path) -> None:
     """The program's exit code is its own, and no thread has anything to say."""
     source = f"""{HEAD}
@@ -280,6 +282,7 @@ multiprocessing.process.BaseProcess.join = told_join
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_while_workers_of_a_dropped_iterator_are_waited_for_reaches_the_program(
     tmp_path: Path,
 ) -> None:

@@ -336,6 +336,7 @@ def test_under_autocast_the_casts_are_a_part_of_what_moves() -> None:
     assert half.boundary_bytes == full.boundary_bytes - 10 * 20 * 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiled_and_exported_models_are_looked_through() -> None:
     net, batch = fresh(NormalizedResNet).eval(), images(0)

@@ -185,6 +185,7 @@ def test_json_is_one_object_whatever_the_program_writes_to_its_output(
     assert [item["cut"] for item in plan["totals"]] == ["none", "maximal", "chosen"]
 
 
+@pytest.mark.long
 def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
     write("package/__init__.py", "")
     write("package/train.py", NET, TRAINING)
@@ -208,6 +209,7 @@ def test_a_module_is_explained_as_dot(run: Run, write: Write) -> None:
     assert crossing[2]["label"] == f"{4 * IMAGE_BYTES:,}"
 
 
+@pytest.mark.long
 def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_picture_is_written_beside_the_table_wherever_the_program_goes(
     assert "3 of 6 calls run in the workers" in (picture.getroot().get("aria-label") or "")
 
 
+@pytest.mark.long
 def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
@@ -301,6 +304,7 @@ def test_keyword_inputs_of_a_dict_batch_are_told_from_other_tensors(run: Run, wr
     assert {edge["leaf"] for edge in plan["edges"]} == {None, 1}
 
 
+@pytest.mark.long
 def test_the_first_model_is_the_outermost_with_parameters_that_gets_a_batch(
     run: Run, write: Write
 ) -> None:
@@ -471,7 +475,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.long("before", "by_exit", "by_message", "in_a_model")
+@pytest.mark.long("before", "by_exit", "by_message", "in_a_model", "in_a_dataset")
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_program_that_fails_ends_as_under_run(run: Run, write: Write, failure: str) -> None:
     write("train.py", NET, f'if __name__ == "__main__":\n    {FAILURES[failure]}\n')

@@ -74,6 +74,7 @@ def store_url() -> Iterator[str]:
     process.close()
 
 
+@pytest.mark.long("spawn")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_every_byte_comes_in_its_place_and_a_missing_object_is_its_batch_s_error(

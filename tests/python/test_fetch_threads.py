@@ -138,7 +138,9 @@ def test_the_stream_is_torchs(name: str, workers: int, count: int) -> None:
     assert_same_stream(threaded(count), scenario)
 
 
-@pytest.mark.long("nested-forkserver", "nested-spawn", "odd_ones_fail-spawn")
+@pytest.mark.long(
+    "nested-forkserver", "nested-spawn", "odd_ones_fail-spawn", "odd_ones_fail-forkserver"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("function", [nested, odd_ones_fail])
@@ -230,6 +232,7 @@ def test_an_exit_raised_by_a_dataset_leaves_next(kind: type[BaseException]) -> N
     assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.long("SystemExit")
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

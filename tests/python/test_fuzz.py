@@ -32,6 +32,7 @@ def test_every_canary_is_found_and_nothing_else() -> None:
     assert "NOT found" not in done.stdout and done.stdout.count("was found") >= 6, done.stdout
 
 
+@pytest.mark.long
 def test_the_canary_of_the_blobs_that_workers_read_is_found() -> None:
     done = fuzz(f"--runs={INPUT_COUNT}", "blob")
     assert done.returncode == 0, done.stdout + done.stderr

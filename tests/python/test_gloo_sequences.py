@@ -16,7 +16,7 @@ SECONDS_MAX = 900
 
 
 @pytest.mark.slow
-@pytest.mark.long("50")
+@pytest.mark.long("50", "3")
 @pytest.mark.parametrize("count", [3, 50])
 def test_every_sample_is_given_once_however_ranks_are_killed_and_resumed(
     count: int, seed: int, tmp_path: Path

@@ -114,6 +114,7 @@ def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> Non
     assert rest_of(make, state) == expected[4:]
 
 
+@pytest.mark.long("3-3-Shards", "None-3-Shards")
 @pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Shards, Remembering, WithCursor])

@@ -88,6 +88,7 @@ def test_in_steady_state_a_batch_costs_less_than_one_page_fault_per_mebibyte() -
     assert faults / (60 * 4) < 1, f"{faults} faults for 240 MiB"
 
 
+@pytest.mark.long
 def test_shared_memory_stays_below_the_cap_whatever_the_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

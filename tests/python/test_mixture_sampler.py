@@ -177,7 +177,7 @@ def test_the_stream_of_a_loader_is_the_same_for_any_number_of_workers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long("16")
+@pytest.mark.long("16", "3")
 @pytest.mark.parametrize("worker_count", [3, 16])
 def test_the_stream_of_a_pool_is_that_of_one_process(
     worker_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -108,6 +108,7 @@ def test_batches_that_the_user_keeps_stay_as_they_are(pool: PoolProcesses) -> No
     assert numbers_of(kept[1]) == [2.0, 3.0]
 
 
+@pytest.mark.long
 def test_batches_of_all_sizes_come_as_they_are(pool: PoolProcesses) -> None:
     """From none at all to more than two slabs hold."""
     sizes = [1, 5_000_000, 0, 300, 40_000_000, 7, 1_000_000, 1]
@@ -117,6 +118,7 @@ def test_batches_of_all_sizes_come_as_they_are(pool: PoolProcesses) -> None:
         assert torch.equal(tensor, torch.full((size,), size % 251, dtype=torch.uint8))
 
 
+@pytest.mark.long
 def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -> None:
     """The trainer begins a new link with it. Answers of the old one are sent again."""
     loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
@@ -131,6 +133,7 @@ def test_a_worker_that_stood_still_gives_the_same_batches(pool: PoolProcesses) -
     assert found == list(range(120))
 
 
+@pytest.mark.long
 def test_a_trainer_that_stood_still_gets_the_same_batches(pool: PoolProcesses) -> None:
     """Its worker has given it up, and batches that were handed over are asked for anew."""
     loader = beside(pool, Numbered(120), batch_size=2, prefetch_factor=4)
@@ -162,6 +165,7 @@ def test_a_killed_worker_loses_nothing_of_what_was_delivered(pool: PoolProcesses
     assert rest == list(range(2, 64))
 
 
+@pytest.mark.long
 def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses) -> None:
     loader = beside(pool, Numbered(200), batch_size=2)
     batches = iter(loader)

@@ -103,6 +103,7 @@ def test_a_job_that_waits_for_workers_that_sleep_is_told_so(pool: PoolProcesses)
     assert training.is_right
 
 
+@pytest.mark.long
 def test_what_one_job_has_no_use_for_another_gets(pool: PoolProcesses) -> None:
     pool.start_worker(processes=5)
     modest = Training(pool, batch_s=0.02, step_s=0.1)
@@ -116,6 +117,7 @@ def test_what_one_job_has_no_use_for_another_gets(pool: PoolProcesses) -> None:
     assert modest.is_right and hungry.is_right
 
 
+@pytest.mark.long
 def test_a_program_that_does_something_else_is_paused(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     loader = DataLoader(Slow(0.005), batch_size=None, pool=pool.endpoint)

@@ -209,6 +209,7 @@ def ran(program_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(program_folder, ids, told)
 
 
+@pytest.mark.long("class-batch0")
 @pytest.mark.parametrize(
     ("name", "batch"),
     [
@@ -241,6 +242,7 @@ def test_another_run_of_the_program_gives_the_same_ids(ran: Ran) -> None:
     assert run_program(ran.folder) == ran.ids
 
 
+@pytest.mark.long
 def test_without_code_paths_the_worker_names_the_module_and_the_folder(
     program_folder: Path, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ class Holding(Augmented):
         return {**super().__getitem__(index), "held": self.held[index]}
 
 
+@pytest.mark.long
 def test_a_job_larger_than_a_slow_link_carries_in_a_lease(links: Links) -> None:
     links.to_worker.limit(bytes_per_s=2e6)
     check_stream(links, Holding(8, 8_000_000))
@@ -280,6 +281,7 @@ def test_a_worker_that_nobody_can_reach(pool: PoolProcesses, dead_end: str) -> N
     assert sum(named in str(one.message) for one in caught) == 1
 
 
+@pytest.mark.long
 def test_workers_start_again_while_a_trainer_waits(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     dataset = Augmented(200)

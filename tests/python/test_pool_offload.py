@@ -54,6 +54,7 @@ def losses_of(loader: DataLoader[Any], *, is_offloaded: bool) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 def test_an_offloaded_model_trains_to_the_bit_with_a_pool(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}

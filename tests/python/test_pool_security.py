@@ -150,6 +150,7 @@ def wait_closed(connection: socket.socket) -> None:
 # ---- Keys that do not fit
 
 
+@pytest.mark.long
 def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
     _pool.make_key_folder(str(others))
@@ -334,6 +335,7 @@ def cut_short(name: str) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, 20)
 
 
+@pytest.mark.long
 def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
     pool: KeyedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +380,7 @@ def test_keys_that_others_could_have_or_that_do_not_fit_are_refused(
     pool.expect_served()
 
 
+@pytest.mark.long
 def test_listening_where_others_reach_it_needs_keys(
     pool: KeyedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +455,7 @@ def test_clients_without_curve_get_no_answer(pool: KeyedPool) -> None:
                 client.receive()
 
 
+@pytest.mark.long
 def test_idle_connections_keep_nobody_out_and_are_closed(pool: KeyedPool) -> None:
     count = 300
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -71,6 +71,7 @@ def shared_keys() -> Path:
 # ---- Versions
 
 
+@pytest.mark.long
 def test_a_worker_with_another_penstock_is_named_with_both_versions(pool: PoolProcesses) -> None:
     both = f"penstock {re.escape(penstock.__version__)} and this worker .* has penstock 9.9.9"
     with (
@@ -180,6 +181,7 @@ def consuming(batches: Iterator[Any]) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.long
 def test_a_job_that_few_workers_can_run_gets_those_and_others_the_rest(pool: PoolProcesses) -> None:
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), CODE]))
 
@@ -231,6 +233,7 @@ class Large(torch.utils.data.Dataset[torch.Tensor]):
         return self.values[index]
 
 
+@pytest.mark.long
 def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses) -> None:
     with serving(pool.start_altered_worker("have_little_memory", "200")):
         with pytest.raises(
@@ -243,6 +246,7 @@ def test_a_worker_without_the_memory_for_the_dataset_says_so(pool: PoolProcesses
 # ---- Controllers
 
 
+@pytest.mark.long
 def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses) -> None:
     elsewhere = PoolProcesses(pool.folder)
     elsewhere.endpoint = ABSENT
@@ -255,6 +259,7 @@ def test_a_worker_tells_that_no_controller_is_at_the_address(pool: PoolProcesses
         elsewhere.close()
 
 
+@pytest.mark.long
 def test_a_worker_tells_that_its_controller_went_away_and_ends(pool: PoolProcesses) -> None:
     other = PoolProcesses(pool.folder)
     try:

@@ -266,6 +266,7 @@ def status_when(pool: PoolProcesses, is_so: Callable[[dict[str, Any]], bool]) ->
     return status
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_controller_knows_rates_and_how_long_a_job_is_idle(pool: PoolProcesses) -> None:
     pool.start_worker()

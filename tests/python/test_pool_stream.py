@@ -180,6 +180,7 @@ def test_errors_are_raised_in_their_place_by_name(steady_pool: PoolProcesses) ->
         list(pooled(steady_pool, Failing(OwnError)))
 
 
+@pytest.mark.long
 def test_a_worker_that_joins_serves_the_stream_that_runs(pool: PoolProcesses) -> None:
     pool.start_worker()
     dataset = Augmented(400)
@@ -226,6 +227,7 @@ def test_a_batch_that_kills_its_workers_fails_with_its_samples(pool: PoolProcess
     assert next(batches).tolist() == [6, 7]
 
 
+@pytest.mark.long
 def test_own_workers_and_the_pool_serve_one_stream(steady_pool: PoolProcesses) -> None:
     dataset = Augmented(200)
     expected = seeded_digests(alone(dataset, batch_size=4, shuffle=True), epochs=2)
@@ -239,6 +241,7 @@ def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
     assert seeded_digests(pooled(pool, dataset, batch_size=4, num_workers=1)) == expected
 
 
+@pytest.mark.long
 def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
     pool: PoolProcesses,
 ) -> None:
@@ -252,6 +255,7 @@ def test_own_workers_that_a_later_epoch_adds_serve_it_when_the_pool_is_drained(
     assert found + [digests(loader)] == expected
 
 
+@pytest.mark.long
 def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProcesses) -> None:
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=7)
     with warnings.catch_warnings(record=True) as caught:
@@ -277,6 +281,7 @@ def test_a_name_that_nobody_knows_is_not_a_controller_that_is_to_be_started(
     assert "start one" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_controller_that_answered_before_may_have_ended(pool: PoolProcesses) -> None:
     pool.start_worker()
     dataset = Augmented(4)
@@ -306,6 +311,7 @@ def test_a_stream_goes_on_while_the_controller_is_away(pool: PoolProcesses) -> N
     assert found + digests(batches) == expected
 
 
+@pytest.mark.long
 def test_the_next_epochs_need_no_controller(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True}

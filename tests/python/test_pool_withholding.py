@@ -97,6 +97,7 @@ def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
     assert stats.batch_bytes < stats.withheld_bytes
 
 
+@pytest.mark.long
 def test_a_leaf_that_the_program_reads_crosses(pool: PoolProcesses) -> None:
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         target = batch["mask"].float().mean()
@@ -162,6 +163,7 @@ def first_withheld(loader: DataLoader[Any], model: Any) -> tuple[Any, dict[str, 
     raise AssertionError("no batch came without its image")
 
 
+@pytest.mark.long
 def test_a_worker_that_died_before_a_recall_is_replaced(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     loader = loader_of(pool, Pictures(4000), shuffle=False)
@@ -184,6 +186,7 @@ def test_a_worker_that_died_before_a_recall_is_replaced(pool: PoolProcesses) -> 
     del iterator
 
 
+@pytest.mark.long
 def test_a_dataset_that_gives_other_values_is_told_of(pool: PoolProcesses) -> None:
     first = pool.start_worker()
     loader = loader_of(pool, ForgetfulPictures(4000))
@@ -197,6 +200,7 @@ def test_a_dataset_that_gives_other_values_is_told_of(pool: PoolProcesses) -> No
     del iterator
 
 
+@pytest.mark.long
 def test_a_batch_outlives_its_loader(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
@@ -263,6 +267,7 @@ def test_the_last_batch_can_be_read_after_its_epoch(pool: PoolProcesses) -> None
     assert 100 < float(mean) < 150
 
 
+@pytest.mark.long
 def test_written_leaves_are_the_programs_own(pool: PoolProcesses) -> None:
     def step(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         loss = plain_step(model, batch)

@@ -114,6 +114,7 @@ def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProc
     assert len(worker.served(2)) == 2, worker.output
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
     port = free_port(2)
     worker = pool.start_worker("--bind", f"tcp://127.0.0.1:{port}", processes=2)
@@ -132,6 +133,7 @@ def test_a_process_that_is_killed_is_replaced(pool: PoolProcesses) -> None:
     wait_until_dead([before[1][2], new_pid], 10)
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_live(
     pool: PoolProcesses, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_worker_that_is_drained_finishes_what_it_makes(
     assert int(next(batches)) == 2
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Path) -> None:
     worker = pool.start_worker()
     loader = DataLoader(Blocking(tmp_path), pool=pool.endpoint, code_paths=[CODE], timeout=60)

@@ -44,6 +44,7 @@ def programs(draw: st.DrawFn) -> Program:
     return make_program(random.choice, random.randint(1, LINES_MAX))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_random_models_train_as_they_do_in_eager(request: pytest.FixtureRequest) -> None:
     outcomes: list[Outcome] = []

@@ -21,6 +21,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_job_is_stopped_and_goes_on_with_other_ranks(whole: Path, tmp_path: Path) -> None:
     expected = steps_of(whole, 2)
     assert sorted(sum((step.indices for step in expected.values()), [])) == list(range(LENGTH))
@@ -48,6 +49,7 @@ def test_ranks_whose_datasets_differ_are_told_before_the_first_batch(tmp_path: P
     assert not list(tmp_path.glob("rank-*"))
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, absent=1, wait_s=4)
     assert done.returncode != 0

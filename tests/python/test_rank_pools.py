@@ -131,6 +131,7 @@ def workers_by_rank(pool: PoolProcesses) -> dict[int, int]:
     return {each["rank"]: each["workers"] for each in pool.status()["trainers"]}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_workers_go_to_the_rank_that_waits_most(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=8)

@@ -61,6 +61,7 @@ def rows(ranks: list[Any]) -> list[list[list[float]]]:
     return [torch.cat(step).tolist() for step in steps(ranks)]
 
 
+@pytest.mark.long("dataset1")
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Drawing(), Handed()])
 def test_a_step_has_the_same_samples_and_draws_for_any_number_of_ranks(dataset: Any) -> None:

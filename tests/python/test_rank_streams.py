@@ -38,6 +38,13 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+@pytest.mark.long(
+    "{'batch_size': 1}-Resumed",
+    "{'batch_size': 1}-Uneven",
+    "{'drop_last': True}-Resumed",
+    "{'drop_last': True}-Uneven",
+    "{}-Resumed",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset", [Uneven(LENGTHS), Resumed(LENGTHS)], ids=lambda d: type(d).__name__
@@ -305,6 +312,7 @@ def random_case(chooser: random.Random, ranks_max: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long("3 ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "count"),
@@ -319,6 +327,7 @@ def test_real_ranks_take_the_same_steps(tmp_path: Path, world_size: int, count: 
         check_case(case, [next(lines[rank]) for rank in range(case["ranks"])])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: Path) -> None:
     lengths = [6, 6]

@@ -87,6 +87,7 @@ def test_a_leader_may_have_workers_of_its_own_and_no_pool(start: Start) -> None:
     check(job, groups, [None, None])
 
 
+@pytest.mark.long
 def test_epochs_may_be_left_in_the_middle(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=2)
     groups = [[0, 1]]
@@ -110,6 +111,7 @@ def test_a_group_goes_on_from_a_state(pool: PoolProcesses, start: Start, tmp_pat
         assert job.lines(rank) == expected(tmp_path, 0, 1, [None])[5:]
 
 
+@pytest.mark.long
 def test_what_a_sample_raises_reaches_every_rank(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, fail=11)
@@ -139,6 +141,7 @@ def test_a_rank_that_asks_in_another_order_is_told(pool: PoolProcesses, start: S
     assert "has asked for another batch in this place" in text
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes_is_named(pool: PoolProcesses, start: Start) -> None:
     pool.start_worker(processes=1)
     job = start([[0, 1]], pool=pool.endpoint, absent=1, wait_s=3)

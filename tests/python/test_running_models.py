@@ -34,6 +34,7 @@ for _ in range(12):
 """
 
 
+@pytest.mark.long("True")
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_asked", [False, True])

@@ -120,6 +120,7 @@ def test_the_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) ->
     assert streams(begun(make, True)) == streams(begun(make, False))
 
 
+@pytest.mark.long("SubsetRandomSampler-False")
 @pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("persistent", [False, True])
@@ -228,6 +229,7 @@ def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -
         os.close(pipe)
 
 
+@pytest.mark.long("False")
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pools_stream_is_that_of_iter_in_its_place(pool: PoolProcesses, persistent: bool) -> None:

@@ -130,6 +130,7 @@ def assert_whole_after_every_step(
     assert seen_of(delivered) == expected
 
 
+@pytest.mark.long("SubsetRandomSampler-4", "replacement-2")
 @pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -143,6 +144,9 @@ def test_what_was_not_delivered_comes_after_a_resume(
     assert_whole_after_every_step(make, make)
 
 
+@pytest.mark.long(
+    "{'num_workers': 1, 'fetch_threads': 3, '*", "{'num_workers': 3, 'in_order': False}-sa*"
+)
 @pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
@@ -172,6 +176,7 @@ def test_seeded_batches_that_come_late_are_the_same_to_the_bit(
     assert_whole_after_every_step(lambda: make(num_workers=3, **FREE), lambda: make(**again))
 
 
+@pytest.mark.long("3")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rows_of_tensors_come_once(workers: int) -> None:
     dataset = TensorDataset(torch.arange(40))
@@ -280,6 +285,7 @@ class UnevenShards(Shards):
             yield sample[0]
 
 
+@pytest.mark.long("UnevenShards-batch-1")
 @pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -310,6 +316,7 @@ def test_shards_with_random_samples_go_on_to_the_bit() -> None:
     assert_whole_after_every_step(lambda: make(3, **FREE), lambda: make(1, **FREE))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pools_batches_come_once_and_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

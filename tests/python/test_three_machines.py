@@ -212,6 +212,7 @@ def copy_as_scp(words: list[str], machines: dict[str, Machine]) -> None:
             copied.chmod(0o600)
 
 
+@pytest.mark.long
 def test_readmes_three_machines(machines: dict[str, Machine]) -> None:
     (machines["gamma"].home / "train.py").write_text(TRAIN)
     trained = ""

@@ -43,6 +43,7 @@ def start_top(pool: PoolProcesses) -> Iterator[StartTop]:
         one.close()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: StartTop) -> None:
     worker = pool.start_worker(processes=2)
     pool.start_training()

@@ -173,6 +173,7 @@ def test_a_loader_built_anew_from_the_attributes_of_another_is_still_no_loader_t
     assert DataLoader(Augmented(4), num_workers=1, pool=first.pool).pool == variable
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_messages_name_the_variable_and_the_way_out(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch

@@ -113,7 +113,7 @@ def with_bound_methods(dataset: Everything, method: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.long("forkserver")
+@pytest.mark.long("forkserver", "spawn")
 @pytest.mark.parametrize("method", METHODS)
 def test_whatever_a_dataset_holds_arrives_as_with_torch(method: str) -> None:
     scenario = Scenario(
@@ -358,6 +358,7 @@ def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
     assert heard == ["first", "end of first", "second"]
 
 
+@pytest.mark.long("forkserver")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_wait_for_their_turn_go_when_the_trainer_is_killed(
@@ -409,6 +410,7 @@ def test_storages_in_files_are_counted_for_each_worker(loader_name: str, tmp_pat
     assert (code, out) == (0, "[0, 301, 602, 903]\n" * 2), error
 
 
+@pytest.mark.long
 def test_without_memory_for_one_pickle_each_worker_gets_its_own(tmp_path: Path) -> None:
     program = """
         import resource

@@ -138,6 +138,7 @@ def test_a_forked_child_can_use_a_loader_of_its_own() -> None:
     assert len(list(parent)) == 14
 
 
+@pytest.mark.long
 def test_an_inherited_iterator_takes_no_batches_from_the_parent() -> None:
     """A child may see what had arrived before the fork, and then an error."""
     iterator = iter(DataLoader(Computed(30, number), batch_size=2, num_workers=1, timeout=5))

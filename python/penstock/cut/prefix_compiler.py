@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,4 +121,13 @@ def main(job_fd: int, library_fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    try:
+        main(*map(int, sys.argv[1:]))
+    except Exception:
+        # The last line of what is said is the reason. Modules may say more at the interpreter's end.
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 0
+    sys.stderr.flush()
+    os._exit(status)

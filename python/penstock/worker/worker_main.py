@@ -103,6 +103,8 @@ def worker_loop(
             # An interrupt that is pending is raised here, where it is caught, and a later one
             # nowhere: this process ends.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # A fresh interpreter collects its cycles at its end; frozen ones would be left over.
+            gc.unfreeze()
     except KeyboardInterrupt:
         pass  # the trainer raises it anyway
 
