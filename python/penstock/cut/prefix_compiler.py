@@ -124,7 +124,7 @@ if __name__ == "__main__":
     try:
         main(*map(int, sys.argv[1:]))
     except Exception:
-        # The last line of what is said is the reason. Modules may say more at the interpreter's end.
+        # The last line that is said is the reason. Modules may say more when the interpreter ends.
         traceback.print_exc()
         status = 1
     else:
