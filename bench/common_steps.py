@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -92,10 +91,14 @@ def rank_main(case: dict[str, Any]) -> None:
 
 def run(case: dict[str, Any]) -> list[Any]:
     """The last line of each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    of_job = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Its port is free for certain, which one that was looked for before the ranks start is not.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    of_job = {
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the ranks are clients of it
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank", json.dumps(case)],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ POOL = ["--controller", "tcp://127.0.0.1:9"]
 @pytest.fixture
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Call:
+) -> Iterator[Call]:
     """Calls the command in this process, in a folder that has a program."""
     (tmp_path / "train.py").write_text("raise AssertionError('it is not to run')")
     (tmp_path / "notes.txt").touch()
@@ -40,7 +40,8 @@ def call(
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
         return (main(), *capfd.readouterr())
 
-    return call_command
+    yield call_command
+    penstock.uninstall()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import abc
 import copy
 import multiprocessing
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -342,5 +343,7 @@ again.load_state_dict(loader.state_dict())
 print([batch.tolist() for batch in again], isinstance(again, penstock.DataLoader))
 """
     )
-    with running("torch", source, tmp_path) as run:
-        assert run.finish() == (0, "[[3]] True\n", "")
+    (tmp_path / "program.py").write_text(source)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[[3]] True\n", "")
