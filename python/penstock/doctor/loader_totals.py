@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from penstock.loader.field_sums import FieldSums
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderTotals:
+class LoaderTotals(FieldSums):
     """``batches`` counts those of workers; ``ledger`` has the steps of all."""
 
     batches: int = 0
@@ -21,16 +22,6 @@ class LoaderTotals:
     prefix_s: float = 0.0
     wire_s: float = 0.0
     ledger: StepTimes = StepTimes()
-
-    def __add__(self, other: LoaderTotals) -> LoaderTotals:
-        return LoaderTotals(
-            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
-        )
-
-    def __sub__(self, other: LoaderTotals) -> LoaderTotals:
-        return LoaderTotals(
-            *(getattr(self, one.name) - getattr(other, one.name) for one in fields(self))
-        )
 
     @staticmethod
     def of(stats: LoaderStats) -> LoaderTotals:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from penstock.loader.field_sums import FieldSums
 from penstock.tuning.spoken_numbers import spoken_time
 
 # The parts of a step, as they are told to people, by the names of the fields of StepTimes.
@@ -25,7 +26,7 @@ WAITING_PARTS = tuple(name for name in PARTS if name not in ("compute_s", "loade
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(FieldSums):
     """Where the seconds of ``steps`` steps went, added up. Every second is in exactly one field.
 
     A step is from one batch to the next. Of it ``compute_s`` is the program's: from when it had a
@@ -64,18 +65,6 @@ class StepTimes:
         """The part of the time that was waiting, from 0 to 1; 0 before the first step."""
         return self.waiting_s / self.total_s if self.total_s > 0 else 0.0
 
-    def __add__(self, other: StepTimes) -> StepTimes:
-        """The steps of both, of two loaders or of two windows."""
-        return StepTimes(
-            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
-        )
-
-    def __sub__(self, before: StepTimes) -> StepTimes:
-        """The steps since ``before``, which was taken earlier from the same loader."""
-        return StepTimes(
-            *(getattr(self, one.name) - getattr(before, one.name) for one in fields(self))
-        )
-
     def __str__(self) -> str:
         if self.steps == 0:
             return "no step has been counted"
@@ -99,7 +88,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerTimes:
+class WorkerTimes(FieldSums):
     """Of one worker: the ``batches`` delivered that it made, the seconds that it took for their
     samples, for making batches of them and for calls that :func:`penstock.offload` moved, the
     seconds that they were on the wire, and ``waited_s``, for which the trainer waited for them."""
@@ -110,11 +99,6 @@ class WorkerTimes:
     prefix_s: float = 0.0
     wire_s: float = 0.0
     waited_s: float = 0.0
-
-    def __add__(self, other: WorkerTimes) -> WorkerTimes:
-        return WorkerTimes(
-            *(getattr(self, one.name) + getattr(other, one.name) for one in fields(self))
-        )
 
 
 @dataclass(frozen=True, slots=True)
