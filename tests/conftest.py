@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import random
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is where a shell put the tests in the background; programs would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = config.getoption("--seed")
     config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if seed is None else seed
 

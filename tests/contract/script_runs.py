@@ -83,9 +83,6 @@ def running(loader_name: str, source: str, folder: Path) -> Iterator[ScriptRun]:
     script.write_text(source.replace(TORCH_IMPORT, IMPORTS[loader_name]))
     temporary_folder = folder / "tmp"
     temporary_folder.mkdir()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So it is where a shell put the tests in the background; a program would inherit it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = {
         **os.environ,
         "TMPDIR": str(temporary_folder),

@@ -275,8 +275,6 @@ def test_ctrl_c_ends_the_doctor_and_all_that_it_started(tmp_path: Path, write: W
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A job of a shell's background ignores interrupts, and so would what it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with process:
         deadline = time.monotonic() + 60
