@@ -57,8 +57,9 @@ Result<void> PoolServerIo::begin() {
                                         {.allowed_roles = {net::Role::kTrainer}});
   if (!server) return server.error();
   server_ = std::move(server).value();
-  net::Endpoint advertised = options_.advertised.value_or(endpoint());
-  if (advertised.port == 0) advertised.port = endpoint().port;
+  endpoint_ = server_->endpoint();
+  net::Endpoint advertised = options_.advertised.value_or(endpoint_);
+  if (advertised.port == 0) advertised.port = endpoint_.port;
   advertised_ = advertised.text();
   advertised_host_ = advertised.host;
   if (auto opened = open_data_port(); !opened) return opened;
@@ -102,8 +103,9 @@ Result<void> PoolServerIo::open_data_port() {
                             [&exchange = exchange_] { exchange.wake(); });
   if (!data) return data.error();
   data_ = std::move(data).value();
+  data_endpoint_ = data_->endpoint();
   net::Endpoint advertised = options_.data_advertised.value_or(net::Endpoint{.host = advertised_host_, .port = 0});
-  if (advertised.port == 0) advertised.port = data_->endpoint().port;
+  if (advertised.port == 0) advertised.port = data_endpoint_.port;
   data_advertised_ = advertised.text();
   return {};
 }

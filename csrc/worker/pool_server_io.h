@@ -72,9 +72,9 @@ class PoolServerIo final : public EventLoop::Handler {
   // The exchange, and the slabs that batches lie in, outlive this.
   PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange, shm::SlabPool& slabs);
 
-  // Where it listens, and where trainers are told to connect. For any thread, once it is open.
-  const net::Endpoint& endpoint() const { return server_->endpoint(); }
-  const net::Endpoint& data_endpoint() const { return data_->endpoint(); }
+  // Where it listens, and where trainers are told to connect. For any thread, once it is open; also after it has ended.
+  const net::Endpoint& endpoint() const { return endpoint_; }
+  const net::Endpoint& data_endpoint() const { return data_endpoint_; }
   const std::string& advertised() const { return advertised_; }
   const std::string& data_advertised() const { return data_advertised_; }
   // Takes a byte with the number of each signal, as Python's wakeup descriptor does: the first SIGTERM or SIGINT
@@ -121,6 +121,8 @@ class PoolServerIo final : public EventLoop::Handler {
   const pid_t parent_pid_;
   WorkExchange& exchange_;
   shm::SlabPool& slabs_;
+  net::Endpoint endpoint_;
+  net::Endpoint data_endpoint_;
   std::string advertised_;
   std::string advertised_host_;
   std::string data_advertised_;

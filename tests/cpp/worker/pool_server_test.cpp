@@ -142,6 +142,19 @@ TEST_F(PoolServerTest, AForkedChildThatDropsTheServerLeavesItsParentsAlone) {
   EXPECT_EQ(work.error().code, Errc::kTimeout) << "the parent's serves on";
 }
 
+// A worker whose parent was killed while it began said where it listens, and crashed.
+TEST_F(PoolServerTest, AServerThatHasEndedStillKnowsWhereItListened) {
+  start(options());
+  const std::string endpoint = server_->endpoint().text();
+  const std::string data_endpoint = server_->data_endpoint().text();
+  server_->drain();
+  const auto work = server_->next(Clock::now() + std::chrono::seconds(10));
+  ASSERT_FALSE(work);
+  ASSERT_EQ(work.error().code, Errc::kClosed) << work.error().message;
+  EXPECT_EQ(server_->endpoint().text(), endpoint);
+  EXPECT_EQ(server_->data_endpoint().text(), data_endpoint);
+}
+
 TEST_F(PoolServerTest, BatchesComeInPiecesAndAreWhatWasMade) {
   start(options());
   serve_batches();
