@@ -58,10 +58,7 @@ ThreadMaker::Made ThreadMaker::make(const cluster::RequestContent& content, cons
     *batch = transform_->apply(*batch);
     reader_->clock().note_transform(clock_now() - read_at);
   }
-  const auto times = reader_->clock().times(reader_->clock().begun_at(), clock_now());
-  made.dataset_time = wire::time_units(times.dataset);
-  made.slowest_place = times.slowest_place;
-  made.slowest_share = wire::share_units(times.slowest, times.dataset);
+  made.samples = reader_->clock().times(reader_->clock().begun_at(), clock_now()).in_units();
   auto nested = value_or_raise(dataset::write_value(*batch));
   made.content.tensors = std::move(nested.tensors);
   const auto nest = nested.nest.view();

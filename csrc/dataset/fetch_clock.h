@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/instant.h"
+#include "wire/message.h"
 
 namespace penstock::dataset {
 
@@ -38,6 +39,12 @@ class FetchClock {
     Duration dataset{0};
     Duration slowest{0};         // sample; 0 where samples were not timed
     uint16_t slowest_place = 0;  // in the batch
+
+    wire::SampleTimes in_units() const {
+      return {.dataset_time = wire::time_units(dataset),
+              .slowest_place = slowest_place,
+              .slowest_share = wire::share_units(slowest, dataset)};
+    }
   };
   // Of a batch that was begun at `begun_at`, which may be earlier than begin(). `now`: it is made.
   Times times(Instant begun_at, Instant now) const {

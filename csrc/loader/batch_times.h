@@ -28,7 +28,7 @@ struct MakingTimes {
   static MakingTimes of(const wire::Descriptor& descriptor) {
     const Duration fetch = descriptor.fetch_time * Duration(wire::kTimeUnit);
     const Duration prefix = std::min(fetch, descriptor.prefix_time * Duration(wire::kTimeUnit));
-    const Duration dataset = std::min(fetch - prefix, descriptor.dataset_time * Duration(wire::kTimeUnit));
+    const Duration dataset = std::min(fetch - prefix, descriptor.samples.dataset_time * Duration(wire::kTimeUnit));
     return {.dataset = dataset, .collate = fetch - prefix - dataset, .prefix = prefix};
   }
 };

@@ -371,14 +371,15 @@ class Client::Impl {
         delivery.later_ready_at = earlier(delivery.later_ready_at, later->times().staged_at);
     }
     ledger.deliver(delivery);
-    const bool is_timed = descriptor.slowest_share != 0;
+    const wire::SampleTimes& samples = descriptor.samples;
+    const bool is_timed = samples.slowest_share != 0;
     const Duration slowest =
-        is_timed ? delivery.making.dataset * descriptor.slowest_share / wire::kShareUnit : delivery.making.dataset;
+        is_timed ? delivery.making.dataset * samples.slowest_share / wire::kShareUnit : delivery.making.dataset;
     if (!ledger.is_slow(slowest)) return;
     SlowSample sample{
         .time = slowest, .epoch = now.number, .sequence = descriptor.sequence, .worker_id = delivery.times.worker_id};
-    if (is_timed) sample.place = descriptor.slowest_place;
-    if (is_timed && !asked.empty()) sample.index = index_at(*asked.mapped().content, descriptor.slowest_place);
+    if (is_timed) sample.place = samples.slowest_place;
+    if (is_timed && !asked.empty()) sample.index = index_at(*asked.mapped().content, samples.slowest_place);
     ledger.note_slow_sample(sample);
   }
 

@@ -38,9 +38,7 @@ std::unique_ptr<Batch> batch_of(const wire::PoolAnswer& answer, std::optional<In
   descriptor.flags = answer.flags;
   descriptor.fetch_time = answer.fetch_time;
   descriptor.prefix_time = answer.prefix_time;
-  descriptor.dataset_time = answer.dataset_time;
-  descriptor.slowest_place = answer.slowest_place;
-  descriptor.slowest_share = answer.slowest_share;
+  descriptor.samples = answer.samples;
   Batch::RemoteError error{.type_name = {}, .text = {}, .worker = worker};
   if (whole) {
     auto made = whole->finish(descriptor, answer.record_bytes, allow_pickle);

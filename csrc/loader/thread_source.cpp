@@ -110,9 +110,7 @@ void ThreadSource::carry_out(uint32_t worker_id, const Work& work) {
     }
     descriptor.fetch_time = wire::time_units(steady_clock::now() - began_at);
     descriptor.prefix_time = made.prefix_time;
-    descriptor.dataset_time = made.dataset_time;
-    descriptor.slowest_place = made.slowest_place;
-    descriptor.slowest_share = made.slowest_share;
+    descriptor.samples = made.samples;
     if (made.is_compiled) descriptor.flags |= wire::kDescriptorCompiled;
     arrival.batch = Batch::from_tensors(descriptor, std::move(made.content));
     arrival.batch->set_state(made.state);

@@ -39,9 +39,7 @@ class ThreadMaker {
     bool is_end = false;             // there is no batch: the shard has no more
     bool is_compiled = false;        // compiled code made boundary tensors
     uint32_t prefix_time = 0;        // in units of wire::kTimeUnit
-    uint32_t dataset_time = 0;       // as a descriptor's, and the next two
-    uint16_t slowest_place = 0;
-    uint16_t slowest_share = 0;
+    wire::SampleTimes samples{};
   };
   // Throws what the dataset throws; in_hand() says of which sample, and may be empty.
   virtual std::string in_hand() const = 0;

@@ -78,6 +78,13 @@ uint32_t time_units(std::chrono::nanoseconds time);
 constexpr uint32_t kShareUnit = 65535;
 uint16_t share_units(std::chrono::nanoseconds part, std::chrono::nanoseconds whole);
 
+// What a batch's samples took, before a batch was made of them.
+struct SampleTimes {
+  uint32_t dataset_time = 0;   // of all, in units of kTimeUnit
+  uint16_t slowest_place = 0;  // in the batch, of the sample that took longest
+  uint16_t slowest_share = 0;  // of dataset_time, for that sample, in parts of kShareUnit; 0: not known
+};
+
 struct Descriptor {
   uint32_t magic = kDescriptorMagic;
   uint16_t version = kMessageVersion;
@@ -94,9 +101,7 @@ struct Descriptor {
   uint64_t slab_bytes = 0;     // bytes of the slab that are backed by memory
   uint32_t fetch_time = 0;     // from the request's arrival at the worker to this message, in units of kTimeUnit
   uint32_t prefix_time = 0;    // of it, on boundary tensors: computing them and writing the batch they travel in
-  uint32_t dataset_time = 0;   // of it, on the samples, before a batch is made of them
-  uint16_t slowest_place = 0;  // in the batch, of the sample that took longest
-  uint16_t slowest_share = 0;  // of dataset_time, for that sample, in parts of kShareUnit; 0: not known
+  SampleTimes samples{};       // within fetch_time
 };
 static_assert(sizeof(Descriptor) == 72);
 

@@ -61,9 +61,7 @@ struct ToTrainerHead {
   uint64_t cpu_ns = 0;
   uint64_t energy_uj = kUnknownEnergy;
   uint32_t sample_count = 0;
-  uint32_t dataset_time = 0;
-  uint16_t slowest_place = 0;
-  uint16_t slowest_share = 0;
+  SampleTimes samples{};
   uint32_t zero = 0;
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
@@ -263,9 +261,7 @@ std::vector<std::byte> write_to_trainer(const PoolAnswer& answer) {
       .cpu_ns = answer.meter.cpu_ns,
       .energy_uj = answer.meter.energy_uj,
       .sample_count = answer.sample_count,
-      .dataset_time = answer.dataset_time,
-      .slowest_place = answer.slowest_place,
-      .slowest_share = answer.slowest_share};
+      .samples = answer.samples};
   PENSTOCK_ASSERT((m.kind == ToTrainer::Kind::kWelcome) == answer.grant.has_value(), "every welcome grants keys");
   if (const auto& grant = answer.grant; grant) {
     const auto endpoint = std::as_bytes(std::span(grant->data_endpoint));
@@ -344,9 +340,7 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
       .payload_bytes = head.payload_bytes,
       .fetch_time = head.fetch_time,
       .prefix_time = head.prefix_time,
-      .dataset_time = head.dataset_time,
-      .slowest_place = head.slowest_place,
-      .slowest_share = head.slowest_share,
+      .samples = head.samples,
       .cpu_share = head.cpu_share,
       .sent_at = head.sent_at,
       .meter = {.cpu_ns = head.cpu_ns, .energy_uj = head.energy_uj},

@@ -94,9 +94,7 @@ struct PoolAnswer {
   uint64_t payload_bytes = 0;  // of the whole batch, its record included
   uint32_t fetch_time = 0;     // in units of kTimeUnit
   uint32_t prefix_time = 0;
-  uint32_t dataset_time = 0;  // as in a descriptor, and the next two
-  uint16_t slowest_place = 0;
-  uint16_t slowest_share = 0;
+  SampleTimes samples{};
   uint8_t cpu_share = 0;  // of fetch_time, that the process was on CPUs, in parts of kCpuShareUnit; 255 and above: 255
   uint64_t sent_at = 0;   // nanoseconds of the worker's own clock, which began at any time
   WorkerMeter meter{};    // when it was sent

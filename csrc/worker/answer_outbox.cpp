@@ -30,9 +30,7 @@ std::vector<std::byte> write(const OutgoingMessage& outgoing, const std::optiona
     answer.flags = result->flags;
     answer.fetch_time = result->fetch_time;
     answer.prefix_time = result->prefix_time;
-    answer.dataset_time = result->dataset_time;
-    answer.slowest_place = result->slowest_place;
-    answer.slowest_share = result->slowest_share;
+    answer.samples = result->samples;
     answer.cpu_share = result->cpu_share;
     answer.sample_count = result->sample_count;
     answer.state = result->state;

@@ -100,9 +100,7 @@ Result<void> PoolServer::send(const PoolWork& work, MadeBatch made, PoolMarks ma
   if (!work.is_recall()) result.sample_count = marks.sample_count;
   note_cost(work, result);
   result.prefix_time = wire::time_units(made.on_prefix);
-  result.dataset_time = wire::time_units(times.dataset);
-  result.slowest_place = times.slowest_place;
-  result.slowest_share = wire::share_units(times.slowest, times.dataset);
+  result.samples = times.in_units();
   exchange_.finish(std::move(result));
   return {};
 }

@@ -88,9 +88,7 @@ struct PoolResult {
   std::vector<std::byte> state = {};
   uint32_t fetch_time = 0;
   uint32_t prefix_time = 0;
-  uint32_t dataset_time = 0;
-  uint16_t slowest_place = 0;
-  uint16_t slowest_share = 0;
+  wire::SampleTimes samples{};
   uint8_t cpu_share = 0;  // as PoolAnswer's
   uint32_t sample_count = 0;
 };

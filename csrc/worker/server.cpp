@@ -104,9 +104,7 @@ Result<void> Server::answer(const Received& request, BatchContent content, uint8
   Descriptor descriptor = describe(request, batch.region ? DescriptorKind::kSlab : DescriptorKind::kInline, flags);
   descriptor.record_bytes = batch.record_bytes;
   descriptor.prefix_time = wire::time_units(made.value().on_prefix);
-  descriptor.dataset_time = wire::time_units(times.dataset);
-  descriptor.slowest_place = times.slowest_place;
-  descriptor.slowest_share = wire::share_units(times.slowest, times.dataset);
+  descriptor.samples = times.in_units();
   if (!batch.region) {
     const auto head = wire::write_message(descriptor, batch.record);
     const std::span<const std::byte> parts[] = {head, batch.payload};

@@ -36,9 +36,7 @@ Descriptor some_descriptor() {
           .slab_bytes = 13,
           .fetch_time = 14,
           .prefix_time = 15,
-          .dataset_time = 16,
-          .slowest_place = 17,
-          .slowest_share = 18};
+          .samples = {.dataset_time = 16, .slowest_place = 17, .slowest_share = 18}};
 }
 
 std::vector<std::byte> request_bytes(const Request& request = some_request()) {

@@ -46,9 +46,7 @@ class PoolRecord : public testing::Test {
             .payload_bytes = 1000,
             .fetch_time = 15,
             .prefix_time = 16,
-            .dataset_time = 19,
-            .slowest_place = 20,
-            .slowest_share = 21,
+            .samples = {.dataset_time = 19, .slowest_place = 20, .slowest_share = 21},
             .meter = {.cpu_ns = 18, .energy_uj = 19},
             .sample_count = 20,
             .state = state_};
@@ -168,9 +166,9 @@ TEST_F(PoolRecord, BatchComesBack) {
   EXPECT_EQ(parsed.value().sample_count, 20u);
   EXPECT_EQ(parsed.value().fetch_time, 15u);
   EXPECT_EQ(parsed.value().prefix_time, 16u);
-  EXPECT_EQ(parsed.value().dataset_time, 19u);
-  EXPECT_EQ(parsed.value().slowest_place, 20u);
-  EXPECT_EQ(parsed.value().slowest_share, 21u);
+  EXPECT_EQ(parsed.value().samples.dataset_time, 19u);
+  EXPECT_EQ(parsed.value().samples.slowest_place, 20u);
+  EXPECT_EQ(parsed.value().samples.slowest_share, 21u);
   EXPECT_TRUE(parsed.value().body.empty());
   EXPECT_TRUE(std::ranges::equal(parsed.value().state, state_));
 }
