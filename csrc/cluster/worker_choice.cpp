@@ -58,7 +58,7 @@ double worth(const MeasuredWork& before, const MeasuredWork& after) {
   return before.workers * rate(after) / rate(before);
 }
 
-bool is_other(double now, double then) {
+bool is_quite_other(double now, double then) {
   const double ratio = std::max(now, kSecondsMin) / std::max(then, kSecondsMin);
   return ratio < 1 / kOtherConditions || ratio > kOtherConditions;
 }
@@ -67,10 +67,10 @@ bool is_other(double now, double then) {
 // and fewer may not.
 bool is_elsewhere(const MeasuredWork& measured, const std::optional<MeasuredWork>& basis) {
   if (!basis) return false;
-  if (is_other(measured.trainer_s, basis->trainer_s)) return true;
+  if (is_quite_other(measured.trainer_s, basis->trainer_s)) return true;
   const bool is_slower = measured.worker_s > basis->worker_s;
   const bool is_by_number = is_slower ? measured.workers > basis->workers : measured.workers < basis->workers;
-  return !is_by_number && is_other(measured.worker_s, basis->worker_s);
+  return !is_by_number && is_quite_other(measured.worker_s, basis->worker_s);
 }
 
 std::string counted(uint32_t count, const std::string& what) {

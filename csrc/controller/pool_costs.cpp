@@ -10,7 +10,7 @@ namespace penstock::controller {
 namespace {
 
 constexpr size_t kCostsBytesMin = 16 << 10;
-constexpr size_t kFrameBytes = 512;  // the text around the list, the factors included
+constexpr size_t kCostsFrameBytes = 512;  // the text around the list, the factors included
 constexpr double kMicros = 1e6;
 
 std::optional<double> given(const wire::CostFactor& factor) {
@@ -58,7 +58,7 @@ std::string costs_json(const cluster::CostLedger& ledger, const cluster::CostFac
   json += ", \"energy_price_per_kwh\": " + exact_or_null(factors.energy_price_per_kwh);
   json += ", \"gco2_per_kwh\": " + exact_or_null(factors.gco2_per_kwh) + "}";
   const auto to_json = [&](const cluster::CostLedger::Job& job) { return job_json(job, factors); };
-  const EntryList jobs = list_of(ledger.jobs(now), to_json, bytes_max - kFrameBytes);
+  const EntryList jobs = list_of(ledger.jobs(now), to_json, bytes_max - kCostsFrameBytes);
   json += ", \"jobs\": [" + jobs.json + "], \"jobs_left_out\": " + std::to_string(jobs.left_out_count);
   return json + ", \"jobs_forgotten\": " + std::to_string(ledger.forgotten_count()) + "}";
 }

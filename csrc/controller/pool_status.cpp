@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kStatusBytesMin = 16 << 10;
 constexpr size_t kEngineTextBytesMax = 400;
-constexpr size_t kFrameBytes = 256;  // the text around the two lists, their counts included
+constexpr size_t kStatusFrameBytes = 256;  // the text around the two lists, their counts included
 
 std::string id_or_null(uint64_t id) { return id == 0 ? "null" : quoted(spoken_id(id)); }
 
@@ -127,7 +127,7 @@ std::string status_json(const cluster::Roster& roster, const cluster::PoolScalin
   json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : quoted(roster.policy_trouble())) + "}";
   json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
-  const size_t room = bytes_max - json.size() - kFrameBytes;
+  const size_t room = bytes_max - json.size() - kStatusFrameBytes;
   const auto with_plan = [&](const cluster::Roster::TrainerStatus& trainer) {
     const auto plan = plans.find(trainer.report.trainer_id);
     return trainer_json(trainer, plan == plans.end() ? 0 : plan->second.change_count);

@@ -10,24 +10,24 @@ namespace penstock::graph {
 namespace {
 
 using Op = SizeExpression::Op;
-using Number = std::optional<int64_t>;
+using Computed = std::optional<int64_t>;
 
-Number floor_division(int64_t a, int64_t b) {
+Computed floor_division(int64_t a, int64_t b) {
   if (b == 0 || (a == std::numeric_limits<int64_t>::min() && b == -1)) return std::nullopt;
   const bool is_rounded_up = a % b != 0 && (a < 0) != (b < 0);
   return a / b - (is_rounded_up ? 1 : 0);
 }
 
-Number remainder(int64_t a, int64_t b) {
-  const Number quotient = floor_division(a, b);
-  return quotient ? Number(a - *quotient * b) : std::nullopt;
+Computed remainder(int64_t a, int64_t b) {
+  const Computed quotient = floor_division(a, b);
+  return quotient ? Computed(a - *quotient * b) : std::nullopt;
 }
 
-Number combined(Op op, int64_t a, int64_t b) {
+Computed combined(Op op, int64_t a, int64_t b) {
   int64_t result = 0;
   switch (op) {
-    case Op::kAdd: return __builtin_add_overflow(a, b, &result) ? std::nullopt : Number(result);
-    case Op::kMul: return __builtin_mul_overflow(a, b, &result) ? std::nullopt : Number(result);
+    case Op::kAdd: return __builtin_add_overflow(a, b, &result) ? std::nullopt : Computed(result);
+    case Op::kMul: return __builtin_mul_overflow(a, b, &result) ? std::nullopt : Computed(result);
     case Op::kFloorDiv: return floor_division(a, b);
     case Op::kMod: return remainder(a, b);
     case Op::kMax: return std::max(a, b);
@@ -57,7 +57,7 @@ std::optional<int64_t> evaluate(const SizeExpression& expression, std::span<cons
   }
   PENSTOCK_ASSERT(!expression.operands.empty());
   std::optional<int64_t> result = evaluate(expression.operands.front(), sizes);
-  if (expression.op == Op::kNot) return result ? Number(*result == 0) : std::nullopt;
+  if (expression.op == Op::kNot) return result ? Computed(*result == 0) : std::nullopt;
   for (size_t place = 1; place < expression.operands.size() && result; ++place) {
     const std::optional<int64_t> next = evaluate(expression.operands[place], sizes);
     result = next ? combined(expression.op, *result, *next) : std::nullopt;

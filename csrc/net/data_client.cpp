@@ -11,9 +11,9 @@ namespace {
 // between batches: with 8, a batch of 38 MB had 2,700 page faults.
 constexpr int kReceivedCountMax = 2;
 
-constexpr wire::MessageLimits kLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
-                                      .message_bytes_max = wire::kPieceMessageBytesMax,
-                                      .received_messages_max = kReceivedCountMax};
+constexpr wire::MessageLimits kClientLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
+                                            .message_bytes_max = wire::kPieceMessageBytesMax,
+                                            .received_messages_max = kReceivedCountMax};
 
 }  // namespace
 
@@ -28,7 +28,8 @@ Result<std::unique_ptr<DataClient>> DataClient::connect(SocketContext& context, 
   if (!sealer) return sealer.error();
   auto opener = Opener::make(grant.cipher, terms.value().to_trainer);
   if (!opener) return opener.error();
-  auto socket = ClientSocket::connect(context, resolver, endpoint.value(), terms.value().ticket, {.limits = kLimits});
+  auto socket =
+      ClientSocket::connect(context, resolver, endpoint.value(), terms.value().ticket, {.limits = kClientLimits});
   if (!socket) return socket.error();
   return std::make_unique<DataClient>(std::move(socket).value(), std::move(sealer).value(), std::move(opener).value(),
                                       name);

@@ -11,9 +11,9 @@ namespace {
 constexpr int kReceiveCountMax = 64;  // in a turn; one message is all that a trainer sends
 
 // A trainer sends one small message, and whoever has its ticket can have this process hold four large ones.
-constexpr wire::MessageLimits kLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
-                                      .message_bytes_max = wire::kPieceMessageBytesMax,
-                                      .received_messages_max = 4};
+constexpr wire::MessageLimits kServerLimits{.part_bytes_max = wire::kPieceMessageBytesMax,
+                                            .message_bytes_max = wire::kPieceMessageBytesMax,
+                                            .received_messages_max = 4};
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Result<std::unique_ptr<DataServer>> DataServer::bind(SocketContext& context, Aut
                                                      std::function<void()> on_room) {
   auto domain = authenticator.make_domain({});
   auto socket = TcpSocket::open_ticket_server(
-      context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kLimits);
+      context, {.zap_domain = domain->name(), .handshake_interval = kHandshakeInterval}, kServerLimits);
   if (!socket) return socket.error();
   auto bound = socket.value()->listen(endpoint, options.origin);
   if (!bound) return bound.error();

@@ -11,12 +11,12 @@
 #include <limits>
 #include <string>
 
+#include "net/zmq_failure.h"
+
 namespace penstock::net {
 namespace {
 
 constexpr int kToldInOneCall = 64;  // by the system; events beyond it come first the next time
-
-Fault zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 
 }  // namespace
 

@@ -22,18 +22,15 @@
 #include "base/mutex.h"
 
 namespace penstock::net {
-namespace {
-
-struct Answer {
-  Result<HostAddress> address;
-  Instant at{};
-
-  bool is_fresh(Instant now) const { return now - at < (address ? kAddressKept : kFailureKept); }
-};
-
-}  // namespace
 
 struct Resolver::State {
+  struct Answer {
+    Result<HostAddress> address;
+    Instant at{};
+
+    bool is_fresh(Instant now) const { return now - at < (address ? kAddressKept : kFailureKept); }
+  };
+
   State(Lookup function, FileDescriptor descriptor) : lookup(std::move(function)), fd(std::move(descriptor)) {}
 
   const Lookup lookup;

@@ -19,7 +19,7 @@ constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
 constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
 
-Fault zmq_failure(const std::string& what) {
+Fault peer_failure(const std::string& what) {
   const int error_number = zmq_errno();
   const Errc code = error_number == EAGAIN ? Errc::kClosed : Errc::kFailed;
   return {code, what + " failed: " + zmq_strerror(error_number)};
@@ -27,7 +27,7 @@ Fault zmq_failure(const std::string& what) {
 
 Result<std::unique_ptr<Socket>> open(void* context, const std::string& name, bool is_bound) {
   void* raw = zmq_socket(context, ZMQ_DEALER);
-  if (raw == nullptr) return zmq_failure("opening a ZeroMQ socket");
+  if (raw == nullptr) return peer_failure("opening a ZeroMQ socket");
   auto socket = std::make_unique<Socket>(raw);
   const int zero = 0;
   const int one = 1;
@@ -38,10 +38,10 @@ Result<std::unique_ptr<Socket>> open(void* context, const std::string& name, boo
   is_set = is_set && zmq_setsockopt(raw, ZMQ_IMMEDIATE, &one, sizeof one) == 0;
   is_set = is_set && zmq_setsockopt(raw, ZMQ_RECONNECT_IVL, &kReconnectMs, sizeof kReconnectMs) == 0;
   if (is_bound) is_set = is_set && zmq_setsockopt(raw, ZMQ_IPC_FILTER_UID, &user, sizeof user) == 0;
-  if (!is_set) return zmq_failure("setting up a ZeroMQ socket");
+  if (!is_set) return peer_failure("setting up a ZeroMQ socket");
   const std::string endpoint = "ipc://@" + name;
   if ((is_bound ? zmq_bind(raw, endpoint.c_str()) : zmq_connect(raw, endpoint.c_str())) != 0) {
-    return zmq_failure((is_bound ? "binding " : "connecting to ") + endpoint);
+    return peer_failure((is_bound ? "binding " : "connecting to ") + endpoint);
   }
   return socket;
 }
@@ -83,7 +83,7 @@ Result<void> Socket::send(std::span<const std::span<const std::byte>> parts) {
     do {
       sent = zmq_send(socket_, parts[index].data(), parts[index].size(), ZMQ_DONTWAIT | more);
     } while (sent < 0 && zmq_errno() == EINTR);
-    if (sent < 0) return zmq_failure("sending to the peer");
+    if (sent < 0) return peer_failure("sending to the peer");
   }
   return {};
 }
@@ -104,7 +104,7 @@ Result<bool> Socket::try_receive(MessageParts& parts) {
         zmq_msg_close(&message);
         return false;
       }
-      auto error = zmq_failure("receiving from the peer");
+      auto error = peer_failure("receiving from the peer");
       zmq_msg_close(&message);
       return error;
     }
@@ -128,7 +128,7 @@ bool Socket::has_peer() const {
 
 Result<void> Socket::wait_writable(std::chrono::milliseconds timeout) {
   zmq_pollitem_t item{socket_, 0, ZMQ_POLLOUT, 0};
-  if (zmq_poll(&item, 1, timeout.count()) < 0 && zmq_errno() != EINTR) return zmq_failure("waiting for the peer");
+  if (zmq_poll(&item, 1, timeout.count()) < 0 && zmq_errno() != EINTR) return peer_failure("waiting for the peer");
   return {};
 }
 

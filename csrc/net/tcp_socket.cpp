@@ -11,6 +11,8 @@
 #include <tuple>
 #include <utility>
 
+#include "net/zmq_failure.h"
+
 namespace penstock::net {
 namespace {
 
@@ -20,7 +22,7 @@ constexpr int kZapEnforceDomain = 93;
 
 constexpr int64_t kCurveBytes = 33;  // CURVE adds these to a part: a name, a nonce, a code and the flags
 constexpr int kBacklog = 1024;
-constexpr int kReconnectMs = 50;  // doubling
+constexpr int kReconnectMsMin = 50;  // doubling
 constexpr int kReconnectMsMax = 1000;
 constexpr int kConnectTimeoutMs = 2000;  // the system's own is minutes, during which a host that came back is not tried
 // A host that vanished is noticed after 10 + 3 * 5 seconds, or 15 of unanswered data, and its queue is dropped then.
@@ -33,8 +35,6 @@ constexpr int kUnansweredMsMax = 15'000;
 
 // Routing ids that libzmq makes up begin with this byte, which it reserves for itself.
 constexpr char kMadeUp = '\0';
-
-Fault zmq_failure(const std::string& what) { return {Errc::kFailed, what + " failed: " + zmq_strerror(zmq_errno())}; }
 
 // Sets options one after the other, and remembers whether all could be set.
 class Options {
@@ -91,7 +91,7 @@ void set_up_server(Options& options, const std::string& zap_domain, std::chrono:
 void set_up_client(Options& options, std::chrono::milliseconds handshake_interval) {
   // IMMEDIATE: nothing is queued for a server that is not connected, and sending says so.
   options.set(ZMQ_IMMEDIATE, 1)
-      .set(ZMQ_RECONNECT_IVL, kReconnectMs)
+      .set(ZMQ_RECONNECT_IVL, kReconnectMsMin)
       .set(ZMQ_RECONNECT_IVL_MAX, kReconnectMsMax)
       .set(ZMQ_CONNECT_TIMEOUT, kConnectTimeoutMs)
       .set(ZMQ_HANDSHAKE_IVL, static_cast<int>(handshake_interval.count()));
