@@ -46,6 +46,7 @@ def assert_all_is_gone(run: ScriptRun, pids: list[int], loader_name: str) -> Non
     assert [name for name in left if not name.startswith(LEFT_BY[loader_name])] == []
 
 
+@pytest.mark.long
 def test_a_program_that_ends_in_the_middle_of_epochs_is_silent(
     loader_name: str, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ print(sum(float(batch.sum()) for batch in kept))
         assert_all_is_gone(run, pids, loader_name)
 
 
+@pytest.mark.long
 def test_an_error_in_the_training_loop_ends_the_program_with_its_traceback_alone(
     loader_name: str, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ train()
         assert_all_is_gone(run, pids, loader_name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("to", ["the trainer", "the whole group"])
 def test_ctrl_c_while_waiting_for_a_batch_is_a_keyboard_interrupt(
     loader_name: str, to: str, tmp_path: Path
@@ -116,6 +119,7 @@ print(len(list(DataLoader(Gated(1000), batch_size=100, num_workers=2))), flush=T
         assert_all_is_gone(run, pids, loader_name)
 
 
+@pytest.mark.long
 def test_ctrl_c_that_nobody_catches_ends_the_program_at_once(
     loader_name: str, tmp_path: Path
 ) -> None:
@@ -186,6 +190,7 @@ print(after[1][0] <= after[0][0] + 1, after[1][1] <= after[0][1] + 1, after[1][2
             assert descriptors_and_threads == "True True", error
 
 
+@pytest.mark.long
 def test_workers_of_a_killed_trainer_go_and_leave_nothing(loader_name: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
 iterator = iter(DataLoader(Gated(1000), batch_size=2, num_workers=2))
@@ -226,6 +231,7 @@ os.read(reader, 1)
     assert len(left) <= {"torch": len(pids), "penstock": 0}[loader_name]
 
 
+@pytest.mark.long
 def test_the_main_module_s_own_classes_reach_spawned_workers(
     loader_name: str, tmp_path: Path
 ) -> None:
@@ -273,6 +279,7 @@ if __name__ == "__main__":
         assert run.finish() == (0, "\n".join([*lines, ""]), "")
 
 
+@pytest.mark.long
 def test_torch_threads_used_before_the_fork_do_no_harm(loader_name: str, tmp_path: Path) -> None:
     """A convolution in the trainer starts threads; workers forked after that compute, too."""
     source = """

@@ -34,6 +34,7 @@ def test_a_half_consumed_iterator_that_is_deleted_leaves_nothing(
     assert process_traces.left_since(before) == {}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fifty_iterators_used_in_part_leave_nothing(loader_class: type) -> None:
     rows = TensorDataset(torch.arange(400.0).view(100, 4))

@@ -69,6 +69,7 @@ def loader_of(loader_class: type, dataset: Any, **options: Any) -> Any:
     return loader_class(dataset, batch_size=None, num_workers=1, **options)
 
 
+@pytest.mark.long("penstock-forkserver")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_shared_tensor_is_the_dataset_s_memory(loader_class: type, method: str) -> None:
     dataset = Kept(length=6)
@@ -87,6 +88,7 @@ def test_batches_of_one_tensor_that_are_alive_are_one_storage(loader_class: type
     assert len({batch.untyped_storage()._cdata for batch in batches}) == 1
 
 
+@pytest.mark.long
 def test_after_spawn_a_batch_is_the_storage_that_the_trainer_shared(loader_class: type) -> None:
     dataset = Kept(count=1, length=2)
     for batch in loader_of(loader_class, dataset, multiprocessing_context="spawn"):

@@ -61,8 +61,7 @@ def under(method: str, scenario: Scenario) -> Scenario:
     return Scenario(f"{scenario.name}, {method}", scenario.dataset, options, scenario.drive)
 
 
-@pytest.mark.long("penstock-forkserver-worker_init_fn")
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "kind"),

@@ -49,6 +49,7 @@ def tell_persistent_workers_of_epochs() -> tuple[Any, Any]:
     return epochs, loader
 
 
+@pytest.mark.long("penstock-read_a_stream")
 @pytest.mark.parametrize("run", [read_a_table, read_a_stream, tell_persistent_workers_of_epochs])
 def test_a_dataset_gives_torchs_batches(
     run: Callable[[], Any],

@@ -59,6 +59,7 @@ def run_through() -> tuple[Any, Any]:
     return records, engine.state.dataloader
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [run_through, run_and_resume])
 def test_an_engine_gives_torchs_batches_and_losses(

@@ -83,6 +83,7 @@ def train_with_fabric() -> tuple[Any, Any]:
     return losses, loader._dataloader
 
 
+@pytest.mark.long("penstock-train_with_fabric")
 @pytest.mark.parametrize("run", [fit_a_loader, fit_a_module_with_its_data, train_with_fabric])
 def test_training_gives_torchs_losses(
     run: Callable[[], Any],

@@ -61,8 +61,8 @@ def test_an_example_is_complete_and_short(name: str) -> None:
     assert LISTED[name] in lines, "it says how it is run"
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.long("trainer.py", "lightning_training.py", "torchrun.py", "ddp_pool.py")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_command_of_the_list_runs_the_example(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)

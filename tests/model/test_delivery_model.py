@@ -84,6 +84,7 @@ def test_every_run_is_safe_and_ends_with_all_delivered(tmp_path: Path, bounds: s
     assert found.state_count > 10_000, "the model has lost its choices"
 
 
+@pytest.mark.long
 def test_no_run_goes_round_in_circles_without_delivering(tmp_path: Path) -> None:
     assert search(tmp_path, [], liveness=True).error == ""
 
@@ -91,6 +92,7 @@ def test_no_run_goes_round_in_circles_without_delivering(tmp_path: Path) -> None
 STUCK = "invalid end state"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("mutant", "bounds", "error"),
     [

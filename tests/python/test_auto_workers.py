@@ -36,7 +36,7 @@ SENTENCE = re.compile(
 )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_a_dataset_that_waits_gets_more_workers_and_the_log_says_why(
@@ -71,6 +71,7 @@ def test_a_dataset_that_computes_gets_no_more_workers_than_cpus() -> None:
     assert SENTENCE.fullmatch(str(choice))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_iterable_dataset_gets_as_many_workers_as_shards_at_most() -> None:
     loader = measured(Shard(200, seconds=0.003), 4, batch_size=2, shards=3)

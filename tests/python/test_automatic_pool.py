@@ -62,7 +62,7 @@ class StatefulSampler:
         self.place = state["place"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -149,6 +149,7 @@ def test_between_epochs_the_number_changes_where_it_cannot_within_one(
     assert sum(one != next_one for one, next_one in zip(counts, counts[1:], strict=False)) <= 3
 
 
+@pytest.mark.long
 def test_an_abandoned_epoch_leaves_nothing_to_the_next() -> None:
     def stream_with_a_break(loader: Any) -> list[Any]:
         torch.manual_seed(2)
@@ -182,6 +183,7 @@ def test_an_iterator_outlives_its_loader() -> None:
     assert len(list(iter(automatic(Augmented(), [3, 2], batch_size=2)))) == 30
 
 
+@pytest.mark.long("None")
 @pytest.mark.parametrize("sampler", [None, OneWay, StatefulSampler])
 def test_a_state_taken_after_a_change_resumes_with_any_number(sampler: Any) -> None:
     def options() -> dict[str, Any]:
@@ -203,6 +205,7 @@ def test_a_state_taken_after_a_change_resumes_with_any_number(sampler: Any) -> N
         assert [describe(batch) for batch in other] == rest
 
 
+@pytest.mark.long
 def test_batches_that_are_kept_stay_as_they_were() -> None:
     torch.manual_seed(4)
     kept = list(automatic(Augmented(200), [3, 1, 2, 3, 1, 2], batch_size=2, shuffle=True))
@@ -234,6 +237,7 @@ def refuse() -> None:
     raise OSError(11, "Resource temporarily unavailable")
 
 
+@pytest.mark.long
 def test_workers_that_cannot_be_started_are_done_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

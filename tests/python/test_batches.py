@@ -258,6 +258,7 @@ def seen_by(loader_class: type, arguments: dict[str, Any]) -> list[Any]:
     return seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("arrange", [in_batches, one_by_one])
 def test_random_nests_arrive_as_with_torch(arrange: Any, seed: int) -> None:

@@ -170,6 +170,7 @@ def test_the_agreement_of_ranks_on_their_steps_is_timed(tmp_path: Path) -> None:
     assert "| 0       | 20 ms | drop      |" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_ledger_is_compared_with_known_delays(tmp_path: Path) -> None:
     lines = tmp_path / "figures.jsonl"

@@ -95,6 +95,7 @@ def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name
     assert plan.refused is None and plan.moved
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_unknown_workload_is_refused_by_name() -> None:
     done = run_bench("cut.py", "--only", "adio")

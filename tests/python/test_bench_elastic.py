@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 _PROGRAM = """
 import sys
@@ -30,6 +32,7 @@ Path(sys.argv[1]).write_text(
 """
 
 
+@pytest.mark.long
 def test_a_training_has_a_rate_and_the_picture_its_curves(tmp_path: Path) -> None:
     picture = tmp_path / "picture.svg"
     done = subprocess.run(

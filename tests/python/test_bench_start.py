@@ -50,6 +50,7 @@ def test_a_command_has_a_line_with_its_time_and_its_memory(tmp_path: Path) -> No
     assert again.returncode == 0 and "| `version` " in again.stdout
 
 
+@pytest.mark.long
 def test_a_case_that_is_not_there_is_named() -> None:
     done = run_bench("--only", "statsu")
     assert done.returncode == 2

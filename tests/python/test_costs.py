@@ -313,6 +313,7 @@ def test_one_worker_that_does_not_know_makes_the_sum_unknown(
     assert seen["total"]["energy_j"] is None and seen["total"]["gco2"] is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_powercap_tree_that_cannot_be_read_is_refused(
     pool: PoolProcesses, tmp_path: Path
@@ -351,6 +352,7 @@ def test_a_controller_that_starts_again_knows_what_a_running_job_has_cost(
     assert 3600 * jobs[0]["total"]["cpu_hours"] >= 1.6
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_prints_a_table_or_json(
     pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", ORDERS, ids=str)
 def test_a_cpp_loop_has_the_batches_of_a_python_loop(options: dict[str, Any]) -> None:
     torch.manual_seed(3)
@@ -49,6 +50,7 @@ def test_a_cpp_loop_has_the_batches_of_a_python_loop(options: dict[str, Any]) ->
         assert run_cpp(size=SIZE, options=given, seed=3, epochs=2) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_stream_in_shards_is_the_same_in_cpp(shards: int) -> None:
     torch.manual_seed(3)
@@ -59,6 +61,7 @@ def test_a_stream_in_shards_is_the_same_in_cpp(shards: int) -> None:
         assert run_cpp(size=SIZE, options=given, seed=3, epochs=2, iterable=True) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("options", "iterable"), [*((order, False) for order in ORDERS), ({"shards": 3}, True)], ids=str
 )
@@ -102,6 +105,7 @@ def test_a_state_goes_from_python_to_cpp_and_back() -> None:
     assert python_batches(last) == whole[4:]
 
 
+@pytest.mark.long
 def test_the_state_of_another_stream_is_refused_in_the_same_words() -> None:
     loader = python_loader(batch_size=5)
     state = run_cpp(size=SIZE, options={"batch_size": 4}, seed=3, stop=1)[-1]

@@ -42,6 +42,7 @@ def cpp_rank(rank: int, world_size: int, remainder: str = "pad", **given: Any) -
     return run_cpp(size=SIZE, options=options, **{"seed": 3 + rank, **given})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,6 +64,7 @@ def test_a_rank_in_cpp_has_the_batches_of_one_in_python(
         assert cpp_rank(1, 3, remainder, options=given, epochs=2) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [{"shuffle": True}, {"is_backwards": True}], ids=str)
 def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
     order: dict[str, Any],
@@ -87,6 +89,7 @@ def test_a_job_goes_on_in_cpp_and_in_python_with_other_numbers_of_ranks(
     assert cpp_rank(0, 1, options=options, state=last.state_dict()) == whole[3:]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -102,6 +105,7 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
         cpp_rank(1, 2, options=options)
 
 
+@pytest.mark.long
 def test_a_rank_that_there_is_not_is_refused() -> None:
     with pytest.raises(AssertionError, match="rank is 2 and world_size is 2; a rank from 0"):
         cpp_rank(2, 2, options={"batch_size": 2})
@@ -112,6 +116,7 @@ def test_an_iterable_dataset_has_no_order_to_share() -> None:
         cpp_rank(1, 2, options={"batch_size": 2}, iterable=True)
 
 
+@pytest.mark.long
 def test_options_of_ranks_need_shard_by_rank() -> None:
     with pytest.raises(AssertionError, match="global_batch_size=6 was given without shard_by_rank"):
         run_cpp(size=SIZE, options={"global_batch_size": 6}, seed=3)

@@ -54,6 +54,7 @@ def with_workers(
     return run_cpp(size=SIZE, options={**options, "num_workers": workers}, seed=3, **of, **given)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_of_this_machine_make_the_stream_of_threads() -> None:
     expected = with_threads(SHUFFLED, epochs=2)
@@ -106,7 +107,7 @@ def forward(self, index, own, batch):
         assert given == expected, of
 
 
-@pytest.mark.long("plugin", "python", "python stream")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("of", "options", "iterable"),
@@ -128,6 +129,7 @@ def test_each_kind_of_worker_goes_on_where_threads_were(
     assert begun + with_workers(of, options, 2, state=state, **extra) == whole
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_of_native_workers_serves_a_program_and_one_may_be_killed(
     pool: PoolProcesses,
@@ -180,6 +182,7 @@ def failure(of: dict[str, Any], **given: Any) -> str:
     return error_of_cpp(size=SIZE, options=options, seed=3, **of, **given)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -202,6 +205,7 @@ ENTRY = "struct Entry { const char* penstock; int major, minor; void* make; };\n
 LACKS_A_SYMBOL = "void not_there(void); void penstock_dataset_draw(void) { not_there(); }\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("versions", "message"),
@@ -223,7 +227,7 @@ def test_a_plugin_that_does_not_belong_here_is_refused(
     assert message in failure({**OF_PLUGIN, "plugin": str(library)})
 
 
-@pytest.mark.long("no function", "other arguments")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "environment", "message"),
@@ -246,6 +250,7 @@ def test_a_dataset_in_python_needs_worker_processes() -> None:
     assert "ask for worker processes (num_workers), or name a pool" in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_is_left_when_the_program_is_killed() -> None:
     of = {**OF_PLUGIN, "arguments": {"size": 4000, "delay_ms": 5}}

@@ -86,6 +86,7 @@ def test_a_build_without_the_part_says_what_to_install(copy: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_path: Path) -> None:
     """As beside a torch for the CPU, or for another CUDA."""
     compile_library("int of_cuda(void) { return 0; }", tmp_path / "libcudart_of_another.so")
@@ -99,6 +100,7 @@ def test_a_part_whose_libraries_torch_has_not_got_names_them(copy: Path, tmp_pat
     assert "libcudart_of_another.so" in said and "or pass device=None" in said
 
 
+@pytest.mark.long
 def test_a_part_of_another_build_is_refused(copy: Path) -> None:
     compile_library(
         "unsigned long entries[8]; void* penstock_cuda_entries(void) { return entries; }",
@@ -109,6 +111,7 @@ def test_a_part_of_another_build_is_refused(copy: Path) -> None:
     assert "two penstocks were installed over each other" in said
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not CUDA_PART.exists(), reason="this build has no part for CUDA")
 def test_the_part_loads_beside_this_torch(copy: Path) -> None:
     said = told(copy)

@@ -205,6 +205,7 @@ def test_a_browser_shows_the_token_once_and_gets_a_cookie(guarded: Site) -> None
     assert guarded.ask("/", Authorization=f"Bearer {TOKEN}", Host="evil.example")[0] == 421
 
 
+@pytest.mark.long
 def test_requests_that_are_none_end_and_leave_the_others_alone(site: Site) -> None:
     long = b"x" * (HEAD_BYTES_MAX + 10)
     for text in (

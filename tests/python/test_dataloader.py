@@ -252,6 +252,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
     """penstock's own collate stood in for torch's when the change came before its import."""
@@ -261,6 +262,7 @@ def test_a_registry_changed_before_the_import_is_heeded(tmp_path: Path) -> None:
         assert run.finish() == (0, lines, "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_import_starts_no_thread_no_process_and_no_compiler(tmp_path: Path) -> None:
     code = (

@@ -163,7 +163,7 @@ def losses_of(model: nn.Module, loader: Any, device: str, has_autocast: bool) ->
     return losses
 
 
-@pytest.mark.long("aot_eager-False-cpu")
+@pytest.mark.long("aot_eager-False-cpu", "None-True-cpu", "aot_eager-True-cpu")
 @on_each_device
 @pytest.mark.parametrize("has_autocast", [False, True])
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

@@ -185,6 +185,7 @@ FAILING = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAILING)
 def test_a_program_that_shows_nothing_is_told_in_a_sentence(
     run: Run, write: Write, name: str
@@ -199,6 +200,7 @@ def test_a_program_that_shows_nothing_is_told_in_a_sentence(
     assert out == ""
 
 
+@pytest.mark.long
 def test_a_program_that_cannot_be_run_twice_is_diagnosed_once(run: Run, write: Write) -> None:
     write(
         "once.py",

@@ -49,6 +49,7 @@ def test_two_adapters_on_one_folder_are_refused(elastic: Elastic) -> None:
     assert f"another penstock up runs on {elastic.state}; end it (penstock down)" in second.output
 
 
+@pytest.mark.long
 def test_a_spent_budget_starts_nobody_and_says_so(elastic: Elastic) -> None:
     elastic.up("--max", "3", "--price", "1", "--budget", "0")
     loader = elastic.loader(8, timeout=3)

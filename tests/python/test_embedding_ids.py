@@ -85,6 +85,7 @@ def told_and_delivered(loader: Any, model: nn.Module, select: Any) -> Iterator[t
         yield ahead, came[step + 1 : step + 5]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ids_that_the_workers_make_are_told_and_training_is_the_same() -> None:
     expected = train(fresh(Crossing), DataLoader(Clicks(60), batch_size=10), loss_of)

@@ -79,6 +79,7 @@ def test_what_an_engine_does_not_grant_is_told_and_asked_for_later(pool: PoolPro
     assert len(engine.spawned) == 4, "none was started twice"
 
 
+@pytest.mark.long
 def test_a_worker_that_ends_at_once_is_not_started_again_at_once(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said, count=1)
@@ -133,6 +134,7 @@ def test_an_engine_that_fails_is_told_and_nobody_is_started(pool: PoolProcesses)
     assert pool.status()["engine"]["trouble"] is None
 
 
+@pytest.mark.long
 def test_an_adapter_without_its_controller_changes_nothing(pool: PoolProcesses) -> None:
     engine, said = Scripted(), []
     adapter = adapter_of(pool, engine, said)

@@ -62,6 +62,7 @@ def vanished_count(status: dict[str, Any]) -> int:
     return count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", [LONG_LOCAL, SLURM, RAY])
 def test_workers_come_with_a_job_and_go_with_it(make_pool: MakePool, engine: str) -> None:
     pool = make_pool(engine)

@@ -80,6 +80,7 @@ def test_a_secret_is_not_in_it(report: Report) -> None:
     assert f'"{Path.home()}/' not in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_text_has_each_section_and_each_fact(report: Report) -> None:
     lines = env().splitlines()

@@ -327,6 +327,7 @@ def test_what_was_in_vain_is_not_tried_again_before_it_would_have_been_right() -
     assert is_early == [True, False, False, True, True, False]
 
 
+@pytest.mark.long
 def test_fresh_workers_begin_early_too() -> None:
     """Their arrays are mapped, and nobody else can change what they see."""
     loader = DataLoader(

@@ -42,7 +42,7 @@ BUSY = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", BUSY)
 def test_busy_workers_of_a_killed_trainer_are_gone_in_two_seconds(
     what: str, tmp_path: Path
@@ -89,6 +89,7 @@ if __name__ == "__main__":
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_a_trainer_that_ends_without_cleaning_up_leaves_nothing(how: str, tmp_path: Path) -> None:
     source = f"""{HEAD}
@@ -106,6 +107,7 @@ say_pids(iterator)
         assert run.left_files() == []
 
 
+@pytest.mark.long
 def test_workers_that_set_up_only_after_their_trainer_died_are_gone(tmp_path: Path) -> None:
     """Their parent was another one already when they first looked, and so never changed."""
     source = f"""{HEAD}
@@ -220,6 +222,7 @@ sys.exit(4)
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []
 
 
+@pytest.mark.long
 def test_loaders_used_while_python_goes_down_do_not_hang_or_print(tmp_path: Path) -> None:
     source = f"""{HEAD}
 in_use = iter(DataLoader(torch.arange(1000.0), num_workers=1))
@@ -246,6 +249,7 @@ say_pids(in_use, late.iterator)
         assert run.left_files() == []
 
 
+@pytest.mark.long
 def test_a_child_that_outlives_the_trainer_keeps_its_batches_and_no_worker(
     tmp_path: Path,
 ) -> None:

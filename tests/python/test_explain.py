@@ -274,6 +274,7 @@ def test_random_calls_move_only_when_they_may() -> None:
     assert names(plan.moved) == ["mul", "randn_like", "add"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_of_several_graphs_is_explained_as_it_is_cut() -> None:
     model = fresh(DrawsBetweenGraphs)

@@ -158,6 +158,7 @@ def test_a_program_that_knows_no_penstock_is_explained_at_its_models_first_call(
     }
 
 
+@pytest.mark.long
 def test_json_is_one_object_whatever_the_program_writes_to_its_output(
     run: Run, write: Write
 ) -> None:
@@ -235,7 +236,7 @@ def test_a_picture_that_cannot_be_written_is_told_after_the_plan(
     assert "penstock: the picture of the plan could not be written: [Errno 2]" in error
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "moved"), [((), 3), (("--cut", "none"), 0)])
 def test_a_program_with_offload_in_it_is_explained_as_that_asks(
     run: Run, write: Write, options: tuple[str, ...], moved: int
@@ -249,6 +250,7 @@ def test_a_program_with_offload_in_it_is_explained_as_that_asks(
     assert len(json.loads(out)["moved"]) == moved and "a step was made" not in error
 
 
+@pytest.mark.long
 def test_the_part_that_was_offloaded_is_explained_not_what_holds_it(run: Run, write: Write) -> None:
     write(
         "train.py",
@@ -371,7 +373,7 @@ CONVERTED = (
 )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("made", "moved"),
     [
@@ -437,7 +439,7 @@ def test_a_model_that_is_called_with_what_cannot_be_followed_is_told_without_tra
         )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("body", "seen"),
     [

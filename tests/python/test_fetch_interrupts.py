@@ -29,7 +29,7 @@ iterator = iter(DataLoader(Blocked(), batch_size=4, num_workers={workers}, fetch
 FIRST = 'os.write(1, str(next(iterator).tolist()).encode() + b"\\n")\n'
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("to_group", [False, True])
@@ -73,7 +73,7 @@ print([t.name for t in threading.enumerate() if t.name.startswith("pk_")], flush
         assert run.finish() == (0, "[0, 1, 2, 3]\n[]\n", "")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ctrl_c_that_nobody_catches_ends_a_blocked_program(workers: int, tmp_path: Path) -> None:

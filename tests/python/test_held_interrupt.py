@@ -50,7 +50,7 @@ if __name__ == "__main__":
 NOBODY = "tcp://127.0.0.1:9"  # the pool is not needed to see how its trainer's own workers start
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["", NOBODY])
 @pytest.mark.parametrize(

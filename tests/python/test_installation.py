@@ -231,7 +231,7 @@ def report_the_class(connection: Any) -> None:
     connection.send(torch.utils.data.DataLoader.__mro__[1] is penstock.DataLoader)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -319,7 +319,7 @@ def test_loaders_of_torchdatas_class_can_be_pickled(dump: str, load: str) -> Non
         penstock.uninstall()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("has_torchdata", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])

@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 from penstock import DataLoader
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2), (2, 1)], ids=str)
 @pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_map_dataset_is_resumed_where_it_was(
@@ -55,7 +55,7 @@ def test_a_map_dataset_is_resumed_where_it_was(
         assert rest_of(make(workers[1]), state) == expected[count:]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -79,6 +79,7 @@ def test_seeded_batches_are_resumed_to_the_bit_by_any_number_of_workers(
         assert rest_of(make(after), state_after(make(before), count)) == expected[count:]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_shards_of_an_iterable_dataset_are_resumed_by_any_number_of_workers(shards: int) -> None:
@@ -114,8 +115,7 @@ def test_a_shard_that_was_not_read_since_it_was_resumed_keeps_its_place() -> Non
     assert rest_of(make, state) == expected[4:]
 
 
-@pytest.mark.long("3-3-Shards", "None-3-Shards")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", [Shards, Remembering, WithCursor])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -137,6 +137,7 @@ def test_an_iterable_dataset_is_resumed_with_torchs_seeds(
             assert rest == expected[count:]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_place_can_be_resumed_again_and_again(workers: int) -> None:
     def make() -> Any:
@@ -154,6 +155,7 @@ def test_every_place_can_be_resumed_again_and_again(workers: int) -> None:
     assert rest_of(make, state) == []
 
 
+@pytest.mark.long("batch-False-2", "worker-False-2")
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -186,6 +188,7 @@ def test_a_later_epoch_is_resumed_and_the_next_follows(
     assert take(iter(loader), 99) == expected[2]
 
 
+@pytest.mark.long("False-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_shuffle_of_a_later_epoch_of_persistent_workers_is_drawn_again(
@@ -209,6 +212,7 @@ def test_the_shuffle_of_a_later_epoch_of_persistent_workers_is_drawn_again(
     assert rest_of(after, state) == second[2:]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_between_epochs_begins_the_next_one(workers: int) -> None:
     def make() -> Any:
@@ -308,6 +312,7 @@ def test_batches_that_raised_keep_their_places(is_stateful: bool) -> None:
         assert rest_of(make(after), state_after(make(before), count)) == expected[count:]
 
 
+@pytest.mark.long
 def test_tensor_datasets_are_resumed_natively() -> None:
     dataset = TensorDataset(torch.arange(100), torch.randn(100, 3))
 
@@ -405,6 +410,7 @@ def test_an_interrupted_batch_is_given_after_the_resume() -> None:
     assert rest_of(make, through_json(loader.state_dict())) == expected[4:]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_that_are_spawned_resume_too() -> None:
     def make() -> Any:

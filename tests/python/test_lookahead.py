@@ -117,7 +117,7 @@ def at_indices(loader: Any, step: int) -> None:
     loader.lookahead(prefetched_max(loader))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_who_looks_sees_the_stream_of_who_does_not(name: str) -> None:
@@ -157,7 +157,7 @@ def told_and_delivered(loader: Any, count: int, select: Any) -> None:
             ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LOADERS if "failing" not in name])
 def test_what_is_told_is_what_comes(name: str) -> None:
@@ -169,7 +169,7 @@ def test_what_is_told_is_what_comes(name: str) -> None:
             told_and_delivered(loader, count, None)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -357,6 +357,7 @@ class Sleeping(Augmented):
         return super().__getitem__(index)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_waiting_while_looking_ahead_counts_as_waiting() -> None:
     loader: Any = DataLoader(
@@ -387,6 +388,7 @@ def test_the_count_of_an_iterable_datasets_batches_is_warned_of_when_they_are_gi
     assert next(iterator, None) is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_that_are_spawned_are_looked_at_too() -> None:
     loader = make("shuffled, own generator", multiprocessing_context="spawn")

@@ -168,6 +168,7 @@ def test_kept_batches_of_a_loader_that_is_gone_are_all_the_memory_that_stays() -
     assert process_traces.arena_mappings() == []
 
 
+@pytest.mark.long
 def test_forks_while_batches_are_held_do_not_wear_the_arena_out() -> None:
     """Slabs that a child may see are never written again: new ones take their place."""
     loader = DataLoader(Computed(160, partial(row, 5000)), batch_size=2, num_workers=1, timeout=30)

@@ -135,6 +135,7 @@ def source_tree(tmp_path: Path) -> Path:
     return folder.parent
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "statement", ["penstock.DataLoader", "from penstock import _C", "from penstock import _pool"]

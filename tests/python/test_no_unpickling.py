@@ -253,6 +253,7 @@ def test_the_trap_works(tmp_path: Path) -> None:
     assert witness.exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pickled_batches_are_refused_unless_workers_are_trusted(pool: PoolProcesses) -> None:
     witness = pool.folder / "ran"
@@ -280,6 +281,7 @@ def test_pickled_states_are_refused_even_of_workers_that_are_trusted(pool: PoolP
     assert not witness.exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pickled_errors_are_text(pool: PoolProcesses) -> None:
     witness = pool.folder / "ran"
@@ -291,6 +293,7 @@ def test_pickled_errors_are_text(pool: PoolProcesses) -> None:
     assert not witness.exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_worker_cannot_end_the_trainer_by_the_name_of_its_error(pool: PoolProcesses) -> None:
     names = ["SystemExit", "KeyboardInterrupt", "StopIteration", "os._exit", "builtins.exit"]

@@ -28,7 +28,7 @@ from penstock.cut.offloading import detach, offload
 pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -61,6 +61,7 @@ def test_moved_operators_do_not_run_in_the_trainer() -> None:
     assert ran & moved == set()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_train_and_eval_and_smaller_batches_each_get_a_right_answer() -> None:
     case = CASES[5]
@@ -79,6 +80,7 @@ def test_train_and_eval_and_smaller_batches_each_get_a_right_answer() -> None:
     assert pool.shipped_count > 4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_hooks_fire_whenever_they_were_added() -> None:
     calls: list[str] = []

@@ -178,7 +178,7 @@ def train_so(model: nn.Module, batches: Any, loop: Loop) -> list[bytes]:
     return trace
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("cut", ["maximal", "auto", "none"])
 @pytest.mark.parametrize(
     ("make_model", "loop", "moves"),
@@ -337,6 +337,7 @@ class Stored(torch.utils.data.Dataset[Any]):
         return {name: value[0] for name, value in photographs(index, 1).items()}
 
 
+@pytest.mark.long
 def test_with_worker_processes(caplog: pytest.LogCaptureFixture) -> None:
     traces, kinds = [], []
     for loader_class in (torch.utils.data.DataLoader, penstock.DataLoader):

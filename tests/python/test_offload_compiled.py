@@ -55,7 +55,7 @@ def lives(
     return train(model, pool, case.loss), expected, pool
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("compiled", [wrapped, in_place])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["wide_and_deep", "dropout_on_input", "side_branch"])
@@ -91,7 +91,7 @@ def trained_on(model: nn.Module, pool: InProcessPool, sizes: list[int]) -> list[
     return trace
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_batches_of_other_sizes_are_right_and_cut(dynamic: bool | None) -> None:
     sizes = [10, 10, 6, 7, 7, 10, 3, 3]

@@ -77,6 +77,7 @@ def moved(loader: Any) -> set[str]:
     return {call.operator.partition(" at ")[0] for call in loader.plan.moved}
 
 
+@pytest.mark.long
 def test_the_same_draws_for_any_number_of_workers() -> None:
     expected = traces(num_workers=1, seeding="batch")
     assert traces(num_workers=2, seeding="batch") == expected
@@ -85,10 +86,12 @@ def test_the_same_draws_for_any_number_of_workers() -> None:
     assert expected[0] != expected[1]
 
 
+@pytest.mark.long
 def test_the_same_draws_whatever_else_moves() -> None:
     assert traces(num_workers=1, cut="maximal") == traces(num_workers=1)
 
 
+@pytest.mark.long
 def test_the_same_draws_where_the_next_epoch_begins_early() -> None:
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
     early = traces(**options)

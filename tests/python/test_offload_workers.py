@@ -56,7 +56,7 @@ def _one_thread_and_fresh_dynamo() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_epochs_through_worker_processes_are_bit_identical(case: Case) -> None:
@@ -104,7 +104,7 @@ def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) 
     del loader, reference
 
 
-@pytest.mark.long("spawn")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_model_of_several_graphs_through_worker_processes(method: str) -> None:
@@ -137,6 +137,7 @@ def carries_boundary_tensors(loader: DataLoader[Any]) -> bool:
     return bool(provenance.handle.boundary)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_collated_batches_and_a_small_last_one() -> None:
     case = CASES[0]
@@ -150,6 +151,7 @@ def test_collated_batches_and_a_small_last_one() -> None:
     assert loader.plan is not None and loader.plan.moved
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_that_come_in_the_middle_of_an_epoch_run_the_prefix_too() -> None:
     case = CASES[0]

@@ -203,6 +203,7 @@ def test_an_endpoint_of_otlp_gets_spans_and_metrics() -> None:
     }
 
 
+@pytest.mark.long
 def test_without_the_package_it_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"

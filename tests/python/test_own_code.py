@@ -161,6 +161,7 @@ def test_of_a_folder_with_too_much_only_what_is_imported_travels(tmp_path: Path)
     assert "more than 32 MiB of code, the most that travels (the largest: huge.py" in done.stderr
 
 
+@pytest.mark.long
 def test_a_script_with_modules_beside_it_runs_as_it_is(pool: PoolProcesses, tmp_path: Path) -> None:
     """The user saw that no worker could run the job: "No module named 'beside'"."""
     program = write_tree(

@@ -101,6 +101,7 @@ def test_they_are_torchs_batches(pool: PoolProcesses) -> None:
     assert [digests(loader) for _ in range(2)] == expected
 
 
+@pytest.mark.long
 def test_batches_that_the_user_keeps_stay_as_they_are(pool: PoolProcesses) -> None:
     kept = list(beside(pool, Numbered(200), batch_size=2))
     assert [numbers_of(batch) for batch in kept] == [[i, i + 1.0] for i in range(0, 200, 2)]
@@ -184,6 +185,7 @@ def test_a_child_that_was_forked_reads_what_its_parent_held(pool: PoolProcesses)
     assert rest == list(range(2, 200))
 
 
+@pytest.mark.long
 def test_nothing_stays_mapped(pool: PoolProcesses) -> None:
     before = len(process_traces.arena_mappings())
     loader = beside(pool, Numbered(40), batch_size=2)
@@ -207,6 +209,7 @@ def test_the_pools_workers_and_the_own_ones_serve_one_stream(pool: PoolProcesses
     assert ways == {True, False}, "one of both made no batch"
 
 
+@pytest.mark.long
 def test_a_cut_runs_in_own_workers(pool: PoolProcesses) -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,7 @@ def job_line(worker: Worker, verb: str) -> str:
     return worker.wait_for_lines(lambda line: f": {verb} " in line)[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_log_tells_when_a_job_begins_and_ends_and_why_a_worker_leaves(
     pool: PoolProcesses,

@@ -53,6 +53,7 @@ def expect_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
             assert one[key].numpy().tobytes() == other[key].numpy().tobytes(), key
 
 
+@pytest.mark.long
 def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
     to_pieces.limit(SLOW)
     options: dict[str, Any] = {"batch_size": 32, "shuffle": True}
@@ -65,6 +66,7 @@ def test_a_slow_link_is_given_fewer_bytes(pool: PoolProcesses, to_pieces: TcpPro
     assert loader.stats().batch_bytes < 0.5 * plain_bytes
 
 
+@pytest.mark.long
 def test_batches_that_are_kept_stay_as_they_are(pool: PoolProcesses, to_pieces: TcpProxy) -> None:
     to_pieces.limit(SLOW)
     options: dict[str, Any] = {"batch_size": 32}

@@ -120,7 +120,7 @@ def test_a_program_has_its_batches_from_a_pool_that_is_gone_when_it_has_ended(
     )
 
 
-@pytest.mark.long("SIGTERM", "SIGINT")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name
 )

@@ -167,6 +167,7 @@ def test_keys_that_the_pool_does_not_know_are_refused(pool: KeyedPool, tmp_path:
     assert words in worker.output and "penstock keys" in worker.output
 
 
+@pytest.mark.long
 def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: Path) -> None:
     pool = PoolProcesses(tmp_path)
     keys, anns = tmp_path / "keys", tmp_path / "of ann"
@@ -194,6 +195,7 @@ def test_a_user_trains_with_keys_of_their_own_and_can_do_nothing_else(tmp_path: 
         pool.close()
 
 
+@pytest.mark.long
 def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool: KeyedPool, tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def test_keys_of_another_pool_are_told_by_worker_and_operator(
     pool.expect_served()
 
 
+@pytest.mark.long
 def test_keys_of_another_pool_are_told_by_the_trainer(pool: KeyedPool, tmp_path: Path) -> None:
     others = tmp_path / "others"
     _pool.make_key_folder(str(others))
@@ -283,6 +286,7 @@ def test_messages_of_another_role_are_refused_by_the_controller(pool: KeyedPool)
     pool.expect_served()
 
 
+@pytest.mark.long
 def test_only_trainers_reach_a_worker(pool: KeyedPool) -> None:
     for role, answers in (
         ("worker", False),

@@ -84,6 +84,7 @@ def test_a_worker_with_another_penstock_is_named_with_both_versions(pool: PoolPr
     assert any(re.search(both, str(one.message)) for one in caught)
 
 
+@pytest.mark.long
 def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: PoolProcesses) -> None:
     with serving(pool.start_worker()) as worker, RawSocket(DEALER) as trainer:
         trainer.use_key(shared_keys(), "trainer", "worker")
@@ -95,6 +96,7 @@ def test_a_trainer_that_speaks_another_protocol_is_told_by_the_worker(pool: Pool
         assert b"run the same version of penstock on both sides" in head
 
 
+@pytest.mark.long
 def test_a_worker_that_speaks_another_protocol_is_told_of(pool: PoolProcesses) -> None:
     with RawSocket(ROUTER) as worker, RawSocket(DEALER) as registration:
         worker.be_server(shared_keys(), "worker")
@@ -149,6 +151,7 @@ def test_a_dataset_that_cannot_be_pickled_is_told_at_once_with_its_attribute(
         iter(pooled(pool, dataset))
 
 
+@pytest.mark.long
 def test_a_module_that_no_worker_has_is_named(pool: PoolProcesses) -> None:
     words = "(?s)no worker of the pool can run.*'pool_datasets'.*pass code_paths=.*install it"
     with serving(pool.start_worker(processes=2)):

@@ -280,6 +280,7 @@ def test_a_controller_knows_rates_and_how_long_a_job_is_idle(pool: PoolProcesses
     status_when(pool, lambda status: status["trainers"][0]["idle_s"] > 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_controller_knows_why_a_worker_refused_a_job(pool: PoolProcesses) -> None:
     pool.start_worker(environment={"PENSTOCK_JOB_BYTES": "100"})

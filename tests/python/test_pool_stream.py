@@ -58,6 +58,7 @@ def seeded_digests(loader: DataLoader[Any], epochs: int = 1) -> list[list[str]]:
     return [digests(loader) for _ in range(epochs)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_shuffled_stream_is_that_of_one_process(
     steady_pool: PoolProcesses, persistent: bool
@@ -102,6 +103,7 @@ def test_a_stream_is_resumed_with_a_pool_and_without(steady_pool: PoolProcesses,
         assert begun + digests(other) == expected
 
 
+@pytest.mark.long
 def test_large_batches_come_in_pieces(steady_pool: PoolProcesses) -> None:
     dataset = Augmented(12, values=3_000_000)  # 48 MB a batch
     expected = seeded_digests(alone(dataset, batch_size=4))
@@ -235,6 +237,7 @@ def test_own_workers_and_the_pool_serve_one_stream(steady_pool: PoolProcesses) -
     assert seeded_digests(loader, epochs=2) == expected
 
 
+@pytest.mark.long
 def test_own_workers_serve_without_the_pools(pool: PoolProcesses) -> None:
     dataset = Augmented(40)
     expected = seeded_digests(alone(dataset, batch_size=4))
@@ -265,6 +268,7 @@ def test_an_empty_pool_says_what_it_waits_for_until_the_timeout(pool: PoolProces
     assert any("waits for workers" in str(one.message) for one in caught)
 
 
+@pytest.mark.long
 def test_an_address_without_a_controller_is_named(pool: PoolProcesses) -> None:
     pool.close()
     loader = DataLoader(Augmented(4), pool=pool.endpoint, timeout=2)

@@ -86,6 +86,7 @@ def expected(count: int, step: Step) -> list[float]:
     return losses_of(loader, step, is_offloaded=False)
 
 
+@pytest.mark.long
 def test_leaves_that_nobody_reads_do_not_cross(pool: PoolProcesses) -> None:
     pool.start_worker(processes=2)
     loader = loader_of(pool, Pictures(400))
@@ -220,6 +221,7 @@ def test_leaves_come_before_own_workers_end(pool: PoolProcesses) -> None:
     assert 100 < float(batch["image"].float().mean()) < 150
 
 
+@pytest.mark.long
 def test_a_leaf_that_no_worker_has_any_more_is_told_of(pool: PoolProcesses) -> None:
     worker = pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
@@ -240,6 +242,7 @@ def _sum_of(image: torch.Tensor, answers: Any) -> None:
         answers.put(f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.long
 def test_a_leaf_is_not_read_in_a_forked_process(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(4000))
@@ -256,6 +259,7 @@ def test_a_leaf_is_not_read_in_a_forked_process(pool: PoolProcesses) -> None:
     del iterator
 
 
+@pytest.mark.long
 def test_the_last_batch_can_be_read_after_its_epoch(pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = loader_of(pool, Pictures(480))

@@ -102,6 +102,7 @@ def test_workers_may_be_there_before_their_controller(pool: PoolProcesses) -> No
     assert len([line for line in worker.lines if "nothing answers" in line]) == 2
 
 
+@pytest.mark.long
 def test_sigterm_drains_and_a_drained_worker_is_not_started_again(pool: PoolProcesses) -> None:
     worker = pool.start_worker(processes=2)
     first = reported(pool, 2)[0]
@@ -152,6 +153,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_live(
     assert worker.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.long
 def test_keys_of_another_pool_are_told_once(pool: PoolProcesses) -> None:
     for folder in ("keys", "others"):
         _pool.make_key_folder(str(pool.folder / folder))
@@ -178,6 +180,7 @@ def test_a_port_that_is_taken_ends_the_command(pool: PoolProcesses) -> None:
     assert "another one starts" not in worker.output
 
 
+@pytest.mark.long
 def test_what_is_called_wrongly_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +267,7 @@ def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Pa
     assert [int(batch) for batch in batches] == [1, 2]
 
 
+@pytest.mark.long
 def test_a_dataset_above_the_cap_is_declined_with_what_to_do(pool: PoolProcesses) -> None:
     pool.environment["PENSTOCK_JOB_BYTES"] = "100"
     pool.start_worker()

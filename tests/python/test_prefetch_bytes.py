@@ -45,7 +45,7 @@ def prefetched(loader: Any) -> int:
         time.sleep(0.05)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bound", [1, 5 * KIB, 1 << 30])
 @pytest.mark.parametrize(
     "options",

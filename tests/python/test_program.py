@@ -81,7 +81,7 @@ SURROUNDINGS = """
 """
 
 
-@pytest.mark.long("./train.py", "code/train.py")
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["train.py", "./train.py", "code/train.py"])
 def test_a_file_sees_the_surroundings_that_python_gives(run: Run, write: Write, path: str) -> None:
     write(path, SURROUNDINGS)
@@ -89,6 +89,7 @@ def test_a_file_sees_the_surroundings_that_python_gives(run: Run, write: Write, 
     assert run(*PENSTOCK, *arguments) == run(*PYTHON, *arguments)
 
 
+@pytest.mark.long
 def test_a_linked_file_imports_from_the_folder_it_lies_in(
     run: Run, write: Write, tmp_path: Path
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_linked_file_imports_from_the_folder_it_lies_in(
     assert run(*PENSTOCK, "link.py") == run(*PYTHON, "link.py") == (0, "found\n", "")
 
 
-@pytest.mark.long("package")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["package.train", "package"])
 def test_a_module_sees_the_surroundings_that_python_gives(
     run: Run, write: Write, name: str
@@ -119,7 +120,7 @@ def test_the_installed_command_runs_a_file(run: Run, write: Write) -> None:
     assert run(command, "run", "train.py", "3") == run(*PYTHON, "train.py", "3")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "ending",
     [
@@ -138,6 +139,7 @@ def test_a_program_ends_as_it_does_under_python(run: Run, write: Write, ending: 
     assert run(*PENSTOCK, "train.py") == run(*PYTHON, "train.py")
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> None:
     # An interrupt that comes right before a wait without an end would not end that wait.
     path = write("train.py", "import time\nprint(1, flush=True)\nwhile True: time.sleep(0.05)")
@@ -161,6 +163,7 @@ def test_an_interrupt_ends_a_program_as_it_does_under_python(write: Write) -> No
         assert process.returncode == -signal.SIGINT
 
 
+@pytest.mark.long
 def test_future_imports_of_ours_are_not_the_programs(run: Run, write: Write) -> None:
     write("train.py", "def f(x: 1 + 1): ...\nprint(f.__annotations__)")
     assert run(*PENSTOCK, "train.py") == (0, "{'x': 2}\n", "")
@@ -201,6 +204,7 @@ def test_a_program_and_what_it_spawns_have_penstocks_loader(
     assert out.splitlines() == [*batches, "penstock", "in __mp_main__ penstock.loader.dataloader"]
 
 
+@pytest.mark.long
 def test_classes_of_the_program_can_be_pickled(run: Run, write: Write) -> None:
     source = "import pickle\nclass A: pass\nprint(pickle.loads(pickle.dumps(A)) is A)"
     write("train.py", source)
@@ -224,7 +228,7 @@ def test_a_wrong_call_says_what_is_wrong(call: Call, arguments: str, reason: str
     assert re.match(f"penstock: {reason}", error), error
 
 
-@pytest.mark.long("-m penstock run")
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["--no-python penstock run", "-m penstock run"])
 def test_torchrun_starts_programs_under_penstock(run: Run, write: Write, form: str) -> None:
     write(

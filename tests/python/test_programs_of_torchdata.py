@@ -99,6 +99,7 @@ class Refuses(IterableDataset[int]):
             raise Refusal("no such shard")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("where", ["__iter__", "state_dict", "load_state_dict"])
 def test_what_a_worker_raises_before_its_first_batch_comes_at_next(
@@ -165,6 +166,7 @@ def test_a_state_stays_as_it_was_while_the_loader_goes_on(workers: int) -> None:
     assert state == before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_state_before_every_worker_has_answered_keeps_those_of_the_others(
     persistent: bool,
@@ -187,6 +189,7 @@ def test_a_state_before_every_worker_has_answered_keeps_those_of_the_others(
     assert [sample[1] for sample in again] == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_state_of_a_loader_that_was_never_iterated_begins_anew(workers: int) -> None:
     def make() -> Any:

@@ -190,7 +190,7 @@ def streams(case: Case, loader_class: Any) -> list[Any]:
     return [first, rest, resumed]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(23)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(120))
 def test_a_resumed_stream_is_torchdatas(seed: int) -> None:

@@ -109,6 +109,7 @@ def test_batch_size_is_that_of_a_rank() -> None:
     assert ranks[0].batch_size == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("sampler", ["torch's", "mixture", "generator"])
@@ -156,6 +157,7 @@ def test_a_job_goes_on_at_another_size_from_the_state_of_any_rank(
     assert rows(ranks) == whole[1], "the next epoch is the next one of the job"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_size_of_a_ranks_batch_may_stay_as_the_number_of_ranks_changes() -> None:
     """The state counts samples: none is lost, and padding aside none is given twice."""
@@ -195,6 +197,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_gives_the_batches_of_the_process_itself(pool: PoolProcesses) -> None:
     expected = [batch.tolist() for batch in loaders(Drawing(), 3, num_workers=0)[1]]

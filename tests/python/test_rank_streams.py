@@ -38,13 +38,7 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.long(
-    "{'batch_size': 1}-Resumed",
-    "{'batch_size': 1}-Uneven",
-    "{'drop_last': True}-Resumed",
-    "{'drop_last': True}-Uneven",
-    "{}-Resumed",
-)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset", [Uneven(LENGTHS), Resumed(LENGTHS)], ids=lambda d: type(d).__name__
@@ -139,6 +133,7 @@ def test_a_job_that_goes_on_at_other_sizes_loses_no_batch_and_gives_none_twice(c
         assert not was_alone or left_count == 0, "a rank that is alone reads everything"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_with_workers_goes_on_at_other_sizes() -> None:
     chooser = random.Random(7)

@@ -129,6 +129,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"seeding": "batch"}], ids=str)
 def test_batches_are_torchs_to_the_bit(name: str, options: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ def epochs(loader: Any, count: int = 3) -> list[Any]:
     return seen
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -118,7 +118,7 @@ def test_a_map_dataset_gives_the_same_stream_for_any_number_of_workers(
     assert stream(num_workers=2, persistent_workers=True, prefetch_factor=4) == expected
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
@@ -129,7 +129,7 @@ def test_workers_that_are_not_forked_give_the_same_stream(method: str) -> None:
     assert epochs(loader, 1) == expected
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2, 4, 5])
 @pytest.mark.parametrize(
     "options",
@@ -331,7 +331,7 @@ class PerSample(Dataset[Any]):
         return index, float(torch.rand((), generator=generator))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("is_subset", [False, True])
 def test_a_dataset_that_takes_a_generator_gives_the_same_stream_on_any_threads(

@@ -47,6 +47,7 @@ def test_a_sample_of_the_cases_is_spread_over_all(tmp_path: Path) -> None:
     assert collected(tmp_path) == kept
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_cases_run_where_all_or_some_are_asked_for(tmp_path: Path) -> None:
     assert len(collected(tmp_path, "--long")) == 16

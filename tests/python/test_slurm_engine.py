@@ -59,6 +59,7 @@ def test_a_job_that_waits_is_starting_and_can_be_stopped(slurm: SlurmPool) -> No
     engine.stop("pk-test-1", at_once=True)
 
 
+@pytest.mark.long
 def test_many_workers_are_an_array_of_jobs(slurm: SlurmPool) -> None:
     engine = engine_of(slurm, partition="harvest")
     names = [f"pk-test-{number}" for number in range(1995, 2004)]  # beyond the tasks of an array

@@ -180,7 +180,7 @@ NOT_FOR_LOADING = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program",
     ["import penstock; penstock.DataLoader", LOADING.format(workers=0), LOADING.format(workers=1)],
@@ -191,6 +191,7 @@ def test_who_only_loads_data_waits_for_neither_dynamo_nor_the_pool(program: str)
     assert modules_after(program) & NOT_FOR_LOADING <= torchs_own
 
 
+@pytest.mark.long
 def test_a_program_under_penstock_run_waits_for_neither_dynamo_nor_the_pool(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TELL_MODULES)
@@ -228,6 +229,7 @@ def refusal(statement):
 """
 
 
+@pytest.mark.long
 def test_a_torch_that_this_build_is_not_for_is_refused_before_the_native_part_loads() -> None:
     statements = [
         "penstock.DataLoader",

@@ -120,9 +120,8 @@ def test_the_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) ->
     assert streams(begun(make, True)) == streams(begun(make, False))
 
 
-@pytest.mark.long("SubsetRandomSampler-False")
+@pytest.mark.sampled(1)
 @pytest.mark.slow
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", MADE)
 def test_a_resumed_stream_is_that_of_iter_in_its_place(name: str, persistent: bool) -> None:
@@ -149,8 +148,8 @@ def test_the_state_is_that_of_before_and_goes_on_from_there(name: str) -> None:
     assert take(iter(started), 99) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", ["shuffled", "by batch", "mixture", "rank", "shards"])
 def test_each_epoch_may_be_started_ahead(name: str, persistent: bool) -> None:
@@ -212,6 +211,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -> None:
     pool.start_worker()
@@ -229,7 +229,7 @@ def test_a_pool_makes_batches_before_iter(pool: PoolProcesses, tmp_path: Path) -
         os.close(pipe)
 
 
-@pytest.mark.long("False")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pools_stream_is_that_of_iter_in_its_place(pool: PoolProcesses, persistent: bool) -> None:
@@ -280,8 +280,8 @@ CHANGES: dict[str, tuple[str, Callable[[Any], None]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("is_drawn_since", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_meanwhile_is_heeded_and_nothing_is_lost(

@@ -148,7 +148,7 @@ def resumed(loader_class: Any, case: Any, workers: int, count: int | None) -> li
     return [keys if workers == 0 else None, values(again), values(again)]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("count", [0, 1, 3, 5, None])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -130,8 +130,7 @@ def assert_whole_after_every_step(
     assert seen_of(delivered) == expected
 
 
-@pytest.mark.long("SubsetRandomSampler-4", "replacement-2")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("options", SAMPLERS.values(), ids=SAMPLERS)
@@ -176,7 +175,7 @@ def test_seeded_batches_that_come_late_are_the_same_to_the_bit(
     assert_whole_after_every_step(lambda: make(num_workers=3, **FREE), lambda: make(**again))
 
 
-@pytest.mark.long("3")
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rows_of_tensors_come_once(workers: int) -> None:
     dataset = TensorDataset(torch.arange(40))
@@ -285,8 +284,7 @@ class UnevenShards(Shards):
             yield sample[0]
 
 
-@pytest.mark.long("UnevenShards-batch-1")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("seeding", ["worker", "batch"])
@@ -300,6 +298,7 @@ def test_each_shard_of_an_iterable_dataset_goes_on_where_it_was(
     assert_whole_after_every_step(make, make)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_shards_with_random_samples_go_on_to_the_bit() -> None:
     def make(workers: int, **options: Any) -> Any:

@@ -88,6 +88,7 @@ def test_a_declared_operator_moves_and_an_unknown_one_stays() -> None:
     assert pool.shipped_count
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_run_a_declared_operator_where_they_have_it(method: str) -> None:
     """A spawned worker imports this module to read the dataset's class."""

@@ -142,6 +142,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 def test_batches_of_a_pool_are_told_apart_and_its_controller_knows_the_parts(
     pool: PoolProcesses,
 ) -> None:

@@ -298,6 +298,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProces
     yield from pool_of(tmp_path, monkeypatch)
 
 
+@pytest.mark.long
 def test_a_pools_workers_have_their_identities(tmp_path: Path, pool: PoolProcesses) -> None:
     pool.start_worker()
     loader = DataLoader(Sleeping(80), batch_size=4, pool=pool.endpoint)

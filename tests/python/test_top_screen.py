@@ -70,6 +70,7 @@ def test_a_worker_that_is_killed_is_seen_to_die(pool: PoolProcesses, start_top: 
     assert top.end() == 0 and top.is_as_before()
 
 
+@pytest.mark.long
 def test_it_fits_a_terminal_whose_size_changes(pool: PoolProcesses, start_top: StartTop) -> None:
     pool.start_worker()
     top = start_top("--tree")

@@ -66,6 +66,7 @@ def call_names(path: str) -> list[str]:
     return [event["name"] for event in events if event["name"].startswith("batch ")]
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_know_penstock_leaves_a_trace() -> None:
     write()
     done = run("trace", "--skip", "3", "--steps", "10", "train.py", "30")
@@ -76,6 +77,7 @@ def test_a_program_that_does_not_know_penstock_leaves_a_trace() -> None:
     assert {"worker 0", "worker 1"} <= set(track_names(checked(Path("trace.json"))).values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("at_end", "code", "words"),
     [
@@ -95,6 +97,7 @@ def test_an_end_by_an_error_leaves_a_trace_and_is_the_programs(
     assert len(call_names("out.json.gz")) == 6
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_a_trace() -> None:
     write()
     program = subprocess.Popen(
@@ -114,6 +117,7 @@ def test_ctrl_c_leaves_a_trace() -> None:
     assert len(call_names("trace.json")) >= 5
 
 
+@pytest.mark.long
 def test_a_program_without_batches_says_so() -> None:
     Path("train.py").write_text("print('nothing')")
     done = run("trace", "train.py")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 CACHE = Path(__file__).resolve().parents[2] / "build" / "mypy"
 
 
+@pytest.mark.long
 def test_a_wrong_argument_is_found_by_mypy(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(

@@ -124,7 +124,7 @@ def terminals(tmp_path: Path) -> Iterator[list[TerminalProgram]]:
         program.close()
 
 
-@pytest.mark.long("body0-loss*")
+@pytest.mark.long
 @pytest.mark.parametrize(("body", "also"), [(TQDM, "loss=0.5, waiting"), (RICH, "waiting")])
 def test_a_bar_on_a_terminal_shows_waiting(
     tmp_path: Path, terminals: list[TerminalProgram], body: str, also: str

@@ -164,7 +164,7 @@ class WaitsToBeRead:
         return index
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_iter_does_not_wait_until_workers_have_read_their_dataset(method: str) -> None:
     theirs, ours = multiprocessing.Pipe()
@@ -191,7 +191,7 @@ class Written(Dataset[Any]):
         return (float(self.array[0] + self.array[1]), float(self.tensor[0]))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
 def test_tensors_are_shared_and_arrays_are_each_worker_s_own(
@@ -218,6 +218,7 @@ class CannotBeRead(Computed):
         raise LookupError("there is no such file here")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loader_class", [TorchDataLoader, DataLoader])
 def test_a_worker_that_cannot_read_its_dataset_says_why_and_is_missed(
     loader_class: Any, capfd: pytest.CaptureFixture[str]
@@ -245,6 +246,7 @@ def test_what_cannot_be_pickled_leaves_no_memory_behind() -> None:
     assert process_traces.descriptors() == before
 
 
+@pytest.mark.long
 def test_a_pickler_that_was_put_in_the_place_of_python_s_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -276,6 +278,7 @@ class HandsOverTwice(Computed):
         return len(self.ends)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_descriptor_may_be_handed_over_twice(method: str) -> None:
     """Python refuses the second ("bad value(s) in fds_to_keep") when it starts a process."""
@@ -330,7 +333,7 @@ def _tell(name: str, connection: Connection, waits: bool, dies: bool) -> None:
         os._exit(0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_worker_waits_until_the_one_before_it_has_imported_or_died(
@@ -439,6 +442,7 @@ def test_one_that_is_not_being_started_is_pickled_as_its_value() -> None:
     assert pickle.loads(pickle.dumps(PickledOnce([1]))).value == [1]
 
 
+@pytest.mark.long
 def test_a_process_class_of_the_user_s_own_context_is_started() -> None:
     class Context(multiprocessing.context.SpawnContext):
         class Process(multiprocessing.context.SpawnProcess):  # type: ignore[misc, name-defined]

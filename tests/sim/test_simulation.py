@@ -38,12 +38,7 @@ def test_a_seed_is_the_same_run_every_time(program: Path) -> None:
     assert len(next(iter(traces)).splitlines()) > 50
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.long(
-    "a gap on a link is not seen",
-    "a trainer that knows nothing is taken for one that does",
-    "messages of ended links count",
-)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_bug_is_found(bug: str, program: Path, tmp_path: Path) -> None:
