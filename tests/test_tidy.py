@@ -83,7 +83,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     (
         r"zmq",
         r"net/((tcp_)?socket|authenticator|connection_monitor|message_part|readiness"
-        r"|ready_set)\.cpp",
+        r"|ready_set|zmq_failure)\.cpp",
     ),
     (r"sodium", r"net/keys\.cpp"),
     (r"openssl/", r"net/seal\.cpp"),

@@ -39,6 +39,7 @@ def test_the_canary_of_the_blobs_that_workers_read_is_found() -> None:
     assert "NOT found" not in done.stdout and "was found" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_a_fuzzer_that_finds_no_canary_fails() -> None:
     # The seeds alone are inputs that every parser accepts.
     done = fuzz("--runs=0", "blob")
