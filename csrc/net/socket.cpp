@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "net/zmq_failure.h"
 #include "wire/control_record.h"
 
 namespace penstock::net {
@@ -19,10 +20,12 @@ constexpr int kOtherClientCountMax = 1024;
 constexpr int kSocketCountMax = kClientSocketCount * (static_cast<int>(wire::kRosterCountMax) + kOtherClientCountMax);
 constexpr int kReconnectMs = 5;  // a worker whose trainer is about to bind should not wait the default 100 ms
 
+// A peer that takes no more is gone.
 Fault peer_failure(const std::string& what) {
-  const int error_number = zmq_errno();
-  const Errc code = error_number == EAGAIN ? Errc::kClosed : Errc::kFailed;
-  return {code, what + " failed: " + zmq_strerror(error_number)};
+  const bool is_gone = zmq_errno() == EAGAIN;
+  Fault fault = zmq_failure(what);
+  if (is_gone) fault.code = Errc::kClosed;
+  return fault;
 }
 
 Result<std::unique_ptr<Socket>> open(void* context, const std::string& name, bool is_bound) {
