@@ -61,9 +61,14 @@ class Drawing(Dataset[torch.Tensor]):
 
 def is_running(pid: int) -> bool:
     """Whether any thread of the process runs: the first can be dead while others still end."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:  # the process was waited for since it was asked about
+        return False
+    for thread in threads:
         with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] not in "ZX":
                 return True
     return False
 

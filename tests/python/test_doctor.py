@@ -306,8 +306,9 @@ def _python_descendants(pid: int) -> set[int]:
 
 def _children(pid: int) -> list[int]:
     text = ""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        text += path.read_text()
+    with contextlib.suppress(OSError):  # it can end while it is asked about
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            text += path.read_text()
     return [int(one) for one in text.split()]
 
 
