@@ -7,12 +7,16 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "bindings/raise.h"
 #include "wire/array_dtype.h"
 #include "wire/frame.h"
+#include "wire/malformed.h"
 
 namespace py = pybind11;
 
@@ -39,9 +43,8 @@ constexpr std::array<TensorDtype, 14> kTensorDtypes = {{{"|b1", at::kBool},
 
 py::object numpy_name(const char* name) { return py::module_::import("numpy").attr(name); }
 
-[[noreturn]] void raise_malformed(const char* what) {
-  raise_failure({Errc::kMalformed, std::string("an array in the nest of a batch is malformed: ") + what +
-                                       "; sender and receiver must run the same version of penstock"});
+[[noreturn]] void raise_malformed(std::string_view reason) {
+  raise_failure(wire::malformed("an array in the nest of a batch", reason));
 }
 
 // The text of a dtype whose elements are plain bytes and which is made of that text again; else nothing.

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -11,6 +11,7 @@
 #include "bindings/python_array.h"
 #include "bindings/python_named_tuple.h"
 #include "bindings/raise.h"
+#include "wire/malformed.h"
 #include "worker/slab_writer.h"
 
 namespace py = pybind11;
@@ -148,9 +149,8 @@ class NestDecoder {
   }
 
  private:
-  [[noreturn]] static void raise_malformed(const char* what) {
-    raise_failure({Errc::kMalformed, std::string("the nest of a batch is malformed: ") + what +
-                                         "; sender and receiver must run the same version of penstock"});
+  [[noreturn]] static void raise_malformed(std::string_view reason) {
+    raise_failure(wire::malformed("the nest of a batch", reason));
   }
 
   static py::object text(std::string_view text) {

@@ -12,9 +12,9 @@
 namespace penstock::simulator {
 namespace {
 
-constexpr std::string_view kHeader = "submit_s,duration_s,num_gpus,vc[,model]";
-constexpr std::array<std::string_view, 5> kColumns{"submit_s", "duration_s", "num_gpus", "vc", "model"};
-constexpr size_t kColumnsMin = 4;
+constexpr std::string_view kJobHeader = "submit_s,duration_s,num_gpus,vc[,model]";
+constexpr std::array<std::string_view, 5> kJobColumns{"submit_s", "duration_s", "num_gpus", "vc", "model"};
+constexpr size_t kJobColumnsMin = 4;
 constexpr NumberRange kSeconds{0, 1e10};
 constexpr NumberRange kGpus{0, 1e6};
 
@@ -28,16 +28,16 @@ Result<Job> parse_job(std::string_view file, const CsvRow& row, size_t column_co
   if (row.fields.size() != column_count)
     return csv_error(file, row.line, std::to_string(row.fields.size()) + " fields",
                      std::to_string(column_count) + " as in the first row");
-  auto submit_s = csv_number(file, row, 0, kColumns[0], kSeconds);
+  auto submit_s = csv_number(file, row, 0, kJobColumns[0], kSeconds);
   if (!submit_s) return submit_s.error();
-  auto duration_s = csv_number(file, row, 1, kColumns[1], kSeconds);
+  auto duration_s = csv_number(file, row, 1, kJobColumns[1], kSeconds);
   if (!duration_s) return duration_s.error();
-  auto gpus = csv_whole_number(file, row, 2, kColumns[2], kGpus);
+  auto gpus = csv_whole_number(file, row, 2, kJobColumns[2], kGpus);
   if (!gpus) return gpus.error();
   return Job{.submit_s = submit_s.value(),
              .duration_s = duration_s.value(),
              .gpus = static_cast<uint32_t>(gpus.value()),
-             .model = column_count > kColumnsMin ? std::string(row.fields[kColumnsMin]) : ""};
+             .model = column_count > kJobColumnsMin ? std::string(row.fields[kJobColumnsMin]) : ""};
 }
 
 bool arrives_before(const Job& a, const Job& b) { return a.submit_s < b.submit_s; }
@@ -63,11 +63,11 @@ Job synthetic_job(uint32_t gpu_count, std::mt19937_64& random) {
 
 Result<JobTable> parse_jobs(std::string_view file, std::string_view text, const JobFilter& filter) {
   const std::vector<CsvRow> rows = csv_rows(text);
-  if (rows.empty()) return csv_error(file, 1, "the table is empty", std::string(kHeader));
+  if (rows.empty()) return csv_error(file, 1, "the table is empty", std::string(kJobHeader));
   const size_t column_count = rows[0].fields.size();
-  if (column_count < kColumnsMin || column_count > kColumns.size() ||
-      !std::equal(rows[0].fields.begin(), rows[0].fields.end(), kColumns.begin()))
-    return csv_error(file, rows[0].line, "the first row has other columns", std::string(kHeader));
+  if (column_count < kJobColumnsMin || column_count > kJobColumns.size() ||
+      !std::equal(rows[0].fields.begin(), rows[0].fields.end(), kJobColumns.begin()))
+    return csv_error(file, rows[0].line, "the first row has other columns", std::string(kJobHeader));
   if (rows.size() - 1 > kTableJobsMax)
     return csv_error(file, rows[kTableJobsMax + 1].line, "one job more than " + std::to_string(kTableJobsMax),
                      "the end of the table");

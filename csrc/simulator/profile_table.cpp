@@ -10,8 +10,8 @@
 namespace penstock::simulator {
 namespace {
 
-constexpr std::string_view kHeader = "model,class,iteration_s,batch[,sample_bytes],cpu1,cpu2,...";
-constexpr std::array<std::string_view, 4> kColumns{"model", "class", "iteration_s", "batch"};
+constexpr std::string_view kProfileHeader = "model,class,iteration_s,batch[,sample_bytes],cpu1,cpu2,...";
+constexpr std::array<std::string_view, 4> kProfileColumns{"model", "class", "iteration_s", "batch"};
 constexpr std::array<std::string_view, 4> kClasses{"image", "language", "speech", "other"};
 constexpr NumberRange kPositive{1e-9, 1e9};
 constexpr NumberRange kBytes{0, 1e12};
@@ -25,13 +25,14 @@ struct Columns {
 Result<Columns> parse_header(std::string_view file, const CsvRow& row) {
   const auto& fields = row.fields;
   Columns columns{.count = fields.size()};
-  bool is_good = fields.size() > kColumns.size() && std::equal(kColumns.begin(), kColumns.end(), fields.begin());
-  columns.has_bytes = is_good && fields[kColumns.size()] == "sample_bytes";
-  columns.first_cpu = kColumns.size() + (columns.has_bytes ? 1 : 0);
+  bool is_good = fields.size() > kProfileColumns.size() &&
+                 std::equal(kProfileColumns.begin(), kProfileColumns.end(), fields.begin());
+  columns.has_bytes = is_good && fields[kProfileColumns.size()] == "sample_bytes";
+  columns.first_cpu = kProfileColumns.size() + (columns.has_bytes ? 1 : 0);
   is_good = is_good && columns.first_cpu < columns.count && columns.count - columns.first_cpu <= kTableCpusMax;
   for (size_t column = columns.first_cpu; is_good && column < columns.count; ++column)
     is_good = fields[column] == "cpu" + std::to_string(column - columns.first_cpu + 1);
-  if (!is_good) return csv_error(file, row.line, "the first row has other columns", std::string(kHeader));
+  if (!is_good) return csv_error(file, row.line, "the first row has other columns", std::string(kProfileHeader));
   return columns;
 }
 
@@ -69,7 +70,7 @@ Result<Profile> parse_profile(std::string_view file, const CsvRow& row, const Co
 
 Result<ProfileTable> parse_profiles(std::string_view file, std::string_view text) {
   const std::vector<CsvRow> rows = csv_rows(text);
-  if (rows.empty()) return csv_error(file, 1, "the table is empty", std::string(kHeader));
+  if (rows.empty()) return csv_error(file, 1, "the table is empty", std::string(kProfileHeader));
   auto columns = parse_header(file, rows[0]);
   if (!columns) return columns.error();
   ProfileTable table;

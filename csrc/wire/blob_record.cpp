@@ -3,6 +3,9 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
+
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
@@ -21,10 +24,7 @@ struct BlobHead {
 };
 static_assert(sizeof(BlobHead) == kBlobRecordBytes);
 
-Fault malformed(const std::string& what) {
-  return {Errc::kMalformed, "a message about a blob of a job is malformed: " + what +
-                                "; trainer and workers must run the same version of penstock"};
-}
+Fault malformed_blob(std::string_view reason) { return malformed("a message about a blob of a job", reason); }
 
 std::vector<std::byte> bytes_of(const BlobHead& head) {
   const auto bytes = std::as_bytes(std::span(&head, 1));
@@ -56,31 +56,32 @@ std::vector<std::byte> write_blob_message(const BlobMessage& message) {
 
 Result<BlobMessage> parse_blob_message(std::span<const std::byte> part, uint64_t piece_bytes) {
   BlobHead head;
-  if (part.size() != sizeof head) return malformed("it is " + std::to_string(part.size()) + " bytes long");
+  if (part.size() != sizeof head) return malformed_blob("it is " + std::to_string(part.size()) + " bytes long");
   std::memcpy(&head, part.data(), sizeof head);
-  if (head.magic != kBlobMagic) return malformed("it has another magic number");
+  if (head.magic != kBlobMagic) return malformed_blob("it has another magic number");
   if (head.version != kBlobVersion) {
     return Fault{Errc::kMismatch, "a message about a blob of a job has version " + std::to_string(head.version) +
                                       ", and this process speaks version " + std::to_string(kBlobVersion) +
                                       "; run the same version of penstock on both sides"};
   }
-  if (head.reserved != 0 || head.reserved_end != 0) return malformed("reserved bytes are not zero");
-  if ((head.kind == Kind::kPiece) != (piece_bytes > 0)) return malformed("a piece and its bytes do not come together");
+  if (head.reserved != 0 || head.reserved_end != 0) return malformed_blob("reserved bytes are not zero");
+  if ((head.kind == Kind::kPiece) != (piece_bytes > 0))
+    return malformed_blob("a piece and its bytes do not come together");
   switch (head.kind) {
     case Kind::kWish:
-      if (head.total_bytes != 0) return malformed("a wish has a size");
-      if (head.offset >= kBlobBytesMax) return malformed("a wish lies outside of every blob");
+      if (head.total_bytes != 0) return malformed_blob("a wish has a size");
+      if (head.offset >= kBlobBytesMax) return malformed_blob("a wish lies outside of every blob");
       return BlobMessage(BlobWish{.id = head.id, .offset = head.offset});
     case Kind::kPiece:
       if (piece_bytes > kBlobPieceBytesMax || head.total_bytes > kBlobBytesMax || head.offset > head.total_bytes ||
           piece_bytes > head.total_bytes - head.offset)
-        return malformed("a piece lies outside of its blob");
+        return malformed_blob("a piece lies outside of its blob");
       return BlobMessage(BlobPiece{.id = head.id, .offset = head.offset, .total_bytes = head.total_bytes});
     case Kind::kUnknown:
-      if (head.offset != 0 || head.total_bytes != 0) return malformed("a blob that is not there has a size");
+      if (head.offset != 0 || head.total_bytes != 0) return malformed_blob("a blob that is not there has a size");
       return BlobMessage(BlobUnknown{.id = head.id});
   }
-  return malformed("unknown kind " + std::to_string(static_cast<int>(head.kind)));
+  return malformed_blob("unknown kind " + std::to_string(static_cast<int>(head.kind)));
 }
 
 }  // namespace penstock::wire

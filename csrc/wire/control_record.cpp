@@ -2,9 +2,11 @@
 #include "wire/control_record.h"
 
 #include <algorithm>
+#include <string_view>
 #include <type_traits>
 
 #include "base/bytes.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
@@ -12,10 +14,7 @@ namespace {
 // Of the order of the alternatives of ControlMessage, from 1.
 constexpr uint8_t kKindMax = std::variant_size_v<ControlMessage>;
 
-Fault malformed(const std::string& what) {
-  return {Errc::kMalformed, "a control message is malformed: " + what +
-                                "; controller, workers and trainers must run the same version of penstock"};
-}
+Fault malformed_control(std::string_view reason) { return malformed("a control message", reason); }
 
 // One description of each message serves both ways. A visitor sees the fields in the order of the wire.
 template <typename Visitor>
@@ -268,7 +267,7 @@ class Reader {
   void operator()(T& value) {
     if constexpr (std::is_same_v<T, bool>) {
       const auto byte = bytes_.read<uint8_t>();
-      if (byte > 1) fail(malformed("a yes or no is " + std::to_string(byte)));
+      if (byte > 1) fail(malformed_control("a yes or no is " + std::to_string(byte)));
       value = byte == 1;
     } else {
       value = bytes_.read<T>();
@@ -278,7 +277,7 @@ class Reader {
   requires std::is_enum_v<T>
   void operator()(T& value, T largest) {
     const auto byte = bytes_.read<uint8_t>();
-    if (byte > static_cast<uint8_t>(largest)) fail(malformed("a state is " + std::to_string(byte)));
+    if (byte > static_cast<uint8_t>(largest)) fail(malformed_control("a state is " + std::to_string(byte)));
     value = static_cast<T>(byte);
   }
   void operator()(std::string& text, size_t bytes_max) {
@@ -298,8 +297,9 @@ class Reader {
     Message message;
     fields(*this, message);
     if (error_) return *error_;
-    if (!bytes_.ok()) return malformed("it ends before its last field");
-    if (bytes_.remaining() != 0) return malformed(std::to_string(bytes_.remaining()) + " bytes follow its last field");
+    if (!bytes_.ok()) return malformed_control("it ends before its last field");
+    if (bytes_.remaining() != 0)
+      return malformed_control(std::to_string(bytes_.remaining()) + " bytes follow its last field");
     return ControlMessage(std::move(message));
   }
 
@@ -319,7 +319,7 @@ class Reader {
 template <size_t Index = 0>
 Result<ControlMessage> read_kind(uint8_t kind, std::span<const std::byte> body) {
   if constexpr (Index == kKindMax) {
-    return malformed("unknown kind " + std::to_string(kind));
+    return malformed_control("unknown kind " + std::to_string(kind));
   } else {
     if (kind == Index + 1) return Reader(body).read<std::variant_alternative_t<Index, ControlMessage>>();
     return read_kind<Index + 1>(kind, body);
@@ -349,13 +349,13 @@ Result<ControlMessage> parse_control(std::span<const std::byte> bytes) {
   const auto version = head.read<uint16_t>();
   const auto kind = head.read<uint8_t>();
   const auto reserved = head.read<uint8_t>();
-  if (!head.ok() || magic != kControlMagic) return malformed("it does not begin with PNC1");
+  if (!head.ok() || magic != kControlMagic) return malformed_control("it does not begin with PNC1");
   if (version != kControlVersion) {
     return Fault{Errc::kMismatch, "a control message has version " + std::to_string(version) +
                                       ", and this process speaks version " + std::to_string(kControlVersion) +
                                       "; run the same version of penstock on both sides"};
   }
-  if (reserved != 0) return malformed("a reserved byte is not zero");
+  if (reserved != 0) return malformed_control("a reserved byte is not zero");
   return read_kind(kind, bytes.subspan(head.position()));
 }
 

@@ -11,6 +11,7 @@ using DTypeCode = uint8_t;
 
 constexpr DTypeCode kDTypeUInt8 = 0;
 constexpr DTypeCode kDTypeFloat32 = 6;
+constexpr DTypeCode kDTypeBool = 11;
 
 // Bytes of one element, or 0 for a code that does not travel in the tensor table (quantised and packed types are
 // pickled by Python instead).

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "base/bytes.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
@@ -32,10 +34,7 @@ struct EntryHeader {
 };
 static_assert(sizeof(EntryHeader) == 24);
 
-Fault malformed(std::string what) {
-  return {Errc::kMalformed, "a batch record is malformed: " + std::move(what) +
-                                "; sender and receiver must run the same version of penstock"};
-}
+Fault malformed_frame(std::string_view reason) { return malformed("a batch record", reason); }
 
 template <typename T>
 T read_struct(ByteReader& reader) {
@@ -51,13 +50,13 @@ void write_struct(ByteWriter& writer, const T& value) {
 
 Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   const auto head = read_struct<EntryHeader>(reader);
-  if (!reader.ok()) return malformed("the tensor table ends early");
-  if (head.reserved0 != 0) return malformed("reserved bytes of a tensor entry are not zero");
+  if (!reader.ok()) return malformed_frame("the tensor table ends early");
+  if (head.reserved0 != 0) return malformed_frame("reserved bytes of a tensor entry are not zero");
   if (head.dim_count > kDimCountMax) {
     return Fault{Errc::kTooLarge, "a tensor entry has " + std::to_string(head.dim_count) + " dimensions; at most " +
                                       std::to_string(kDimCountMax) + " are expected"};
   }
-  if (head.encoding > static_cast<uint8_t>(Encoding::kShared)) return malformed("unknown encoding of a tensor");
+  if (head.encoding > static_cast<uint8_t>(Encoding::kShared)) return malformed_frame("unknown encoding of a tensor");
   TensorEntry entry{.dtype = head.dtype,
                     .encoding = static_cast<Encoding>(head.encoding),
                     .offset = head.offset,
@@ -66,8 +65,8 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
                     .strides = {},
                     .file_index = head.file_index};
   if (entry.file_index != 0 && entry.encoding != Encoding::kShared)
-    return malformed("a tensor that is not shared names a file");
-  if (reader.remaining() < size_t{head.dim_count} * 16) return malformed("the tensor table ends early");
+    return malformed_frame("a tensor that is not shared names a file");
+  if (reader.remaining() < size_t{head.dim_count} * 16) return malformed_frame("the tensor table ends early");
   entry.shape.resize(head.dim_count);
   entry.strides.resize(head.dim_count);
   for (auto& size : entry.shape) size = reader.read<int64_t>();
@@ -75,7 +74,7 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
   const auto bytes = span_bytes(entry.dtype, entry.shape, entry.strides);
   if (!bytes) return bytes.error();
   if (entry.encoding == Encoding::kWithheld) {
-    if (entry.bytes != 0 || entry.offset != 0) return malformed("a tensor that is withheld has bytes");
+    if (entry.bytes != 0 || entry.offset != 0) return malformed_frame("a tensor that is withheld has bytes");
     return entry;
   }
   if (is_narrow(entry.encoding)) {
@@ -84,18 +83,19 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
                                         std::to_string(entry.bytes) + "; at most " + std::to_string(kWidenFactorMax) +
                                         " times as many are taken"};
   } else if (bytes.value() != entry.bytes) {
-    return malformed("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
-                     std::to_string(bytes.value()));
+    return malformed_frame("a tensor entry claims " + std::to_string(entry.bytes) + " bytes where its shape needs " +
+                           std::to_string(bytes.value()));
   }
   if (entry.encoding == Encoding::kShared) {
-    if (entry.offset % dtype_bytes(entry.dtype) != 0) return malformed("a shared tensor's offset is no whole element");
+    if (entry.offset % dtype_bytes(entry.dtype) != 0)
+      return malformed_frame("a shared tensor's offset is no whole element");
     if (entry.offset > kPayloadBytesMax || entry.bytes > kPayloadBytesMax - entry.offset)
       return Fault{Errc::kTooLarge, "a shared tensor ends beyond " + std::to_string(kPayloadBytesMax) + " bytes"};
     return entry;
   }
-  if (entry.offset % kPayloadAlignment != 0) return malformed("a tensor's offset is not a multiple of 64");
+  if (entry.offset % kPayloadAlignment != 0) return malformed_frame("a tensor's offset is not a multiple of 64");
   if (entry.offset > payload_bytes || entry.bytes > payload_bytes - entry.offset) {
-    return malformed("a tensor lies outside the payload");
+    return malformed_frame("a tensor lies outside the payload");
   }
   return entry;
 }
@@ -104,17 +104,17 @@ Result<TensorEntry> read_entry(ByteReader& reader, uint64_t payload_bytes) {
 
 Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std::span<const int64_t> strides) {
   const uint64_t item_bytes = dtype_bytes(dtype);
-  if (item_bytes == 0) return malformed("unknown dtype code " + std::to_string(dtype));
-  if (shape.size() != strides.size()) return malformed("shape and strides differ in length");
+  if (item_bytes == 0) return malformed_frame("unknown dtype code " + std::to_string(dtype));
+  if (shape.size() != strides.size()) return malformed_frame("shape and strides differ in length");
   uint64_t last = 0;  // the index of the last element
   int64_t element_count = 1;
   bool is_empty = false;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (shape[dim] < 0 || strides[dim] < 0) return malformed("a size or a stride is negative");
+    if (shape[dim] < 0 || strides[dim] < 0) return malformed_frame("a size or a stride is negative");
     if (shape[dim] == 0) is_empty = true;
     // Strides of zero make room for any number of elements; torch throws where it does not fit 64 bits.
     if (__builtin_mul_overflow(element_count, shape[dim], &element_count)) {
-      return malformed("a tensor's number of elements overflows");
+      return malformed_frame("a tensor's number of elements overflows");
     }
   }
   if (is_empty) return uint64_t{0};
@@ -122,7 +122,7 @@ Result<uint64_t> span_bytes(DTypeCode dtype, std::span<const int64_t> shape, std
     uint64_t extent = 0;
     if (__builtin_mul_overflow(static_cast<uint64_t>(shape[dim] - 1), static_cast<uint64_t>(strides[dim]), &extent) ||
         __builtin_add_overflow(last, extent, &last)) {
-      return malformed("a tensor's extent overflows");
+      return malformed_frame("a tensor's extent overflows");
     }
   }
   if (last >= kPayloadBytesMax / item_bytes) {
@@ -183,21 +183,21 @@ std::vector<std::byte> write_frame(const Frame& frame) {
 Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   const auto head = read_struct<FrameHeader>(reader);
-  if (!reader.ok()) return malformed("it is shorter than its header");
-  if (head.magic != kFrameMagic) return malformed("it does not begin with PNF1");
-  if (head.version != kFrameVersion) return malformed("its version is " + std::to_string(head.version));
-  if (head.reserved != 0) return malformed("reserved bytes of the header are not zero");
+  if (!reader.ok()) return malformed_frame("it is shorter than its header");
+  if (head.magic != kFrameMagic) return malformed_frame("it does not begin with PNF1");
+  if (head.version != kFrameVersion) return malformed_frame("its version is " + std::to_string(head.version));
+  if (head.reserved != 0) return malformed_frame("reserved bytes of the header are not zero");
   if (head.tensor_count > kTensorCountMax || head.nest_bytes > kNestBytesMax || head.payload_bytes > kPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch record claims " + std::to_string(head.tensor_count) + " tensors, " +
                                       std::to_string(head.nest_bytes) + " nest bytes and " +
                                       std::to_string(head.payload_bytes) + " payload bytes, above the caps"};
   }
-  if (head.boundary_count > head.tensor_count) return malformed("more boundary keys than tensors");
+  if (head.boundary_count > head.tensor_count) return malformed_frame("more boundary keys than tensors");
   const uint64_t rest =
       uint64_t{head.table_bytes} + uint64_t{head.boundary_count} * kBoundaryKeyBytes + head.nest_bytes;
-  if (reader.remaining() != rest) return malformed("its length does not match its header");
+  if (reader.remaining() != rest) return malformed_frame("its length does not match its header");
   if (head.table_bytes < uint64_t{head.tensor_count} * sizeof(EntryHeader)) {
-    return malformed("its tensor table is too short");
+    return malformed_frame("its tensor table is too short");
   }
   Frame frame;
   frame.payload_bytes = head.payload_bytes;
@@ -208,11 +208,12 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     auto entry = read_entry(reader, head.payload_bytes);
     if (!entry) return entry.error();
     const bool is_boundary = index >= head.tensor_count - head.boundary_count;
-    if (entry.value().encoding == Encoding::kWithheld && is_boundary) return malformed("a boundary tensor is withheld");
+    if (entry.value().encoding == Encoding::kWithheld && is_boundary)
+      return malformed_frame("a boundary tensor is withheld");
     if (entry.value().encoding == Encoding::kShared) {
-      if (is_boundary) return malformed("a boundary tensor is shared");
+      if (is_boundary) return malformed_frame("a boundary tensor is shared");
       // Files are numbered as the table comes to them, so that none is passed that no tensor lies in.
-      if (entry.value().file_index > file_count) return malformed("a file in shared memory is left out");
+      if (entry.value().file_index > file_count) return malformed_frame("a file in shared memory is left out");
       file_count = std::max(file_count, entry.value().file_index + 1);
       if (file_count > kSharedFileCountMax)
         return Fault{Errc::kTooLarge, "a batch record refers to more than " + std::to_string(kSharedFileCountMax) +
@@ -220,7 +221,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     }
     frame.tensors.push_back(std::move(entry).value());
   }
-  if (reader.position() != table_end) return malformed("its tensor table does not have the length it claims");
+  if (reader.position() != table_end) return malformed_frame("its tensor table does not have the length it claims");
   frame.boundary_keys.reserve(head.boundary_count);
   for (uint32_t index = 0; index < head.boundary_count; ++index) {
     frame.boundary_keys.push_back(reader.take_text(kBoundaryKeyBytes));

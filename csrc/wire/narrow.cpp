@@ -25,7 +25,6 @@ namespace penstock::wire {
 namespace {
 
 constexpr uint64_t kRowBytesMin = 64;
-constexpr DTypeCode kBool = 11;
 
 // Calls on_type with a value of the integer type; false where the code is of none that may have an offset.
 template <typename OnType>
@@ -164,7 +163,7 @@ void write_bits(std::span<const std::byte> bytes, std::span<std::byte> target) {
 }
 
 Result<void> widen_bits(const TensorEntry& entry, std::span<const std::byte> narrow, std::span<std::byte> target) {
-  if (entry.dtype != kBool) return malformed_narrow("its elements are no bools");
+  if (entry.dtype != kDTypeBool) return malformed_narrow("its elements are no bools");
   if (narrow.size() != bit_bytes(target.size())) return malformed_narrow("it does not have the length of its elements");
   for (size_t place = 0; place < narrow.size(); ++place) {
     const auto eight = static_cast<uint64_t>(narrow[place]);
@@ -325,7 +324,7 @@ std::optional<NarrowForm> narrowest_form(const TensorEntry& entry, std::span<con
     if (form && is_taken(*form, bytes.size()) && (!best || form->bytes < best->bytes)) best = form;
   };
   consider(offset_form(entry, bytes));
-  if (entry.dtype == kBool && are_bools(as<uint8_t>(bytes), bytes.size()))
+  if (entry.dtype == kDTypeBool && are_bools(as<uint8_t>(bytes), bytes.size()))
     consider(NarrowForm{.encoding = Encoding::kBits, .bytes = bit_bytes(bytes.size())});
   consider(padded_form(entry, bytes));
   consider(rows_form(entry, bytes));

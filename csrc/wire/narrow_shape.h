@@ -7,16 +7,16 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "wire/frame.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 
-inline Fault malformed_narrow(const char* what) {
-  return {Errc::kMalformed, std::string("a tensor that is written with fewer bytes is malformed: ") + what +
-                                "; trainer and workers must run the same version of penstock"};
+inline Fault malformed_narrow(std::string_view reason) {
+  return malformed("a tensor that is written with fewer bytes", reason);
 }
 
 // Whether its elements lie side by side in the order of its dimensions.

@@ -2,17 +2,16 @@
 #include "wire/nest.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "wire/array_dtype.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
 
-Fault malformed(std::string what) {
-  return {Errc::kMalformed, "the nest of a batch is malformed: " + std::move(what) +
-                                "; sender and receiver must run the same version of penstock"};
-}
+Fault malformed_nest(std::string_view reason) { return malformed("the nest of a batch", reason); }
 
 std::string_view take_short_text(ByteReader& reader) { return reader.take_text(reader.read<uint8_t>()); }
 
@@ -46,9 +45,9 @@ Result<NestToken> NestReader::next() {
       token.text = reader_.take_text(reader_.read<uint32_t>());
       token.count = reader_.read<uint32_t>();
       break;
-    default: return malformed("unknown tag " + std::to_string(static_cast<int>(token.tag)));
+    default: return malformed_nest("unknown tag " + std::to_string(static_cast<int>(token.tag)));
   }
-  if (!reader_.ok()) return malformed("it ends inside a value");
+  if (!reader_.ok()) return malformed_nest("it ends inside a value");
   if (auto checked = check(token); !checked) return checked.error();
   return token;
 }
@@ -62,28 +61,29 @@ Result<void> NestReader::check(const NestToken& token) const {
     case NestTag::kDict: {
       const size_t least = token.tag == NestTag::kDict ? 2 : 1;  // every value takes a byte at least
       if (token.count > reader_.remaining() / least) {
-        return malformed("a container claims " + std::to_string(token.count) + " elements, more than bytes are left");
+        return malformed_nest("a container claims " + std::to_string(token.count) +
+                              " elements, more than bytes are left");
       }
-      if (token.text.size() > kNamedTupleNameBytesMax) return malformed("the name of a named tuple is too long");
+      if (token.text.size() > kNamedTupleNameBytesMax) return malformed_nest("the name of a named tuple is too long");
       return {};
     }
     case NestTag::kBigInteger:
       if (token.text.empty() || token.text.size() > kBigIntegerBytesMax) {
-        return malformed("an integer has " + std::to_string(token.text.size()) + " bytes");
+        return malformed_nest("an integer has " + std::to_string(token.text.size()) + " bytes");
       }
       return {};
     case NestTag::kArray:
       // Elements without bytes would make room for any number of them.
       if (!token.dtype.empty() && array_item_bytes(token.dtype).value_or(0) == 0) {
-        return malformed("an array's dtype is none that travels");
+        return malformed_nest("an array's dtype is none that travels");
       }
       return {};
     case NestTag::kScalar: {
       const auto item_bytes = array_item_bytes(token.dtype);
-      if (!item_bytes) return malformed("a scalar's dtype is none that travels");
+      if (!item_bytes) return malformed_nest("a scalar's dtype is none that travels");
       if (token.text.size() != *item_bytes) {
-        return malformed("a scalar has " + std::to_string(token.text.size()) + " bytes where its dtype has " +
-                         std::to_string(*item_bytes));
+        return malformed_nest("a scalar has " + std::to_string(token.text.size()) + " bytes where its dtype has " +
+                              std::to_string(*item_bytes));
       }
       return {};
     }
@@ -109,7 +109,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
       case NestTag::kDict: open.push_back(uint64_t{token.value().count} * 2); break;
       case NestTag::kTensor:
       case NestTag::kArray:
-        if (token.value().count >= tensor_count) return malformed("a tensor index is outside the table");
+        if (token.value().count >= tensor_count) return malformed_nest("a tensor index is outside the table");
         break;
       case NestTag::kPickle:
         if (!allow_pickle) {
@@ -124,7 +124,7 @@ Result<void> check_nest(std::span<const std::byte> bytes, uint32_t tensor_count,
       return Fault{Errc::kTooLarge, "a batch is nested deeper than " + std::to_string(kNestDepthMax) + " levels"};
     }
   }
-  if (!reader.at_end()) return malformed("bytes follow its last value");
+  if (!reader.at_end()) return malformed_nest("bytes follow its last value");
   return {};
 }
 

@@ -2,18 +2,16 @@
 #include "wire/packed_record.h"
 
 #include <cstring>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
 
-Fault malformed(std::string what) {
-  return {Errc::kMalformed, "a batch record with its payload is malformed: " + std::move(what) +
-                                "; sender and receiver must run the same version of penstock"};
-}
+Fault malformed_packed(std::string_view reason) { return malformed("a batch record with its payload", reason); }
 
 }  // namespace
 
@@ -43,21 +41,21 @@ Result<PackedRecord> parse_packed_record(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   PackedRecord packed;
   packed.record = reader.take(reader.read<uint64_t>());
-  if (!reader.ok()) return malformed("it ends inside the record");
+  if (!reader.ok()) return malformed_packed("it ends inside the record");
   auto frame = parse_frame(packed.record);
   if (!frame) return frame.error();
   packed.frame = std::move(frame).value();
   const uint64_t payload_offset = align_up(reader.position(), kPayloadAlignment);
   if (bytes.size() < payload_offset || bytes.size() - payload_offset != packed.frame.payload_bytes) {
-    return malformed("its payload has not the length that the record says");
+    return malformed_packed("its payload has not the length that the record says");
   }
   packed.payload = bytes.subspan(payload_offset);
   uint64_t tensor_bytes = 0;
   for (const TensorEntry& entry : packed.frame.tensors) {
-    if (entry.encoding != Encoding::kPlain) return malformed("a tensor of it is not there as it is");
+    if (entry.encoding != Encoding::kPlain) return malformed_packed("a tensor of it is not there as it is");
     tensor_bytes += entry.bytes;
   }
-  if (tensor_bytes > packed.frame.payload_bytes) return malformed("its tensors share bytes");
+  if (tensor_bytes > packed.frame.payload_bytes) return malformed_packed("its tensors share bytes");
   return packed;
 }
 

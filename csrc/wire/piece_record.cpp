@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
+
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
@@ -24,9 +27,8 @@ struct Head {
 };
 static_assert(sizeof(Head) == kPieceHeadBytes);
 
-Fault malformed(const std::string& what) {
-  return {Errc::kMalformed, "a message of a data connection of the pool is malformed: " + what +
-                                "; trainer and workers must run the same version of penstock"};
+Fault malformed_piece(std::string_view reason) {
+  return malformed("a message of a data connection of the pool", reason);
 }
 
 }  // namespace
@@ -48,13 +50,13 @@ PieceHeadBytes write_piece_head(const PieceHead& head) {
 Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
   Head head;
   if (message.size() < kPieceHeadBytes + kSealTagBytes)
-    return malformed("it is " + std::to_string(message.size()) + " bytes long");
+    return malformed_piece("it is " + std::to_string(message.size()) + " bytes long");
   if (message.size() > kPieceMessageBytesMax) {
     return Fault{Errc::kTooLarge, "a message of a data connection of " + std::to_string(message.size()) +
                                       " bytes is above the cap of " + std::to_string(kPieceMessageBytesMax)};
   }
   std::memcpy(&head, message.data(), sizeof head);
-  if (head.magic != kPieceMagic) return malformed("it has another magic number");
+  if (head.magic != kPieceMagic) return malformed_piece("it has another magic number");
   if (head.version != kPieceVersion) {
     return Fault{Errc::kMismatch, "a message of a data connection of the pool has version " +
                                       std::to_string(head.version) + ", and this process speaks version " +
@@ -62,9 +64,9 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
                                       "; run the same version of penstock on both sides"};
   }
   if (head.kind == 0 || head.kind > static_cast<uint8_t>(PieceHead::Kind::kPiece))
-    return malformed("unknown kind " + std::to_string(head.kind));
-  if (head.reserved != 0 || head.reserved_end != 0) return malformed("reserved bytes are not zero");
-  if (head.sender == 0 || head.counter == 0) return malformed("it is of nobody, or has no number");
+    return malformed_piece("unknown kind " + std::to_string(head.kind));
+  if (head.reserved != 0 || head.reserved_end != 0) return malformed_piece("reserved bytes are not zero");
+  if (head.sender == 0 || head.counter == 0) return malformed_piece("it is of nobody, or has no number");
   const SealedPiece piece{.head = {.kind = static_cast<PieceHead::Kind>(head.kind),
                                    .sender = head.sender,
                                    .link = head.link,
@@ -77,15 +79,15 @@ Result<SealedPiece> parse_piece(std::span<const std::byte> message) {
   if (piece.head.kind == PieceHead::Kind::kJoin) {
     const bool is_bare = piece.size() == 0 && head.payload_bytes == 0 && head.payload_offset == 0 && head.epoch == 0 &&
                          head.sequence == 0;
-    return is_bare ? Result<SealedPiece>(piece) : malformed("a trainer that joins sends no bytes of a batch");
+    return is_bare ? Result<SealedPiece>(piece) : malformed_piece("a trainer that joins sends no bytes of a batch");
   }
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (piece.size() == 0) return malformed("a piece has no bytes");
+  if (piece.size() == 0) return malformed_piece("a piece has no bytes");
   if (head.payload_offset > head.payload_bytes || piece.size() > head.payload_bytes - head.payload_offset)
-    return malformed("a piece lies outside of its batch");
+    return malformed_piece("a piece lies outside of its batch");
   return piece;
 }
 

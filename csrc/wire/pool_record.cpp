@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
+
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
@@ -66,26 +69,25 @@ struct ToTrainerHead {
 };
 static_assert(sizeof(ToTrainerHead) == kToTrainerHeadBytes);
 
-Fault malformed(const char* from, const std::string& what) {
-  return {Errc::kMalformed, std::string("a message of a ") + from + " of the pool is malformed: " + what +
-                                "; trainer and workers must run the same version of penstock"};
+Fault malformed_from(const char* role, std::string_view reason) {
+  return malformed(std::string("a message of a ") + role + " of the pool", reason);
 }
 
 template <typename Head>
 Result<Head> read_head(std::span<const std::byte> part, uint32_t magic, uint8_t kind_max, uint8_t flags_max,
                        const char* from) {
   Head head;
-  if (part.size() < sizeof head) return malformed(from, std::to_string(part.size()) + " bytes long");
+  if (part.size() < sizeof head) return malformed_from(from, std::to_string(part.size()) + " bytes long");
   std::memcpy(&head, part.data(), sizeof head);
-  if (head.magic != magic) return malformed(from, "it has another magic number");
+  if (head.magic != magic) return malformed_from(from, "it has another magic number");
   if (head.version != kPoolVersion) {
     return Fault{Errc::kMismatch, std::string("a message of a ") + from + " of the pool has version " +
                                       std::to_string(head.version) + ", and this process speaks version " +
                                       std::to_string(kPoolVersion) +
                                       "; run the same version of penstock on both sides"};
   }
-  if (head.kind == 0 || head.kind > kind_max) return malformed(from, "unknown kind " + std::to_string(head.kind));
-  if ((head.flags & ~flags_max) != 0) return malformed(from, "unknown flags");
+  if (head.kind == 0 || head.kind > kind_max) return malformed_from(from, "unknown kind " + std::to_string(head.kind));
+  if ((head.flags & ~flags_max) != 0) return malformed_from(from, "unknown flags");
   if (part.size() - sizeof head > kPoolBodyBytesMax) {
     return Fault{Errc::kTooLarge, std::string("a message of a ") + from + " of the pool has " +
                                       std::to_string(part.size() - sizeof head) +
@@ -114,19 +116,19 @@ std::array<std::byte, kSealHalfBytes> write_seal_half(uint8_t cipher,
 }
 
 Result<SealOffer> parse_offer(std::span<const std::byte> body) {
-  if (body.size() != kSealHalfBytes) return malformed("trainer", "a hello has no offer of keys");
+  if (body.size() != kSealHalfBytes) return malformed_from("trainer", "a hello has no offer of keys");
   SealOffer offer{.ciphers = static_cast<uint8_t>(body.front())};
-  if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed("trainer", "unknown ciphers");
+  if (offer.ciphers == 0 || (offer.ciphers & ~kSealCiphers) != 0) return malformed_from("trainer", "unknown ciphers");
   std::copy(body.begin() + 1, body.end(), offer.nonce.begin());
   return offer;
 }
 
 Result<SealGrant> parse_grant(std::span<const std::byte> body) {
   if (body.size() <= kSealHalfBytes || body.size() > kSealHalfBytes + kDataEndpointBytesMax)
-    return malformed("worker", "a welcome does not say how pieces are sealed and where they are to be had");
+    return malformed_from("worker", "a welcome does not say how pieces are sealed and where they are to be had");
   const auto cipher = static_cast<uint8_t>(body.front());
   if (cipher == 0 || cipher > static_cast<uint8_t>(SealCipher::kChaCha20Poly1305))
-    return malformed("worker", "unknown cipher");
+    return malformed_from("worker", "unknown cipher");
   SealGrant grant{.cipher = static_cast<SealCipher>(cipher)};
   const auto nonce = body.subspan(1, kSealNonceBytes);
   std::copy(nonce.begin(), nonce.end(), grant.nonce.begin());
@@ -146,9 +148,9 @@ static_assert(sizeof(SlabPlaceRecord) == 24);
 
 Result<SlabPlace> parse_place(std::span<const std::byte> body) {
   SlabPlaceRecord record;
-  if (body.size() != sizeof record) return malformed("worker", "a batch does not say in which slab it lies");
+  if (body.size() != sizeof record) return malformed_from("worker", "a batch does not say in which slab it lies");
   std::memcpy(&record, body.data(), sizeof record);
-  if (record.is_transient > 1) return malformed("worker", "an arena is neither lasting nor transient");
+  if (record.is_transient > 1) return malformed_from("worker", "an arena is neither lasting nor transient");
   return SlabPlace{.arena_id = record.arena_id,
                    .slab_index = record.slab_index,
                    .generation = record.generation,
@@ -194,25 +196,25 @@ Result<PoolRequest> parse_to_worker(std::span<const std::byte> part) {
   const ToWorkerHead& head = read.value();
   const auto body = part.subspan(sizeof head);
   const bool is_hello = head.kind == static_cast<uint8_t>(ToWorker::Kind::kHello);
-  if (head.trainer_id == 0) return malformed("trainer", "it is of nobody");
+  if (head.trainer_id == 0) return malformed_from("trainer", "it is of nobody");
   if (head.index_kind > static_cast<uint8_t>(IndexKind::kPickle))
-    return malformed("trainer", "unknown kind of indices");
-  if (head.blob_count > kRequestBlobCountMax) return malformed("trainer", "it names too many blobs");
+    return malformed_from("trainer", "unknown kind of indices");
+  if (head.blob_count > kRequestBlobCountMax) return malformed_from("trainer", "it names too many blobs");
   const uint64_t blob_bytes = head.blob_count * sizeof(BlobId);
   uint64_t left = is_hello ? 0 : body.size();
   for (const uint64_t bytes : {head.index_bytes, uint64_t{head.seeds_bytes}, head.state_bytes, blob_bytes}) {
-    if (bytes > left) return malformed("trainer", "its body does not have the length it claims");
+    if (bytes > left) return malformed_from("trainer", "its body does not have the length it claims");
     left -= bytes;
   }
-  if (left != 0) return malformed("trainer", "its body does not have the length it claims");
+  if (left != 0) return malformed_from("trainer", "its body does not have the length it claims");
   if (head.kind != static_cast<uint8_t>(ToWorker::Kind::kRequest) &&
       ((!is_hello && !body.empty()) || head.index_kind != 0))
-    return malformed("trainer", "it has indices and is no request");
+    return malformed_from("trainer", "it has indices and is no request");
   const auto index_kind = static_cast<IndexKind>(head.index_kind);
   if (index_kind == IndexKind::kInteger && head.index_bytes != 8)
-    return malformed("trainer", "a single index is not 8 bytes long");
+    return malformed_from("trainer", "a single index is not 8 bytes long");
   if (index_kind == IndexKind::kIntegers && head.index_bytes % 8 != 0)
-    return malformed("trainer", "its indices are not 8 bytes each");
+    return malformed_from("trainer", "its indices are not 8 bytes each");
   const ToWorker message{.kind = static_cast<ToWorker::Kind>(head.kind),
                          .trainer_id = head.trainer_id,
                          .link = head.link,
@@ -285,10 +287,10 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
   const auto read = read_head<ToTrainerHead>(part, kToTrainerMagic, kKindMax, kFlagFresh | kFlagInSlab, "worker");
   if (!read) return read.error();
   const ToTrainerHead& head = read.value();
-  if (head.reserved != 0 || head.zero != 0) return malformed("worker", "a reserved byte is not zero");
+  if (head.reserved != 0 || head.zero != 0) return malformed_from("worker", "a reserved byte is not zero");
   const auto body = part.subspan(sizeof head);
   const auto kind = static_cast<ToTrainer::Kind>(head.kind);
-  if (head.state_bytes > body.size()) return malformed("worker", "its state does not have the length it claims");
+  if (head.state_bytes > body.size()) return malformed_from("worker", "its state does not have the length it claims");
   const bool is_error = head.answer_kind == static_cast<uint8_t>(AnswerKind::kError);
   const bool is_welcome = kind == ToTrainer::Kind::kWelcome;
   const bool is_in_slab = (head.flags & kFlagInSlab) != 0;
@@ -297,23 +299,24 @@ Result<PoolAnswer> parse_to_trainer(std::span<const std::byte> part) {
     return Fault{Errc::kTooLarge, "a reason of " + std::to_string(body.size()) + " bytes is above the cap of " +
                                       std::to_string(kReasonBytesMax)};
   }
-  if (!has_text && head.state_bytes != body.size()) return malformed("worker", "it has a text and is no error");
-  if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError)) return malformed("worker", "unknown kind of answer");
+  if (!has_text && head.state_bytes != body.size()) return malformed_from("worker", "it has a text and is no error");
+  if (head.answer_kind > static_cast<uint8_t>(AnswerKind::kError))
+    return malformed_from("worker", "unknown kind of answer");
   const bool is_batch = head.answer_kind == static_cast<uint8_t>(AnswerKind::kBatch);
   if (!is_batch && !is_error && head.state_bytes != 0)
-    return malformed("worker", "it has a state and is neither a batch nor an error");
+    return malformed_from("worker", "it has a state and is neither a batch nor an error");
   if ((kind == ToTrainer::Kind::kAnswer) != (head.answer_kind != 0))
-    return malformed("worker", "its kind and its kind of answer do not belong together");
-  if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed("worker", "unknown flags of an answer");
+    return malformed_from("worker", "its kind and its kind of answer do not belong together");
+  if ((head.answer_flags & ~kDescriptorFlags) != 0) return malformed_from("worker", "unknown flags of an answer");
   if (head.payload_bytes > kPoolPayloadBytesMax) {
     return Fault{Errc::kTooLarge, "a batch of " + std::to_string(head.payload_bytes) + " bytes is above the cap of " +
                                       std::to_string(kPoolPayloadBytesMax)};
   }
-  if (!is_batch && head.payload_bytes != 0) return malformed("worker", "it has a payload and is no batch");
-  if (head.record_bytes > head.payload_bytes) return malformed("worker", "its record is larger than its payload");
-  if (!is_batch && head.sample_count != 0) return malformed("worker", "it has samples and is no batch");
-  if (is_batch && head.record_bytes == 0) return malformed("worker", "a batch has no record");
-  if (is_in_slab && !is_batch) return malformed("worker", "it lies in a slab and is no batch");
+  if (!is_batch && head.payload_bytes != 0) return malformed_from("worker", "it has a payload and is no batch");
+  if (head.record_bytes > head.payload_bytes) return malformed_from("worker", "its record is larger than its payload");
+  if (!is_batch && head.sample_count != 0) return malformed_from("worker", "it has samples and is no batch");
+  if (is_batch && head.record_bytes == 0) return malformed_from("worker", "a batch has no record");
+  if (is_in_slab && !is_batch) return malformed_from("worker", "it lies in a slab and is no batch");
   std::optional<SealGrant> grant;
   if (is_welcome) {
     auto parsed = parse_grant(body);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "wire/malformed.h"
 #include "wire/nest.h"
 #include "wire/packed_record.h"
 
@@ -100,10 +101,7 @@ Result<PrefixBody> parse_prefix_body(std::span<const std::byte> bytes) {
   body.seed = std::bit_cast<uint64_t>(nest.integer());
   body.library = nest.take(NestTag::kBytes).text;
   body.library_leaves = nest.leaves();
-  if (!nest.is_whole()) {
-    return Fault{Errc::kMalformed,
-                 "a prefix message is malformed; trainer and workers must run the same version of penstock"};
-  }
+  if (!nest.is_whole()) return malformed("a message with a prefix", "its nest is not that of a prefix");
   for (TensorEntry& entry : packed.value().frame.tensors) {
     const auto constant = packed.value().bytes_of(entry);
     body.constants.push_back({.entry = std::move(entry), .bytes = constant});

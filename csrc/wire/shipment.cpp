@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/shipment.h"
 
+#include <string>
+#include <string_view>
+
 #include "base/bytes.h"
 #include "wire/frame.h"
+#include "wire/malformed.h"
 
 namespace penstock::wire {
 namespace {
 
-Fault malformed(const char* what) {
-  return {Errc::kMalformed, std::string("the list of leaves that stay with a worker is malformed: ") + what +
-                                "; trainer and workers must run the same version of penstock"};
+Fault malformed_shipment(std::string_view reason) {
+  return malformed("the list of leaves that stay with a worker", reason);
 }
 
 }  // namespace
@@ -43,21 +46,21 @@ Result<Shipment> parse_shipment(std::span<const std::byte> bytes) {
                                       " bytes, above the cap of " + std::to_string(kShipmentBytesMax)};
   }
   ByteReader reader(bytes);
-  if (reader.read<uint32_t>() != kShipmentMagic) return malformed("it does not begin with PNS1");
+  if (reader.read<uint32_t>() != kShipmentMagic) return malformed_shipment("it does not begin with PNS1");
   const auto list_count = reader.read<uint32_t>();
   Shipment shipment;
   shipment.whole_every = reader.read<uint64_t>();
-  if (!reader.ok() || list_count > kShipmentListMax) return malformed("its head");
+  if (!reader.ok() || list_count > kShipmentListMax) return malformed_shipment("its head");
   for (uint32_t list = 0; list < list_count; ++list) {
     const auto key_count = reader.read<uint32_t>();
     if (!reader.ok() || key_count == 0 || reader.remaining() / kBoundaryKeyBytes < key_count)
-      return malformed("a list of boundary keys");
+      return malformed_shipment("a list of boundary keys");
     auto& keys = shipment.boundary_keys.emplace_back();
     for (uint32_t key = 0; key < key_count; ++key) keys.emplace_back(reader.take_text(kBoundaryKeyBytes));
   }
   const auto leaf_count = reader.read<uint32_t>();
   if (!reader.ok() || leaf_count > kTensorCountMax || reader.remaining() != leaf_count * sizeof(uint32_t))
-    return malformed("its leaves");
+    return malformed_shipment("its leaves");
   for (uint32_t leaf = 0; leaf < leaf_count; ++leaf) shipment.withheld.push_back(reader.read<uint32_t>());
   return shipment;
 }

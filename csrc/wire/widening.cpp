@@ -10,8 +10,6 @@
 namespace penstock::wire {
 namespace {
 
-constexpr DTypeCode kBool = 11;
-
 // The integers that may have an offset.
 constexpr bool may_have_offset(DTypeCode dtype) { return (dtype >= 2 && dtype <= 4) || dtype == 27 || dtype == 28; }
 
@@ -26,7 +24,7 @@ Result<Widening> check_offset(const TensorEntry& entry, uint64_t plain, std::spa
 }
 
 Result<Widening> check_bits(const TensorEntry& entry, uint64_t plain, std::span<const std::byte> narrow) {
-  if (entry.dtype != kBool) return malformed_narrow("its elements are no bools");
+  if (entry.dtype != kDTypeBool) return malformed_narrow("its elements are no bools");
   if (narrow.size() != bit_bytes(plain)) return malformed_narrow("it does not have the length of its elements");
   return Widening{.encoding = entry.encoding, .item_bytes = 1, .item_count = plain};
 }

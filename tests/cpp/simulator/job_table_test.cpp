@@ -29,13 +29,13 @@ std::vector<double> arrivals(const JobFilter& filter) {
   return found;
 }
 
-std::string fault(const std::string& text) {
+std::string job_fault(const std::string& text) {
   auto table = parse_jobs("trace.csv", text, {.gpus_max = 8});
   EXPECT_FALSE(table) << text;
   return table ? "" : table.error().message;
 }
 
-std::string fault_of_row(const std::string& row) { return fault("submit_s,duration_s,num_gpus,vc\n" + row + "\n"); }
+std::string fault_of_row(const std::string& row) { return job_fault("submit_s,duration_s,num_gpus,vc\n" + row + "\n"); }
 
 TEST(JobTable, HasTheJobsThatTheFilterLeavesByTheirArrival) {
   EXPECT_EQ(arrivals({.gpus_max = 16}), (std::vector<double>{5, 10, 20, 20, 30}));
@@ -76,12 +76,12 @@ TEST(JobTable, AFaultNamesTheFileTheLineAndBothSides) {
             "trace.csv, line 2: num_gpus is '1.5'; a whole number from 0 to 1000000 is expected; correct this line");
   EXPECT_EQ(fault_of_row("1,60,1"),
             "trace.csv, line 2: 3 fields; 4 as in the first row is expected; correct this line");
-  EXPECT_EQ(fault("a,b\n1,2\n"),
+  EXPECT_EQ(job_fault("a,b\n1,2\n"),
             "trace.csv, line 1: the first row has other columns; submit_s,duration_s,num_gpus,vc[,model] is expected; "
             "correct "
             "this line");
   EXPECT_EQ(
-      fault("# nothing\n"),
+      job_fault("# nothing\n"),
       "trace.csv, line 1: the table is empty; submit_s,duration_s,num_gpus,vc[,model] is expected; correct this line");
   for (const std::string row :
        {"-1,60,1,a", "nan,60,1,a", "inf,60,1,a", "1,60,-1,a", "1,60,1e9,a", ",60,1,a", "1 ,6,1,a"})

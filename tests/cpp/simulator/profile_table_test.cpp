@@ -9,7 +9,7 @@
 namespace penstock::simulator {
 namespace {
 
-std::string fault(const std::string& text) {
+std::string profile_fault(const std::string& text) {
   auto table = parse_profiles("models.csv", text);
   EXPECT_FALSE(table) << text;
   return table ? "" : table.error().message;
@@ -38,20 +38,20 @@ TEST(ProfileTable, MayTellTheBytesOfASample) {
 
 TEST(ProfileTable, AFaultNamesTheFileTheLineAndBothSides) {
   const std::string header = "model,class,iteration_s,batch,cpu1,cpu2\n";
-  EXPECT_EQ(fault(header + "net,picture,1,1,1,1\n"),
+  EXPECT_EQ(profile_fault(header + "net,picture,1,1,1,1\n"),
             "models.csv, line 2: class is 'picture'; image, language, speech or other is expected; correct this line");
-  EXPECT_EQ(fault(header + "net,image,1,1,1,0.5\n"),
+  EXPECT_EQ(profile_fault(header + "net,image,1,1,1,0.5\n"),
             "models.csv, line 2: cpu2 is '0.5'; a number from 1 to 1000000000 is expected; correct this line");
-  EXPECT_EQ(fault(header + "net,image,1,1,1\n"),
+  EXPECT_EQ(profile_fault(header + "net,image,1,1,1\n"),
             "models.csv, line 2: 5 fields; 6 as in the first row is expected; correct this line");
-  EXPECT_EQ(fault(header),
+  EXPECT_EQ(profile_fault(header),
             "models.csv, line 1: no model follows the first row; at least one is expected; correct this "
             "line");
   for (const std::string text : {"", "model,class,iteration_s,batch\n", "model,class,iteration_s,batch,cpu2\n",
                                  "model,class,iteration_s,batch,sample_bytes\n"})
-    EXPECT_NE(fault(text).find("models.csv, line 1: "), std::string::npos) << text;
+    EXPECT_NE(profile_fault(text).find("models.csv, line 1: "), std::string::npos) << text;
   for (const std::string row : {",image,1,1,1,1", "a,image,0,1,1,1", "a,image,1,-1,1,1", "a,image,1,1,0,1"})
-    EXPECT_NE(fault(header + row).find("models.csv, line 2: "), std::string::npos) << row;
+    EXPECT_NE(profile_fault(header + row).find("models.csv, line 2: "), std::string::npos) << row;
 }
 
 }  // namespace
