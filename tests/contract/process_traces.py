@@ -86,7 +86,7 @@ def children(pid: int | str = "self") -> list[int]:
     """Children of every thread of a process, zombies among them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found.extend(map(int, (task / "children").read_text().split()))
     return found
 
