@@ -149,7 +149,7 @@ def test_lightning_logs_waiting_to_tensorboard(tmp_path: Path) -> None:
     log = names_of(PAGE, "Lightning")["LogWaiting"]
     fit(log(), logger=TensorBoardLogger(tmp_path), enable_progress_bar=False)
     scalars = scalars_in(tmp_path)
-    assert len(scalars[SHARE]) == 4 and all(0 < value <= 1 for value in scalars[SHARE])
+    assert len(scalars[SHARE]) == 4 and all(0 <= value <= 1 for value in scalars[SHARE])
     assert scalars["penstock/dataset_s"][0] > 0
 
 
@@ -197,7 +197,8 @@ def test_trainer_logs_waiting_to_tensorboard(
     writer.close()
     scalars = scalars_in(tmp_path / "board")
     (tag,) = [name for name in scalars if name.endswith(SHARE)]
-    assert len(scalars[tag]) >= 4 and all(0 < value <= 1 for value in scalars[tag])
+    shares = scalars[tag]
+    assert len(shares) >= 4 and all(0 <= share <= 1 for share in shares) and max(shares) > 0
 
 
 @pytest.mark.long

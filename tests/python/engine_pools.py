@@ -68,9 +68,11 @@ class EnginePool(Elastic):
 
 
 def kill_family(pid: int) -> None:
-    """A worker's supervisor, which would start it again, and then the worker."""
+    """A worker and its supervisor, which would start it again. The supervisor is stopped first and
+    killed last: a worker whose supervisor is dead takes leave of the controller."""
+    os.kill(pid, signal.SIGSTOP)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for one in [pid, *map(int, children)]:
+    for one in [*map(int, children), pid]:
         os.kill(one, signal.SIGKILL)
 
 

@@ -126,8 +126,8 @@ def test_in_process_batches_are_the_trainers_own_work(tmp_path: Path) -> None:
         train(loader)
     events = checked(tmp_path / "trace.json")
     times = loader.stats().ledger
-    assert seconds_of(events, "trainer", "dataset") == pytest.approx(times.dataset_s, rel=0.02)
-    assert seconds_of(events, "trainer", "collate") == pytest.approx(times.collate_s, rel=0.02)
+    assert seconds_of(events, "trainer", "dataset") == pytest.approx(times.dataset_s, abs=0.01)
+    assert seconds_of(events, "trainer", "collate") == pytest.approx(times.collate_s, abs=0.01)
     assert set(track_names(events).values()) == {"trainer"}
 
 
