@@ -51,27 +51,23 @@ Result<const CudaEntries*> load() {
   return entries;
 }
 
-}  // namespace
-
-const CudaEntries* cuda_part() {
-  static const CudaEntries* const part = [] {
-    const auto loaded = load();
-    return loaded ? loaded.value() : nullptr;
-  }();
+// Of the first call, and so is the reason why there is none.
+const Result<const CudaEntries*>& loaded_part() {
+  static const Result<const CudaEntries*> part = load();
   return part;
 }
 
+}  // namespace
+
+const CudaEntries* cuda_part() { return loaded_part() ? loaded_part().value() : nullptr; }
+
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
-  const CudaEntries* part = cuda_part();
-  if (part == nullptr) {
-    const auto again = load();  // for the reason
-    if (!again) {
-      return Fault{Errc::kUnsupported,
-                   "device cuda:" + std::to_string(device_index) + " was asked for, and " + again.error().message};
-    }
-    part = again.value();
+  const auto& part = loaded_part();
+  if (!part) {
+    return Fault{Errc::kUnsupported,
+                 "device cuda:" + std::to_string(device_index) + " was asked for, and " + part.error().message};
   }
-  return part->make_device(device_index);
+  return part.value()->make_device(device_index);
 }
 
 }  // namespace penstock::loader
