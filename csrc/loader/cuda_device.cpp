@@ -53,7 +53,7 @@ Result<const CudaEntries*> load() {
 
 // Of the first call, and so is the reason why there is none.
 const Result<const CudaEntries*>& loaded_part() {
-  static const Result<const CudaEntries*> part = load();
+  static Result<const CudaEntries*> part = load();
   return part;
 }
 

@@ -63,6 +63,7 @@ PENSTOCK_DEFINE_LIMITS(uint32_t)
 #undef PENSTOCK_DEFINE_LIMITS
 
 // Differences are taken modulo 2^64, so that no integer overflows.
+// NOLINTBEGIN(bugprone-macro-parentheses): a type takes none
 #define PENSTOCK_DEFINE_OFFSETS(T, N)                                                                    \
   PENSTOCK_WIDE_LOOP void take_base(const T* values, size_t count, uint64_t base, N* target) {           \
     for (size_t place = 0; place < count; ++place)                                                       \
@@ -82,6 +83,7 @@ PENSTOCK_DEFINE_OFFSETS_OF(uint16_t)
 PENSTOCK_DEFINE_OFFSETS_OF(uint32_t)
 #undef PENSTOCK_DEFINE_OFFSETS_OF
 #undef PENSTOCK_DEFINE_OFFSETS
+// NOLINTEND(bugprone-macro-parentheses)
 
 PENSTOCK_WIDE_LOOP bool are_bools(const uint8_t* values, size_t count) {
   uint8_t all = 0;
