@@ -7,6 +7,7 @@
 #include "wire/malformed.h"
 
 namespace penstock::wire {
+
 uint32_t time_units(std::chrono::nanoseconds time) {
   const auto units = std::max<int64_t>(0, time / kTimeUnit);
   return static_cast<uint32_t>(std::min<int64_t>(units, std::numeric_limits<uint32_t>::max()));

@@ -83,9 +83,13 @@ def collect_garbage() -> None:
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """Children of every thread of a process, zombies among them."""
+    """Children of every thread of a process, zombies among them; none of one that has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    try:
+        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return found
+    for task in tasks:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found.extend(map(int, (task / "children").read_text().split()))
     return found

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import process_traces
 import pytest
 import torch
 from cut_models import CASES
@@ -168,17 +169,10 @@ def test_a_compiler_ends_with_the_program_that_started_it(tmp_path: Path, end: i
             time.sleep(0.1)
         process.send_signal(end)
         process.wait(20)
-    while (is_there := is_running(compiler)) and time.monotonic() < until:
+    while (is_there := process_traces.is_running(compiler)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not is_there
     assert not [*tmp_path.glob("penstock-compiler-*")]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Resizing(Normalising):

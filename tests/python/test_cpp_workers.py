@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import process_traces
 import pytest
 import torch
 from cpp_loader import PLUGIN, error_of_cpp, finish_cpp, run_cpp, start_cpp
@@ -256,17 +257,12 @@ def test_nothing_is_left_when_the_program_is_killed() -> None:
     of = {**OF_PLUGIN, "arguments": {"size": 4000, "delay_ms": 5}}
     program = start_cpp(size=SIZE, options={"batch_size": 4, "num_workers": 2}, seed=3, **of)
     assert program.stdout is not None and program.stdout.readline()
-    children = [int(pid) for pid in _children_of(program.pid)]
+    children = process_traces.children(program.pid)
     assert len(children) == 2
     program.kill()
     program.communicate()
     for pid in children:
         _wait_for_end(pid)
-
-
-def _children_of(pid: int) -> list[str]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [child for task in tasks for child in task.read_text().split()]
 
 
 def _wait_for_end(pid: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import process_traces
 import pytest
 
 from penstock.cli.command_line import main
@@ -289,34 +290,19 @@ def test_ctrl_c_ends_the_doctor_and_all_that_it_started(tmp_path: Path, write: W
     assert process.returncode == 130
     assert "interrupted" in error
     deadline = time.monotonic() + 10
-    while any(map(_is_alive, started)) and time.monotonic() < deadline:
+    while any(map(process_traces.is_running, started)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in started if _is_alive(pid)]
+    assert not [pid for pid in started if process_traces.is_running(pid)]
 
 
 def _python_descendants(pid: int) -> set[int]:
     found: set[int] = set()
     todo = [pid]
     while todo:
-        for child in _children(todo.pop()):
+        for child in process_traces.children(todo.pop()):
             found.add(child)
             todo.append(child)
     return found
-
-
-def _children(pid: int) -> list[int]:
-    text = ""
-    with contextlib.suppress(OSError):  # it can end while it is asked about
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            text += path.read_text()
-    return [int(one) for one in text.split()]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 WRONG_CALLS = {

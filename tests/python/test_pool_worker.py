@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import process_traces
 import pytest
 import torch
 from pool_datasets import CODE, digests
@@ -54,17 +55,9 @@ def free_port(count: int = 1) -> int:
             return port
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def wait_until_dead(pids: list[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while any(is_alive(pid) for pid in pids):
+    while any(process_traces.is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, pids
         time.sleep(0.02)
 
@@ -146,10 +139,10 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_others_live(
     os.kill(doomed, signal.SIGKILL)
     said = worker.wait_for_lines(lambda line: "could not be started" in line, 2)
     assert all("No such file or directory" in line and str(temporary) in line for line in said)
-    assert is_alive(other)
+    assert process_traces.is_running(other)
     (tmp_path / "away").rename(temporary)
     _, _, new = worker.served(3)[2]
-    assert is_alive(new) and is_alive(other)
+    assert process_traces.is_running(new) and process_traces.is_running(other)
     assert worker.end(signal.SIGTERM) == 0
 
 
@@ -241,7 +234,7 @@ def test_a_worker_that_is_drained_finishes_what_it_makes(
     pid = wait_for_block(tmp_path)
     worker.process.send_signal(signal.SIGTERM)
     wait_until_draining(pool)
-    assert is_alive(pid)
+    assert process_traces.is_running(pid)
     (tmp_path / "go").touch()
     assert int(next(batches)) == 1
     assert worker.wait() == 0
@@ -258,7 +251,7 @@ def test_a_second_signal_ends_a_worker_at_once(pool: PoolProcesses, tmp_path: Pa
     pid = wait_for_block(tmp_path)
     worker.process.send_signal(signal.SIGINT)
     wait_until_draining(pool)
-    assert is_alive(pid)
+    assert process_traces.is_running(pid)
     worker.process.send_signal(signal.SIGINT)
     wait_until_dead([pid], 5)
     worker.wait()
