@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mel_bands import mel_bands
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -45,10 +46,8 @@ class KeywordNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from torchaudio.functional import melscale_fbanks
-
         self.register_buffer("window", torch.hann_window(400))
-        self.register_buffer("bands", melscale_fbanks(201, 0.0, RATE_HZ / 2, 64, RATE_HZ))
+        self.register_buffer("bands", mel_bands(201, 64, RATE_HZ))
         self.net = convolutions(1, (16, 32, 64), class_count=35)
 
     def forward(self, waves: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,20 @@ def report(
     records, or None when a measurement failed, as standard error says then.
 
     Each record is a line as soon as it is there: of the file `args.out`, or of standard output
-    unless `args.markdown`.
+    unless `args.markdown`. Those without a line are printed when a measurement fails.
     """
     if args.read is not None:
         everything = [json.loads(line) for line in args.read.read_text().splitlines()]
     else:
+        everything = []
         try:
-            everything = _measured(measure(args), args.out, is_shown=not args.markdown)
+            for record in _measured(measure(args), args.out, is_shown=not args.markdown):
+                everything.append(record)
         except MeasurementError as err:
+            if args.markdown and args.out is None:
+                # They took minutes; `--read` makes tables of them.
+                for record in everything:
+                    print(json.dumps(record))
             print(f"\n{bench}: {err}", file=sys.stderr)
             return None
     if everything:
@@ -77,17 +83,15 @@ def report(
     return everything
 
 
-def _measured(measured: Iterable[Record], out: Path | None, *, is_shown: bool) -> list[Record]:
+def _measured(measured: Iterable[Record], out: Path | None, *, is_shown: bool) -> Iterator[Record]:
     """The records, with the commit and the machine that they were measured on."""
     where = {"commit": commit(), "machine": machine()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("")
-    everything: list[Record] = []
     for record in measured:
-        everything.append(record | where)
-        put_line(everything[-1], out, is_shown=is_shown)
-    return everything
+        put_line(record | where, out, is_shown=is_shown)
+        yield record | where
 
 
 def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]) -> list[Record]:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from bench_runs import run_bench
@@ -22,7 +25,6 @@ CASES = (
     "audio",
     "nested",
     "text",
-    "tiny",
     "object_store",
     "first_batch/tiny",
     "next_epoch/tiny",
@@ -55,14 +57,11 @@ def bench_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     "spawn_start/array",
     "tabular",
     "text",
-    "tiny0",
-    "tiny1",
+    "tiny",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_each_case_writes_a_line_for_each_figure(case: str, tmp_path: Path) -> None:
-    if case == "audio":
-        pytest.importorskip("torchaudio", reason="torchaudio ends at torch 2.11")
     lines = tmp_path / "figures.jsonl"
     done = run_bench(
         "loader.py", "--quick", "--only", case, "--out", str(lines), "--data", str(tmp_path)
@@ -113,6 +112,22 @@ def test_the_interval_of_the_median_holds_it_and_lies_within_the_values(
     figures = pytest.importorskip("figures")
     low, high = figures.median_interval([1.0, 1.2, 1.1, 5.0, 1.15, 1.05, 1.1])
     assert 1.0 <= low <= 1.1 <= high <= 1.2
+
+
+def test_what_was_measured_before_a_failure_is_printed(
+    bench_module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = pytest.importorskip("figures")
+
+    def measure(_: object) -> Iterator[dict[str, Any]]:
+        yield figures.summary("a bench/ratio", {}, [1.0, 2.0, 3.0])
+        raise figures.MeasurementError("the second one ended with 1")
+
+    args = argparse.Namespace(read=None, out=None, markdown=True)
+    assert figures.report("a bench", args, measure, str) is None
+    out, err = capsys.readouterr()
+    assert json.loads(out)["median"] == 2.0
+    assert "a bench: the second one ended with 1" in err
 
 
 @pytest.mark.long

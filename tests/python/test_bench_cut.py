@@ -80,8 +80,6 @@ def test_the_overhead_has_its_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_each_workload_trains_and_has_a_part_to_move(workloads: ModuleType, name: str) -> None:
     assert tuple(workloads.WORKLOADS) == WORKLOADS
-    if name == "audio":
-        pytest.importorskip("torchaudio", reason="torchaudio ends at torch 2.11")
     workload = workloads.WORKLOADS[name]
     dataset = workload.make_dataset(4)
     batch = torch.utils.data.default_collate([dataset[index] for index in range(4)])
