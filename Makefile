@@ -19,7 +19,7 @@ help:
 	@echo "  make demo       train on real photographs three ways; ARGS=\"--json FILE\" keeps the result"
 	@echo "  make test       the tests, C++ and Python; ARGS goes to pytest"
 	@echo "  make test-contract  of these, what the loader, the cut and the pool promise: for the torches between oldest and newest"
-	@echo "  make test-all   the same with the longest (those marked long), and what torch's own loader does in them"
+	@echo "  make test-all   the same with the longest (those marked long), what torch's own loader does in them, and the C++ benchmarks"
 	@echo "  make wheels     a wheel for each of PYTHONS=\"python3.11 python3.12\", in dist; TORCHES=\"2.11 2.15\" for these alone"
 	@echo "  make test-wheel a wheel of dist in environments without a compiler, then with one for C++; TORCHES as above"
 	@echo "  make docs       the documentation as a site, with the references of Python and C++, in build/docs/site"
@@ -45,8 +45,8 @@ demo:
 	@$(VENV)/bin/python examples/quickstart.py $(ARGS)
 
 test:
-	@python=$$(sh .make/system.sh build test bench) && sh .make/packages.sh "$$python" test
-	@sh .make/install.sh --with-tests --with-bench
+	@python=$$(sh .make/system.sh build test) && sh .make/packages.sh "$$python" test
+	@sh .make/install.sh --with-tests $(ALSO_BUILT)
 	@sh .make/test.sh $(ARGS)
 
 # What the loader, the cut and the pool promise, with the C++ tests.
@@ -59,7 +59,7 @@ test-contract:
 
 test-all:
 	@python=$$(sh .make/system.sh build test bench model docs clang browser) && sh .make/packages.sh "$$python" test lint cluster docs
-	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
+	@$(MAKE) --no-print-directory test ALSO_BUILT=--with-bench ARGS="--long $(ARGS)"
 
 wheels:
 	@python=$$(sh .make/system.sh build) && "$$python" .make/wheels.py --torches "$(TORCHES)" $(or $(PYTHONS),"$$python")

@@ -9,7 +9,7 @@
 namespace penstock::cluster {
 namespace {
 
-constexpr size_t kNobody = static_cast<size_t>(-1);
+constexpr size_t kNoJob = static_cast<size_t>(-1);
 constexpr double kGainMin = 1e-12;  // a smaller difference is rounding
 
 // The workers that owners and the pool have left.
@@ -57,14 +57,14 @@ class Room {
 std::vector<uint32_t> fill_evenly(std::span<const JobClaim> claims, std::span<const uint32_t> bounds, Room room) {
   std::vector<uint32_t> counts(claims.size(), 0);
   while (true) {
-    size_t poorest = kNobody;
+    size_t poorest = kNoJob;
     for (size_t job = 0; job < claims.size(); ++job) {
       if (counts[job] >= bounds[job] || !room.has_for(job)) continue;
-      if (poorest == kNobody || counts[job] < counts[poorest] ||
+      if (poorest == kNoJob || counts[job] < counts[poorest] ||
           (counts[job] == counts[poorest] && claims[job].worker_count > claims[poorest].worker_count))
         poorest = job;
     }
-    if (poorest == kNobody) return counts;
+    if (poorest == kNoJob) return counts;
     room.take(poorest);
     ++counts[poorest];
   }
@@ -89,7 +89,7 @@ class Exchange {
   }
 
   std::vector<uint32_t> run() && {
-    for (size_t job = best_to_grow(); job != kNobody; job = best_to_grow()) grow(job);
+    for (size_t job = best_to_grow(); job != kNoJob; job = best_to_grow()) grow(job);
     while (move_one()) {
     }
     return std::move(counts_);
@@ -113,31 +113,31 @@ class Exchange {
   // least.
   void keep(std::span<const JobClaim> claims) {
     while (true) {
-      size_t best = kNobody;
+      size_t best = kNoJob;
       for (size_t job = 0; job < claims.size(); ++job) {
         const uint32_t of_use = std::min(claims[job].worker_count, claims[job].demand_count());
         if (counts_[job] >= of_use || !room_.has_for(job)) continue;
-        if (best == kNobody || gain(job) > gain(best)) best = job;
+        if (best == kNoJob || gain(job) > gain(best)) best = job;
       }
-      if (best == kNobody) return;
+      if (best == kNoJob) return;
       grow(best);
     }
   }
 
   size_t best_to_grow() const {
-    size_t best = kNobody;
+    size_t best = kNoJob;
     for (size_t job = 0; job < counts_.size(); ++job)
-      if (room_.has_for(job) && gain(job) > kGainMin && (best == kNobody || gain(job) > gain(best))) best = job;
+      if (room_.has_for(job) && gain(job) > kGainMin && (best == kNoJob || gain(job) > gain(best))) best = job;
     return best;
   }
 
   // The best single move, if it pays. A job of an owner at its quota takes only from that owner's jobs.
   bool move_one() {
-    size_t from = kNobody, to = kNobody;
+    size_t from = kNoJob, to = kNoJob;
     double best = kGainMin;
     const double useful = std::max(0.0, options_.horizon_s - options_.move_cost_s) / options_.horizon_s;
     const auto look = [&](size_t giver, size_t taker) {
-      if (giver == kNobody || taker == kNobody || giver == taker) return;
+      if (giver == kNoJob || taker == kNoJob || giver == taker) return;
       const double net = gain(taker) * useful - loss(giver);
       if (net > best) best = net, from = giver, to = taker;
     };
@@ -150,7 +150,7 @@ class Exchange {
         look(cheapest_giver([&](size_t other) { return room_.is_fit_giver(other, job); }), job);
       }
     }
-    if (to == kNobody) return false;
+    if (to == kNoJob) return false;
     --counts_[from];
     room_.give_back(from);
     grow(to);
@@ -159,9 +159,9 @@ class Exchange {
 
   template <typename Fit>
   size_t cheapest_giver(Fit is_fit) const {
-    size_t cheapest = kNobody;
+    size_t cheapest = kNoJob;
     for (size_t job = 0; job < counts_.size(); ++job)
-      if (counts_[job] > floors_[job] && is_fit(job) && (cheapest == kNobody || loss(job) < loss(cheapest)))
+      if (counts_[job] > floors_[job] && is_fit(job) && (cheapest == kNoJob || loss(job) < loss(cheapest)))
         cheapest = job;
     return cheapest;
   }

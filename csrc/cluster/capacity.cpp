@@ -14,7 +14,7 @@ constexpr uint64_t kMsPerHour = 3'600'000;
 
 std::string workers(uint32_t count) { return std::to_string(count) + (count == 1 ? " worker" : " workers"); }
 
-std::string seconds(Duration time) {
+std::string seconds_text(Duration time) {
   char text[32];
   std::snprintf(text, sizeof text, "%.0f s", std::chrono::duration<double>(time).count());
   return text;
@@ -98,8 +98,8 @@ CapacityDecision Capacity::settle(CapacityDecision target, const PoolLimits& lim
   const Duration low_for = now_ - *low_since_;
   if (low_for < limits.idle) {
     settled_count_ = settled;
-    return {settled, target.reason + "; the pool gives workers back after " + seconds(limits.idle) + ", of which " +
-                         seconds(low_for) + " are over"};
+    return {settled, target.reason + "; the pool gives workers back after " + seconds_text(limits.idle) +
+                         ", of which " + seconds_text(low_for) + " are over"};
   }
   settled_count_ = low_most_;
   low_since_.reset();
@@ -131,7 +131,7 @@ CapacityDecision Capacity::without_refused(CapacityDecision wanted, const PoolLo
   }
   if (kept == wanted.wanted_count) return wanted;
   return {kept, wanted.reason + "; the engine refused more than " + std::to_string(kept) + ": " + load.refusal +
-                    "; it is asked again in " + seconds(*asks_again_at_ - now_)};
+                    "; it is asked again in " + seconds_text(*asks_again_at_ - now_)};
 }
 
 }  // namespace penstock::cluster

@@ -7,7 +7,7 @@
 namespace penstock::cluster {
 namespace {
 
-constexpr size_t kNobody = static_cast<size_t>(-1);
+constexpr size_t kNoRank = static_cast<size_t>(-1);
 
 // So many workers by rank, changed one at a time.
 class Split {
@@ -28,22 +28,22 @@ class Split {
   // One worker more for the slowest of the ranks that have use for it. False where there is none.
   bool add() {
     const size_t rank = slowest_to_grow();
-    if (rank == kNobody) return false;
+    if (rank == kNoRank) return false;
     ++counts_[rank];
     return true;
   }
 
   // One worker less for the rank that stays the fastest without it.
   void take() {
-    const size_t rank = fastest_to_give(kNobody);
-    if (rank != kNobody) --counts_[rank];
+    const size_t rank = fastest_to_give(kNoRank);
+    if (rank != kNoRank) --counts_[rank];
   }
 
   // The move that makes the slowest rank faster, if it pays.
   bool move() {
     const size_t to = slowest_to_grow();
-    const size_t from = to == kNobody ? kNobody : fastest_to_give(to);
-    if (from == kNobody) return false;
+    const size_t from = to == kNoRank ? kNoRank : fastest_to_give(to);
+    if (from == kNoRank) return false;
     const double before = speed(to, counts_[to]);
     const double after = std::min(speed(to, counts_[to] + 1), speed(from, counts_[from] - 1));
     if (after < before * kRankMoveGainMin || after <= before) return false;
@@ -66,10 +66,10 @@ class Split {
 
   // Of equally slow ranks the one that has fewer workers, and then the first.
   size_t slowest_to_grow() const {
-    size_t best = kNobody;
+    size_t best = kNoRank;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (counts_[rank] >= ranks_[rank].worker_count_max) continue;
-      if (best == kNobody || is_slower(rank, best)) best = rank;
+      if (best == kNoRank || is_slower(rank, best)) best = rank;
     }
     return best;
   }
@@ -80,10 +80,10 @@ class Split {
   }
 
   size_t fastest_to_give(size_t taker) const {
-    size_t best = kNobody;
+    size_t best = kNoRank;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (rank == taker || counts_[rank] == 0) continue;
-      if (best == kNobody || speed(rank, counts_[rank] - 1) > speed(best, counts_[best] - 1)) best = rank;
+      if (best == kNoRank || speed(rank, counts_[rank] - 1) > speed(best, counts_[best] - 1)) best = rank;
     }
     return best;
   }

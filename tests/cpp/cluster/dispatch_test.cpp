@@ -9,10 +9,11 @@ namespace penstock::cluster {
 namespace {
 
 using std::chrono::milliseconds;
-using Kind = Dispatch::Command::Kind;
 
 class DispatchTest : public testing::Test {
  protected:
+  using Kind = Dispatch::Command::Kind;
+
   static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
   void join(WorkerSlot worker, uint64_t credit_bytes = 1'000'000) {

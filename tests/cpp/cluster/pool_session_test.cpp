@@ -14,10 +14,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using In = wire::ToWorker::Kind;
-using Kind = PoolSession::Command::Kind;
 
 class PoolSessionTest : public testing::Test {
  protected:
+  using Kind = PoolSession::Command::Kind;
+
   static wire::BatchKey batch(uint64_t sequence) { return {.epoch = 1, .sequence = sequence}; }
 
   void roster(const std::vector<wire::RosterEntry>& entries) {
