@@ -55,7 +55,7 @@ def tag_of(python: str | Path) -> str:
 
 def environment(python: str, tag: str, minor: str) -> Path | None:
     """The Python of an environment with that torch; None if torch has no wheel for this Python."""
-    for made in (Path(f".venv-torch-{minor}"), Path(".venv")):
+    for made in sorted(Path().glob(".venv*")):
         # One of `make test` does, and its build folder with it.
         own = made / "bin" / "python"
         if own.exists() and tag_of(own) == tag and torch_in(own).startswith(f"{minor}."):
