@@ -53,7 +53,7 @@ def expect(pattern: str, text: str) -> None:
 def installed(wheel: Path, minor: str) -> Path:
     """The programs of an environment with that torch and the wheel. Its torch, which takes minutes
     to fetch, stays for the next time."""
-    place = BUILD / f"torch-{minor}"
+    place = BUILD / f"{sys.implementation.cache_tag}-torch-{minor}"
     if not (place / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
