@@ -50,7 +50,7 @@ SizeExpression expression_of(const py::handle& given) {
 
 std::vector<SizeExpression> expressions_of(const py::sequence& given) {
   std::vector<SizeExpression> expressions;
-  for (const py::handle item : given) expressions.push_back(expression_of(item));
+  for (const py::handle& item : given) expressions.push_back(expression_of(item));
   return expressions;
 }
 

@@ -176,7 +176,7 @@ bool PlainContent::take_set(PyObject* object, uint32_t depth) {
   digest_.add(static_cast<uint64_t>(Tag::kSet));
   digest_.add(address_of(object));
   digest_.add(static_cast<uint64_t>(PySet_GET_SIZE(object)));
-  for (const py::handle item : py::reinterpret_borrow<py::object>(object)) {
+  for (const py::handle& item : py::reinterpret_borrow<py::object>(object)) {
     if (!take(item.ptr(), depth + 1)) return false;
   }
   return true;
