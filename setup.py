@@ -43,7 +43,7 @@ def cmake_folder(sanitize: str = "", lint: bool = False) -> Path:
         torch = ".".join(version("torch").split(".")[:2])
     except PackageNotFoundError:
         torch = "none"  # which CMake says, with what to do
-    tag = f"{sys.implementation.cache_tag}-torch-{torch}"
+    tag = f"{sys.implementation.cache_tag}{sys.abiflags}-torch-{torch}"
     name = sanitize or (f"lint-{tag}" if lint else tag)
     return ROOT / "build" / f"cmake-{name}"
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from wheels import torch_minors
+from wheels import tag_of, torch_minors
 
 BUILD = Path("build/wheels/test").absolute()
 COMPILERS = ("cc", "gcc", "g++", "clang", "clang++", "cmake", "ninja", "make", "ld")
@@ -53,7 +53,7 @@ def expect(pattern: str, text: str) -> None:
 def installed(wheel: Path, minor: str) -> Path:
     """The programs of an environment with that torch and the wheel. Its torch, which takes minutes
     to fetch, stays for the next time."""
-    place = BUILD / f"{sys.implementation.cache_tag}-torch-{minor}"
+    place = BUILD / f"{tag_of(sys.executable)}-torch-{minor}"
     if not (place / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
@@ -139,10 +139,10 @@ def main() -> None:
     parser.add_argument("--torches", default="", help="minor versions (default: oldest, newest)")
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     args = parser.parse_args()
-    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    tag = tag_of(sys.executable)
     known = torch_minors()
     torches = args.torches.replace(",", " ").split() or [known[0], known[-1]]
-    wheels = args.wheels or sorted(Path("dist").glob(f"penstock-*-{tag}-*.whl"))
+    wheels = args.wheels or sorted(Path("dist").glob(f"penstock-*-{tag}-manylinux*.whl"))
     if not wheels:
         sys.exit(f"dist/ has no wheel for {tag}; `make wheels` builds one")
     for wheel in wheels:

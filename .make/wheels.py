@@ -50,7 +50,9 @@ def torch_minors() -> list[str]:
 
 
 def tag_of(python: str | Path) -> str:
-    return run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
+    """As in the name of a wheel: cp314, and cp314t without a global interpreter lock."""
+    code = "import sys; print('cp%d%d' % sys.version_info[:2] + sys.abiflags)"
+    return run(python, "-c", code).strip()
 
 
 def environment(python: str, tag: str, minor: str) -> Path | None:
