@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -143,7 +144,18 @@ def test_iteration_goes_on_after_errors_of_any_worker(
     )
 
 
-@pytest.mark.parametrize("make", [chained, with_note])
+@pytest.mark.parametrize(
+    "make",
+    [
+        chained,
+        pytest.param(
+            with_note,
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on"
+            ),
+        ),
+    ],
+)
 def test_causes_and_notes_are_in_the_text(loader_class: type, make: Callable[[int], Any]) -> None:
     expected = ("KeyError: 'inner'", "direct cause") if make is chained else ("seen in shard 3",)
     loader = loader_class(Computed(4, make), batch_size=4, num_workers=1)

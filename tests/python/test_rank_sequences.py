@@ -182,9 +182,8 @@ def test_each_sample_is_given_once_whenever_a_job_is_killed(
         job = Job(random.Random(f"{seed} {number}"), account)
         try:
             job.live()
-        except BaseException as error:
-            error.add_note(f"in sequence {number}: {vars(job)}")
-            raise
+        except Exception as error:
+            raise AssertionError(f"in sequence {number}: {vars(job)}") from error
         samples += job.count * job.epoch_count
     with capsys.disabled():
         print(f"\n{sequence_count} jobs, {samples} samples\n{account.table()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 import os
 import re
 import sys
@@ -110,7 +111,18 @@ def _compatible_part(version: str) -> tuple[str, ...]:
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
     """By the top-level name that they install; reading it all takes some 0.3 s."""
-    return importlib.metadata.packages_distributions()
+    if sys.version_info >= (3, 11):
+        return importlib.metadata.packages_distributions()
+    # That of Python 3.10 knows only distributions with a top_level.txt, which few wheels have.
+    found: dict[str, set[str]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]  # parses the whole of the metadata
+        for file in distribution.files or ():
+            is_inside = len(file.parts) > 1
+            top = file.parts[0] if is_inside else inspect.getmodulename(file.name)
+            if top is not None and top.isidentifier():
+                found.setdefault(top, set()).add(name)
+    return {top: sorted(names) for top, names in found.items()}
 
 
 def _is_sent(module: str, sent: Collection[str]) -> bool:
