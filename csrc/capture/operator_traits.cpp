@@ -6,6 +6,8 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
+
 #include "capture/capture.h"
 #include "capture/families.h"
 #include "capture/operator_twins.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/data_client.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
