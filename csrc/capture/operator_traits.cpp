@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // annotate(): looks each operator up in the dispatcher. Fails closed: an operator is pure only when its schema, its
-// tags, the tables of capture_families.h and its arguments all allow nothing else.
+// tags, the tables of families.h and its arguments all allow nothing else.
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
