@@ -62,9 +62,9 @@ class Job {
     now += kReportInterval;
     follow();
     const double interval_s = in_seconds(kReportInterval);
-    std::normal_distribution<double> spread(1, noise);
-    const double worker_now_s = worker_s * std::max(0.2, spread(random_));
-    const double step_now_s = step_s * std::max(0.2, spread(random_));
+    std::normal_distribution<double> normal;
+    const double worker_now_s = worker_s * std::max(0.2, 1 + noise * normal(random_));
+    const double step_now_s = step_s * std::max(0.2, 1 + noise * normal(random_));
     if (worker_count > joined_count_) joining_until_ = now + join_time;
     joined_count_ = worker_count;
     const double present = now < joining_until_ ? 0.0 : worker_count;
