@@ -71,7 +71,7 @@ def report(
             if args.markdown and args.out is None:
                 # They took minutes; `--read` makes tables of them.
                 for record in everything:
-                    print(json.dumps(record))
+                    put_line(record, None, is_shown=True)
             print(f"\n{bench}: {err}", file=sys.stderr)
             return None
     if everything:
@@ -89,9 +89,10 @@ def _measured(measured: Iterable[Record], out: Path | None, *, is_shown: bool) -
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("")
-    for record in measured:
-        put_line(record | where, out, is_shown=is_shown)
-        yield record | where
+    for measurement in measured:
+        record = measurement | where
+        put_line(record, out, is_shown=is_shown)
+        yield record
 
 
 def records(name: str, question: str, rounds: Rounds, parameters: dict[str, Any]) -> list[Record]:
