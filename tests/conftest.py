@@ -7,6 +7,7 @@ Also the fixtures that the tests of the cut share.
 from __future__ import annotations
 
 import fnmatch
+import multiprocessing
 import os
 import random
 import signal
@@ -28,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So it is where a shell put the tests in the background; programs would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.version_info >= (3, 14):
+        # Its fork server takes no lambdas and local classes, which the tests hand over to workers.
+        # The other ways to start have tests of their own, which name them.
+        multiprocessing.set_start_method("fork")
     seed = config.getoption("--seed")
     config.stash[SEED] = int.from_bytes(os.urandom(4), "little") if seed is None else seed
 

@@ -101,6 +101,12 @@ def test_they_are_torchs_batches(pool: PoolProcesses) -> None:
     assert [digests(loader) for _ in range(2)] == expected
 
 
+def test_workers_of_an_older_fork_server_have_the_keys_of_the_trainer(pool: PoolProcesses) -> None:
+    """The fork server's environment is older than the test's XDG_RUNTIME_DIR."""
+    loader = beside(pool, Numbered(8), batch_size=2, multiprocessing_context="forkserver")
+    assert [numbers_of(batch) for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
 @pytest.mark.long
 def test_batches_that_the_user_keeps_stay_as_they_are(pool: PoolProcesses) -> None:
     kept = list(beside(pool, Numbered(200), batch_size=2))

@@ -54,7 +54,9 @@ class Programs:
         self.environment = {**os.environ, MARK: self._mark, "TMPDIR": str(folder / "tmp")}
 
     def start(self, *arguments: str, source: str) -> Process:
-        (self.folder / "train.py").write_text(textwrap.dedent(source))
+        # The programs have no main guard, which every way to start a worker but fork needs.
+        by_fork = "import multiprocessing; multiprocessing.set_start_method('fork')\n"
+        (self.folder / "train.py").write_text(by_fork + textwrap.dedent(source))
         # Who runs in the background of a script has SIGINT ignored, and so have its children.
         return Process(
             [*arguments],

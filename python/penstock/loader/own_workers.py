@@ -39,12 +39,14 @@ class OwnWorkers:
 
     def start(self, count: int) -> None:
         """Raises PenstockError when one of them did not come to listen."""
+        if count == 0:
+            return
         is_child = self._context.get_start_method() != "forkserver"
         pipes = []
         names = []
-        if count > 0:
-            # Made before the workers are there, of which one that is killed could leave half of it.
-            _pool.shared_key_folder()
+        # Made before the workers are there, of which one that is killed could leave half of it. They
+        # are told where it is: a fork server's environment is the one that it was started with.
+        key_folder = _pool.shared_key_folder()
         for _ in range(count):
             receiver, sender = self._context.Pipe(duplex=False)
             code = CodeFolder()
@@ -53,7 +55,7 @@ class OwnWorkers:
             names.append(handover)
             process = self._context.Process(
                 target=_run_own_worker,
-                args=(sender, code.path, os.getpid() if is_child else 0, handover),
+                args=(sender, code.path, os.getpid() if is_child else 0, handover, key_folder),
                 daemon=True,
             )
             with HeldInterrupt():
@@ -104,7 +106,9 @@ class OwnWorkers:
             code.remove()
 
 
-def _run_own_worker(sender: Any, code_root: str, parent_pid: int, handover: str) -> None:
+def _run_own_worker(
+    sender: Any, code_root: str, parent_pid: int, handover: str, key_folder: str
+) -> None:
     try:
         release_in_child()
     except KeyboardInterrupt:
@@ -114,5 +118,5 @@ def _run_own_worker(sender: Any, code_root: str, parent_pid: int, handover: str)
         sender.send((server.worker_id, server.endpoint))
         sender.close()
 
-    spec = PoolWorkerSpec.of_trainer(code_root, parent_pid, handover)
+    spec = PoolWorkerSpec.of_trainer(code_root, parent_pid, handover, key_folder)
     run_worker(spec, started, lambda text: print(text, file=sys.stderr))

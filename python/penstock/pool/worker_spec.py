@@ -38,16 +38,18 @@ class PoolWorkerSpec:
     is_quiet: bool = False
 
     @classmethod
-    def of_trainer(cls, code_root: str, parent_pid: int, handover: str) -> PoolWorkerSpec:
-        """A worker that a trainer starts for itself: on loopback, with the keys that this user's
-        processes share."""
+    def of_trainer(
+        cls, code_root: str, parent_pid: int, handover: str, key_folder: str | None = None
+    ) -> PoolWorkerSpec:
+        """A worker that a trainer starts for itself, on loopback. Without ``key_folder`` it has the
+        keys that this user's processes share, as its own environment says where they lie."""
         return cls(
             bind="tcp://127.0.0.1:0",
             advertised=None,
             data_bind=None,
             data_advertised=None,
             controller=None,
-            key_folder=None,
+            key_folder=key_folder,
             patience_s=PATIENCE_S,
             code_root=code_root,
             parent_pid=parent_pid,
