@@ -23,6 +23,8 @@ import process_traces
 TORCH_IMPORT = "from torch.utils.data import DataLoader"
 IMPORTS = {"torch": TORCH_IMPORT, "penstock": "from penstock import DataLoader"}
 SCRIPT_SECONDS_MAX = 50.0
+# The programs have no main guard, which every way to start a worker but fork needs.
+BY_FORK = "import multiprocessing; multiprocessing.set_start_method('fork')\n"
 # Torch's workers look for their trainer every 5 s; ours are told by the kernel.
 ORPHAN_SECONDS_MAX = {"torch": 15.0, "penstock": 2.0}
 
@@ -80,7 +82,7 @@ def running(loader_name: str, source: str, folder: Path) -> Iterator[ScriptRun]:
     source = textwrap.dedent(source)
     assert source.count(TORCH_IMPORT) == 1
     script = folder / "program.py"
-    script.write_text(source.replace(TORCH_IMPORT, IMPORTS[loader_name]))
+    script.write_text(BY_FORK + source.replace(TORCH_IMPORT, IMPORTS[loader_name]))
     temporary_folder = folder / "tmp"
     temporary_folder.mkdir()
     environment = {

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pool_processes import SECONDS_MAX, Process
 from process_traces import wait_gone
+from script_runs import BY_FORK
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +55,7 @@ class Programs:
         self.environment = {**os.environ, MARK: self._mark, "TMPDIR": str(folder / "tmp")}
 
     def start(self, *arguments: str, source: str) -> Process:
-        # The programs have no main guard, which every way to start a worker but fork needs.
-        by_fork = "import multiprocessing; multiprocessing.set_start_method('fork')\n"
-        (self.folder / "train.py").write_text(by_fork + textwrap.dedent(source))
+        (self.folder / "train.py").write_text(BY_FORK + textwrap.dedent(source))
         # Who runs in the background of a script has SIGINT ignored, and so have its children.
         return Process(
             [*arguments],

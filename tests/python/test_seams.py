@@ -29,7 +29,7 @@ class Squares(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.tensor([index, index * index])
 
-arguments = dict(batch_size=4, shuffle=True, num_workers=2)
+arguments = dict(batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="fork")
 torch.manual_seed(3)
 expected = [batch.tolist() for batch in torch.utils.data.DataLoader(Squares(), **arguments)]
 torch.manual_seed(3)

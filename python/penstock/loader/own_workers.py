@@ -44,8 +44,8 @@ class OwnWorkers:
         is_child = self._context.get_start_method() != "forkserver"
         pipes = []
         names = []
-        # Made before the workers are there, of which one that is killed could leave half of it. They
-        # are told where it is: a fork server's environment is the one that it was started with.
+        # Made before the workers are there, of which one that is killed could leave half of it.
+        # They are told where it is: a fork server's environment is that of its own start.
         key_folder = _pool.shared_key_folder()
         for _ in range(count):
             receiver, sender = self._context.Pipe(duplex=False)

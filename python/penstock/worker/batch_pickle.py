@@ -153,8 +153,9 @@ class _BatchPickler(pickle.Pickler):
         if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
             return _rebuild_typed_storage, (_bytes_of(obj.untyped()), obj.dtype)
         if isinstance(obj, np.ndarray) and not (obj.flags.writeable and obj.dtype.isnative):
-            # Protocol 5 keeps an array read-only and its byte order; torch's queues use protocol 4.
-            return obj.__reduce_ex__(4)
+            # Protocol 5 keeps an array read-only and its byte order, protocol 4 does not. torch's
+            # queues use Python's default, which is 5 from Python 3.14 on.
+            return obj.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return NotImplemented
 
     def _keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:

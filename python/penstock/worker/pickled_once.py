@@ -209,7 +209,9 @@ class _Pickler(reduction.ForkingPickler):
         order = "C" if array.flags.c_contiguous else "F"
         offset = self._made.arrays.align()
         self._made.arrays.write(array.ravel(order="K").view(np.uint8))
-        return _array, (array.shape, array.dtype, offset, order)
+        # As a pickle has it: protocol 5, Python 3.14's default, keeps an array read-only.
+        is_writable = array.flags.writeable or pickle.DEFAULT_PROTOCOL < 5
+        return _array, (array.shape, array.dtype, offset, order, is_writable)
 
     def _reduce_tensor_with(self, reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -224,7 +226,7 @@ class _Pickler(reduction.ForkingPickler):
         return _single, (index,)
 
 
-def _array(shape: tuple[int, ...], dtype: Any, offset: int, order: Any) -> Any:
+def _array(shape: tuple[int, ...], dtype: Any, offset: int, order: Any, is_writable: bool) -> Any:
     raise AssertionError("read by _Unpickler")
 
 
@@ -256,9 +258,11 @@ class _Unpickler(pickle.Unpickler):
         self._own.clear()
 
     def _map_array(
-        self, shape: tuple[int, ...], dtype: Any, offset: int, order: Any
+        self, shape: tuple[int, ...], dtype: Any, offset: int, order: Any, is_writable: bool
     ) -> np.ndarray[Any, Any]:
-        return np.ndarray(shape, dtype, self._arrays, offset, order=order)
+        array = np.ndarray(shape, dtype, self._arrays, offset, order=order)
+        array.flags.writeable = is_writable
+        return array
 
 
 def _load(stream: Any, arrays: Any, descriptors: list[Any], singles: list[Any]) -> PickledOnce:
