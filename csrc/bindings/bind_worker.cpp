@@ -153,19 +153,19 @@ void bind_worker(py::module_& module) {
       .def_static(
           "connect",
           [](const std::string& endpoint, uint32_t worker_id, uint32_t prefetch_factor, uint64_t arena_bytes,
-             bool waits_for_slabs, pid_t parent_pid, double timeout_s) {
+             bool waits_for_slabs, pid_t trainer_pid, double timeout_s) {
             return unwrap(without_gil([&] {
               return Server::connect({.endpoint = endpoint,
                                       .worker_id = worker_id,
                                       .prefetch_factor = prefetch_factor,
                                       .arena_bytes = arena_bytes,
                                       .waits_for_slabs = waits_for_slabs,
-                                      .parent_pid = parent_pid},
+                                      .trainer_pid = trainer_pid},
                                      in_seconds(timeout_s));
             }));
           },
           py::kw_only(), py::arg("endpoint"), py::arg("worker_id"), py::arg("prefetch_factor"), py::arg("arena_bytes"),
-          py::arg("waits_for_slabs"), py::arg("parent_pid"), py::arg("timeout_s"))
+          py::arg("waits_for_slabs"), py::arg("trainer_pid"), py::arg("timeout_s"))
       .def("next", &next_request, py::arg("timeout_s"))
       .def("begin", [](Server& self) { self.writer().begin(); })
       .def(

@@ -34,11 +34,7 @@ constexpr int kReceiveCountMax = 256;              // before other things are lo
 
 PoolServerIo::PoolServerIo(const PoolServerOptions& options, uint64_t worker_id, WorkExchange& exchange,
                            shm::SlabPool& slabs)
-    : options_(options),
-      worker_id_(worker_id),
-      parent_pid_(options.parent_pid != 0 ? options.parent_pid : ::getppid()),
-      exchange_(exchange),
-      slabs_(slabs) {}
+    : options_(options), worker_id_(worker_id), parent_(options.parent_pid), exchange_(exchange), slabs_(slabs) {}
 
 Result<void> PoolServerIo::begin() {
   int ends[2] = {-1, -1};
@@ -417,6 +413,6 @@ Result<bool> PoolServerIo::wait(int wake_fd, bool may_sleep) {
   return is_readable[0];
 }
 
-bool PoolServerIo::is_orphan() const { return options_.watches_parent && ::getppid() != parent_pid_; }
+bool PoolServerIo::is_orphan() const { return options_.watches_parent && parent_.is_gone(); }
 
 }  // namespace penstock::worker

@@ -32,6 +32,7 @@
 #include "worker/pool_work.h"
 #include "worker/registration.h"
 #include "worker/slab_handover.h"
+#include "worker/watched_process.h"
 #include "worker/work_exchange.h"
 
 namespace penstock::worker {
@@ -55,7 +56,7 @@ struct PoolServerOptions {
   uint64_t blob_bytes_max = wire::kBlobBytesMax;
   // Without a trainer, and with a controller that has been silent for so long, the worker ends.
   Duration patience = std::chrono::seconds(60);
-  // The process whose child this one must be to live on; 0: its parent when it starts.
+  // The process that this one ends with, as for WatchedProcess.
   pid_t parent_pid = 0;
   // Whether it ends with that process. False for a server in a process of somebody else's.
   bool watches_parent = true;
@@ -118,7 +119,7 @@ class PoolServerIo final : public EventLoop::Handler {
 
   const PoolServerOptions& options_;
   const uint64_t worker_id_;
-  const pid_t parent_pid_;
+  const WatchedProcess parent_;
   WorkExchange& exchange_;
   shm::SlabPool& slabs_;
   net::Endpoint endpoint_;

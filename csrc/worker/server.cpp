@@ -39,8 +39,7 @@ Result<std::unique_ptr<Server>> Server::connect(const ServerOptions& options, st
 Server::Server(const ServerOptions& options, shm::FdConnection connection)
     : options_(options),
       connection_(std::move(connection)),
-      watchdog_(
-          std::make_unique<Watchdog>(connection_.fd(), options.parent_pid != 0 ? options.parent_pid : ::getppid())),
+      watchdog_(std::make_unique<Watchdog>(connection_.fd(), options.trainer_pid)),
       maker_({.arena_bytes = options.arena_bytes,
               .prefetch_factor = options.prefetch_factor,
               .waits = options.waits_for_slabs},

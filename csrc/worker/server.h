@@ -32,9 +32,9 @@ struct ServerOptions {
   uint32_t prefetch_factor = 2;
   uint64_t arena_bytes = 0;
   bool waits_for_slabs = true;  // as SlabPoolOptions::waits
-  // The process whose child this one must be to live on; 0: its parent when it connects. Without it, a trainer that
-  // died before that would go unnoticed.
-  pid_t parent_pid = 0;
+  // The trainer's process; 0: the parent when this one connects. Without it, a trainer that died before that would go
+  // unnoticed.
+  pid_t trainer_pid = 0;
 };
 
 // Confined to the thread that serves requests, but for writer()'s thread-safe calls.

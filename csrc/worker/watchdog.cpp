@@ -15,9 +15,9 @@ constexpr auto kParentCheckInterval = std::chrono::milliseconds(200);
 
 }  // namespace
 
-Watchdog::Watchdog(int connection_fd, pid_t parent_pid)
+Watchdog::Watchdog(int connection_fd, pid_t trainer_pid)
     : connection_fd_(connection_fd),
-      parent_pid_(parent_pid),
+      trainer_(trainer_pid),
       loop_("pk_watchdog", "which looks after the trainer", *this) {}
 
 Result<void> Watchdog::health() const {
@@ -28,7 +28,7 @@ Result<void> Watchdog::health() const {
 }
 
 Result<void> Watchdog::serve() {
-  const bool is_orphan = ::getppid() != parent_pid_;
+  const bool is_orphan = trainer_.is_gone();
   if (has_hung_up_ || is_orphan) is_closing_.store(true);
   grace_.note(is_orphan);
   return {};

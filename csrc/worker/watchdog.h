@@ -12,14 +12,16 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "worker/orphan_grace.h"
+#include "worker/watched_process.h"
 
 namespace penstock::worker {
 
 // Thread-safe.
 class Watchdog final : private EventLoop::Handler {
  public:
-  // Looks at the connection to the trainer, and at whether this process is still the child of `parent_pid`.
-  Watchdog(int connection_fd, pid_t parent_pid);
+  // Looks at the connection to the trainer, and at whether the trainer's process is there. `trainer_pid` is as for
+  // WatchedProcess.
+  Watchdog(int connection_fd, pid_t trainer_pid);
   ~Watchdog() override { loop_.stop(); }
 
   Result<void> start() { return loop_.start(); }
@@ -36,7 +38,7 @@ class Watchdog final : private EventLoop::Handler {
   void failed(Fault error) override;
 
   const int connection_fd_;
-  const pid_t parent_pid_;
+  const WatchedProcess trainer_;
   std::atomic<bool> is_closing_{false};
   bool has_hung_up_ = false;
   OrphanGrace grace_;

@@ -83,7 +83,7 @@ class WorkerServer:
         prefetch_factor: int,
         arena_bytes: int,
         waits_for_slabs: bool,
-        parent_pid: int,
+        trainer_pid: int,
         timeout_s: float,
     ) -> WorkerServer: ...
     def next(self, timeout_s: float) -> WorkerRequest | None: ...

@@ -23,8 +23,9 @@ import process_traces
 TORCH_IMPORT = "from torch.utils.data import DataLoader"
 IMPORTS = {"torch": TORCH_IMPORT, "penstock": "from penstock import DataLoader"}
 SCRIPT_SECONDS_MAX = 50.0
-# The programs have no main guard, which every way to start a worker but fork needs.
-BY_FORK = "import multiprocessing; multiprocessing.set_start_method('fork')\n"
+# The programs have no main guard, which every way to start a worker but fork needs; "force", for a
+# spawned worker imports its program too.
+BY_FORK = "import multiprocessing; multiprocessing.set_start_method('fork', force=True)\n"
 # Torch's workers look for their trainer every 5 s; ours are told by the kernel.
 ORPHAN_SECONDS_MAX = {"torch": 15.0, "penstock": 2.0}
 

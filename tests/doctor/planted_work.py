@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+# The programs give lambdas to workers, which Python 3.14's fork server does not take.
+multiprocessing.set_start_method("fork", force=True)
 
 
 def compute(seconds: float) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,10 @@ __all__ = [
     "train_set",
     "val_set",
 ]
+
+# The pages show parts of programs, without the main guard that every way to start a worker but fork
+# needs.
+multiprocessing.set_start_method("fork", force=True)
 
 
 def images(count: int) -> TensorDataset:

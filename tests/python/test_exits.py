@@ -68,22 +68,36 @@ os.read(reader, 1)
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("options", ["", "pool='tcp://127.0.0.1:9', seeding='batch'"])
 def test_fresh_interpreters_of_a_killed_trainer_are_gone_in_two_seconds(
-    method: str, tmp_path: Path
+    options: str, method: str, tmp_path: Path
 ) -> None:
-    """A worker made by a fork server is not the trainer's child: its parent stays alive."""
+    """A worker made by a fork server is not the trainer's child: its parent stays alive. One is in
+    its dataset for long when the trainer is killed."""
     source = f"""{HEAD}
+import multiprocessing, time
+
+class Hanging(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        if index == 6:
+            time.sleep(1000)
+        return torch.tensor(index)
+
 if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
     loader = DataLoader(
-        torch.arange(1000.0), batch_size=2, num_workers=2, multiprocessing_context="{method}"
+        Hanging(), batch_size=2, num_workers=2, multiprocessing_context=context, {options}
     )
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(3)]
-    say_pids(iterator)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     os.read(reader, 1)
 """
     with running("penstock", source, tmp_path) as run:
         pids = run.read_pids()
+        assert len(pids) == 2
         run.signal(signal.SIGKILL)
         run.process.wait()
         assert process_traces.wait_gone(pids, ORPHAN_SECONDS_MAX["penstock"]) == []

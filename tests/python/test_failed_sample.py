@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, Subset
 
 from penstock import DataLoader
 from penstock.pool.worker_errors import describe_error
+from penstock.worker.failed_sample import spoken_sample
 
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="an exception carries notes from Python 3.11 on"
@@ -75,10 +75,23 @@ def test_where_collating_fails_no_sample_is_named() -> None:
 
 def test_what_a_pools_worker_sends_names_it_too() -> None:
     with pytest.raises(LookupError) as caught:
-        list(TorchLoader(Fails(), batch_size=4))
+        list(DataLoader(Fails(), batch_size=4))
     name, text = describe_error(caught.value)
     assert name == "LookupError"
     assert "\n  (sample 7 of the dataset)\n" in text
+
+
+def test_a_sample_that_is_the_first_or_the_last_of_its_batch_is_named() -> None:
+    for indices in ([7], [7, 1], [1, 7]):
+        with pytest.raises(LookupError) as caught:
+            list(DataLoader(Fails(), batch_sampler=[indices]))
+        assert spoken_sample(caught.value) == "sample 7 of the dataset"
+
+
+def test_a_batch_of_indices_that_is_no_list_has_no_names() -> None:
+    with pytest.raises(LookupError) as caught:
+        list(DataLoader(Fails(), batch_sampler=[(1, 7)]))
+    assert spoken_sample(caught.value) == ""
 
 
 def test_a_tensor_index_is_named() -> None:

@@ -33,7 +33,9 @@ if __name__ == "__main__":
         os.register_at_fork(after_in_child=interrupt)
     seeding = {"seeding": "batch"} if pool else {}
     try:
-        loader = DataLoader(torch.arange(8), num_workers=2, pool=pool, **seeding)
+        loader = DataLoader(
+            torch.arange(8), num_workers=2, multiprocessing_context="fork", pool=pool, **seeding
+        )
         for batch in loader:
             pass
         print("delivered all")

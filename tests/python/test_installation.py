@@ -335,7 +335,9 @@ def test_a_program_may_import_torchdata_later_or_not_have_it(
     source = (
         "\n".join(imports)
         + """
-loader = StatefulDataLoader([1, 2, 3], batch_size=2, num_workers=1)
+loader = StatefulDataLoader(
+    [1, 2, 3], batch_size=2, num_workers=1, multiprocessing_context="fork"
+)
 batches = iter(loader)
 next(batches)
 again = StatefulDataLoader([1, 2, 3], batch_size=2)

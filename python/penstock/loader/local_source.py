@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -71,7 +72,7 @@ class LocalSource:
             slab_count,
             arena_bytes(),
             self._any_worker,
-            self._workers.parent_pid,
+            os.getpid(),
             options.shard_count,
             options.is_seeded_by_batch,
             progress.starts,

@@ -48,11 +48,6 @@ class LocalWorkers:
         self._are_pids_set = False
         self._roots: dict[str, Any] = {}  # the parts of the user's that workers get
 
-    @property
-    def parent_pid(self) -> int:
-        """The process whose children the workers are; 0 for a fork server's."""
-        return 0 if self._context.get_start_method() == "forkserver" else os.getpid()
-
     def start(
         self, count: int, base_seed: int, fetch: FetchSpec, init_fn: Any, spec: WorkerSpec
     ) -> None:

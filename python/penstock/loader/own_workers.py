@@ -41,7 +41,6 @@ class OwnWorkers:
         """Raises PenstockError when one of them did not come to listen."""
         if count == 0:
             return
-        is_child = self._context.get_start_method() != "forkserver"
         pipes = []
         names = []
         # Made before the workers are there, of which one that is killed could leave half of it.
@@ -55,7 +54,7 @@ class OwnWorkers:
             names.append(handover)
             process = self._context.Process(
                 target=_run_own_worker,
-                args=(sender, code.path, os.getpid() if is_child else 0, handover, key_folder),
+                args=(sender, code.path, os.getpid(), handover, key_folder),
                 daemon=True,
             )
             with HeldInterrupt():
@@ -107,7 +106,7 @@ class OwnWorkers:
 
 
 def _run_own_worker(
-    sender: Any, code_root: str, parent_pid: int, handover: str, key_folder: str
+    sender: Any, code_root: str, trainer_pid: int, handover: str, key_folder: str
 ) -> None:
     try:
         release_in_child()
@@ -118,5 +117,5 @@ def _run_own_worker(
         sender.send((server.worker_id, server.endpoint))
         sender.close()
 
-    spec = PoolWorkerSpec.of_trainer(code_root, parent_pid, handover, key_folder)
+    spec = PoolWorkerSpec.of_trainer(code_root, trainer_pid, handover, key_folder)
     run_worker(spec, started, lambda text: print(text, file=sys.stderr))

@@ -26,7 +26,7 @@ class PoolWorkerSpec:
     patience_s: float
     # A folder for the modules of jobs, which the process that starts the worker removes.
     code_root: str
-    parent_pid: int  # with which it ends; 0 is its parent when it starts
+    parent_pid: int  # of the process that it ends with
     # A name at which it listens for a trainer of this machine, to hand batches over as slabs.
     handover: str = ""
     # What the engine that starts the worker knows it by; "" without an engine.
@@ -39,7 +39,7 @@ class PoolWorkerSpec:
 
     @classmethod
     def of_trainer(
-        cls, code_root: str, parent_pid: int, handover: str, key_folder: str | None = None
+        cls, code_root: str, trainer_pid: int, handover: str, key_folder: str | None = None
     ) -> PoolWorkerSpec:
         """A worker that a trainer starts for itself, on loopback. Without ``key_folder`` it has the
         keys that this user's processes share, as its own environment says where they lie."""
@@ -52,6 +52,6 @@ class PoolWorkerSpec:
             key_folder=key_folder,
             patience_s=PATIENCE_S,
             code_root=code_root,
-            parent_pid=parent_pid,
+            parent_pid=trainer_pid,
             handover=handover,
         )

@@ -49,7 +49,7 @@ from torch.multiprocessing import _set_thread_name
 from torch.utils.data import _DatasetKind as DatasetKind
 from torch.utils.data import _utils
 from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import fetch, signal_handling, worker
+from torch.utils.data._utils import signal_handling, worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory as pin_memory
 from torch.utils.data._utils.worker import WorkerInfo as WorkerInfo
@@ -58,7 +58,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as MultiP
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SingleProcessIterator
 
 __all__ = [
-    "FETCH_FILE",
     "SIGNAL_MODULE",
     "STATUS_INTERVAL_S",
     "BaseIterator",
@@ -82,8 +81,7 @@ __all__ = [
     "worker_info",
 ]
 
-# Where the frames of torch's fetchers come from, and the module of its handler of SIGCHLD.
-FETCH_FILE: str = fetch.__file__
+# The module of torch's handler of SIGCHLD.
 SIGNAL_MODULE: str = signal_handling.__name__
 # How long torch waits for a process to end before it looks again, in seconds.
 STATUS_INTERVAL_S: float = _utils.MP_STATUS_CHECK_INTERVAL

@@ -1,22 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sample of a map-style dataset an exception came out of.
 
-The traceback says in which line the dataset failed, and not for which index: torch's fetcher has
-that in a local variable.
+The traceback says in which line the dataset failed, and not for which index.
 """
 
 from __future__ import annotations
 
-import traceback
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import dataset as torch_dataset
+from penstock.seams.iterators import MapDatasetFetcher
 
-from penstock.seams.iterators import FETCH_FILE
-
-_FILES = (FETCH_FILE, torch_dataset.__file__)
-_FUNCTIONS = ("fetch", "<listcomp>", "__getitems__")
 _FIRST_LINE = "Traceback (most recent call last):\n"
+
+
+class NamingMapFetcher(MapDatasetFetcher):
+    """Torch's fetcher of map-style datasets, whose exceptions know their sample.
+
+    A batch of indices that is no list has no names. Confined to one thread.
+    """
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        if not self.auto_collation or type(possibly_batched_index) is not list:
+            return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        indices = _WalkedList(possibly_batched_index)
+        try:
+            return super().fetch(indices)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if indices.is_inside():
+                keep_index(error, indices.last())
+            raise
+
+
+class _WalkedList(list[Any]):
+    """Knows how far it was iterated, which costs nothing while it is."""
+
+    _iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iterator = super().__iter__()
+        return self._iterator
+
+    def is_inside(self) -> bool:
+        """Whether some item was given last, and the end was not met yet."""
+        return self._next_place() > 0
+
+    def last(self) -> Any:
+        return self[self._next_place() - 1]
+
+    def _next_place(self) -> int:
+        # As copy.copy() asks it: (iter, (list,), place), without a place once the end was met.
+        parts: Any = () if self._iterator is None else self._iterator.__reduce__()
+        return parts[2] if len(parts) == 3 else 0
 
 
 def keep_index(error: BaseException, index: Any) -> None:
@@ -31,12 +66,7 @@ def spoken_sample(error: BaseException) -> str:
     """
     if hasattr(error, "_penstock_index"):
         return f"sample {error._penstock_index!r} of the dataset"
-    spoken = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        is_fetcher = frame.f_code.co_filename in _FILES and frame.f_code.co_name in _FUNCTIONS
-        if is_fetcher and "idx" in frame.f_locals:
-            spoken = f"sample {frame.f_locals['idx']!r} of the dataset"
-    return spoken
+    return ""
 
 
 def name_sample(text: str, sample: str) -> str:

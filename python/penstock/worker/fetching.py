@@ -15,7 +15,6 @@ from penstock.errors import UnsupportedError
 from penstock.seams.iterators import (
     BaseIterator,
     DatasetKind,
-    MapDatasetFetcher,
     WorkerInfo,
     set_worker_info,
     worker_info,
@@ -38,6 +37,7 @@ from penstock.stream.shard_state import (
     load_dataset_state,
     shard_state,
 )
+from penstock.worker.failed_sample import NamingMapFetcher
 from penstock.worker.row_fetcher import RowFetcher, SampleRows
 from penstock.worker.sample_clock import TimedMapFetcher, timed_collate
 from penstock.worker.threaded_fetch import (
@@ -91,7 +91,7 @@ class FetchSpec:
         if is_map and not fetches_whole_batches(dataset):
             options = (dataset, self.auto_collation, collate_fn, self.drop_last)
             plain = (
-                MapDatasetFetcher(*options) if clock is None else TimedMapFetcher(clock, *options)
+                NamingMapFetcher(*options) if clock is None else TimedMapFetcher(clock, *options)
             )
             if self.rows is None:
                 return plain

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from penstock.seams.iterators import MapDatasetFetcher
 from penstock.stream.sample_generators import selected
 from penstock.stream.table_rows import is_collate_map_untouched
+from penstock.worker.failed_sample import NamingMapFetcher
 
 
 class SampleRows(Protocol):
@@ -50,7 +51,7 @@ class RowFetcher(MapDatasetFetcher):
         super().__init__(dataset, True, collate_fn, drop_last)
         self._plain = plain
         self._rows = rows
-        self._in_rows = MapDatasetFetcher(_InRows(dataset, rows), True, collate_fn, drop_last)
+        self._in_rows = NamingMapFetcher(_InRows(dataset, rows), True, collate_fn, drop_last)
         self._unmoved_count = 0  # of batches to fetch as torch does
 
     def fetch(self, possibly_batched_index: Any) -> Any:

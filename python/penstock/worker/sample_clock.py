@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock import _C
-from penstock.seams.iterators import MapDatasetFetcher
 from penstock.stream.shard_state import draws_nothing
+from penstock.worker.failed_sample import NamingMapFetcher
 
 # Samples that take less are not timed one by one: that would cost them more than a hundredth.
 _TIMED_SAMPLE_S = 20e-6
@@ -20,7 +20,7 @@ def timed_collate(clock: _C.FetchClock, collate_fn: Callable[[Any], Any]) -> Cal
     return _C.TimedCollate(collate_fn, clock, draws_nothing(collate_fn))
 
 
-class TimedMapFetcher(MapDatasetFetcher):
+class TimedMapFetcher(NamingMapFetcher):
     """Torch's fetcher of map-style datasets without ``__getitems__`` of their own, that tells a
     clock what each sample took, unless those of the batch before were too quick for that. Confined
     to one thread."""

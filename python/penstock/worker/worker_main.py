@@ -74,7 +74,7 @@ class WorkerSpec:
     slab_count: int  # that it has to answer with
     arena_bytes: int
     any_worker: bool  # any worker may be asked for any batch
-    parent_pid: int  # the trainer's, or 0 where a fork server is the parent
+    trainer_pid: int
     shard_count: int
     is_seeded_by_batch: bool
     starts: ShardStarts  # of a resumed epoch; for a map-style dataset by worker
@@ -130,7 +130,7 @@ def _work(
             prefetch_factor=spec.slab_count,
             arena_bytes=spec.arena_bytes,
             waits_for_slabs=not spec.any_worker,
-            parent_pid=spec.parent_pid,
+            trainer_pid=spec.trainer_pid,
             timeout_s=_CONNECT_TIMEOUT_S,
         )
     except ClosedError:

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/watched_process.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace penstock::worker {
+
+WatchedProcess::WatchedProcess(pid_t pid) : pid_(pid != 0 ? pid : ::getppid()), is_parent_(pid_ == ::getppid()) {
+  if (!is_parent_) handle_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+}
+
+bool WatchedProcess::is_gone() const {
+  if (is_parent_) return ::getppid() != pid_;
+  // Without a handle the process is gone, or the system lets nobody have one; then a process that nobody has waited for
+  // counts as alive.
+  if (!handle_) return ::kill(pid_, 0) != 0 && errno == ESRCH;
+  pollfd item{.fd = handle_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&item, 1, 0) == 1;
+}
+
+}  // namespace penstock::worker
