@@ -42,7 +42,7 @@ class TimedMapFetcher(NamingMapFetcher):
         began_at = time.perf_counter()
         self.dataset = self._timed if self._is_slow else self._dataset
         try:
-            batch = super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+            batch = super().fetch(possibly_batched_index)
         finally:
             self.dataset = self._dataset
         if type(possibly_batched_index) is list:  # whatever else is iterated once
