@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from typing import Any
@@ -190,6 +192,39 @@ def test_loaders_in_two_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert sums == {1000 * k: sum(range(200)) + 200_000 * k for k in range(3)}
+
+
+FORKING = """
+import os, threading, time
+import torch
+from penstock import DataLoader
+
+inside, most = [], []
+
+def before():
+    inside.append(1)
+    most.append(len(inside))
+    time.sleep(0.1)
+
+os.register_at_fork(before=before, after_in_parent=inside.pop)
+
+def work():
+    list(DataLoader(torch.arange(8), num_workers=2, multiprocessing_context="fork"))
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(most), max(most))
+"""
+
+
+@pytest.mark.slow
+def test_threads_fork_their_workers_one_after_the_other() -> None:
+    """A package's hook before a fork may not bear a fork of another thread's."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "6 1\n"), done.stderr
 
 
 def test_a_batch_may_die_in_another_thread() -> None:

@@ -8,11 +8,11 @@ import os
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
 from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
 
+from penstock.loader.fork_turn import ForkTurn
 from penstock.loader.out_of_memory import explain, explain_later_kills
 from penstock.pool.unpicklable import find_unpicklable
 from penstock.program_line import warn
@@ -67,8 +67,10 @@ class LocalWorkers:
                 )
                 turn.begin_with_name(process)
                 process.daemon = True
-                hold: AbstractContextManager[None] = nullcontext() if is_fresh else HeldInterrupt()
-                with hold:
+                if is_fresh:
+                    self._start(process)
+                    continue
+                with ForkTurn(), HeldInterrupt():
                     self._start(process)
         finally:
             turns.close()
