@@ -6,7 +6,8 @@ set -eu
 . .make/say.sh
 
 folder=build/cmake-$1
-say "Compiling the C++ tests with the $1 sanitizer (5 to 10 minutes the first time on two cores)"
+case $1 in address) minutes=25 ;; *) minutes=10 ;; esac
+say "Compiling the C++ tests with the $1 sanitizer (about $minutes minutes the first time on two cores)"
 "$VENV"/bin/python setup.py -q native --sanitize="$1" >&2
 
 # g++ 12's thread sanitizer cannot place its shadow memory when the kernel randomises addresses by more than 28 bits, as

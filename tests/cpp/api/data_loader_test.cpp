@@ -379,6 +379,9 @@ TEST(DataLoader, AnEmptyDatasetHasNoBatches) {
 }
 
 TEST(DataLoader, AForkedChildIsToldAndEnds) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer starts no threads after a fork";
+#endif
   DataLoader loader(numbers(100), {.batch_size = 4, .num_workers = 2});
   auto batch = loader.begin();
   const pid_t child = ::fork();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -421,7 +423,9 @@ TEST_F(CopyStageTest, EveryLayoutArrivesToTheBit) {
       EXPECT_EQ(copied.sizes(), hosts[index].sizes());
       EXPECT_EQ(copied.strides(), hosts[index].strides());
       ASSERT_EQ(copied.storage().nbytes(), hosts[index].storage().nbytes());
-      EXPECT_EQ(0, std::memcmp(copied.storage().data(), hosts[index].storage().data(), copied.storage().nbytes()));
+      const auto* const bytes = static_cast<const std::byte*>(copied.storage().data());
+      const auto* const expected = static_cast<const std::byte*>(hosts[index].storage().data());
+      EXPECT_TRUE(std::equal(bytes, bytes + copied.storage().nbytes(), expected));
     }
   }
 }

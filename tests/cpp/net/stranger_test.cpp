@@ -271,7 +271,11 @@ TEST_F(BadPeer, ThatSendsManyPartsIsReportedAndNothingIsKept) {
     EXPECT_TRUE(received->parts.empty());
     EXPECT_EQ(received->peer.identity.role, Role::kTrainer);
   }
+#if !defined(__SANITIZE_THREAD__)  // whose own memory grows with what is written
   EXPECT_LT(resident_bytes(), before + (uint64_t{64} << 20));
+#else
+  EXPECT_LT(resident_bytes(), before + (uint64_t{256} << 20));
+#endif
   peer.send(bytes_of("well behaved again"));
   EXPECT_EQ(copy_of(next_message(*server_)->parts.at(0)), bytes_of("well behaved again"));
   expect_unharmed();

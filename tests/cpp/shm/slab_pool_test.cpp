@@ -113,7 +113,10 @@ TEST_F(SlabPoolTest, TheLastSlabIsNotBegunWhereAnotherComesBackSoon) {
   open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 2, .last_slab_wait = std::chrono::minutes(5)});
   std::vector<SlabRegion> held;
   for (int count = 0; count < 3; ++count) held.push_back(acquire(kMegabyte));
-  std::thread trainer([&] { release(held[1]); });
+  const auto view = view_of(held[1].arena);
+  const uint32_t slab = held[1].slab_index;
+  const uint32_t generation = held[1].arena->generation(slab);  // the worker's, as above
+  std::thread trainer([&] { view->release(slab, generation); });
   EXPECT_EQ(acquire(kMegabyte).slab_index, 1u);
   trainer.join();
   EXPECT_EQ(held[0].arena->total_backed_bytes(), 3 * kMegabyte);
