@@ -6,7 +6,7 @@ set -eu
 . .make/say.sh
 
 folder=build/cmake-$1
-case $1 in address) minutes=25 ;; *) minutes=10 ;; esac
+case $1 in address) minutes=25 ;; *) minutes=5 ;; esac
 say "Compiling the C++ tests with the $1 sanitizer (about $minutes minutes the first time on two cores)"
 "$VENV"/bin/python setup.py -q native --sanitize="$1" >&2
 

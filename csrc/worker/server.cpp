@@ -2,7 +2,6 @@
 #include "worker/server.h"
 
 #include <ATen/MapAllocator.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>

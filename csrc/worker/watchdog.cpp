@@ -2,7 +2,6 @@
 #include "worker/watchdog.h"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <iterator>

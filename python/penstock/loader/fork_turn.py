@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractContextManager
+
+_turn = threading.RLock()
 
 
-class ForkTurn:
+def fork_turn() -> AbstractContextManager[bool]:
     """A context in which no other thread is, to start a child by fork in."""
-
-    _lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._held = ForkTurn._lock
-        self._held.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._held.release()
-
-    @classmethod
-    def _renew(cls) -> None:
-        cls._lock = threading.RLock()  # another thread of the parent may hold the one before
+    return _turn
 
 
-os.register_at_fork(after_in_child=ForkTurn._renew)
+def _renew_turn() -> None:
+    global _turn
+    _turn = threading.RLock()  # another thread of the parent may hold the one before
+
+
+os.register_at_fork(after_in_child=_renew_turn)

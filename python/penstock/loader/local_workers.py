@@ -12,7 +12,7 @@ from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
 
-from penstock.loader.fork_turn import ForkTurn
+from penstock.loader.fork_turn import fork_turn
 from penstock.loader.out_of_memory import explain, explain_later_kills
 from penstock.pool.unpicklable import find_unpicklable
 from penstock.program_line import warn
@@ -70,7 +70,7 @@ class LocalWorkers:
                 if is_fresh:
                     self._start(process)
                     continue
-                with ForkTurn(), HeldInterrupt():
+                with fork_turn(), HeldInterrupt():
                     self._start(process)
         finally:
             turns.close()

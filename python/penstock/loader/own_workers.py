@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import _C, _pool
 from penstock.errors import PenstockError
-from penstock.loader.fork_turn import ForkTurn
+from penstock.loader.fork_turn import fork_turn
 from penstock.pool.code_folder import CodeFolder
 from penstock.pool.pool_worker import run_worker
 from penstock.pool.worker_spec import PoolWorkerSpec
@@ -58,7 +58,7 @@ class OwnWorkers:
                 args=(sender, code.path, os.getpid(), handover, key_folder),
                 daemon=True,
             )
-            with ForkTurn(), HeldInterrupt():
+            with fork_turn(), HeldInterrupt():
                 process.start()
                 self.processes.append(process)
             sender.close()

@@ -27,8 +27,8 @@ class NamingMapFetcher(MapDatasetFetcher):
         try:
             return super().fetch(indices)  # type: ignore[no-untyped-call]
         except Exception as error:
-            if indices.is_inside():
-                keep_index(error, indices.last())
+            if (place := indices.next_place()) > 0:
+                keep_index(error, indices[place - 1])
             raise
 
 
@@ -41,14 +41,8 @@ class _WalkedList(list[Any]):
         self._iterator = super().__iter__()
         return self._iterator
 
-    def is_inside(self) -> bool:
-        """Whether some item was given last, and the end was not met yet."""
-        return self._next_place() > 0
-
-    def last(self) -> Any:
-        return self[self._next_place() - 1]
-
-    def _next_place(self) -> int:
+    def next_place(self) -> int:
+        """Of the item that is given next; 0 before the first, and once the end was met."""
         # As copy.copy() asks it: (iter, (list,), place), without a place once the end was met.
         parts: Any = () if self._iterator is None else self._iterator.__reduce__()
         return parts[2] if len(parts) == 3 else 0

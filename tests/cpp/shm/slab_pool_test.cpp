@@ -30,9 +30,13 @@ class SlabPoolTest : public testing::Test {
     EXPECT_TRUE(region) << region.error().message;
     return std::move(region).value();
   }
-  void release(const SlabRegion& region) {
-    view_of(region.arena)->release(region.slab_index, region.arena->generation(region.slab_index));
+  // For a thread that plays the trainer: the arena's generation is the worker's, and a trainer has it from the
+  // descriptor.
+  auto release_of(const SlabRegion& region) {
+    return [view = view_of(region.arena), slab = region.slab_index,
+            generation = region.arena->generation(region.slab_index)] { view->release(slab, generation); };
   }
+  void release(const SlabRegion& region) { release_of(region)(); }
   std::shared_ptr<ArenaView> view_of(const std::shared_ptr<Arena>& arena) {
     auto& view = views_[arena->id()];
     if (!view) view = ArenaView::map(FileDescriptor(::dup(arena->fd()))).value();
@@ -100,10 +104,7 @@ TEST_F(SlabPoolTest, AFullArenaWaitsForTheTrainer) {
   open({.arena_bytes = 4 * kMegabyte, .prefetch_factor = 1});
   std::vector<SlabRegion> regions;
   for (int slab = 0; slab < 3; ++slab) regions.push_back(acquire());
-  const auto view = view_of(regions[1].arena);
-  const uint32_t slab = regions[1].slab_index;
-  const uint32_t generation = regions[1].arena->generation(slab);  // the worker's; a trainer has it from the descriptor
-  const std::jthread trainer([&] { view->release(slab, generation); });
+  const std::jthread trainer(release_of(regions[1]));
   const auto region = acquire();
   EXPECT_EQ(region.arena, regions[1].arena);
   EXPECT_EQ(region.slab_index, regions[1].slab_index);
@@ -113,10 +114,7 @@ TEST_F(SlabPoolTest, TheLastSlabIsNotBegunWhereAnotherComesBackSoon) {
   open({.arena_bytes = 8 * kMegabyte, .prefetch_factor = 2, .last_slab_wait = std::chrono::minutes(5)});
   std::vector<SlabRegion> held;
   for (int count = 0; count < 3; ++count) held.push_back(acquire(kMegabyte));
-  const auto view = view_of(held[1].arena);
-  const uint32_t slab = held[1].slab_index;
-  const uint32_t generation = held[1].arena->generation(slab);  // the worker's, as above
-  std::thread trainer([&] { view->release(slab, generation); });
+  std::thread trainer(release_of(held[1]));
   EXPECT_EQ(acquire(kMegabyte).slab_index, 1u);
   trainer.join();
   EXPECT_EQ(held[0].arena->total_backed_bytes(), 3 * kMegabyte);
