@@ -15,7 +15,7 @@ std::string printed(const char* form, double value) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string json_quoted(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);

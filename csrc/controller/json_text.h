@@ -12,7 +12,7 @@
 namespace penstock::controller {
 
 // Texts come from peers: whatever is no plain ASCII is escaped byte by byte, so that the result is JSON in any case.
-std::string quoted(std::string_view text);
+std::string json_quoted(std::string_view text);
 const char* yes_or_no(bool value);
 
 std::string number(double value);

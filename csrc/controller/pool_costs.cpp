@@ -29,7 +29,7 @@ std::string bill_json(const cluster::Bill& bill) {
 std::string job_json(const cluster::CostLedger::Job& job, const cluster::CostFactors& factors) {
   const cluster::Bill bill = cluster::bill_of(job.costs, factors, job.gpu);
   const auto per_thousand = cluster::per_thousand_samples(bill);
-  std::string json = "{\"job\": " + quoted(job.name) + ", \"about\": " + quoted(job.about);
+  std::string json = "{\"job\": " + json_quoted(job.name) + ", \"about\": " + json_quoted(job.about);
   json += std::string(", \"is_running\": ") + yes_or_no(job.is_running);
   json += ", \"since_report_s\": " + seconds(job.since_report);
   json += ", \"tenancies\": " + std::to_string(job.costs.tenancy_count);

@@ -19,19 +19,19 @@ constexpr size_t kStatusBytesMin = 16 << 10;
 constexpr size_t kEngineTextBytesMax = 400;
 constexpr size_t kStatusFrameBytes = 256;  // the text around the two lists, their counts included
 
-std::string id_or_null(uint64_t id) { return id == 0 ? "null" : quoted(spoken_id(id)); }
+std::string id_or_null(uint64_t id) { return id == 0 ? "null" : json_quoted(spoken_id(id)); }
 
 std::string worker_json(const cluster::Roster::WorkerStatus& worker) {
   const wire::WorkerReport& report = worker.report;
-  std::string json = "{\"id\": " + quoted(spoken_id(report.worker_id));
+  std::string json = "{\"id\": " + json_quoted(spoken_id(report.worker_id));
   json += ", \"incarnation\": " + std::to_string(report.incarnation);
-  json += ", \"endpoint\": " + quoted(report.endpoint) + ", \"about\": " + quoted(report.about);
+  json += ", \"endpoint\": " + json_quoted(report.endpoint) + ", \"about\": " + json_quoted(report.about);
   json += ", \"trainer\": " + id_or_null(report.trainer_id) + ", \"assigned_to\": " + id_or_null(worker.assigned_to);
   json += std::string(", \"is_withdrawn\": ") + yes_or_no(worker.is_withdrawn);
   json += std::string(", \"is_draining\": ") + yes_or_no(report.is_draining) + ", \"unfit_for\": [";
   for (size_t index = 0; index < report.declined.size(); ++index)
-    json += (index == 0 ? "" : ", ") + quoted(spoken_id(report.declined[index]));
-  json += "], \"unfit_reason\": " + (report.declined.empty() ? "null" : quoted(report.decline_reason));
+    json += (index == 0 ? "" : ", ") + json_quoted(spoken_id(report.declined[index]));
+  json += "], \"unfit_reason\": " + (report.declined.empty() ? "null" : json_quoted(report.decline_reason));
   return json + ", \"since_report_s\": " + seconds(worker.since_report) + "}";
 }
 
@@ -49,19 +49,19 @@ std::string steps_json(const wire::StepTotals& steps) {
 std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t plan_change_count) {
   const wire::TrainerReport& report = trainer.report;
   const wire::QueueSignal& queue = report.queue;
-  std::string json = "{\"id\": " + quoted(spoken_id(report.trainer_id)) + ", \"job\": " + quoted(report.job);
-  json += ", \"user\": " + (trainer.user.empty() ? "null" : quoted(trainer.user));
+  std::string json = "{\"id\": " + json_quoted(spoken_id(report.trainer_id)) + ", \"job\": " + json_quoted(report.job);
+  json += ", \"user\": " + (trainer.user.empty() ? "null" : json_quoted(trainer.user));
   const wire::JobRank& place = report.job_rank;
   json += ", \"group\": " + id_or_null(place.group) + ", \"rank\": " + std::to_string(place.rank);
   json += ", \"world_size\": " + std::to_string(place.world_size);
-  json += ", \"about\": " + quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
+  json += ", \"about\": " + json_quoted(report.about) + ", \"workers\": " + std::to_string(trainer.worker_count);
   json += ", \"workers_max\": " + std::to_string(report.worker_count_max);
   json += ", \"since_report_s\": " + seconds(trainer.since_report) + ", \"idle_s\": " + seconds(trainer.idle);
   json += ", \"batches_per_s\": " + number_or_null(trainer.rates.batches_per_s());
   json += ", \"waited_share\": " + number_or_null(trainer.rates.waited_share());
   json += ", \"workers_wanted\": " + std::to_string(trainer.demand);
   json += std::string(", \"limited_by\": \"") + cluster::limit_name(trainer.limit) + "\"";
-  json += ", \"reason\": " + quoted(trainer.reason) + ", \"changes\": " + std::to_string(trainer.change_count);
+  json += ", \"reason\": " + json_quoted(trainer.reason) + ", \"changes\": " + std::to_string(trainer.change_count);
   const auto measured = [&](double cluster::MeasuredWork::*time) {
     return trainer.measured ? fine_number(*trainer.measured.*time) : std::string("null");
   };
@@ -87,7 +87,7 @@ std::string trainer_json(const cluster::Roster::TrainerStatus& trainer, uint64_t
 
 // Cut short, so that texts of an engine leave room for workers however they are escaped.
 std::string short_text(const std::string& text) {
-  return quoted(std::string_view(text).substr(0, kEngineTextBytesMax));
+  return json_quoted(std::string_view(text).substr(0, kEngineTextBytesMax));
 }
 std::string short_text_or_null(const std::string& text) { return text.empty() ? "null" : short_text(text); }
 std::string money(uint64_t micros) { return number(static_cast<double>(micros) / 1e6); }
@@ -121,10 +121,11 @@ std::string status_json(const cluster::Roster& roster, const cluster::PoolScalin
                         const std::map<uint64_t, KnownPlan>& plans, const std::string& endpoint, Instant now,
                         size_t bytes_max) {
   PENSTOCK_ASSERT(bytes_max >= kStatusBytesMin, "a status was asked for that has room for nobody");
-  std::string json = "{\"controller\": {\"id\": " + quoted(spoken_id(roster.controller_id()));
-  json += ", \"endpoint\": " + quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
+  std::string json = "{\"controller\": {\"id\": " + json_quoted(spoken_id(roster.controller_id()));
+  json += ", \"endpoint\": " + json_quoted(endpoint) + ", \"is_settled\": " + yes_or_no(roster.is_settled(now));
   json += ", \"fenced_incarnations\": " + std::to_string(roster.fenced_count());
-  json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : quoted(roster.policy_trouble())) + "}";
+  json += ", \"policy_trouble\": " + (roster.policy_trouble().empty() ? "null" : json_quoted(roster.policy_trouble())) +
+          "}";
   json += ", \"engine\": " + engine_json(scaling.standing(now));
   // There are fewer trainers than workers. Many of them still leave half of the room to workers.
   const size_t room = bytes_max - json.size() - kStatusFrameBytes;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kNamesShown = 8;
 
-std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
 [[noreturn]] void throw_wrong_kind(const Value& value, const char* wanted) {
   throw Error(ErrorKind::kValue, "a value is " + value.describe() + "; " + wanted +
@@ -95,9 +95,9 @@ const Value& Value::operator[](size_t index) const {
 }
 
 const Value& Value::operator[](std::string_view name) const {
-  if (kind() != Kind::kDict) throw_wrong_kind(*this, ("the part " + quoted(name)).c_str());
+  if (kind() != Kind::kDict) throw_wrong_kind(*this, ("the part " + in_quotes(name)).c_str());
   if (const Value* found = find(name)) return *found;
-  throw Error(ErrorKind::kValue, "the part " + quoted(name) + " was asked for of " + describe());
+  throw Error(ErrorKind::kValue, "the part " + in_quotes(name) + " was asked for of " + describe());
 }
 
 const Value* Value::find(std::string_view name) const {
@@ -114,7 +114,7 @@ std::string Value::describe() const {
     case Kind::kInteger: return std::to_string(integer());
     case Kind::kNumber: return std::to_string(number());
     case Kind::kText:
-      return text().size() > 40 ? "a text of " + std::to_string(text().size()) + " bytes" : quoted(text());
+      return text().size() > 40 ? "a text of " + std::to_string(text().size()) + " bytes" : in_quotes(text());
     case Kind::kBytes: return std::to_string(bytes().size()) + " bytes";
     case Kind::kTensor: return "a tensor";
     case Kind::kList: return "a list of " + std::to_string(size());
@@ -140,7 +140,7 @@ const Value& field_of(const Value& value, std::string_view field, size_t positio
                       const char* type_name, const std::string& where) {
   if (value.kind() == Value::Kind::kDict) {
     if (const Value* found = value.find(field)) return *found;
-    throw Error(ErrorKind::kValue, where + " is read as a " + type_name + ", whose field " + quoted(field) +
+    throw Error(ErrorKind::kValue, where + " is read as a " + type_name + ", whose field " + in_quotes(field) +
                                        " it does not have: it is " + value.describe() +
                                        "; name the field as the dataset does");
   }
