@@ -72,7 +72,9 @@ std::vector<Case> make_cases(uint64_t bytes) {
   const auto below = [&](uint64_t range) {
     return [&random, range](int64_t, int64_t) { return static_cast<int64_t>(random() % range); };
   };
-  std::vector<float> users(kRowItems * 64);
+  // Each stands in eight rows: tensors that would be more than kWidenFactorMax times as large are not sent as rows.
+  const size_t user_count = std::max<uint64_t>(1, bytes / (sizeof(float) * kRowItems) / 8);
+  std::vector<float> users(kRowItems * user_count);
   for (float& one : users) one = static_cast<float>(random());
   std::vector<Case> cases;
   cases.push_back(make_case<int64_t>("offset8", kInt64, false, bytes, below(200)));
@@ -81,7 +83,7 @@ std::vector<Case> make_cases(uint64_t bytes) {
   cases.push_back(make_case<uint8_t>("bits", kBool, false, bytes,
                                      [&](int64_t, int64_t) { return static_cast<uint8_t>(random() % 2); }));
   cases.push_back(make_case<float>("rows", kFloat32, true, bytes, [&](int64_t row, int64_t item) {
-    return users[static_cast<size_t>(row * 7 % 64 * kRowItems + item)];
+    return users[static_cast<size_t>(row) * 7 % user_count * kRowItems + static_cast<size_t>(item)];
   }));
   cases.push_back(make_case<int64_t>("padded", kInt64, true, bytes, [&](int64_t row, int64_t item) {
     return item < row * 97 % (kRowItems - 1) ? static_cast<int64_t>(random() | 1) : 0;

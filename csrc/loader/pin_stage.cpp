@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/pin_stage.h"
 
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
@@ -12,6 +14,8 @@ Result<void> PinStage::begin(Batch& batch) {
   const RelaxedCapture relaxed;  // torch asks the driver for pinned memory, and whether memory that was used is free
   try {
     if (auto mapped = batch.map_for_copy(); !mapped) return mapped;
+    // Until torch has started the device it calls no memory pinned.
+    if (const auto accelerator = at::getAccelerator()) at::globalContext().lazyInitDevice(*accelerator);
     std::vector<at::Tensor> pinned;
     pinned.reserve(batch.tensors().size());
     for (const at::Tensor& tensor : batch.tensors()) {

@@ -48,6 +48,7 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.forkserver.ensure_running()
     os.close(multiprocessing.resource_sharer.DupFd(0).detach())
+    process_traces.start_cuda()
     # Every test collects garbage twice: objects that are there now need not be looked at again.
     gc.collect()
     gc.freeze()

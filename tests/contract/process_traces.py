@@ -82,6 +82,21 @@ def collect_garbage() -> None:
         gc.freeze()
 
 
+def start_cuda() -> None:
+    """Where there is a GPU, opens what its driver keeps open from a process's first use of it on.
+
+    Torch's compiler and profiler use a GPU that the program does not use.
+    """
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return  # without importing torch
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+        torch.zeros(1, device="cuda")
+
+
 def children(pid: int | str = "self") -> list[int]:
     """Children of every thread of a process, zombies among them; none of one that has ended."""
     found: list[int] = []

@@ -45,6 +45,7 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     multiprocessing.forkserver.ensure_running()
     # torch.fx makes a progress bar where there is tqdm, and tqdm's first one makes a lock for good.
     tqdm.tqdm.get_lock()
+    process_traces.start_cuda()
     # Collecting the garbage of one test should not walk over all of torch: that took 0.1 s a test.
     gc.collect()
     gc.freeze()

@@ -22,7 +22,8 @@ _PART_BYTES_MAX = 9 << 20
 
 
 def _library() -> Any:
-    library = ctypes.CDLL(ctypes.util.find_library("zmq"), use_errno=True)
+    # By its name where the system's index of libraries does not have it.
+    library = ctypes.CDLL(ctypes.util.find_library("zmq") or "libzmq.so.5", use_errno=True)
     library.zmq_ctx_new.restype = ctypes.c_void_p
     library.zmq_socket.restype = ctypes.c_void_p
     return library

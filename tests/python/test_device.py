@@ -7,8 +7,12 @@ which memory while copies are under way is tested without a GPU in tests/cpp/loa
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -209,19 +213,49 @@ def test_cuda_graphs_are_captured_while_batches_come() -> None:
         assert torch.equal(doubled, source)
 
 
+@contextlib.contextmanager
+def memory_full() -> Iterator[None]:
+    """This process gets no more memory of the device than it has. Other processes do not notice."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 @pytest.mark.cuda
 def test_memory_that_is_full_in_mid_epoch_is_named_and_the_epoch_goes_on() -> None:
     """Its twin on the CPU is MemoryThatNeverComesIsAnErrorInPlaceOfTheBatchAlone."""
     rows = torch.zeros(40, 1 << 22)
     loader = DataLoader(rows, batch_size=4, num_workers=1, device="cuda")  # 64 MiB each
     iterator = iter(loader)
-    next(iterator)
-    torch.cuda.synchronize()
-    free_bytes, _ = torch.cuda.mem_get_info()
-    filling = torch.empty(free_bytes - (40 << 20), dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match="bytes there are batches that were copied"):
-        for _ in range(9):
-            next(iterator)
-    del filling
-    torch.cuda.empty_cache()
+    kept = [next(iterator)]
+    message = "bytes there are batches that were copied"
+    with memory_full(), pytest.raises(torch.OutOfMemoryError, match=message):
+        for _ in range(8):
+            kept.append(next(iterator))
+    kept.clear()
     assert next(iterator).shape == (4, 1 << 22)
+
+
+PINNED = """
+import torch
+from penstock import DataLoader
+
+loader = {loader_class}(torch.ones(8, 2), batch_size=4, num_workers=1, pin_memory=True)
+print([batch.is_pinned() for batch in loader])
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("loader_class", ["DataLoader", "torch.utils.data.DataLoader"])
+def test_batches_are_pinned_in_a_program_that_did_not_use_the_device(loader_class: str) -> None:
+    """Torch calls no memory pinned before it has started the device."""
+    program = PINNED.format(loader_class=loader_class)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[True, True]\n"), done.stderr
