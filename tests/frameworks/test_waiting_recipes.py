@@ -62,18 +62,30 @@ def scalars_in(folder: Path) -> dict[str, list[float]]:
 
 def wandb_scalars(folder: Path) -> dict[str, list[float]]:
     """What W&B wrote offline below a folder."""
-    from wandb.proto import wandb_internal_pb2
-
-    (file,) = folder.rglob("*.wandb")
     found: dict[str, list[float]] = {}
-    for content in leveldb_records(file.read_bytes()[7:], 7):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(content)
+    for record in wandb_records(folder):
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
             if "penstock/" in name:
                 found.setdefault(name, []).append(float(item.value_json))
     return found
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """All records to the last: W&B's own process may still write some after finish()."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.rglob("*.wandb")
+    deadline = time.monotonic() + 20
+    while True:
+        contents = [*leveldb_records(file.read_bytes()[7:], 7)]
+        records = [wandb_internal_pb2.Record.FromString(content) for content in contents]
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < deadline, (
+            f"{file}: no exit in {len(records)} records"
+        )
+        time.sleep(0.05)
 
 
 def leveldb_records(data: bytes, at: int) -> Iterator[bytes]:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).resolve().parent.parent / "fuzz" / "run.py"
+ROOT = Path(__file__).resolve().parent.parent.parent
+RUN = ROOT / "tests" / "fuzz" / "run.py"
+CANARY = re.compile(r"^canary\((\w+) \w+ (\S+)\s+\[=\[(.*?)\]=\]", re.MULTILINE | re.DOTALL)
 NO_TOOLS = 77
 # Enough for each canary to be found, with this seed of libFuzzer's; about a second each.
 INPUT_COUNT = 60_000
@@ -23,6 +26,18 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     if done.returncode == NO_TOOLS:
         pytest.skip(done.stderr.strip())
     return done
+
+
+def test_what_each_canary_replaces_stands_once_in_its_source() -> None:
+    """It is the one thing about canaries that a change of the sources breaks."""
+    text = (ROOT / "tests" / "fuzz" / "CMakeLists.txt").read_text()
+    canaries = CANARY.findall(text)
+    assert len(canaries) == text.count("\ncanary(") > 30
+    counts = {
+        name: (ROOT / "csrc" / source).read_text().count(replaced)
+        for name, source, replaced in canaries
+    }
+    assert counts == dict.fromkeys(counts, 1)
 
 
 @pytest.mark.long

@@ -192,7 +192,7 @@ TRAINING = """
 """
 
 
-@pytest.mark.long("-m train")
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["train.py", "-m train"])
 def test_a_program_and_what_it_spawns_have_penstocks_loader(
     run: Run, write: Write, form: str

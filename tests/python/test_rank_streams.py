@@ -344,6 +344,7 @@ def test_a_rank_that_looks_for_a_batch_for_ever_ends_with_the_others(tmp_path: P
     assert [done["ends"][0] for done in by_rank] == ends
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_of_real_ranks_is_stopped_and_goes_on_with_others(tmp_path: Path) -> None:
     dataset = Uneven([20] * 6, kept=0.9)

@@ -137,7 +137,7 @@ class CountsPickles(Computed):
         return self.pickle_count
 
 
-@pytest.mark.long("forkserver")
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_is_pickled_once_for_all_workers(method: str) -> None:
     dataset = CountsPickles(3, number)
