@@ -82,9 +82,7 @@ def wandb_records(folder: Path) -> list[Any]:
         records = [wandb_internal_pb2.Record.FromString(content) for content in contents]
         if any(record.HasField("exit") for record in records):
             return records
-        assert time.monotonic() < deadline, (
-            f"{file}: no exit in {len(records)} records"
-        )
+        assert time.monotonic() < deadline, f"{file}: no exit in {len(records)} records"
         time.sleep(0.05)
 
 

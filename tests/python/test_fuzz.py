@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.slow
 
 def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RUN), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    with (ROOT / "build" / "fuzz.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests share one folder of programs
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     if done.returncode == NO_TOOLS:
         pytest.skip(done.stderr.strip())
     return done
