@@ -92,8 +92,9 @@ def test_the_slowest_samples_have_their_indices() -> None:
 
 def test_a_program_that_is_busy_is_told_so() -> None:
     loader = DataLoader(Samples(0.0), batch_size=4, num_workers=1, persistent_workers=True)
-    read(loader, 0.02)
-    read(loader, 0.02)
+    # Long steps: some waits of a busy machine are no more than a small part of them.
+    read(loader, 0.08)
+    read(loader, 0.08)
 
     assert loader.report().limit == "trainer"
 
