@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: gpu.sh build|test|bench [OPTIONS]
-# Builds penstock beside the torch of $PYTHON (python3), and runs the tests or the benches that need a GPU, if any. With
+# usage: gpu.sh test|bench [OPTIONS]
+# Builds penstock beside the torch of $PYTHON (python3), and runs the tests or the benches that need a GPU. With
 # build/gpu-folder (make gpu-folder) no package registry and no network is used. Without a GPU the tests skip, and say so.
 set -eu
 . .make/say.sh
@@ -48,9 +48,6 @@ there = torch.cuda.is_available()
 print("torch", torch.__version__, "on", torch.cuda.get_device_name() if there else "a machine without a GPU")' >&2
 
 case $what in
-  build)
-    sh .make/install.sh --with-tests --with-bench
-    ;;
   test)
     sh .make/install.sh --with-tests
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
