@@ -141,14 +141,16 @@ def test_a_program_that_a_signal_ends_leaves_no_pool(programs: Programs, number:
 @pytest.mark.long
 def test_a_worker_whose_dataset_hangs_does_not_outlive_its_program(programs: Programs) -> None:
     source = """
-    import signal, time
+    import os, signal, time
     from torch.utils.data import DataLoader, Dataset
 
     class Hanging(Dataset):
         def __len__(self): return 100
         def __getitem__(self, index):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            print("hangs", flush=True)
+            # One write: an unbuffered print writes the end of its line after the line, and
+            # another worker's line may come between.
+            os.write(1, b"hangs\\n")
             time.sleep(1000)
 
     next(iter(DataLoader(Hanging(), num_workers=1)))
