@@ -130,6 +130,7 @@ def save(path: Path, model: Any, optimizer: Any, loader: Any, step: int) -> None
         state = {"model": of_model, "optimizer": of_optimizer, "step": step}
         torch.save({**state, "loader": loader.state_dict()}, path.with_suffix(".new"))
         path.with_suffix(".new").rename(path)
+    dist.barrier()  # A rank that kills itself next does not end rank 0 before it has saved.
 
 
 if __name__ == "__main__":
