@@ -85,7 +85,8 @@ def test_the_tracks_say_what_the_ledger_says(tmp_path: Path) -> None:
     assert set(track_names(events).values()) == {"trainer", "worker 0", "worker 1"}
     for part, seconds in (("dataset", stats.dataset_s), ("collate", stats.collate_s)):
         of_workers = sum(seconds_of(events, f"worker {n}", part) for n in (0, 1))
-        assert of_workers == pytest.approx(seconds, rel=0.02)
+        # A slice begins later where the trainer was late to take in the worker's batch before.
+        assert 0.8 * seconds < of_workers < 1.001 * seconds
     arrows = [event for event in events if event["ph"] == "s"]
     assert len(arrows) == 12
     counters = {event["name"] for event in events if event["ph"] == "C"}
