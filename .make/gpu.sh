@@ -53,7 +53,7 @@ case $what in
     tests=$("$VENV"/bin/python setup.py -q native --show-folder)/tests/test_loader
     failed=
     say "C++ tests of the device"
-    "$tests" --gtest_filter='Cuda*:CopyStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
+    "$tests" --gtest_filter='Cuda*:CopyStage*:PinStage*:StageChain*:StagedClient*:StagedPool*' || failed="$failed C++"
     if command -v compute-sanitizer >/dev/null && "$VENV"/bin/python -c '
 import sys, torch
 sys.exit(not torch.cuda.is_available())'; then

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``device=`` gives on a GPU: copies against a plain pinned one, the widening of tensors that
-a pool sent in fewer bytes against a copy on the device, a loop that the GPU bounds against batches
-that lie on it, and images through augmenting workers against torch's loader.
+"""What ``device=`` and ``pin_memory=True`` give on a GPU: copies against a plain pinned one, the
+rate at which large batches reach the device, the widening of tensors that a pool sent in fewer bytes
+against a copy on the device, a loop that the GPU bounds against batches that lie on it, and images
+through augmenting workers against torch's loader.
 
 With ``--device cpu`` everything runs on the CPU, where the figures mean nothing: does it run?
 """
@@ -24,7 +25,7 @@ from table import aligned, number, spread
 from torch import nn
 from torch.utils.data import Dataset
 
-CASES = ("copy", "widen", "bound", "images")
+CASES = ("copy", "feed", "widen", "bound", "images")
 HERE = Path(__file__).resolve().parent
 WORKER_COUNTS = (1, 2, 4, 8, 16)
 IMAGE_SIZE = 224
@@ -62,11 +63,13 @@ class Augmented(Ready):
 
 
 def make_loader(kind: str, args: argparse.Namespace, **options: Any) -> Any:
+    pins = args.device == "cuda"
     if kind == "torch":
-        pins = args.device == "cuda"
         return torch.utils.data.DataLoader(pin_memory=pins, persistent_workers=True, **options)
     from penstock import DataLoader
 
+    if kind == "pinned":
+        return DataLoader(pin_memory=pins, persistent_workers=True, **options)
     return DataLoader(device=args.device, persistent_workers=True, **options)
 
 
@@ -156,6 +159,36 @@ def measure_copy(args: argparse.Namespace) -> Iterator[Record]:
         for memory, seconds in found.items():
             rates = [batch.nbytes / 1e9 / each for each in seconds]
             yield summary("gpu/copy/gb_per_s", {"kind": kind, "memory": memory}, rates)
+
+
+# ---- Large batches that cost nothing to make
+
+
+def measure_feed(args: argparse.Namespace) -> Iterator[Record]:
+    """The rate at which batches reach the device in a loop that does nothing else: torch's loader
+    and penstock's with ``pin_memory=True`` and ``.to(device, non_blocking=True)``, and ``device=``."""
+    dataset = Ready(IMAGES * max(args.steps, 50), args.size * 12 // 7)
+    batch_bytes = dataset.images.nbytes
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        return batch.flatten()[:1].float()
+
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(args.rounds):
+        for count in args.workers:
+            for kind in ("torch", "pinned", "device"):
+                loader = make_loader(
+                    kind, args, dataset=dataset, batch_size=IMAGES, num_workers=count
+                )
+                rate = steps_per_s(endless(loader), step, args) * batch_bytes / 1e9
+                rates.setdefault((kind, count), []).append(rate)
+                del loader
+    for (kind, count), values in rates.items():
+        yield summary("gpu/feed/gb_per_s", {"kind": kind, "workers": count}, values)
+        if kind == "pinned":
+            pairs = zip(values, rates["device", count], strict=True)
+            shares = [pinned / copied for pinned, copied in pairs]
+            yield summary("gpu/feed/pinned_over_device", {"workers": count}, shares)
 
 
 # ---- Tensors that came with fewer bytes
@@ -274,6 +307,7 @@ def measure_images(args: argparse.Namespace) -> Iterator[Record]:
 def measure(args: argparse.Namespace) -> Iterator[Record]:
     cases = {
         "copy": measure_copy,
+        "feed": measure_feed,
         "widen": measure_widen,
         "bound": measure_bound,
         "images": measure_images,

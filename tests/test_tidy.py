@@ -72,7 +72,7 @@ DOORS: tuple[tuple[str, str], ...] = (
     (r"torch/script\.h|torch/jit\.h|torch/csrc/jit/", "capture/|bindings/|include/|api/"),
     (
         r"(c10|ATen)/cuda/|cuda|thrust/|cub/",
-        r"loader/(cuda_part\.cpp|widen_kernels\.cu)",
+        r"loader/(cuda_part\.cpp|cuda_host_reads\.cpp|cuda_calls\.h|widen_kernels\.cu)",
     ),
     # The kernels compile without torch.
     (

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/batch.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/MapAllocator.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarType.h>
@@ -15,6 +17,7 @@
 
 #include "base/bytes.h"
 #include "loader/batch_memory.h"
+#include "loader/relaxed_capture.h"
 #include "wire/narrow.h"
 #include "wire/nest.h"
 
@@ -70,8 +73,10 @@ at::Tensor make_meta(const TensorEntry& entry) {
   return at::empty_strided(entry.shape, entry.strides, options);
 }
 
-at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes) {
-  at::DataPtr data = c10::GetCPUAllocator()->allocate(entry.bytes);
+at::Tensor copy_to_own_memory(const TensorEntry& entry, std::span<const std::byte> bytes, bool is_pinned = false) {
+  const auto accelerator = is_pinned ? at::getAccelerator() : std::nullopt;
+  c10::Allocator* const allocator = accelerator ? at::getHostAllocator(*accelerator) : c10::GetCPUAllocator();
+  at::DataPtr data = allocator->allocate(entry.bytes);
   if (!bytes.empty()) std::memcpy(data.get(), bytes.data(), bytes.size());
   return make_tensor(entry, std::move(data));
 }
@@ -266,13 +271,21 @@ Result<void> Batch::map_for_copy() {
 void Batch::copy_out() {
   if (!lease_) return;
   PENSTOCK_ASSERT(tensors_.empty(), "tensors on the slab were handed out already");
+  std::optional<RelaxedCapture> relaxed;  // torch may ask the driver for pinned memory
+  if (pins_copies_) relaxed.emplace();
   tensors_.resize(frame_.tensors.size());
   for (size_t index = 0; index < tensors_.size(); ++index) {
     const TensorEntry& entry = frame_.tensors[index];
     PENSTOCK_ASSERT(!wire::is_narrow(entry.encoding), "batches of this machine are sent as they are");
-    if (entry.encoding == wire::Encoding::kPlain) tensors_[index] = copy_to_own_memory(entry, bytes_of(entry));
+    if (entry.encoding == wire::Encoding::kPlain)
+      tensors_[index] = copy_to_own_memory(entry, bytes_of(entry), pins_copies_);
   }
   lease_.reset();
+}
+
+bool Batch::is_whole_in_slab() const {
+  const bool is_transient = (descriptor_.flags & wire::kDescriptorTransient) != 0;
+  return lease_ && !is_transient && !wide_lease_ && shared_files_.empty() && !is_narrow();
 }
 
 bool Batch::is_narrow() const {

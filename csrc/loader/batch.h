@@ -140,6 +140,10 @@ class Batch {
 
   // Copies every tensor on the slab to memory of its own and gives the slab back.
   void copy_out();
+  // Has copy_out() take pinned memory.
+  void pin_copies() { pins_copies_ = true; }
+  // Whether all tensors lie in one slab, which is used again, as their worker wrote them.
+  bool is_whole_in_slab() const;
 
   // Replaces the tensors by copies that a stage has made or begun, and drops this batch's lease: a stage whose copy is
   // still under way holds the tensors that it reads.
@@ -179,6 +183,7 @@ class Batch {
   std::vector<at::Tensor> wide_;              // by place; undefined for the others
   std::vector<wire::Widening> kept_narrow_;   // by place, of tensors that were left as they came; empty without any
   bool was_widened_on_device_ = false;
+  bool pins_copies_ = false;
 };
 
 }  // namespace penstock::loader

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "base/result.h"
+#include "base/waker.h"
 #include "loader/batch.h"
 
 namespace penstock::loader {
@@ -31,6 +32,9 @@ class BatchStage {
 
   // Gives back the memory that copies have read. Returns how many are still under way.
   virtual size_t reclaim() = 0;
+
+  // Before the first batch: `waker` wakes the chain's thread for a reclaim() until the stage is destroyed.
+  virtual void set_waker(Waker&) {}
 };
 
 }  // namespace penstock::loader

@@ -105,7 +105,8 @@ class Client::Impl {
       stages.staged_bytes_max = options.prefetch_bytes != 0 ? options.prefetch_bytes : kStagedBytes;
       stages.in_order.push_back(std::make_unique<CopyStage>(std::move(device).value()));
     } else if (options.pin_memory) {
-      stages.in_order.push_back(std::make_unique<PinStage>());
+      const auto owed_slab_count = source->has_bounded_memory() ? std::optional(slab_count()) : std::nullopt;
+      stages.in_order.push_back(std::make_unique<PinStage>(open_cuda_watched_memory(), owed_slab_count));
     }
     stages.tap = options.tap;
     return source->start(std::move(stages));

@@ -46,7 +46,7 @@ struct ClientOptions {
   bool any_worker = false;
   bool keep_workers = false;             // persistent workers stay after their share of an iterable dataset has ended
   bool keep_indices = true;              // of requests that were not answered, for awaited()
-  bool pin_memory = false;               // copy every batch into torch's pinned memory ahead of use
+  bool pin_memory = false;               // deliver every batch in pinned memory (pin_stage.h)
   int device_index = -1;                 // a CUDA device that batches are copied to ahead of use, or -1
   std::shared_ptr<ArrivalTap> tap = {};  // as Stages::tap
 };

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "loader/cuda_entries.h"
 
@@ -68,6 +69,13 @@ Result<std::unique_ptr<Device>> open_cuda_device(int device_index) {
                  "device cuda:" + std::to_string(device_index) + " was asked for, and " + part.error().message};
   }
   return part.value()->make_device(device_index);
+}
+
+std::unique_ptr<WatchedMemory> open_cuda_watched_memory() {
+  const auto& part = loaded_part();
+  if (!part) return nullptr;
+  auto memory = part.value()->make_watched_memory();
+  return memory ? std::move(memory).value() : nullptr;
 }
 
 }  // namespace penstock::loader

@@ -19,4 +19,8 @@ const CudaEntries* cuda_part();
 // kUnsupported in a build without CUDA, beside a torch without it, and where no such device is.
 Result<std::unique_ptr<Device>> open_cuda_device(int device_index);
 
+// Null in a build without CUDA, beside a torch without it, where no device is, and where torch's reports of copies
+// cannot be had (cuda_host_reads.h). For the trainer's thread.
+std::unique_ptr<WatchedMemory> open_cuda_watched_memory();
+
 }  // namespace penstock::loader

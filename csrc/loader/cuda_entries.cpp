@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loader/cuda_entries.h"
 
+#include "loader/cuda_host_reads.h"
 #include "loader/cuda_part.h"
 
 // The one name that libpenstock_cuda.so has.
@@ -9,6 +10,7 @@ extern "C" __attribute__((visibility("default"))) const penstock::loader::CudaEn
   static constexpr CudaEntries entries = {.size = sizeof(CudaEntries),
                                           .built_for = kCudaBuild,
                                           .make_device = &make_cuda_device,
+                                          .make_watched_memory = &make_cuda_watched_memory,
                                           .try_relax_capture = &try_relax_capture,
                                           .restore_capture = &restore_capture};
   return &entries;

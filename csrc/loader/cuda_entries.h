@@ -16,6 +16,8 @@ struct CudaEntries {
   const char* built_for;  // kCudaBuild of that build
 
   Result<std::unique_ptr<Device>> (*make_device)(int device_index);
+  // make_cuda_watched_memory()
+  Result<std::unique_ptr<WatchedMemory>> (*make_watched_memory)();
 
   // Puts the calling thread into the relaxed mode of relaxed_capture.h, or returns false. `mode_before` is for the
   // other.

@@ -13,48 +13,13 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "loader/cuda_calls.h"
 #ifdef PENSTOCK_WITH_KERNELS
 #include "loader/widen_kernels.h"
 #endif
 
 namespace penstock::loader {
 namespace {
-
-Result<void> result_of(int code_of_cuda) {
-  const auto status = static_cast<cudaError_t>(code_of_cuda);
-  if (status == cudaSuccess) return {};
-  cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
-  const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
-  return Fault{code, cudaGetErrorString(status)};
-}
-
-// RelaxedCapture for code that is in this library.
-class Relaxed {
- public:
-  Relaxed() : is_relaxed_(try_relax_capture(mode_before_)) {}
-  Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
-  ~Relaxed() {
-    if (is_relaxed_) restore_capture(mode_before_);
-  }
-
- private:
-  int mode_before_ = 0;
-  const bool is_relaxed_;
-};
-
-// Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
-template <typename Call>
-auto guarded(Call call) -> decltype(call()) {
-  const Relaxed relaxed;
-  try {
-    return call();
-  } catch (const c10::OutOfMemoryError& error) {
-    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
-  } catch (const c10::Error& error) {
-    return Fault{Errc::kFailed, error.what_without_backtrace()};
-  }
-}
 
 class CudaEvent final : public DeviceEvent {
  public:

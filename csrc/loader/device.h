@@ -26,24 +26,44 @@ class DeviceEvent {
   virtual ~DeviceEvent() = default;
 };
 
-// hand_over() is for the trainer's thread, the rest for one other thread, or for the owner once that has ended.
-class Device {
+// Host memory that devices read by themselves.
+class MemoryRegistrar {
  public:
-  Device() = default;
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
-  virtual ~Device() = default;
+  MemoryRegistrar() = default;
+  MemoryRegistrar(const MemoryRegistrar&) = delete;
+  MemoryRegistrar& operator=(const MemoryRegistrar&) = delete;
+  virtual ~MemoryRegistrar() = default;
 
+  // Lets devices read `memory` by themselves until unregister_memory(). Returns false where they cannot.
+  virtual bool register_memory(std::span<std::byte> memory) = 0;
+  virtual void unregister_memory(std::byte* base) = 0;
+};
+
+// Registered memory that a program copies from, on any device and any stream. Knows when a copy still reads it, from
+// what torch reports of its own asynchronous copies. CUDA's is in cuda_device.h. Thread-safe.
+class WatchedMemory : public MemoryRegistrar {
+ public:
+  enum class Reads {
+    kNone,      // all copies from the memory are over
+    kUnderWay,  // some are not
+    kUnknown,   // it may be read for as long as the process lives: by a captured graph, or by a device that was lost
+  };
+
+  // Of the memory that was registered at `base`.
+  virtual Reads reads(std::byte* base) = 0;
+  // Blocks until the copies from the memory are over; kUnknown if that cannot be known.
+  virtual Reads wait_for_reads(std::byte* base) = 0;
+};
+
+// hand_over() is for the trainer's thread, the rest for one other thread, or for the owner once that has ended.
+class Device : public MemoryRegistrar {
+ public:
   // For people: "cuda:0".
   virtual std::string name() const = 0;
 
   // A tensor on the device with the dtype, sizes and strides of `like`, of whatever values. kNoMemory where the device
   // has none left. The memory may be freed at any time: it is used again only behind the work that was started on it.
   virtual Result<at::Tensor> allocate(const at::Tensor& like) = 0;
-
-  // Has the device read this memory by itself from now on. False where it cannot, which makes copies slower.
-  virtual bool register_memory(std::span<std::byte> memory) = 0;
-  virtual void unregister_memory(std::byte* base) = 0;
 
   // Starts copying the bytes of `host` to a tensor that was allocated for it. `host` stays as it is until an event that
   // is recorded later is over. An error may have started the copy.

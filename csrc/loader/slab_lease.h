@@ -9,10 +9,24 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "shm/arena.h"
 
 namespace penstock::loader {
+
+// Gives slabs back in the place of their leases, where a device may read them after the last tensor has died.
+// Thread-safe.
+class SlabKeeper {
+ public:
+  SlabKeeper() = default;
+  SlabKeeper(const SlabKeeper&) = delete;
+  SlabKeeper& operator=(const SlabKeeper&) = delete;
+  virtual ~SlabKeeper() = default;
+
+  // Called once, when nothing in this process refers to the slab any more: releases it now or later, or retires it.
+  virtual void lease_ended(std::shared_ptr<shm::ArenaView> view, uint32_t slab_index, uint32_t generation) = 0;
+};
 
 // Thread-safe: the reference count is atomic and the destructor runs once.
 class SlabLease : public c10::intrusive_ptr_target {
@@ -24,7 +38,12 @@ class SlabLease : public c10::intrusive_ptr_target {
   SlabLease& operator=(const SlabLease&) = delete;
 
   ~SlabLease() override {
-    if (::getpid() == owner_pid_) view_->release(slab_index_, generation_);
+    if (::getpid() != owner_pid_) return;
+    if (keeper_) {
+      keeper_->lease_ended(std::move(view_), slab_index_, generation_);
+    } else {
+      view_->release(slab_index_, generation_);
+    }
   }
 
   std::byte* data() const { return view_->slab(slab_index_); }
@@ -35,6 +54,9 @@ class SlabLease : public c10::intrusive_ptr_target {
   // From now on the user may hold tensors on this slab.
   void mark_held() { view_->set_held(slab_index_, true); }
 
+  // Has `keeper` give the slab back. To be called before the lease is shared with another thread.
+  void set_keeper(std::shared_ptr<SlabKeeper> keeper) { keeper_ = std::move(keeper); }
+
   // Nobody may write to the slab again, since something may read it after the lease has ended.
   void retire() { view_->retire(slab_index_); }
 
@@ -43,6 +65,7 @@ class SlabLease : public c10::intrusive_ptr_target {
   uint32_t slab_index_;
   uint32_t generation_;
   pid_t owner_pid_;
+  std::shared_ptr<SlabKeeper> keeper_;  // shared with the stage that pinned the slab, and its other leases
 };
 
 }  // namespace penstock::loader

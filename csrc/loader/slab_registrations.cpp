@@ -7,26 +7,27 @@ SlabRegistrations::~SlabRegistrations() {
   for (const auto& [view, slabs] : arenas_) unregister(slabs);
 }
 
-void SlabRegistrations::add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes) {
+bool SlabRegistrations::add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes) {
   std::erase_if(arenas_, [this](const auto& arena) {
     const bool is_unused = arena.first.use_count() == 1;
     if (is_unused) unregister(arena.second);
     return is_unused;
   });
   Slab& slab = arenas_[lease->shared_view()][lease->data()];
-  if (bytes <= slab.bytes || slab.has_failed) return;
-  if (slab.bytes > 0) device_.unregister_memory(lease->data());
+  if (bytes <= slab.bytes || slab.has_failed) return !slab.has_failed;
+  if (slab.bytes > 0) registrar_.unregister_memory(lease->data());
   slab.bytes = 0;
-  if (device_.register_memory({lease->data(), bytes})) {
+  if (registrar_.register_memory({lease->data(), bytes})) {
     slab.bytes = bytes;
   } else {
     slab.has_failed = true;
   }
+  return !slab.has_failed;
 }
 
 void SlabRegistrations::unregister(const Slabs& slabs) {
   for (const auto& [base, slab] : slabs) {
-    if (slab.bytes > 0) device_.unregister_memory(base);
+    if (slab.bytes > 0) registrar_.unregister_memory(base);
   }
 }
 

@@ -19,13 +19,14 @@ namespace penstock::loader {
 // Confined to the thread that uses the device.
 class SlabRegistrations {
  public:
-  explicit SlabRegistrations(Device& device) : device_(device) {}
+  explicit SlabRegistrations(MemoryRegistrar& registrar) : registrar_(registrar) {}
   SlabRegistrations(const SlabRegistrations&) = delete;
   SlabRegistrations& operator=(const SlabRegistrations&) = delete;
   ~SlabRegistrations();
 
-  // Registers the first `bytes` of a leased slab, and forgets arenas that nobody has a lease on.
-  void add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes);
+  // Registers the first `bytes` of a leased slab, and forgets arenas that nobody has a lease on. Returns whether they
+  // are registered.
+  bool add(const c10::intrusive_ptr<SlabLease>& lease, uint64_t bytes);
 
  private:
   struct Slab {
@@ -36,7 +37,7 @@ class SlabRegistrations {
 
   void unregister(const Slabs& slabs);
 
-  Device& device_;
+  MemoryRegistrar& registrar_;
   std::map<std::shared_ptr<shm::ArenaView>, Slabs> arenas_;
 };
 

@@ -48,6 +48,7 @@ Result<void> StageChain::start(Stages stages) {
   takes_narrow_ = !stages_.tap && stages_.in_order.front()->takes_narrow();
   loop_ = std::make_unique<EventLoop>("pk_stages", "which copies batches to where they are used",
                                       static_cast<EventLoop::Handler&>(*this));
+  for (const auto& stage : stages_.in_order) stage->set_waker(loop_->waker());
   return loop_->start();
 }
 

@@ -21,6 +21,8 @@ def test_every_case_has_figures(tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     assert {record["name"] for record in records} == {
         "gpu/copy/gb_per_s",
+        "gpu/feed/gb_per_s",
+        "gpu/feed/pinned_over_device",
         "gpu/widen/gb_per_s",
         "gpu/widen/of_bandwidth",
         "gpu/bound/steps_per_s",

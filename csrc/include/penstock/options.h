@@ -48,7 +48,7 @@ struct Options {
   int64_t num_workers = 0;
   // Makes a batch of samples, in the place of torch's default_collate. Called by several threads at once.
   std::function<Value(std::vector<Value>)> collate_fn = {};
-  // Copies each batch to pinned memory ahead of use.
+  // Delivers each batch in pinned memory.
   bool pin_memory = false;
   // Leaves out the last batch if it is short.
   bool drop_last = false;

@@ -24,6 +24,7 @@
 #include "../wire/narrow_samples.h"
 #include "../wire/record_samples.h"
 #include "loader/copy_stage.h"
+#include "loader/pin_stage.h"
 #include "shm/arena.h"
 #include "stream_fixture.h"
 #endif
@@ -174,6 +175,36 @@ TEST_F(CudaStreamTest, BatchesComeInPinnedMemoryWhenItIsAskedFor) {
   }
 }
 
+TEST_F(CudaStreamTest, PinnedBatchesThatAreCopiedAndDroppedAreRightOnTheDevice) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 2, .prefetch_factor = 3, .pin_memory = true});
+  begin_epoch(draw_batches(300));
+  std::vector<std::vector<at::Tensor>> on_device;
+  at::Tensor busy = at::ones({1 << 22}, at::kCUDA);
+  for (uint64_t sequence = 0; sequence < 300; ++sequence) {
+    // The device is behind: the copy below has not begun when the batch is dropped.
+    for (int round = 0; round < 20; ++round) busy = busy.add(1);
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& tensor : next_batch()->tensors())
+      copies.push_back(tensor.to(at::kCUDA, /*non_blocking=*/true));
+    on_device.push_back(std::move(copies));
+  }
+  for (uint64_t sequence = 0; sequence < 300 && !HasFatalFailure(); ++sequence)
+    expect_right_on_device(on_device[sequence], sequence);
+}
+
+TEST_F(CudaStreamTest, UserWhoKeepsEveryPinnedBatchHasThemAllPinned) {
+  PENSTOCK_NEEDS_CUDA();
+  start({.worker_count = 2, .pin_memory = true});
+  begin_epoch(draw_batches(100));
+  std::vector<std::vector<at::Tensor>> kept;
+  for (int count = 0; count < 100; ++count) kept.push_back(next_batch()->tensors());
+  for (size_t sequence = 0; sequence < kept.size(); ++sequence) {
+    for (const at::Tensor& tensor : kept[sequence]) EXPECT_TRUE(tensor.numel() == 0 || tensor.is_pinned());
+    expect_right(kept[sequence], sequence);
+  }
+}
+
 // One arena in this process and a stage on it, without a client.
 class CudaStageTest : public testing::Test {
  protected:
@@ -210,6 +241,92 @@ class CudaStageTest : public testing::Test {
   std::shared_ptr<shm::ArenaView> view_;
   std::unique_ptr<CopyStage> stage_;
 };
+
+TEST_F(CudaStageTest, PinnedSlabComesBackOnlyWhenTorchsCopyFromItIsOver) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  std::optional<c10::cuda::CUDAStream> stream;
+  for (int64_t round = 1; round <= 20; ++round) {
+    auto batch = make_batch(round);
+    ASSERT_TRUE(pin_stage.begin(*batch));
+    at::Tensor pinned = batch->tensors().at(0);
+    batch.reset();
+    EXPECT_TRUE(pinned.is_pinned());
+    EXPECT_EQ(static_cast<const void*>(pinned.const_data_ptr()), view_->slab(0));
+    // On the stream that is current, and on others.
+    stream =
+        round % 2 == 0 ? c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0) : c10::cuda::getDefaultCUDAStream(0);
+    const c10::cuda::CUDAStreamGuard guard(*stream);
+    at::Tensor busy = at::ones({1 << 24}, at::kCUDA);
+    for (int count = 0; count < 50; ++count) busy = busy.add(1);
+    const at::Tensor copy = pinned.narrow(0, 0, kElementCount / 2).to(at::kCUDA, /*non_blocking=*/true);
+    pinned.reset();
+    if (pin_stage.reclaim() > 0) {
+      EXPECT_EQ(arena_->try_acquire(), std::nullopt);
+    }
+    stream->synchronize();
+    EXPECT_EQ(pin_stage.reclaim(), 0u);
+    EXPECT_TRUE(copy.eq(round).all().item<bool>());
+  }
+}
+
+TEST_F(CudaStageTest, SlowCopyFromAPinnedSlabIsStillUnderWayWhenItsTensorDies) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  auto batch = make_batch(1);
+  ASSERT_TRUE(pin_stage.begin(*batch));
+  at::Tensor busy = at::ones({1 << 28}, at::kCUDA);
+  for (int count = 0; count < 200; ++count) busy = busy.add(1);
+  const at::Tensor copy = batch->tensors().at(0).to(at::kCUDA, /*non_blocking=*/true);
+  batch.reset();
+  EXPECT_EQ(pin_stage.reclaim(), 1u);
+  EXPECT_EQ(arena_->try_acquire(), std::nullopt);
+  c10::cuda::getCurrentCUDAStream(0).synchronize();
+  EXPECT_EQ(pin_stage.reclaim(), 0u);
+  EXPECT_EQ(arena_->try_acquire(), 0u);
+}
+
+TEST_F(CudaStageTest, SlabThatACapturedGraphCopiesFromIsNeverWrittenAgain) {
+  PENSTOCK_NEEDS_CUDA();
+  open(2);
+  PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);
+  auto batch = make_batch(4);
+  ASSERT_TRUE(pin_stage.begin(*batch));
+  const at::Tensor target = at::empty({kElementCount}, batch->tensors().at(0).options().device(at::kCUDA));
+  at::cuda::CUDAGraph graph;
+  {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, 0));
+    graph.capture_begin();
+    target.copy_(batch->tensors().at(0), /*non_blocking=*/true);
+    graph.capture_end();
+  }
+  batch.reset();
+  EXPECT_EQ(pin_stage.reclaim(), 0u);
+  make_batch(5);
+  for (int replay = 0; replay < 3; ++replay) {
+    target.zero_();
+    graph.replay();
+    EXPECT_TRUE(target.eq(4).all().item<bool>());
+  }
+}
+
+TEST_F(CudaStageTest, TorchsOwnPinnedMemoryIsProtectedAsBefore) {
+  PENSTOCK_NEEDS_CUDA();
+  open(1);
+  const PinStage pin_stage(open_cuda_watched_memory(), std::nullopt);  // its allocator stands in front of torch's
+  const auto options = at::TensorOptions().dtype(at::kLong).pinned_memory(true);
+  at::Tensor busy = at::ones({1 << 28}, at::kCUDA);
+  for (int count = 0; count < 200; ++count) busy = busy.add(1);
+  at::Tensor host = at::full({1 << 20}, 7, options);
+  const void* const base = host.const_data_ptr();
+  const at::Tensor copy = host.to(at::kCUDA, /*non_blocking=*/true);
+  host.reset();
+  const at::Tensor other = at::full({1 << 20}, 8, options);
+  EXPECT_NE(other.const_data_ptr(), base) << "memory was used again while it was read";
+  EXPECT_TRUE(copy.eq(7).all().item<bool>());
+}
 
 TEST_F(CudaStageTest, TheSlabComesBackOnlyWhenTheCopyIsOver) {
   PENSTOCK_NEEDS_CUDA();

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -377,6 +378,83 @@ class FakeDevice final : public Device {
 
   FakeGpu& gpu_;
   std::vector<std::weak_ptr<FakeGpu::Event>> events_;
+};
+
+// Registered memory whose reads the test begins and ends. Reads that are waited for end. Thread-safe.
+class FakeWatch {
+ public:
+  // The memory that a stage owns. May outlive this object only with nothing registered.
+  std::unique_ptr<WatchedMemory> open() { return std::make_unique<Memory>(*this); }
+
+  void begin_read(std::byte* base) {
+    const MutexLock lock(mutex_);
+    ++reads_[base];
+  }
+  void end_reads(std::byte* base) {
+    const MutexLock lock(mutex_);
+    reads_.erase(base);
+  }
+  void lose_track(std::byte* base) {
+    const MutexLock lock(mutex_);
+    unknown_.insert(base);
+  }
+  void refuse_registrations() {
+    const MutexLock lock(mutex_);
+    can_register_ = false;
+  }
+  std::set<std::byte*> registered() {
+    const MutexLock lock(mutex_);
+    return registered_;
+  }
+  size_t registration_count() {
+    const MutexLock lock(mutex_);
+    return registration_count_;
+  }
+  size_t wait_count() {
+    const MutexLock lock(mutex_);
+    return wait_count_;
+  }
+
+ private:
+  class Memory final : public WatchedMemory {
+   public:
+    explicit Memory(FakeWatch& watch) : watch_(watch) {}
+
+    bool register_memory(std::span<std::byte> memory) override {
+      const MutexLock lock(watch_.mutex_);
+      if (!watch_.can_register_) return false;
+      EXPECT_TRUE(watch_.registered_.insert(memory.data()).second) << "registered twice";
+      ++watch_.registration_count_;
+      return true;
+    }
+    void unregister_memory(std::byte* base) override {
+      const MutexLock lock(watch_.mutex_);
+      EXPECT_EQ(watch_.registered_.erase(base), 1u) << "was not registered";
+      EXPECT_FALSE(watch_.reads_.contains(base)) << "a copy still reads it";
+    }
+    Reads reads(std::byte* base) override {
+      const MutexLock lock(watch_.mutex_);
+      if (watch_.unknown_.contains(base)) return Reads::kUnknown;
+      return watch_.reads_.contains(base) ? Reads::kUnderWay : Reads::kNone;
+    }
+    Reads wait_for_reads(std::byte* base) override {
+      const MutexLock lock(watch_.mutex_);
+      if (watch_.unknown_.contains(base)) return Reads::kUnknown;
+      watch_.wait_count_ += watch_.reads_.erase(base);
+      return Reads::kNone;
+    }
+
+   private:
+    FakeWatch& watch_;
+  };
+
+  Mutex mutex_;
+  std::map<std::byte*, int> reads_ PENSTOCK_GUARDED_BY(mutex_);
+  std::set<std::byte*> unknown_ PENSTOCK_GUARDED_BY(mutex_);
+  std::set<std::byte*> registered_ PENSTOCK_GUARDED_BY(mutex_);
+  bool can_register_ PENSTOCK_GUARDED_BY(mutex_) = true;
+  size_t registration_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
+  size_t wait_count_ PENSTOCK_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace penstock::loader

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How the part for CUDA calls the runtime and torch: errors are Results, and no call harms a CUDA graph that another
+// thread captures meanwhile (relaxed_capture.h). For files of libpenstock_cuda.so alone.
+
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+
+#include "base/result.h"
+#include "loader/cuda_part.h"
+
+namespace penstock::loader {
+
+inline Result<void> result_of(int code_of_cuda) {
+  const auto status = static_cast<cudaError_t>(code_of_cuda);
+  if (status == cudaSuccess) return {};
+  cudaGetLastError();  // clears the error, which would surface in an unrelated call of torch
+  const auto code = status == cudaErrorMemoryAllocation ? Errc::kNoMemory : Errc::kFailed;
+  return Fault{code, cudaGetErrorString(status)};
+}
+
+// RelaxedCapture for code that is in this library.
+class Relaxed {
+ public:
+  Relaxed() : is_relaxed_(try_relax_capture(mode_before_)) {}
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+  ~Relaxed() {
+    if (is_relaxed_) restore_capture(mode_before_);
+  }
+
+ private:
+  int mode_before_ = 0;
+  const bool is_relaxed_;
+};
+
+// Carries out a call, which gives a Result, in relaxed mode. Torch throws what is an error here.
+template <typename Call>
+auto guarded(Call call) -> decltype(call()) {
+  const Relaxed relaxed;
+  try {
+    return call();
+  } catch (const c10::OutOfMemoryError& error) {
+    return Fault{Errc::kNoMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    return Fault{Errc::kFailed, error.what_without_backtrace()};
+  }
+}
+
+}  // namespace penstock::loader
