@@ -185,8 +185,8 @@ TEST_F(CudaStreamTest, PinnedBatchesThatAreCopiedAndDroppedAreRightOnTheDevice) 
     // The device is behind: the copy below has not begun when the batch is dropped.
     for (int round = 0; round < 20; ++round) busy = busy.add(1);
     std::vector<at::Tensor> copies;
-    for (const at::Tensor& tensor : next_batch()->tensors())
-      copies.push_back(tensor.to(at::kCUDA, /*non_blocking=*/true));
+    const std::unique_ptr<Batch> batch = next_batch();
+    for (const at::Tensor& tensor : batch->tensors()) copies.push_back(tensor.to(at::kCUDA, /*non_blocking=*/true));
     on_device.push_back(std::move(copies));
   }
   for (uint64_t sequence = 0; sequence < 300 && !HasFatalFailure(); ++sequence)

@@ -23,7 +23,7 @@ class PinStageTest : public testing::Test {
     EXPECT_TRUE(memory_.registered().empty()) << "memory stayed registered";
   }
 
-  std::byte* slab() { return batches_.arena().slab(0); }
+  std::byte* slab() { return batches_.view()->slab(0); }
 
   at::Tensor pin_one(int64_t value) {
     auto batch = batches_.make(value);
@@ -66,12 +66,12 @@ TEST_F(PinStageTest, SlabReturnsWhenTheLastCopyFromItIsOver) {
   memory_.begin_read(slab());
   tensor.reset();
   EXPECT_EQ(batches_.free_count(), 0u);
+  EXPECT_EQ(batches_.view()->held_count(), 0u) << "no tensor is on the slab";
   EXPECT_EQ(stage_->reclaim(), 1u);
   EXPECT_EQ(batches_.free_count(), 0u);
   memory_.end_reads(slab());
   EXPECT_EQ(stage_->reclaim(), 0u);
   EXPECT_EQ(batches_.free_count(), 1u);
-  EXPECT_EQ(batches_.view()->held_count(), 0u);
 }
 
 TEST_F(PinStageTest, TensorThatLivesKeepsItsSlabWhateverIsRead) {
