@@ -83,15 +83,17 @@ def loss_of(model: Any, batch: Any) -> torch.Tensor:
 def lives(
     make: Callable[[], Any], batches: list[Any], loss: Callable[..., torch.Tensor] = loss_of
 ) -> tuple[Any, InProcessPool]:
-    """Trains twice, the second time with a cut, which has to make no difference."""
+    """Trains twice, the second time with a cut, which has to make no difference.
+
+    Modules of one class share a program, which has other bits until it is settled: one training
+    goes before both.
+    """
     make()
-    once = train(make(), batches, loss)
+    train(make(), batches, loss)
     expected = train(make(), batches, loss)
     pool = InProcessPool(batches)
     model = offload(make(), pool, cut="maximal", verify_every=2)
-    trained = train(model, pool, loss)
-    # A program that is new runs otherwise than one that ran before; ours comes after both.
-    assert trained == expected or trained == once
+    assert train(model, pool, loss) == expected
     return model, pool
 
 
