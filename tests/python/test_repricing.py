@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +13,13 @@ import torch.nn.functional as F
 from offload_training import bits, fresh
 from torch import nn
 
-from penstock import _C, DataLoader, offload
+from penstock import DataLoader, offload
+from penstock.cut import offloading
+from penstock.tuning.load_meter import Counters, LoadMeter
 from penstock.tuning.trainer_clock import TrainerClock
 
 ROWS = 60_000  # of a batch: what moves takes some milliseconds
-# Plans follow what is measured, and a machine that does much else is measured to be another one.
-MEASURED = pytest.mark.flaky(reruns=3)
+Loads = tuple[float, float]  # of the trainer and of a worker
 
 
 @pytest.fixture(autouse=True)
@@ -55,55 +54,129 @@ class OneHot(nn.Module):
         return self.net(F.one_hot(ids, 500).float().mean(dim=0, keepdim=True))
 
 
-class Timed(torch.utils.data.Dataset[torch.Tensor]):
-    """Ready batches by number, which take as long as they are told to."""
+class Same(torch.utils.data.Dataset[torch.Tensor]):
+    """Ready batches by number."""
 
-    def __init__(self, batch: torch.Tensor, seconds: list[float]) -> None:
-        self._batch, self._seconds = batch, seconds
+    def __init__(self, batch: torch.Tensor, count: int) -> None:
+        self._batch, self._count = batch, count
 
     def __len__(self) -> int:
-        return len(self._seconds)
+        return self._count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self._seconds[index])
         return self._batch + index if self._batch.is_floating_point() else self._batch
 
 
-class Run:
-    """Trains on batches that take given seconds of a worker and of the trainer, and keeps what the
-    plan was at each step."""
+class Pipeline:
+    """The seconds of a training that nobody measures: a trainer and one worker work side by side,
+    each for a number of loads on every batch. One load is what the calls that can move take, as
+    they were calibrated; they are in the trainer, or in the worker that sent their results."""
 
-    def __init__(self, model: nn.Module, loader: Any, trainer_s: list[float]) -> None:
+    def __init__(self) -> None:
+        self.load_s = 1.0  # until there is a plan
+        self.trainer_loads = self.worker_loads = 0.0
+
+    def take(self, plan: Any) -> None:
+        [maximal] = [totals for totals in plan.totals if totals.cut == "maximal"]
+        self.load_s = maximal.worker_s
+
+
+class ToldMeter(LoadMeter):
+    """Notes the steps of a pipeline in place of those that a clock has measured."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+        self._now_s = self._fetch_s = self._prefix_s = 0.0
+        self._with_boundary = 0
+
+    def note(self, called_at: float, returned_at: float, counters: Counters) -> None:
+        batches, with_boundary, _, _, batch_bytes, workers, link_rate = counters
+        is_moved = with_boundary > self._with_boundary
+        self._with_boundary = with_boundary
+        load_s = self._pipeline.load_s
+        trainer_s = load_s * (self._pipeline.trainer_loads + (not is_moved))
+        worker_s = load_s * (self._pipeline.worker_loads + is_moved)
+        self._fetch_s += worker_s
+        self._prefix_s += load_s * is_moved
+        waited_s = max(0.0, worker_s - trainer_s)
+        told = (batches, with_boundary, self._fetch_s, self._prefix_s)
+        self.native.note(
+            self._now_s - waited_s,
+            self._now_s,
+            (*told, batch_bytes, workers, link_rate),
+            self.sends_whole,
+        )
+        self._now_s += max(trainer_s, worker_s)
+
+    def shared_cpus(self) -> int:
+        return 4
+
+
+class ToldClock(TrainerClock):
+    """Times calls of a graph, which take a load longer as a whole than without what moves."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(None)
+        self._pipeline = pipeline
+        self._calls: list[Any] = []
+
+    def begin(self, label: Any) -> None:
+        self._calls.append(label)
+
+    def end(self) -> None:
+        pass
+
+    def take(self) -> list[tuple[Any, float]]:
+        calls, self._calls = self._calls, []
+        load_s = self._pipeline.load_s
+        return [(label, load_s * (2 if label[1] == "whole" else 1)) for label in calls]
+
+
+class Run:
+    """Trains, and keeps what the plan was at each step. A pipeline is told each step's loads."""
+
+    def __init__(
+        self, model: nn.Module, loader: Any, loads: list[Loads], pipeline: Pipeline | None = None
+    ) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         self.trace: list[bytes] = []
         self.moved: list[int] = []
         self.plan: Any = None
-        for seconds, batch in zip(trainer_s, loader, strict=True):
+        batches = iter(loader)
+        for trainer_loads, worker_loads in loads:
+            if pipeline is not None:
+                pipeline.trainer_loads, pipeline.worker_loads = trainer_loads, worker_loads
+                if self.plan is not None:
+                    pipeline.take(self.plan)
+            batch = next(batches)
             optimizer.zero_grad()
             loss = model(batch).square().sum()
             loss.backward()
             optimizer.step()
-            time.sleep(seconds)
             self.trace += [bits(loss), *(bits(p) for p in model.parameters())]
             self.plan = getattr(loader, "plan", None)
             self.moved.append(len(self.plan.moved) if self.plan is not None else 0)
 
 
 def run(
-    make_model: Any, batch: torch.Tensor, phases: list[tuple[int, float, float]], **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    make_model: Any,
+    batch: torch.Tensor,
+    *phases: tuple[int, Loads],
 ) -> Run:
-    """Phases are so many steps of so many seconds of a worker and of the trainer. What is left
-    behind is compared to a run without `offload`, which waits for nothing."""
-    worker_s = [worker for steps, worker, _ in phases for _ in range(steps)]
-    trainer_s = [trainer for steps, _, trainer in phases for _ in range(steps)]
-    still = [0.0] * len(worker_s)
+    """Phases are so many steps with so many loads of the trainer and of a worker. The parameters
+    and losses of every step are compared to those of a run without `offload`."""
+    loads = [each for steps, each in phases for _ in range(steps)]
+    dataset = Same(batch, len(loads))
     expected = Run(
-        fresh(make_model),
-        torch.utils.data.DataLoader(Timed(batch, still), batch_size=None),
-        still,
+        fresh(make_model), torch.utils.data.DataLoader(dataset, batch_size=None), loads
     )
-    loader: Any = DataLoader(Timed(batch, worker_s), batch_size=None, num_workers=1)
-    done = Run(offload(fresh(make_model), loader, **options), loader, trainer_s)
+    pipeline = Pipeline()
+    monkeypatch.setattr(offloading, "TrainerClock", lambda device: ToldClock(pipeline))
+    loader: Any = DataLoader(dataset, batch_size=None, num_workers=1)
+    loader._load_meter = ToldMeter(pipeline)
+    done = Run(offload(fresh(make_model), loader), loader, loads, pipeline)
     assert done.trace == expected.trace
     return done
 
@@ -113,14 +186,13 @@ def values(rows: int = ROWS) -> torch.Tensor:
 
 
 @pytest.mark.long
-@MEASURED
 @pytest.mark.slow
 def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="penstock"):
-        done = run(Features, values(), [(90, 0.0, 0.04), (150, 0.06, 0.0)])
-    assert done.moved[85] > 0
+        done = run(monkeypatch, Features, values(), (120, (4, 0)), (200, (0, 6)))
+    assert done.moved[119] > 0
     assert done.moved[-1] == 0
     assert done.plan.priced.changes >= 1
     assert not done.plan.priced.is_held
@@ -131,35 +203,33 @@ def test_what_moved_comes_back_when_the_workers_become_the_slower_side(
 
 
 @pytest.mark.long
-@MEASURED
 @pytest.mark.slow
-def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side() -> None:
-    done = run(Features, values(), [(110, 0.06, 0.0), (150, 0.0, 0.06)])
-    assert done.moved[105] == 0
+def test_what_stayed_moves_when_the_trainer_becomes_the_slower_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = run(monkeypatch, Features, values(), (120, (0, 6)), (200, (6, 0)))
+    assert done.moved[119] == 0
     assert done.moved[-1] > 0
     # At first by calibration alone, which knows nothing of the dataset: then back, and again there.
     assert done.plan.priced.changes >= 2
 
 
 @pytest.mark.long
-@MEASURED
 @pytest.mark.slow
-def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: Any) -> None:
-    steady = functools.partial(_C.Repricer, shift=100.0, trial_windows=1)
-    monkeypatch.setattr(_C, "Repricer", steady)  # whatever else this machine does
+def test_one_hot_comes_back_from_busy_workers_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(500, (10_000,), generator=torch.Generator().manual_seed(0))
-    done = run(OneHot, ids, [(100, 0.1, 0.0)])  # longer than the trainer takes on a busy machine
+    done = run(monkeypatch, OneHot, ids, (160, (0, 6)))
     assert done.moved[-1] == 0
-    assert done.plan.priced.changes <= 1
-    first = next(i for i, moved in enumerate(done.moved) if moved == 0)
-    assert not any(done.moved[first:])
+    assert done.plan.priced.changes == 1
+    came_back = next(i for i in range(1, 160) if done.moved[i] == 0 < done.moved[i - 1])
+    assert not any(done.moved[came_back:])
 
 
 @pytest.mark.parametrize("options", [{"cut": "maximal"}, {"allow_random": True}])
 def test_plan_that_was_asked_for_is_not_priced_again(options: Any) -> None:
-    loader: Any = DataLoader(Timed(values(), [0.0] * 4), batch_size=None, num_workers=1)
+    loader: Any = DataLoader(Same(values(), 4), batch_size=None, num_workers=1)
     model = offload(fresh(Features), loader, **options)
-    done = Run(model, loader, [0.0] * 4)
+    done = Run(model, loader, [(0, 0)] * 4)
     assert loader._load_meter is None
     assert done.plan.priced is None
 
