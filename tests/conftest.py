@@ -71,7 +71,6 @@ def one_thread_and_fresh_dynamo() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_to_test_all(config, items)
     _begin_with_what_takes_long(items)
-    _rerun_torchs_half(items)
     _skip_what_needs_a_gpu(items)
 
 
@@ -143,17 +142,6 @@ def _escaped(case: str) -> str:
 
 def _has_cases(item: pytest.Function) -> bool:
     return hasattr(item, "callspec")
-
-
-def _rerun_torchs_half(items: list[pytest.Item]) -> None:
-    """Torch's half of a test is there to show that the test is right: `make test-all` runs it.
-
-    One pass shows that. Torch's loader loses a descriptor or a file now and then when it is killed
-    or interrupted at a bad moment; that is no news about ours, whose half is run once.
-    """
-    for item in items:
-        if _is_torchs_half(item):
-            item.add_marker(pytest.mark.flaky(reruns=5))
 
 
 def _is_torchs_half(item: pytest.Item) -> bool:
