@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that lives long: whatever it does again and again, it holds as much as at first.
+
+Each life repeats one thing, such as to make a loader and drop it. After some turns everything is
+warm, and what the process and those below it hold is counted: memory, descriptors, threads,
+processes, mappings, files of shared memory, Python objects. After many more turns it is counted
+again. `make test` lives short lives and `make test-all` long ones; both print what memory has come
+(`make test ARGS="tests/python/test_process_life.py --long -rP"`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import process_traces
+import pytest
+import torch
+from pool_processes import PoolProcesses, pool_of
+from sample_datasets import Computed, Streamed
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import penstock
+from penstock import DataLoader
+
+pytestmark = pytest.mark.slow
+
+KIB, MIB = 1 << 10, 1 << 20
+# What the allocators of a process come to hold between two counts, however many turns lie between:
+# a leak of 400 bytes a turn is more in the long lives.
+MEMORY_NOISE = 4 * MIB
+OBJECT_NOISE = 60  # Python's and torch's caches; no life has so few turns that it hides one object
+
+Turn = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process and all below it hold."""
+
+    counts: Counter[str]
+    memory: Counter[str]  # anonymous, resident bytes
+    objects: Counter[str]  # of the garbage collector, by type
+    shared_files: frozenset[str]
+
+    @staticmethod
+    def now() -> Held:
+        process_traces.join_feeder_threads()
+        for _ in range(3):
+            gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        objects = Counter(type(one).__name__ for one in gc.get_objects())
+        counts, memory = _held_by("self", "this process")
+        for pid in _below(os.getpid()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+                its_counts, its_memory = _held_by(pid, "others")
+                counts += its_counts
+                memory += its_memory
+        files = frozenset(os.listdir(process_traces.SHARED_MEMORY))
+        return Held(counts, memory, objects, files)
+
+    def since(self, before: Held) -> dict[str, Any]:
+        """Of what there is more than before."""
+        more: dict[str, Any] = {
+            name: f"{count} instead of {before.counts[name]}"
+            for name, count in self.counts.items()
+            if count > before.counts[name]
+        }
+        more |= {
+            f"memory of {whose}": f"{size // KIB} KiB instead of {before.memory[whose] // KIB}"
+            for whose, size in self.memory.items()
+            if size > before.memory[whose] + MEMORY_NOISE
+        }
+        objects = self.objects - before.objects
+        if objects.total() > OBJECT_NOISE:
+            more["objects"] = objects.most_common(8)
+        if files := process_traces.unused_files(self.shared_files - before.shared_files):
+            more["shared files"] = files
+        return more
+
+
+def _below(pid: int) -> list[int]:
+    direct = process_traces.children(pid)
+    return [*direct, *(other for child in direct for other in _below(child))]
+
+
+def _held_by(pid: int | str, whose: str) -> tuple[Counter[str], Counter[str]]:
+    [resident] = [
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("RssAnon:")
+    ]
+    counts = {
+        f"processes, {whose}": 1,
+        f"descriptors of {whose}": len(process_traces.descriptors(pid)),
+        f"threads of {whose}": process_traces.native_threads(pid),
+        f"shared mappings of {whose}": len(process_traces.shared_mappings(pid)),
+    }
+    return Counter(counts), Counter({whose: int(resident.split()[1]) * KIB})
+
+
+def live(turn: Turn, turns: int, warm: int) -> None:
+    """Takes `warm` turns, counts, takes `turns` more and counts again."""
+    for number in range(warm):
+        turn(number)
+    Held.now()  # which fills caches, too
+    before = Held.now()
+    for number in range(warm, warm + turns):
+        turn(number)
+    now = Held.now()
+    grown = {whose: (now.memory[whose] - size) // KIB for whose, size in before.memory.items()}
+    print(f"KiB after {turns} turns that were not there before: {grown}")
+    assert now.since(before) == {}
+
+
+def lives(short: int, long: int) -> Any:
+    """Both lengths of a test's life."""
+    cases = [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.long)]
+    return pytest.mark.parametrize("turns", cases)
+
+
+def row(index: int) -> torch.Tensor:
+    return torch.full((16,), float(index))
+
+
+def shuffled_rows(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(2.0 * count).view(count, 2))
+
+
+ROWS = shuffled_rows(32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "in process": {},
+    "workers": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+    "seeded": {"num_workers": 1, "seeding": "batch", "shuffle": True, "timeout": 60},
+    "threads": {"num_workers": 1, "fetch_threads": 3, "prefetch_bytes": MIB, "in_order": False},
+    "rank": {"num_workers": 1, "shard_by_rank": True, "rank": 1, "world_size": 2, "shuffle": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@lives(300, 10_000)
+def test_loaders_that_are_never_iterated_leave_nothing(name: str, turns: int) -> None:
+    def turn(_: int) -> None:
+        loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
+        assert len(loader) > 0 and str(loader.stats())
+
+    live(turn, turns, warm=50)
+
+
+@pytest.mark.long("*-workers", "*-threads", "*-rank")
+@pytest.mark.parametrize("name", OPTIONS)
+@lives(6, 200)
+def test_loaders_that_are_left_at_any_batch_leave_nothing(name: str, turns: int) -> None:
+    def turn(number: int) -> None:
+        loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
+        batches = iter(loader)
+        for _ in range(number % 5):
+            next(batches)
+        if number % 3 == 0:
+            loader.state_dict()
+
+    live(turn, turns, warm=6)
+
+
+@pytest.mark.long("*-workers", "*-threads", "*-rank")
+@pytest.mark.parametrize("name", OPTIONS)
+@lives(6, 200)
+def test_resumed_loaders_leave_nothing(name: str, turns: int) -> None:
+    first = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
+    next(iter(first))
+    states = [first.state_dict()]
+    del first
+
+    def turn(_: int) -> None:
+        loader = DataLoader(ROWS, batch_size=4, **OPTIONS[name])
+        loader.load_state_dict(states[0])
+        if loader.num_workers > 0:
+            loader.start_prefetch()
+        taken = sum(1 for _ in loader)
+        assert taken > 0
+        states[0] = loader.state_dict()
+        next(iter(loader))
+        states[0] = loader.state_dict()
+
+    live(turn, turns, warm=6)
+
+
+class Fails(Exception):
+    pass
+
+
+def failing(index: int) -> torch.Tensor:
+    if index % 8 == 5:
+        raise Fails(index)
+    return row(index)
+
+
+@pytest.mark.long("*-workers", "*-threads", "*-rank")
+@pytest.mark.parametrize("name", OPTIONS)
+@lives(6, 200)
+def test_errors_of_a_dataset_leave_nothing(name: str, turns: int) -> None:
+    def turn(_: int) -> None:
+        loader = DataLoader(Computed(16, failing), batch_size=4, **OPTIONS[name])
+        with pytest.raises(Fails):
+            list(loader)
+
+    live(turn, turns, warm=6)
+
+
+@pytest.mark.long("*-spawn")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@lives(30, 200)
+def test_epochs_of_persistent_workers_add_nothing(start: str, turns: int) -> None:
+    loader = DataLoader(
+        Computed(64, row),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=start,
+    )
+
+    def turn(number: int) -> None:
+        for at, _ in enumerate(loader):
+            if number % 5 == 4 and at == 3:
+                break  # and begins the next epoch
+
+    live(turn, turns, warm=20)
+    assert len(loader._iterator._workers) == 2
+
+
+LONG_EPOCHS: dict[str, dict[str, Any]] = {
+    "in process": {"seeding": "batch", "shuffle": True},
+    "workers": {"num_workers": 2, "shuffle": True, "prefetch_factor": 4},
+    "late batches": {
+        "num_workers": 2,
+        "in_order": False,
+        "seeding": "batch",
+        "fetch_threads": 2,
+        "prefetch_bytes": MIB,
+        "shuffle": True,
+        "timeout": 60,
+    },
+    "seeded samples": {"num_workers": 1, "seeding": "sample", "shuffle": True},
+    "rank": {
+        "num_workers": 1,
+        "shard_by_rank": True,
+        "rank": 0,
+        "world_size": 2,
+        "shuffle": True,
+        "generator": torch.Generator(),
+        "snapshot_every_n_steps": 100,
+    },
+    "shards": {"num_workers": 2, "seeding": "batch", "shards": 4},
+    "stream": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("name", LONG_EPOCHS)
+@lives(2_000, 100_000)
+def test_batches_of_a_long_epoch_add_nothing(name: str, turns: int) -> None:
+    """With all that a program may ask of a loader in its midst: states, figures, looks ahead."""
+    warm = 1000
+    samples = 4 * (turns + warm + 100)
+    is_stream = name in ("shards", "stream")
+    dataset: Any = Computed(samples, row)
+    if is_stream:
+        dataset = Streamed(partial(map, row, range(samples)))
+    loader: Any = DataLoader(dataset, batch_size=2, **LONG_EPOCHS[name])
+    batches = iter(loader)
+    select = (lambda batch: batch[0, 0]) if is_stream else None
+
+    def turn(number: int) -> None:
+        batch = next(batches)
+        assert batch.shape == (2, 16)
+        if number % 20 == 0:
+            loader.state_dict()
+        if number % 50 == 0:
+            assert str(loader.stats())
+        if number % 50 == 25 and loader.in_order:
+            assert len(loader.lookahead(3, select)) == 3
+
+    live(turn, turns, warm)
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(16, 2)
+        self.register_buffer("mean", torch.zeros(MIB // 4))  # which a leak would show
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.net(torch.tanh(rows / 16.0)) - self.mean[0]
+
+
+MOVED = ["truediv", "tanh"]
+
+
+def moved(loader: Any) -> list[str]:
+    assert loader.plan is not None
+    return [call.operator.partition(" ")[0] for call in loader.plan.moved]
+
+
+def train(model: nn.Module, loader: Any) -> None:
+    for batch in loader:
+        model(batch).square().sum().backward()
+
+
+KEPT_BY_DYNAMO = pytest.mark.xfail(
+    reason="Dynamo keeps the models that were offloaded, and cuts none after some"
+)
+
+
+@KEPT_BY_DYNAMO
+@lives(4, 50)
+def test_models_that_were_offloaded_leave_nothing(turns: int) -> None:
+    """As in folds and sweeps, and in a cell of a notebook that is run again."""
+
+    def turn(_: int) -> None:
+        loaders = [DataLoader(Computed(32, row), 4, num_workers=1) for _ in range(2)]
+        model = penstock.offload(Features(), *loaders, cut="maximal")
+        for loader in loaders:
+            train(model, loader)
+            assert moved(loader) == MOVED
+
+    live(turn, turns, warm=4)
+
+
+@KEPT_BY_DYNAMO
+@pytest.mark.parametrize("detaches", [False, True])
+@lives(4, 500)
+def test_plans_of_loaders_that_are_gone_are_gone(detaches: bool, turns: int) -> None:
+    """One model for all of them; each loader has its own plan."""
+    model: Any = Features()
+
+    def turn(_: int) -> None:
+        nonlocal model
+        loader = DataLoader(Computed(32, row), 4, num_workers=1)
+        model = penstock.offload(model, loader, cut="maximal")
+        train(model, loader)
+        assert moved(loader) == MOVED
+        if detaches:
+            model = penstock.detach(model)
+
+    live(turn, turns, warm=4)
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
+    yield from pool_of(tmp_path, monkeypatch)
+
+
+@lives(10, 300)
+def test_trainers_that_come_and_go_add_nothing_to_a_pool(pool: PoolProcesses, turns: int) -> None:
+    """Nor to their own process. Each is another job, since its dataset is another."""
+    pool.start_worker().served()
+
+    def turn(number: int) -> None:
+        dataset = TensorDataset(torch.arange(number, number + 40.0))
+        loader = DataLoader(dataset, batch_size=4, pool=pool.endpoint, timeout=60)
+        batches = iter(loader)
+        for _ in range(1 + number % 5):
+            [batch] = next(batches)
+            assert batch.shape == (4,)
+
+    live(turn, turns, warm=10)
