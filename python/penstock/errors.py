@@ -6,6 +6,8 @@ Where torch's DataLoader raises, penstock raises torch's type instead.
 
 from __future__ import annotations
 
+import contextlib
+
 
 class PenstockError(Exception):
     """Something failed between the trainer and its workers."""
@@ -77,3 +79,12 @@ class StateUnsupportedError(UnsupportedError, AttributeError):
 
 class PoolWarning(UserWarning):
     """Something about a pool that the user should know, though training goes on."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an exception of the user's, where Python has notes (from 3.11 on) and the
+    exception's class lets itself be written to. Raises nothing in the exception's place.
+    """
+    if hasattr(error, "add_note"):
+        with contextlib.suppress(Exception):
+            error.add_note(note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -99,3 +100,100 @@ def test_a_tensor_index_is_named() -> None:
     loader = DataLoader(Fails(), batch_sampler=indices)
     if sys.version_info >= (3, 11):
         assert "sample tensor(7) of the dataset" in text_of(loader)
+
+
+@dataclass(frozen=True)
+class BadRecord(Exception):
+    place: str
+
+
+class Sealed(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(f"{name} is written to a sealed exception")
+
+
+class Slotted(Exception):
+    __slots__ = ("place",)
+
+
+@dataclass
+class Unhashable(Exception):
+    place: str
+
+
+@dataclass
+class Raises(Dataset[int]):
+    error: Exception
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise self.error
+        return index
+
+
+# Made in each test: a kept exception keeps the frames that it went through.
+REFUSING = [BadRecord, Sealed, Slotted, Unhashable]
+
+
+@pytest.mark.parametrize("fetch_threads", [1, 3])
+@pytest.mark.parametrize("kind", REFUSING)
+def test_an_exception_that_refuses_to_be_written_to_is_raised_as_it_is(
+    kind: Any, fetch_threads: int
+) -> None:
+    error = kind("here")
+    loader = DataLoader(Raises(error), batch_size=4, fetch_threads=fetch_threads)
+    with pytest.raises(kind) as caught:
+        list(loader)
+    assert caught.value is error
+    assert set(vars(error)) <= {"place", "__notes__"}
+    assert spoken_sample(caught.value) == "sample 7 of the dataset"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSING)
+def test_a_workers_exception_that_refuses_to_be_written_to_has_torchs_type_and_its_sample(
+    kind: Any,
+) -> None:
+    loader = DataLoader(Raises(kind("here")), batch_size=4, num_workers=1)
+    with pytest.raises(kind) as caught:
+        list(loader)
+    assert "\n  (sample 7 of the dataset)\n" in str(caught.value.args[0])
+
+
+def rebuild() -> Any:
+    try:
+        raise KeyError("the cause")
+    except KeyError:
+        raise BadRecord("here") from None
+
+
+class CannotBeRead:
+    def __reduce__(self) -> Any:
+        return rebuild, ()
+
+
+@pytest.mark.slow
+def test_an_exception_that_waited_for_a_look_ahead_is_raised_as_it_is() -> None:
+    loader = DataLoader(range(4), collate_fn=lambda samples: CannotBeRead(), num_workers=1)
+    iterator: Any = iter(loader)
+    assert iterator.lookahead(1, select=id) == []
+    with pytest.raises(BadRecord):
+        next(iterator)
+
+
+def again(error: Exception) -> Any:
+    def collate(samples: list[Any]) -> Any:
+        raise error
+
+    return collate
+
+
+def test_an_exception_that_is_raised_again_names_the_sample_of_now() -> None:
+    error = BadRecord("here")
+    for indices, sample in ([1, 7], "sample 7 of the dataset"), ([1, 2], ""):
+        with pytest.raises(BadRecord) as caught:
+            list(DataLoader(Raises(error), batch_sampler=[indices], collate_fn=again(error)))
+        assert spoken_sample(caught.value) == sample

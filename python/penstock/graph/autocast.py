@@ -7,8 +7,6 @@ workers need not know of it. Its settings are part of a graph's meaning.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,23 +30,30 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-@contextlib.contextmanager
-def autocast_put_back() -> Iterator[None]:
-    """Leaves autocast as it was, also when an error leaves a region of a graph in the middle."""
-    enabled = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
-    depth = _autocast_depth()
-    is_cached = torch.is_autocast_cache_enabled()
-    try:
-        yield
-    except BaseException:
-        while _autocast_depth() > depth:
+class autocast_put_back:  # noqa: N801 - used as a function
+    """Leaves autocast as it was, also when an error leaves a region of a graph in the middle.
+
+    No generator of contextlib's: that writes to the error's ``__traceback__``, which the classes of
+    some errors refuse.
+    """
+
+    def __enter__(self) -> None:
+        self._enabled = [
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES
+        ]
+        self._depth = _autocast_depth()
+        self._is_cached = torch.is_autocast_cache_enabled()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        while _autocast_depth() > self._depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
-        for device, is_enabled, dtype in enabled:
+        for device, is_enabled, dtype in self._enabled:
             torch.set_autocast_enabled(device, is_enabled)
             torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(is_cached)
-        raise
+        torch.set_autocast_cache_enabled(self._is_cached)
 
 
 _DEVICES = ("cpu", "cuda")

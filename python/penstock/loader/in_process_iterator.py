@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from penstock.errors import UnsupportedError
+from penstock.errors import UnsupportedError, add_note
 from penstock.loader.device import move_batch
 from penstock.loader.in_process_ledger import InProcessLedger
 from penstock.loader.loader_face import LoaderFace
@@ -277,8 +277,8 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             self._progress.finish()
             raise
         except Exception as error:
-            if (sample := spoken_sample(error)) and hasattr(error, "add_note"):
-                error.add_note(f"raised for {sample}")
+            if sample := spoken_sample(error):
+                add_note(error, f"raised for {sample}")
             self._note_answer(is_error=True)
             raise
         self._note_answer(is_error=False)

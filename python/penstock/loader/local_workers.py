@@ -12,6 +12,7 @@ from multiprocessing import connection
 from pickle import PicklingError
 from typing import Any, NoReturn
 
+from penstock.errors import add_note
 from penstock.loader.fork_turn import fork_turn
 from penstock.loader.out_of_memory import explain, explain_later_kills
 from penstock.pool.unpicklable import find_unpicklable
@@ -106,11 +107,12 @@ class LocalWorkers:
     def _name_unpicklable(self, error: Exception) -> None:
         """Notes which part of a worker's arguments cannot be pickled."""
         found = find_unpicklable(self._roots)
-        if found is not None and hasattr(error, "add_note"):
-            error.add_note(
+        if found is not None:
+            add_note(
+                error,
                 f"{found.path}, a {type(found.value).__qualname__}, cannot be pickled, and the "
                 f"workers are fresh processes (multiprocessing_context): make it in the worker, "
-                f"when it is first used, or leave it out of __getstate__"
+                f"when it is first used, or leave it out of __getstate__",
             )
 
     def raise_lost(self, lost: list[Any]) -> NoReturn:

@@ -212,5 +212,6 @@ def _is_batch(taken: Taken) -> bool:
 def _without_frames(error: Exception) -> Exception:
     """Kept frames would keep the iterator that keeps the error, and with it the workers."""
     if error.__suppress_context__:
-        error.__context__ = None
+        # Not by the class's own way to set it, which may refuse.
+        BaseException.__setattr__(error, "__context__", None)
     return error.with_traceback(None)

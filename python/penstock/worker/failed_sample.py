@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sample of a map-style dataset an exception came out of.
 
-The traceback says in which line the dataset failed, and not for which index.
+The traceback says in which line the dataset failed, and not for which index. The index is a variable
+of a frame that the exception went through: the exception itself is the user's and is not written to,
+since its class may refuse that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from penstock.seams.iterators import MapDatasetFetcher
 
 _FIRST_LINE = "Traceback (most recent call last):\n"
+_INDEX = "failed_index"  # the variable of a frame of this package that has the index
+_PACKAGE = "penstock."
 
 
 class NamingMapFetcher(MapDatasetFetcher):
@@ -26,9 +31,9 @@ class NamingMapFetcher(MapDatasetFetcher):
         indices = _WalkedList(possibly_batched_index)
         try:
             return super().fetch(indices)  # type: ignore[no-untyped-call]
-        except Exception as error:
+        except Exception:
             if (place := indices.next_place()) > 0:
-                keep_index(error, indices[place - 1])
+                failed_index = indices[place - 1]  # noqa: F841 - for spoken_sample()
             raise
 
 
@@ -48,19 +53,25 @@ class _WalkedList(list[Any]):
         return parts[2] if len(parts) == 3 else 0
 
 
-def keep_index(error: BaseException, index: Any) -> None:
-    """Notes that ``error`` was raised for the sample at ``index``, for :func:`spoken_sample`."""
-    error._penstock_index = index  # type: ignore[attr-defined]
-
-
 def spoken_sample(error: BaseException) -> str:
     """ "sample 12 of the dataset" for the index that the dataset was asked for.
 
     "" where the batch as a whole failed, in ``__getitems__`` or ``collate_fn``.
     """
-    if hasattr(error, "_penstock_index"):
-        return f"sample {error._penstock_index!r} of the dataset"
-    return ""
+    variables = _variables_with_index(error.__traceback__)
+    return f"sample {variables[_INDEX]!r} of the dataset" if _INDEX in variables else ""
+
+
+def _variables_with_index(traceback: TracebackType | None) -> dict[str, Any]:
+    """Of the outermost frame that may have the index: an exception that is raised again has the
+    frames of before below those of now."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        is_own = str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE)
+        if is_own and _INDEX in frame.f_code.co_varnames:
+            return frame.f_locals
+        traceback = traceback.tb_next
+    return {}
 
 
 def name_sample(text: str, sample: str) -> str:

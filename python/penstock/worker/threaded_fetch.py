@@ -27,7 +27,6 @@ import torch
 
 from penstock.seams.iterators import MapDatasetFetcher, set_thread_name
 from penstock.stream.sample_generators import below_subsets
-from penstock.worker.failed_sample import keep_index
 
 # For threads that are in the user's code when they should end: long enough for most answers of a
 # storage, since a thread that comes back from native code while the interpreter goes down can abort
@@ -207,7 +206,7 @@ class _BatchFetch:
         place = min(failures)
         first = failures[place]
         if place < len(self._indices):
-            keep_index(first, self._indices[place])
+            failed_index = self._indices[place]  # noqa: F841 - for spoken_sample()
         try:
             raise first
         finally:
