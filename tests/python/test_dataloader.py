@@ -301,3 +301,13 @@ def test_default_collate_inside_the_dataset_works_too() -> None:
         start = 6 * number_of_group
         assert group["both"].flatten().tolist() == [float(start + k) for k in range(6)]
         assert group["first"].flatten().tolist() == [float(start + k) for k in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_order_that_is_taken_over_after_iter_is_refused(is_replaced: bool) -> None:
+    iterator: Any = iter(DataLoader(Computed(12, number), batch_size=2, num_workers=1))
+    if is_replaced:
+        iterator._sampler_iter = iter([[0, 1]])
+    with pytest.raises(UnsupportedError, match="_sampler_iter must be advanced or replaced before"):
+        next(iterator if is_replaced else iterator._sampler_iter)

@@ -30,7 +30,7 @@ from penstock.loader.steps_of_job import steps_of_job
 from penstock.loader.watched_steps import are_watched, watched
 from penstock.seams.iterators import BaseIterator, DatasetKind, SingleProcessIterator
 from penstock.stream.batch_seeds import EpochSeeds, generator_states, have_moved
-from penstock.stream.indices import IndexOrder, recognise_sampler
+from penstock.stream.indices import IndexOrder, IndexRecipe, is_untouched, recognise_sampler
 from penstock.stream.progress import CountedPulls
 from penstock.stream.rank_shards import RankShards
 from penstock.stream.shard_state import (
@@ -92,6 +92,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         self._device = None if loader.device is None else torch.device(loader.device)
         self._undo_seed(loader)
         self._note_sampler()
+        self._is_order_own = is_untouched(self._sampler_iter, self._index_sampler)
         if point is not None:
             self._num_yielded = point.yielded_count
         self._steps = steps_of_job(loader)
@@ -194,7 +195,7 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
             )
         if self._progress.is_finished:
             return []
-        recipe = recognise_sampler(self._index_sampler)
+        recipe = self._recipe()
         if recipe is None:
             raise UnsupportedError(
                 f"{call} was called with num_workers=0 and a sampler that is not torch's own "
@@ -211,9 +212,12 @@ class SingleProcessIter(CountedPulls, SingleProcessIterator):
         place = self._progress.pulled_count + len(self._left_out)
         return left_out + indices_from(order, place, batch_count - len(left_out))
 
+    def _recipe(self) -> IndexRecipe | None:
+        return recognise_sampler(self._index_sampler) if self._is_order_own else None
+
     def _note_order(self) -> None:
         """To be called before the sampler is pulled for the first time, which draws the order."""
-        recipe = recognise_sampler(self._index_sampler)
+        recipe = self._recipe()
         self._order = None if recipe is None else IndexOrder(recipe)
         self._is_order_drawn = True
 

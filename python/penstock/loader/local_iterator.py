@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from penstock import _C
+from penstock.errors import UnsupportedError
 from penstock.loader.delivery import Delivery, PinDevice
 from penstock.loader.freedoms import may_begin_early, prefetch_depth
 from penstock.loader.loader_face import LoaderFace
@@ -41,7 +42,7 @@ from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator, DatasetKind, MultiProcessingIterator, exit_status
 from penstock.seams.storages import open_shared
 from penstock.stream.batch_seeds import EpochSeeds, draw_seed
-from penstock.stream.indices import AskedIndices, IndexOrder, recognise_sampler
+from penstock.stream.indices import AskedIndices, IndexOrder, is_untouched, recognise_sampler
 from penstock.stream.progress import CountedPulls
 from penstock.worker.batch_pickle import dumps_index, loads
 from penstock.worker.fetching import FetchSpec
@@ -171,9 +172,12 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
         is_map = self._dataset_kind == DatasetKind.Map
         # The native side leaves out the first batches of an order, and no others.
         is_native = is_map and not progress.left.missing
+        is_native = is_native and is_untouched(self._sampler_iter, self._index_sampler)
         self._recipe = recognise_sampler(self._index_sampler) if is_native else None
-        if self._recipe is not None and self._recipe.share is not None:
-            self._index_sampler.begin_at(0, 0)  # of the next epoch; the native side pulls this one
+        if self._recipe is not None:
+            self._sampler_iter = _DRAWN_NATIVELY
+            if self._recipe.share is not None:  # the native side pulls this epoch
+                self._index_sampler.begin_at(0, 0)
         self._asked = AskedIndices(progress.answered_count)
         if is_map and self._recipe is None:
             self._resume_sampler()
@@ -268,6 +272,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._meter.note_waiting(time.monotonic() - called_at)
 
     def _deliver(self) -> Any:
+        if self._recipe is not None and self._sampler_iter is not _DRAWN_NATIVELY:
+            _DRAWN_NATIVELY.refuse()
         if self._steps is not None and not self._take_turn(self._steps):
             self._end_with_others()
         if self._ahead:
@@ -430,6 +436,27 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
             # The workers were ended at once. Python would print the interrupt and drop it here.
             if not sys.is_finalizing():
                 self._interrupt = _C.interrupt_when_dropped()
+
+
+class _DrawnNatively:
+    """In the place of torch's ``_sampler_iter`` where the native side draws the order."""
+
+    def __iter__(self) -> _DrawnNatively:
+        return self
+
+    def __next__(self) -> NoReturn:
+        self.refuse()
+
+    @staticmethod
+    def refuse() -> NoReturn:
+        raise UnsupportedError(
+            "_sampler_iter must be advanced or replaced before the first batch is asked for, got "
+            "that after iter(); do so in _BaseDataLoaderIter.__init__ or _reset, or give the "
+            "DataLoader a batch_sampler of your own"
+        )
+
+
+_DRAWN_NATIVELY = _DrawnNatively()
 
 
 def _pull(iterator: weakref.ref[LocalPoolIter]) -> tuple[Any, int]:

@@ -9,7 +9,9 @@ any other sampler are kept until their batches have come.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,10 +45,12 @@ class IndexRecipe(NamedTuple):
 def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
     """The recipe of exactly torch's BatchSampler, or of a rank's part, over RandomSampler (without
     replacement, each sample once) or SequentialSampler; None for anything else, a subclass
-    included."""
+    included, and for a class of theirs whose ``__iter__`` the program has replaced."""
     if type(index_sampler) not in (BatchSampler, RankBatchSampler):
         return None
     sampler = index_sampler.sampler
+    if not (_has_own_iter(type(index_sampler)) and _has_own_iter(type(sampler))):
+        return None
     if type(sampler) is SequentialSampler:
         shuffle, generator = False, None
     elif type(sampler) is RandomSampler:
@@ -66,6 +70,23 @@ def recognise_sampler(index_sampler: Any) -> IndexRecipe | None:
     if type(batch_size) is not int or batch_size <= 0:
         return None
     return IndexRecipe(count, batch_size, bool(index_sampler.drop_last), shuffle, generator)
+
+
+def _has_own_iter(kind: Any) -> bool:
+    scope = getattr(getattr(kind, "__iter__", None), "__globals__", {})
+    return bool(scope.get("__name__") == kind.__module__)
+
+
+def is_untouched(sampler_iter: Any, index_sampler: Any) -> bool:
+    """Whether ``sampler_iter`` is what iter() of torch's BatchSampler, or of a rank's, has just
+    given. Programs advance an iterator's ``_sampler_iter``, or put another in its place, where they
+    have patched torch's ``_BaseDataLoaderIter.__init__`` or ``_reset``."""
+    return (
+        isinstance(sampler_iter, GeneratorType)
+        and inspect.getgeneratorstate(sampler_iter) == inspect.GEN_CREATED
+        and sampler_iter.gi_code is type(index_sampler).__iter__.__code__
+        and sampler_iter.gi_frame.f_locals.get("self") is index_sampler
+    )
 
 
 class IndexOrder:
