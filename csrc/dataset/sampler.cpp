@@ -5,7 +5,6 @@
 #include <ATen/ops/randperm.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 #include "penstock/error.h"
@@ -26,31 +25,37 @@ DistributedSampler::DistributedSampler(int64_t dataset_size, const Options& opti
     throw Error(ErrorKind::kValue, "a dataset of " + std::to_string(dataset_size) + " samples has none to share out");
   sample_count_ = dataset_size / options.num_replicas;
   if (!options.drop_last && dataset_size % options.num_replicas != 0) ++sample_count_;
+  position_ = sample_count_;
 }
 
 void DistributedSampler::begin_epoch(int64_t) {
-  std::vector<int64_t> order(static_cast<size_t>(dataset_size_));
-  if (options_.shuffle) {
-    auto generator = at::detail::createCPUGenerator(options_.seed + static_cast<uint64_t>(epoch_));
-    const at::Tensor permutation =
-        at::randperm(dataset_size_, generator, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
-    std::copy_n(permutation.const_data_ptr<int64_t>(), order.size(), order.begin());
-  } else {
-    std::iota(order.begin(), order.end(), int64_t{0});
-  }
-  // The samples beyond the last are the first ones once more, as in Python.
-  indices_.clear();
-  for (int64_t place = options_.rank; place < sample_count_ * options_.num_replicas; place += options_.num_replicas)
-    indices_.push_back(order[static_cast<size_t>(place % dataset_size_)]);
   position_ = 0;
+  indices_.clear();
+  if (!options_.shuffle) return;  // an index is its place
+  auto generator = at::detail::createCPUGenerator(options_.seed + static_cast<uint64_t>(epoch_));
+  const at::Tensor permutation =
+      at::randperm(dataset_size_, generator, at::TensorOptions().dtype(at::kLong).device(at::kCPU));
+  const auto* order = permutation.const_data_ptr<int64_t>();
+  indices_.reserve(static_cast<size_t>(sample_count_));
+  for (int64_t number = 0; number < sample_count_; ++number) indices_.push_back(order[place_of(number)]);
 }
 
 std::optional<std::vector<int64_t>> DistributedSampler::next(int64_t batch_size) {
-  const size_t count = std::min(indices_.size() - position_, static_cast<size_t>(batch_size));
-  if (count == 0) return std::nullopt;
-  const auto first = indices_.begin() + static_cast<int64_t>(position_);
-  position_ += count;
-  return std::vector<int64_t>(first, first + static_cast<int64_t>(count));
+  const int64_t count = std::min(sample_count_ - position_, batch_size);
+  if (count <= 0) return std::nullopt;
+  std::vector<int64_t> batch(static_cast<size_t>(count));
+  for (int64_t& index : batch) {
+    index = options_.shuffle ? indices_[static_cast<size_t>(position_)] : place_of(position_);
+    ++position_;
+  }
+  return batch;
+}
+
+int64_t DistributedSampler::place_of(int64_t number) const {
+  // The samples beyond the last are the first ones once more, as in Python.
+  const auto place = static_cast<uint64_t>(options_.rank) +
+                     static_cast<uint64_t>(number) * static_cast<uint64_t>(options_.num_replicas);
+  return static_cast<int64_t>(place % static_cast<uint64_t>(dataset_size_));
 }
 
 }  // namespace penstock

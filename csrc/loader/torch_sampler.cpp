@@ -2,10 +2,10 @@
 #include "loader/torch_sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/assert.h"
@@ -29,10 +29,7 @@ TorchSampler::TorchSampler(TorchSamplerOptions options, at::Tensor buffer)
 
 void TorchSampler::start() {
   has_started_ = true;
-  if (!options_.shuffle) {
-    at::arange_out(indices_, options_.sample_count);
-    return;
-  }
+  if (!options_.shuffle) return;
   if (!options_.generator) {
     options_.generator = at::detail::createCPUGenerator(options_.seed ? *options_.seed : draw_seed());
     has_own_generator_ = true;
@@ -60,8 +57,17 @@ std::optional<std::span<const int64_t>> TorchSampler::next_integers() {
     step_ = std::max(step_, static_cast<uint64_t>(std::exchange(options_.skipped_batch_count, 0)));
     return pull_part();
   }
-  for (; options_.skipped_batch_count > 0; --options_.skipped_batch_count) pull();
+  if (options_.skipped_batch_count > 0) skip(std::exchange(options_.skipped_batch_count, 0));
   return pull();
+}
+
+void TorchSampler::skip(int64_t batch_count) {
+  if (!options_.shuffle) {
+    const int64_t whole_count = options_.sample_count / options_.batch_size;
+    position_ = batch_count <= whole_count ? batch_count * options_.batch_size : options_.sample_count;
+    return;
+  }
+  for (; batch_count > 0; --batch_count) pull();
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
@@ -73,11 +79,10 @@ std::optional<std::span<const int64_t>> TorchSampler::pull_part() {
   const uint64_t step = step_++;
   const auto part = share.part(step);
   last_place_ = part.first;
-  const std::span order(indices_.const_data_ptr<int64_t>(), sample_count);
-  if (part.first + part.count <= sample_count) return order.subspan(part.first, part.count);
-  padded_.clear();
-  for (const uint64_t place : share.samples(step)) padded_.push_back(order[place]);
-  return padded_;
+  if (part.first + part.count <= sample_count) return run(part.first, part.count);
+  batch_.clear();
+  for (const uint64_t place : share.samples(step)) batch_.push_back(index_at(place));
+  return batch_;
 }
 
 std::optional<std::span<const int64_t>> TorchSampler::pull() {
@@ -88,9 +93,19 @@ std::optional<std::span<const int64_t>> TorchSampler::pull() {
   if (count < options_.batch_size) exhaust();
   if (count == 0 || (options_.drop_last && count < options_.batch_size)) return std::nullopt;
   last_place_ = static_cast<uint64_t>(position_);
-  const int64_t* first = indices_.const_data_ptr<int64_t>() + position_;
   position_ += count;
-  return std::span<const int64_t>(first, static_cast<size_t>(count));
+  return run(last_place_, static_cast<uint64_t>(count));
+}
+
+std::span<const int64_t> TorchSampler::run(uint64_t first_place, uint64_t count) {
+  if (options_.shuffle) return {indices_.const_data_ptr<int64_t>() + first_place, count};
+  batch_.resize(count);
+  std::iota(batch_.begin(), batch_.end(), static_cast<int64_t>(first_place));
+  return batch_;
+}
+
+int64_t TorchSampler::index_at(uint64_t place) const {
+  return options_.shuffle ? indices_.const_data_ptr<int64_t>()[place] : static_cast<int64_t>(place);
 }
 
 }  // namespace penstock::loader

@@ -3,7 +3,7 @@
 // The indices of torch's own BatchSampler over RandomSampler or SequentialSampler, without a Python integer per sample.
 // Draws from the same generators, the same numbers, at the same moments as torch's Python code: a seed (only when no
 // generator was given) and one permutation at the first pull, and one more permutation at the pull that finds the
-// sampler exhausted, which torch makes and throws away.
+// sampler exhausted, which torch makes and throws away. Only a permutation takes memory: samples in order are counted.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -57,15 +57,19 @@ class TorchSampler : public IndexSource {
  private:
   std::optional<std::span<const int64_t>> pull();
   std::optional<std::span<const int64_t>> pull_part();
+  void skip(int64_t batch_count);
   void start();
   void exhaust();
+  // The indices at `count` places of the order, until the next call.
+  std::span<const int64_t> run(uint64_t first_place, uint64_t count);
+  int64_t index_at(uint64_t place) const;
 
   TorchSamplerOptions options_;
-  at::Tensor indices_;
-  int64_t position_ = 0;     // of the next batch in the order
-  uint64_t step_ = 0;        // the next, of a rank's share
-  uint64_t last_place_ = 0;  // of the first sample that was given last
-  std::vector<int64_t> padded_;
+  at::Tensor indices_;          // the permutation; empty without one
+  int64_t position_ = 0;        // of the next batch in the order
+  uint64_t step_ = 0;           // the next, of a rank's share
+  uint64_t last_place_ = 0;     // of the first sample that was given last
+  std::vector<int64_t> batch_;  // given last, where it is no part of the permutation
   bool has_started_ = false;
   bool is_exhausted_ = false;
   bool has_own_generator_ = false;

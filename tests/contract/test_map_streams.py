@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from functools import partial
 from typing import Any
 
@@ -222,3 +223,16 @@ SCENARIOS = MATRIX + PREFETCH + SHUFFLES + SOURCES + UNBATCHED + WORKER_STATE
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_map_style_stream_equals_torchs(loader_class: type, scenario: Scenario) -> None:
     assert_same_stream(loader_class, scenario)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [10**10, 2**62, sys.maxsize])
+def test_an_order_that_is_not_shuffled_is_not_written_out(
+    loader_class: Any, length: int, num_workers: int
+) -> None:
+    iterator = iter(
+        loader_class(Computed(length, as_is), batch_size=3, num_workers=num_workers)
+    )
+    assert [next(iterator).tolist() for _ in range(6)] == [
+        [first, first + 1, first + 2] for first in range(0, 18, 3)
+    ]

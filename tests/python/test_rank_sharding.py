@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,3 +294,31 @@ def test_a_state_of_another_order_is_refused() -> None:
     plain = DataLoader(Drawing(), batch_size=12, sampler=RandomSampler(Drawing()))
     with pytest.raises(ValueError, match="build the loader as it was"):
         plain.load_state_dict(one.state_dict())
+
+
+class Endless(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_the_share_of_an_order_that_is_not_shuffled_is_not_written_out(num_workers: int) -> None:
+    def ranks() -> list[Any]:
+        options: Any = {"shuffle": False, "global_batch_size": 4, "num_workers": num_workers}
+        return loaders(Endless(), 2, **options)
+
+    first = ranks()
+    iterators = [iter(loader) for loader in first]
+    assert [[next(i).tolist() for i in iterators] for _ in range(2)] == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+    ]
+    states = [loader.state_dict() for loader in first]
+    resumed = ranks()
+    for loader, state in zip(resumed, states, strict=True):
+        loader.load_state_dict(state)
+    assert [next(iter(loader)).tolist() for loader in resumed] == [[8, 9], [10, 11]]

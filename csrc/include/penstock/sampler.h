@@ -55,12 +55,15 @@ class PENSTOCK_API DistributedSampler : public Sampler {
   std::optional<int64_t> size() const override { return sample_count_; }
 
  private:
+  // The place in the order of all ranks of this rank's sample of that number.
+  int64_t place_of(int64_t number) const;
+
   int64_t dataset_size_;
   Options options_;
   int64_t sample_count_;  // of this rank
   int64_t epoch_ = 0;
-  std::vector<int64_t> indices_;
-  size_t position_ = 0;
+  std::vector<int64_t> indices_;  // of this rank, where they are shuffled
+  int64_t position_ = 0;          // of the next sample; sample_count_ where no epoch is under way
 };
 
 }  // namespace penstock

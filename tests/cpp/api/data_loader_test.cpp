@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -509,6 +510,18 @@ TEST(DataLoader, TwoLoadersGoOnFromOneState) {
     later.begin_epoch();
     EXPECT_TRUE(is_same(later.next()->value(), expected.value()));
   }
+}
+
+TEST(DataLoader, AnOrderThatIsNotShuffledTakesNoMemory) {
+  const auto dataset =
+      make_dataset(std::numeric_limits<int64_t>::max(), [](int64_t index) { return at::full({}, index); });
+  DataLoader loader(dataset, {.batch_size = 2, .num_workers = 1});
+  loader.begin_epoch();
+  EXPECT_TRUE(at::equal(loader.next()->value().tensor(), at::tensor({0, 1}, at::kLong)));
+  DataLoader resumed(dataset, {.batch_size = 2, .num_workers = 1});
+  resumed.load_state(loader.state());
+  resumed.begin_epoch();
+  EXPECT_TRUE(at::equal(resumed.next()->value().tensor(), at::tensor({2, 3}, at::kLong)));
 }
 
 TEST(DataLoader, TheStateOfAnotherStreamIsRefusedByName) {

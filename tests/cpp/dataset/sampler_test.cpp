@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "penstock/error.h"
@@ -36,6 +37,14 @@ TEST(DistributedSampler, DropsWhatCannotBeSharedOutEvenly) {
 TEST(DistributedSampler, GivesTheFirstSamplesAgainWhereThereAreMoreRanksThanSamples) {
   DistributedSampler sampler(2, {.num_replicas = 5, .rank = 4, .shuffle = false});
   EXPECT_EQ(all_of(sampler, 2), (std::vector<int64_t>{0}));
+}
+
+TEST(DistributedSampler, AnOrderThatIsNotShuffledTakesNoMemory) {
+  const int64_t size = std::numeric_limits<int64_t>::max();
+  DistributedSampler sampler(size, {.num_replicas = 4, .rank = 3, .shuffle = false});
+  sampler.begin_epoch(0);
+  EXPECT_EQ(sampler.next(3), (std::vector<int64_t>{3, 7, 11}));
+  EXPECT_EQ(sampler.size(), size / 4 + 1);
 }
 
 TEST(DistributedSampler, ARankBeyondTheLastIsRefused) {

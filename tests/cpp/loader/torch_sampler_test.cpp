@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -208,11 +209,33 @@ TEST_F(TorchSamplerTest, AMillionShuffledSamplesComeOnceEach) {
   EXPECT_EQ(count, 1'000'000u);
 }
 
+// An order that is written out would take 2^66 bytes.
+TEST(TorchSampler, SamplesInOrderTakeNoMemory) {
+  const int64_t count = std::numeric_limits<int64_t>::max();
+  TorchSampler sampler({.sample_count = count, .batch_size = 3, .generator = {}, .skipped_batch_count = count / 3 - 1});
+  EXPECT_TRUE(std::ranges::equal(*sampler.next_integers(), Indices{count - 4, count - 3, count - 2}));
+  EXPECT_TRUE(std::ranges::equal(*sampler.next_integers(), Indices{count - 1}));
+  EXPECT_FALSE(sampler.next_integers());
+  TorchSampler rank({.sample_count = count,
+                     .generator = {},
+                     .skipped_batch_count = count / 6,
+                     .share = sampling::RankShareOptions{.rank = 1, .rank_count = 2, .step_size = 6}});
+  EXPECT_TRUE(std::ranges::equal(*rank.next_integers(), Indices{count - 1}));
+  EXPECT_FALSE(rank.next_integers());
+}
+
+TEST(TorchSampler, ABatchOfMoreSamplesThanThereAreTakesNoMoreMemory) {
+  const int64_t count = std::numeric_limits<int64_t>::max();
+  TorchSampler sampler({.sample_count = 2, .batch_size = count, .generator = {}});
+  EXPECT_TRUE(std::ranges::equal(*sampler.next_integers(), Indices{0, 1}));
+}
+
 // The batches of all ranks, step by step, one rank after the other.
-std::vector<Indices> steps_of(int64_t sample_count, sampling::RankShareOptions share) {
+std::vector<Indices> steps_of(int64_t sample_count, sampling::RankShareOptions share, bool shuffle = true) {
   std::vector<Indices> steps;
   for (share.rank = 0; share.rank < share.rank_count; ++share.rank) {
-    TorchSampler sampler({.sample_count = sample_count, .shuffle = true, .generator = {}, .seed = 5, .share = share});
+    TorchSampler sampler(
+        {.sample_count = sample_count, .shuffle = shuffle, .generator = {}, .seed = 5, .share = share});
     size_t step = 0;
     for (auto batch = sampler.next_integers(); batch; batch = sampler.next_integers(), ++step) {
       steps.resize(std::max(steps.size(), step + 1));
@@ -242,6 +265,19 @@ TEST(TorchSampler, RanksHaveTheirPartsOfOneOrder) {
   EXPECT_EQ(steps_of(17, {.rank_count = 3, .step_size = 6, .remainder = sampling::Remainder::kPad}), expected);
   expected.pop_back();
   EXPECT_EQ(steps_of(17, {.rank_count = 3, .step_size = 6, .remainder = sampling::Remainder::kDrop}), expected);
+}
+
+TEST(TorchSampler, RanksShareAnOrderThatIsNotShuffled) {
+  using sampling::Remainder;
+  const auto with = [](Remainder remainder) {
+    return sampling::RankShareOptions{.rank_count = 3, .step_size = 6, .remainder = remainder};
+  };
+  std::vector<Indices> expected = {{0, 1, 2, 3, 4, 5}, {6, 7, 8, 9, 10, 11}, {12, 13, 14, 15, 16}};
+  EXPECT_EQ(steps_of(17, with(Remainder::kUneven), false), expected);
+  expected.back().push_back(12);
+  EXPECT_EQ(steps_of(17, with(Remainder::kPad), false), expected);
+  expected.pop_back();
+  EXPECT_EQ(steps_of(17, with(Remainder::kDrop), false), expected);
 }
 
 TEST(TorchSampler, ABatchSaysWhereItIsInTheOrder) {
