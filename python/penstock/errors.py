@@ -61,6 +61,15 @@ class WorkerError(PenstockError, RuntimeError):
     """
 
 
+class UnsentBatchError(WorkerError):
+    """A worker of a pool made a batch with a part of a type that it does not send.
+
+    ``refusal`` is the worker's word for that part.
+    """
+
+    refusal = ""
+
+
 class RankError(PenstockError):
     """The ranks of a job do not read one order, or one of them does not come."""
 

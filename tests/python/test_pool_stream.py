@@ -5,12 +5,14 @@ in processes of their own, reached by CURVE over TCP on loopback."""
 from __future__ import annotations
 
 import copy
+import enum
 import gc
 import itertools
 import json
 import os
 import signal
 import socket
+import sys
 import time
 import warnings
 from collections import namedtuple
@@ -153,6 +155,37 @@ def test_objects_need_trust(steady_pool: PoolProcesses) -> None:
         list(pooled(steady_pool, Odd(), collate_fn=opaque))
     loader = pooled(steady_pool, Odd(), collate_fn=opaque, trust_workers=True)
     assert [type(batch) for batch in loader] == [Opaque] * 4
+
+
+class Program:
+    """The classes of a program's own module, where a worker does not find them by name."""
+
+    class Batch:
+        def __init__(self, samples: Any) -> None:
+            self.count = len(samples)
+            self.kind = Program.Kind.LATE
+            self.values = torch.arange(3.0)
+
+    class Kind(enum.Enum):
+        LATE = "late"
+
+
+Program.__module__ = Program.Batch.__module__ = Program.Kind.__module__ = "__main__"
+
+
+def test_a_batch_may_be_of_a_class_of_the_program_itself(
+    steady_pool: PoolProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user saw "Can't pickle <class '__main__.Batch'>", also with trust_workers."""
+    monkeypatch.setattr(sys.modules["__main__"], "Program", Program, raising=False)
+    loader = pooled(
+        steady_pool, Odd(), batch_size=2, collate_fn=Program.Batch, trust_workers=True
+    )
+    batches = list(loader)
+    assert [type(batch) for batch in batches] == [Program.Batch] * 2
+    assert batches[0].count == 2
+    assert batches[0].kind is Program.Kind.LATE
+    assert batches[0].values.tolist() == [0.0, 1.0, 2.0]
 
 
 class OwnError(Exception):

@@ -6,26 +6,34 @@ pool serves, and what becomes of the others.
 from __future__ import annotations
 
 import pickle
+import random
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pool_datasets import CODE, Augmented, digests
+from pool_datasets import CODE, Augmented, Shards, digests
 from pool_processes import PoolProcesses, pool_of
 from torch.utils.data import Dataset, IterDataPipe
 
 from penstock import DataLoader
-from penstock.errors import PoolWarning
+from penstock.errors import PoolWarning, UnsentBatchError
 
 NOWHERE = "tcp://127.0.0.1:9"  # where nobody listens
 
 
 @pytest.fixture
-def variable(monkeypatch: pytest.MonkeyPatch) -> str:
+def _folder_of_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The program's own workers beside a pool keep its code here."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def variable(monkeypatch: pytest.MonkeyPatch, _folder_of_workers: None) -> str:
     monkeypatch.setenv("PENSTOCK_POOL", NOWHERE)
     return NOWHERE
 
@@ -157,6 +165,115 @@ def test_a_state_of_a_loader_that_was_left_out_resumes_one_that_is_not_yet(varia
     with pytest.warns(PoolWarning):
         resumed.load_state_dict(state)
     assert len(begun) + len(list(resumed)) == 6
+
+
+def ordered(samples: list[Any]) -> Any:
+    return OrderedDict(count=len(samples), samples=samples)
+
+
+def ordered_from_the_third_on(samples: list[Any]) -> Any:
+    return ordered(samples) if samples[0]["index"] >= 2 else samples
+
+
+class OwnRandom:
+    """A sampler with a generator of its own, which nobody can put back."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(12))
+        self.random.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["shuffle", "own sampler", "own generator", "iterable", "persistent", "prefetch"]
+)
+def test_batches_that_a_pool_does_not_send_are_made_by_the_workers_that_the_program_asked_for(
+    variable: str, case: str
+) -> None:
+    """The user saw ``penstock run --pool-local`` end the program at the first batch."""
+
+    def loader(**options: Any) -> Any:
+        dataset = Shards(12) if case == "iterable" else Augmented(12)
+        if case == "own sampler":
+            options["sampler"] = OwnRandom()
+        elif case != "iterable":
+            options["shuffle"] = True
+        if case == "own generator":
+            options["generator"] = torch.Generator().manual_seed(5)
+        options.update(persistent_workers=case == "persistent", num_workers=2, batch_size=2)
+        return DataLoader(dataset, collate_fn=ordered, multiprocessing_context="fork", **options)
+
+    torch.manual_seed(7)
+    alone = loader(pool="")
+    expected = [digests(alone), digests(alone)]
+    drawn = torch.rand(3).tolist()
+    torch.manual_seed(7)
+    served = loader(code_paths=[CODE])
+    assert served.pool == variable
+    if case == "prefetch":
+        served.start_prefetch()
+    with pytest.warns(PoolWarning, match=r"names.* come from workers of this process: .*OrderedD"):
+        found = [digests(served)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.append(digests(served))
+    assert found == expected
+    assert torch.rand(3).tolist() == drawn
+    assert served.stats().iterator == "penstock"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_folder_of_workers")
+def test_a_loader_that_asks_for_a_pool_itself_raises_what_its_workers_do_not_send() -> None:
+    loader = DataLoader(
+        Augmented(4), num_workers=1, pool=NOWHERE, collate_fn=ordered, code_paths=[CODE]
+    )
+    with pytest.raises(UnsentBatchError, match=r"(?s)OrderedDict.*trust_workers=True") as caught:
+        next(iter(loader))
+    assert 'pool=""' not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_later_batch_that_is_not_sent_names_the_variable_and_the_way_out(variable: str) -> None:
+    loader = DataLoader(
+        Augmented(4), num_workers=1, collate_fn=ordered_from_the_third_on, code_paths=[CODE]
+    )
+    batches = iter(loader)
+    next(batches), next(batches)
+    with pytest.raises(UnsentBatchError, match=r'(?s)OrderedDict.*PENSTOCK_POOL names: .*pool=""'):
+        next(batches)
+
+
+@pytest.mark.slow
+def test_a_state_of_a_loader_that_was_left_out_for_its_batches_resumes_it(variable: str) -> None:
+    def loader() -> Any:
+        return DataLoader(
+            Augmented(12),
+            num_workers=1,
+            shuffle=True,
+            collate_fn=ordered,
+            multiprocessing_context="fork",
+            code_paths=[CODE],
+        )
+
+    left_out = loader()
+    with pytest.warns(PoolWarning):
+        batches = iter(left_out)
+    begun = [next(batches)["samples"][0]["index"] for _ in range(5)]
+    state = left_out.state_dict()
+    rest = [batch["samples"][0]["index"] for batch in batches]
+    assert sorted(begun + rest) == list(range(12))
+    resumed = loader()
+    with pytest.warns(PoolWarning, match="the state of a loader without a pool"):
+        resumed.load_state_dict(state)
+    assert [batch["samples"][0]["index"] for batch in resumed] == rest
 
 
 def test_a_loader_that_asks_for_a_pool_itself_raises_what_cannot_be_sent() -> None:

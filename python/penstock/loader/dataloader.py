@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -54,7 +54,15 @@ from penstock.loader.report import LoaderReport, make_report
 from penstock.loader.started_prefetch import StartedPrefetch, check_can_start
 from penstock.loader.stats import LoaderStats
 from penstock.loader.step_times import step_times
-from penstock.loader.variable_pool import leave_unsendable, named_pool, use_variable
+from penstock.loader.variable_pool import (
+    begin_tried,
+    has_sent_batch,
+    is_on_trial,
+    leave_pool_of_another_state,
+    leave_unsendable,
+    named_pool,
+    use_variable,
+)
 from penstock.pool.travelling_code import TravellingCode
 from penstock.program_line import warn
 from penstock.seams.iterators import BaseIterator
@@ -350,9 +358,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         began_at = time.perf_counter()
         started, self._started = self._started, None
         if started is None:
-            iterator = self._begin_iterator()
+            iterator = begin_tried(self, self._begin_iterator)
         elif started.is_of_use(self):
             iterator = started.iterator
+            if started.is_fresh and is_on_trial(self) and not has_sent_batch(self, iterator):
+                iterator = started.begin_anew(self, self._begin_iterator)
             iterator.begin_delivery(self)  # a model may have been offloaded since
         else:
             iterator = started.begin_anew(self, self._begin_iterator)
@@ -449,6 +459,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._are_ranks_compared = False  # since a state was loaded
         self._resuming: Progress | None = None  # while that makes an iterator
         self._is_known_sendable = False  # of a dataset that the variable's pool may serve
+        self._are_batches_sent = False  # by the workers of that pool
+        self._begun_order: Iterator[Any] | None = None  # which the next iterator goes on with
         self._tuner = WorkerTuner()  # idle unless num_workers is "auto"
 
     @property
@@ -625,6 +637,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if state_dict:
             state_dict = part_of_rank(self, dict(state_dict))
+            leave_pool_of_another_state(self, state_dict)
             check_state(self, state_dict)
         else:
             warn(

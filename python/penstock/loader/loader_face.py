@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from penstock.loader.parked_client import ParkedClient
@@ -77,6 +78,8 @@ class LoaderFace(Protocol):
     _newest_iterator: weakref.ref[Any] | None
     _parked_client: ParkedClient
     _is_known_sendable: bool
+    _are_batches_sent: bool
+    _begun_order: Iterator[Any] | None
     _past_counters: Counter[str]
     _past_work: PastWork
     _replicas: Any  # a ReplicaGroup, or None

@@ -153,6 +153,8 @@ class LocalPoolIter(LooksAhead, CountedPulls, MultiProcessingIterator):
                 self._progress.states_before = before.shard_states
         progress = self._progress
         BaseIterator._reset(self, cast(Any, loader), first_iter)
+        if (begun := loader._begun_order) is not None:
+            self._sampler_iter, loader._begun_order = begun, None
         self._note_sampler()
         if progress.point is not None:
             self._num_yielded = progress.point.yielded_count

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pickle
 from typing import Any, NoReturn
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnsentBatchError
 from penstock.graph.link import Link
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.local_iterator import LocalPoolIter
@@ -72,12 +72,22 @@ class PoolIter(LocalPoolIter):
 
     def _take(self, ahead_count: int = 0, within_s: float | None = None) -> Taken:
         try:
-            return super()._take(ahead_count, within_s)
+            taken = super()._take(ahead_count, within_s)
         except BaseException as error:
             self.source.is_sound = False
             if isinstance(error, PenstockError):
                 self._blame_pool(error)
             raise
+        if type(taken) is tuple and isinstance(taken[0], UnsentBatchError):
+            self._blame_pool(taken[0])
+        return taken
+
+    def first_answer(self) -> Any:
+        """The first batch, or the exception in its place; None if there is neither. It waits here
+        for next(). Raises what next() raises for a batch that does not come."""
+        self._take_ahead(1)
+        taken = self._ahead[0] if self._ahead else None
+        return taken[0] if type(taken) is tuple else taken
 
     def _end_or_raise(self, taken: Taken) -> NoReturn:
         if taken is NoBatch.END:

@@ -80,6 +80,11 @@ class StartedPrefetch:
         """Of the loader before its prefetching was started, for its ``state_dict()``."""
         return copy.deepcopy(self._before.state)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it does not go on from a state that was loaded."""
+        return self._before.loaded_state is None
+
     def is_of_use(self, loader: LoaderFace) -> bool:
         """Whether another iterator would give the same batches now, in the same way."""
         return (

@@ -5,22 +5,31 @@ the one that a rank of its job has announced (:mod:`.announced_pool`).
 The variable, or the announcement, speaks for a whole program, whose loaders were not written with
 it in mind. A loader that the pool can serve is served. Another one works as without a pool, after a
 warning that says why: one with ``num_workers=0``, which asks for batches of this process's own
-dataset object; one with options that a pool has not; and one whose dataset cannot be sent.
+dataset object; one with options that a pool has not; one whose dataset cannot be sent; and one
+whose batches cannot be sent back, which the answer to its first request shows.
 
 A loader that is given ``pool=`` asks for a pool itself. It has all its batches from the pool with
-``num_workers=0``, and options that a pool has not and a dataset that cannot be sent are errors.
+``num_workers=0``, and options that a pool has not, and a dataset or a batch that cannot be sent,
+are errors.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
+from penstock.errors import UnsentBatchError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import Obstacle, is_address, obstacle_to_pool
 from penstock.program_line import warn
+from penstock.seams.iterators import DatasetKind
+from penstock.stream.progress import GeneratorSnapshot
+from penstock.stream.shard_state import is_stateful
 from penstock.worker.fetching import FetchSpec
 
 POOL_VARIABLE = "PENSTOCK_POOL"
@@ -92,6 +101,71 @@ def leave_unsendable(loader: LoaderFace) -> None:
         _warn(loader, address, Obstacle(str(error), "do that"))
     else:
         loader._is_known_sendable = True
+
+
+def leave_pool_of_another_state(loader: LoaderFace, state: dict[str, Any]) -> None:
+    """Takes the variable's pool from a loader that is to go on from the state of one without a
+    pool: it is of another stream."""
+    built = state.get("built")
+    seeding = built.get("seeding") if isinstance(built, dict) else None
+    if isinstance(loader.pool, VariablePool) and seeding == "worker":
+        address, loader.pool = loader.pool, None
+        seen = "load_state_dict() was given the state of a loader without a pool"
+        _warn(loader, address, Obstacle(seen, "begin without that state"))
+
+
+def begin_tried(loader: LoaderFace, begin: Callable[[], Any]) -> Any:
+    """Makes the loader's next iterator by ``begin``, without the pool where its workers do not send
+    the batches: then from the same draws as the one that the first batch was asked for by."""
+    leave_unsendable(loader)
+    if not is_on_trial(loader):
+        return begin()
+    epoch_count, progress = loader._epoch_count, loader._progress
+    snapshot = GeneratorSnapshot.take(loader)
+    iterator = begin()
+    if has_sent_batch(loader, iterator):
+        return iterator
+    loader._iterator = None
+    loader._epoch_count, loader._progress = epoch_count, progress
+    snapshot.put_back_globals()
+    snapshot.put_back_own(loader)
+    return begin()
+
+
+def is_on_trial(loader: LoaderFace) -> bool:
+    """Whether it is still to be seen that the workers of the variable's pool send the batches."""
+    return (
+        isinstance(loader.pool, VariablePool)
+        and not loader._are_batches_sent
+        and not loader.trust_workers
+        and bool(loader.in_order)
+        and loader.replica_group is None
+        # A sampler's state, and a state that was loaded, would have to be put back.
+        and loader._loaded_state is None
+        and not is_stateful(loader.sampler)
+        and not is_stateful(loader.batch_sampler)
+    )
+
+
+def has_sent_batch(loader: LoaderFace, iterator: Any) -> bool:
+    """Waits for the first batch of ``iterator``, which then waits for next().
+
+    False where a worker refused to send it: the iterator is ended, and the loader left without the
+    pool, with a warning.
+    """
+    first = iterator.first_answer()
+    if not isinstance(first, UnsentBatchError):
+        loader._are_batches_sent = not isinstance(first, Exception)
+        return True
+    if iterator._recipe is None and loader._dataset_kind == DatasetKind.Map:
+        # A sampler of the program's is not asked to begin again: its next order may be another.
+        loader._begun_order = itertools.chain([*iterator._unanswered()], iterator._sampler_iter)
+    iterator.source.may_be_parked = False
+    iterator._shutdown_workers()
+    address, loader.pool = loader.pool, None
+    seen, _, remedy = first.refusal.partition("; ")
+    _warn(loader, address, Obstacle(seen, remedy.partition(" to let ")[0]))
+    return False
 
 
 def way_out(pool: str | None) -> str:

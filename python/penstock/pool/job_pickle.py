@@ -99,7 +99,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             raise PicklingError(f"cannot pickle an open file ({obj.name!r})")
         reduced = super().reducer_override(obj)
         self._note(obj, is_by_value=reduced is not NotImplemented)
-        return _without_tracker_id(reduced)
+        return _as_here(obj, reduced)
 
     def _note(self, obj: Any, is_by_value: bool) -> None:
         if isinstance(obj, types.ModuleType):
@@ -120,9 +120,10 @@ def _check_device(device: torch.device) -> None:
         )
 
 
-def _without_tracker_id(reduced: Any) -> Any:
+def _as_here(obj: Any, reduced: Any) -> Any:
     """A class by value as cloudpickle reduces it, without the random number by which a process
-    would know it again in another pickle. There is one pickle to a job.
+    would know it again in another pickle, since there is one pickle to a job; and with its
+    qualified name, by which a batch of a nested class is known again in the trainer.
     """
     if type(reduced) is not tuple or getattr(reduced[0], "__name__", "") not in _CLASS_MAKERS:
         return reduced
@@ -130,6 +131,8 @@ def _without_tracker_id(reduced: Any) -> Any:
     *first, tracker_id, extra = arguments
     if not isinstance(tracker_id, str) or not _TRACKER_ID.fullmatch(tracker_id):
         return reduced  # another cloudpickle: the class keeps its number
+    if make.__name__ == "_make_skeleton_class" and isinstance(first[-1], dict):
+        first[-1] = {**first[-1], "__qualname__": obj.__qualname__}
     return make, (*first, None, extra), *rest
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from penstock import _C
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, UnsupportedError
 from penstock.pool.pool_job import Job
-from penstock.pool.worker_errors import describe_error
+from penstock.pool.worker_errors import UNSENT_BATCH, describe_error
 from penstock.seams.iterators import DatasetKind, WorkerInfo, numpy_seed, set_worker_info
 from penstock.stream.batch_seeds import EpochSeeds
 from penstock.stream.shard_state import ShardStart, ShardStarts
@@ -115,15 +115,20 @@ class RunningJob:
             raised = describe_error(error)
         try:
             state = epoch.state(shard_id) if self._is_iterable else None
-            if raised is None:
-                threads_drew = epoch.fetcher.threads_drew
-                sample_count = self._sample_count(indices)
-                self._server.answer(work, batch, threads_drew, state, self._dumps, sample_count)
-                return
-        except ClosedError:
-            raise
         except Exception as error:
             raised = describe_error(error)
+        if raised is None:
+            threads_drew = epoch.fetcher.threads_drew
+            sample_count = self._sample_count(indices)
+            try:
+                self._server.answer(work, batch, threads_drew, state, self._dumps, sample_count)
+                return
+            except ClosedError:
+                raise
+            except UnsupportedError as error:
+                raised = (UNSENT_BATCH, describe_error(error)[1])
+            except Exception as error:
+                raised = describe_error(error)
         self._server.answer_error(work, *raised, state)
 
     def _describe(self, work: _C.PoolWork) -> None:

@@ -14,11 +14,13 @@ import socket
 
 import torch
 
-from penstock.errors import PenstockError, WorkerError
+from penstock.errors import PenstockError, UnsentBatchError, WorkerError
 from penstock.seams.iterators import ExceptionWrapper
 from penstock.worker.failed_sample import name_sample, spoken_sample
 
 TEXT_BYTES_MAX = 64 * 1024
+# The name of the type of an error by which a worker refuses to send a batch.
+UNSENT_BATCH = f"{UnsentBatchError.__module__}.{UnsentBatchError.__qualname__}"
 
 # A trainer that raises these from its iterator ends the epoch in silence.
 _ENDS_OF_ITERATION = (StopIteration, StopAsyncIteration)
@@ -69,7 +71,12 @@ def make_error(type_name: str, text: str, where: str) -> Exception:
         if text in str(error):
             return error
         # Types that want more than a message may take it for something else.
-    return WorkerError(f"{type_name} {where}.\nOriginal {text}")
+    message = f"{type_name} {where}.\nOriginal {text}"
+    if type_name != UNSENT_BATCH:
+        return WorkerError(message)
+    unsent = UnsentBatchError(message)
+    unsent.refusal = text.rstrip().rpartition("\n")[2].partition(": ")[2]
+    return unsent
 
 
 def _known_type(name: str) -> type[Exception] | None:

@@ -4,13 +4,17 @@ arrays, deep or shared structures.
 
 Plain tensors and the buffers of numpy arrays stay out of the pickle; they travel in the tensor
 table, so they cross in shared memory like those of any batch. Only batches from local workers, the
-trainer's own children, are unpickled.
+trainer's own children, are unpickled, and those of a pool's workers with ``trust_workers``. These
+have the program's own classes by value, so they name them for the trainer to find.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import sys
+import types
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -125,6 +129,25 @@ def _rebuild_from_bytes(
     return torch.empty(0, dtype=dtype).set_(block.untyped_storage(), offset, size, stride)
 
 
+_PROGRAM = ("__main__", "__mp_main__")
+
+
+def _is_of_another_process(obj: Any) -> bool:
+    """Whether a class or a function has no name here, and one in the trainer: it came by value."""
+    module, name = obj.__module__, obj.__qualname__
+    is_of_program = module in _PROGRAM or module not in sys.modules
+    if not isinstance(module, str) or not is_of_program or "<" in name:  # in a function
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is None
+
+
+def _named(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), sys.modules[module])
+
+
 class _BatchPickler(pickle.Pickler):
     """Keeps tensors and buffers aside, in the order in which they are met."""
 
@@ -147,6 +170,8 @@ class _BatchPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             return _reduce_tensor(obj)
+        if isinstance(obj, (type, types.FunctionType)) and _is_of_another_process(obj):
+            return _named, (obj.__module__, obj.__qualname__)
         # Storages go as tensors of their bytes: torch's reducer would open a descriptor for each.
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             return _rebuild_storage, (_bytes_of(obj),)
