@@ -12,7 +12,9 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import UserDict, UserList, namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from penstock import DataLoader, offload
+from penstock.loader.device import move_batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 on_each_device = pytest.mark.parametrize("device", DEVICES)
@@ -259,3 +262,113 @@ def test_batches_are_pinned_in_a_program_that_did_not_use_the_device(loader_clas
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, "[True, True]\n"), done.stderr
+
+
+class Frozen(Mapping[str, Any]):
+    """A Mapping without update()."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class OfKeywords(Frozen):
+    """A Mapping that cannot be made of a dict."""
+
+    def __init__(self, *, items: dict[str, Any]) -> None:
+        super().__init__(items)
+
+
+class Row(Sequence[Any]):
+    """A Sequence that takes no assignment."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.items[place]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Encoding(UserDict[str, Any]):
+    """As transformers' BatchEncoding: a mapping with more to it, moved by its own to()."""
+
+    is_moved = False
+
+    def to(self, device: Any) -> Any:
+        moved = Encoding({key: value.to(device) for key, value in self.items()})
+        moved.is_moved = True
+        return moved
+
+
+Pair = namedtuple("Pair", "first second")
+TENSOR = torch.zeros(2)
+ODD = [
+    Frozen({"a": TENSOR}),
+    OfKeywords(items={"a": TENSOR}),
+    MappingProxyType({"a": TENSOR}),
+    UserDict({"a": TENSOR}),
+    Row([TENSOR, 1]),
+    UserList([TENSOR]),
+    Pair(TENSOR, (TENSOR, "text")),
+    range(3),
+    {"a": [b"bytes", None, 2.5]},
+]
+
+
+@pytest.mark.parametrize("batch", ODD, ids=lambda batch: type(batch).__name__)
+def test_a_container_of_any_kind_is_what_torchs_pin_memory_makes_of_it(batch: Any) -> None:
+    """The user saw an AttributeError or a TypeError from within the loader."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    class Pinned:
+        device = torch.device("meta")
+
+        def pin_memory(self) -> Any:
+            return TENSOR.to("meta")
+
+    def kinds(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return type(value), {key: kinds(item) for key, item in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            return type(value), [kinds(item) for item in value]
+        return type(value), getattr(value, "device", value)
+
+    def with_pinned(value: Any) -> Any:
+        if value is TENSOR:
+            return Pinned()
+        if isinstance(value, OfKeywords):
+            return OfKeywords(items={key: with_pinned(item) for key, item in value.items()})
+        if isinstance(value, Mapping):
+            return type(value)({key: with_pinned(item) for key, item in value.items()})
+        if isinstance(value, Pair):
+            return Pair(*map(with_pinned, value))
+        if isinstance(value, range):
+            return value
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            return type(value)([with_pinned(item) for item in value])  # type: ignore[call-arg]
+        return value
+
+    expected = pin_memory(with_pinned(batch))
+    assert kinds(move_batch(batch, torch.device("meta"))) == kinds(expected)
+
+
+def test_an_object_with_its_own_to_is_moved_by_that() -> None:
+    moved = move_batch([Encoding({"a": TENSOR})], torch.device("meta"))[0]
+    assert type(moved) is Encoding and moved.is_moved and moved["a"].device.type == "meta"
+
+
+@pytest.mark.parametrize("batch", [*ODD, Encoding({"a": TENSOR})], ids=lambda b: type(b).__name__)
+def test_the_cpu_changes_nothing(batch: Any) -> None:
+    loader = DataLoader([batch], batch_size=None, collate_fn=lambda one: one, device="cpu")
+    assert next(iter(loader)) is batch

@@ -104,7 +104,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         wait for storage are at most four times as many, or 32. To assign a number ends the
         choosing.
     device: batches arrive on this device, copied on a side stream ahead of use. A
-        ``torch.device``, a string or an index; None leaves them where torch would. ``iter()``
+        ``torch.device``, a string or an index; None and the CPU leave them where torch would. With
+        ``num_workers=0`` an object that is no container is moved by its own ``to()``, and one
+        without stays where it is. ``iter()``
         raises ``UnsupportedError`` when the device is not there. At most ``prefetch_bytes`` of
         batches, or 256 MiB, are on it ahead of use, and one batch beyond; the others wait on the
         host. Where its memory is full, batches wait as well; ``next()`` raises

@@ -6,7 +6,7 @@ which device it names, and moving a batch that no device stage has moved.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -68,30 +68,56 @@ def _why_there_is_no_cuda() -> str:
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
-    """``batch`` with its tensors on ``device``:
-    the containers that torch's pin_memory understands keep their types.
+    """``batch`` with its tensors on ``device``.
+
+    Containers keep their types as with torch's ``pin_memory``: one that takes neither ``update()``
+    and ``batch[i] = x`` nor a dict or a list to be made of becomes a dict or a list. An object with
+    a ``to()`` of its own is moved by that. Other objects, and with the CPU the whole batch, are
+    returned as they are.
     """
+    return batch if device.type == "cpu" else _move(batch, device)
+
+
+def _move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, (str, bytes)):
         return batch
+    if callable(to := getattr(batch, "to", None)):
+        return to(device)
     if isinstance(batch, Mapping):
-        moved = {key: move_batch(value, device) for key, value in batch.items()}
-        if type(batch) is dict:
-            return moved
-        clone: Any = copy.copy(batch)
+        return _as_mapping(batch, {key: _move(value, device) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_move(item, device) for item in batch))
+    if isinstance(batch, tuple):
+        return type(batch)(_move(item, device) for item in batch)
+    if isinstance(batch, Sequence):
+        return _as_sequence(batch, [_move(item, device) for item in batch])
+    return batch
+
+
+def _as_mapping(batch: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
+    if type(batch) is dict:
+        return moved
+    try:
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(moved)  # type: ignore[call-arg]
+        clone = copy.copy(batch)
         clone.update(moved)
         return clone
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(item, device) for item in batch))
-    if isinstance(batch, tuple):
-        return type(batch)(move_batch(item, device) for item in batch)
-    if isinstance(batch, Sequence):
-        items = [move_batch(item, device) for item in batch]
-        if type(batch) is list:
-            return items
+    except TypeError:
+        return moved
+
+
+def _as_sequence(batch: Sequence[Any], moved: list[Any]) -> Any:
+    if type(batch) is list:
+        return moved
+    try:
+        if not isinstance(batch, MutableSequence):
+            return type(batch)(moved)  # type: ignore[call-arg]
         clone = copy.copy(batch)
-        for place, item in enumerate(items):
+        for place, item in enumerate(moved):
             clone[place] = item
         return clone
-    return batch
+    except TypeError:
+        return moved
