@@ -77,6 +77,41 @@ def test_no_option_of_torchs_makes_it_fall_back(options: dict[str, Any]) -> None
     assert loader.stats().iterator == "penstock"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "cuda:3"),
+        ("seeding", "sample"),
+        ("shards", 2),
+        ("prefetch_bytes", 1 << 20),
+        ("fetch_threads", 2),
+        ("code_paths", ["."]),
+        ("trust_workers", True),
+    ],
+)
+def test_an_option_that_torchs_iterator_would_ignore_is_refused_with_a_datapipe(
+    name: str, value: Any
+) -> None:
+    """The user saw batches on the CPU, without a word."""
+    text = f"{name} is {value!r} but the dataset is a datapipe"
+    loader = DataLoader(numbers_pipe(), num_workers=1)
+    setattr(loader, name, value)
+    for make in (lambda: iter(loader), lambda: DataLoader(numbers_pipe(), 1, **{name: value})):
+        error = error_of(make)
+        assert type(error) is ValueError
+        assert str(error).startswith(text)
+
+
+def test_a_datapipe_may_be_given_the_options_that_change_nothing() -> None:
+    loader = DataLoader(numbers_pipe(), device="cpu", seeding="worker", overlap_epochs=False)
+    assert sorted(loader) == list(range(6))
+
+
+def test_a_start_method_is_refused_with_a_pool_alone_as_torch_does_without_workers() -> None:
+    with pytest.raises(ValueError, match="multiprocessing_context can only be used with multi-pro"):
+        DataLoader([1], pool="tcp://127.0.0.1:9", multiprocessing_context="spawn")
+
+
 def test_a_datapipe_falls_back_and_stats_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_FALLBACK", raising=False)
     torch.manual_seed(3)

@@ -33,7 +33,6 @@ from penstock.loader.lookahead import look_ahead
 from penstock.loader.options import (
     DEFAULTS,
     check_options,
-    check_torch_iterator_suffices,
     has_pool,
     own_options,
     reads_shards_of_rank,
@@ -353,8 +352,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.timeout = timeout
         self.prefetch_factor = prefetch_factor
         vars(self)["persistent_workers"] = persistent_workers  # which torch lets nobody assign
-        if self.num_workers > 0:
-            self.multiprocessing_context = multiprocessing_context
+        if self.num_workers > 0 or multiprocessing_context is not None:
+            self.multiprocessing_context = multiprocessing_context  # torch refuses it without any
 
     def __iter__(self) -> BaseIterator:
         began_at = time.perf_counter()
@@ -708,7 +707,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"torch's iterator would be used here: {reason}; PENSTOCK_FALLBACK is set to "
                 f"'error'; unset it to allow that"
             )
-        check_torch_iterator_suffices(self, reason)
         self._fallback_reason = reason
         self._iterator_kind = "fallback"
         return super()._get_iterator()

@@ -6,9 +6,9 @@ from __future__ import annotations
 import operator
 from typing import Any, cast
 
+import torch
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from penstock.errors import UnsupportedError
 from penstock.loader.loader_face import LoaderFace
 from penstock.loader.pool_options import check_pool_options
 from penstock.seams.iterators import DatasetKind
@@ -36,6 +36,17 @@ DEFAULTS: dict[str, Any] = {
     "remainder": None,
     "replica_group": None,
 }
+# Those that ask for more than torch's own iterator does.
+_BEYOND_TORCH = (
+    "device",
+    "seeding",
+    "shards",
+    "prefetch_bytes",
+    "fetch_threads",
+    "code_paths",
+    "trust_workers",
+    "shard_by_rank",
+)
 
 
 def check_options(loader: LoaderFace) -> None:
@@ -43,6 +54,7 @@ def check_options(loader: LoaderFace) -> None:
 
     They may be assigned after construction, so ``iter()`` asks again.
     """
+    _check_datapipe(loader)
     _check_snapshots(loader)
     _check_seeding(loader)
     _check_shards(loader)
@@ -119,14 +131,20 @@ def drawing_threads(loader: LoaderFace) -> int:
     return loader.fetch_threads if is_seeded_by_batch(loader) and loader.fetch_threads > 1 else 0
 
 
-def check_torch_iterator_suffices(loader: LoaderFace, reason: str) -> None:
-    """Refuses to hand over to torch's iterator options that it would ignore. Raises
-    UnsupportedError."""
-    if is_seeded_by_batch(loader):
-        raise UnsupportedError(
-            f"seeding='batch' was asked for where torch's iterator has to be used: {reason}; leave "
-            f"seeding out, or use another dataset"
-        )
+def _check_datapipe(loader: LoaderFace) -> None:
+    """Refuses options that torch's own iterator would ignore."""
+    if not isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+        return
+    for name in _BEYOND_TORCH:
+        value = getattr(loader, name)
+        is_cpu = name == "device" and value is not None and torch.device(value).type == "cpu"
+        is_default = value == DEFAULTS[name] or (name == "seeding" and value == "worker")
+        if not (is_cpu or is_default):
+            raise ValueError(
+                f"{name} is {value!r} but the dataset is a datapipe, which torch's own iterator "
+                f"reads; leave {name} at {DEFAULTS[name]!r}, or use a map-style or an iterable "
+                f"dataset"
+            )
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -273,11 +291,6 @@ def _check_fetch_threads(loader: LoaderFace) -> None:
         )
     if count == 1:
         return
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
-        raise ValueError(
-            f"fetch_threads is {count} but the dataset is a datapipe, which torch's own "
-            f"iterator reads; leave fetch_threads at 1, or make it a map-style dataset"
-        )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             f"fetch_threads is {count} but the dataset is the IterableDataset "
