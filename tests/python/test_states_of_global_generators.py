@@ -10,15 +10,19 @@ before the sampler drew its order from that generator.
 from __future__ import annotations
 
 import copy
+import json
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from penstock import DataLoader
+from penstock.stream.batch_seeds import generator_states, have_moved, put_back
 
 COUNT = 30
 BATCH_SIZE = 2
@@ -103,3 +107,98 @@ def test_with_seeding_by_batch_no_sample_comes_twice() -> None:
     resumed = DataLoader(Drawing(), **options)
     resumed.load_state_dict(state)
     assert [as_plain(batch) for batch in resumed] == rest
+
+
+BIT_GENERATORS = [
+    np.random.MT19937,
+    np.random.PCG64,
+    np.random.PCG64DXSM,
+    np.random.Philox,
+    np.random.SFC64,
+]
+
+
+@pytest.fixture(params=BIT_GENERATORS, ids=lambda kind: kind.__name__)
+def bit_generator(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The generator behind numpy.random's functions is another."""
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(request.param(3))
+    yield
+    np.random.set_bit_generator(before)
+
+
+class NumpyDrawing(Dataset[float]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + np.random.random()
+
+
+class NumpyOrder:
+    """A sampler that draws its order from numpy."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.random.permutation(12).tolist()
+
+
+@pytest.mark.usefixtures("bit_generator")
+def test_what_was_drawn_from_numpy_is_seen_and_put_back() -> None:
+    np.random.standard_normal()  # of two that are made at once, by the legacy functions
+    states = generator_states()
+    for draw in (np.random.standard_normal, np.random.random, lambda: np.random.randint(7)):
+        assert not have_moved(states)
+        first = draw()
+        assert have_moved(states)
+        put_back(states)
+        assert draw() == first
+        put_back(states)
+
+
+@pytest.mark.usefixtures("bit_generator")
+@pytest.mark.parametrize("seeding", ["worker", "batch", "sample"])
+def test_a_state_goes_on_with_any_generator_of_numpy(seeding: Any) -> None:
+    def loader() -> Any:
+        return DataLoader(range(12), batch_size=2, sampler=NumpyOrder(), seeding=seeding)
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = [batch.tolist() for batch in batches]
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bit_generator")
+def test_seeding_by_batch_draws_the_same_for_any_number_of_workers() -> None:
+    def drawn(num_workers: int) -> list[float]:
+        torch.manual_seed(3)
+        context = "fork" if num_workers else None
+        loader = DataLoader(
+            NumpyDrawing(),
+            seeding="batch",
+            num_workers=num_workers,
+            multiprocessing_context=context,
+        )
+        return [float(batch) for batch in loader]
+
+    assert drawn(0) == drawn(1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bit_generator")
+def test_prefetching_that_was_started_is_dropped_with_any_generator_of_numpy() -> None:
+    """The user saw a KeyError: 'pos' from load_state_dict()."""
+    loader = DataLoader(range(12), sampler=NumpyOrder(), num_workers=1)
+    state = loader.state_dict()
+    for drop in (lambda: loader.load_state_dict(state), lambda: pickle.dumps(loader)):
+        before = generator_states()
+        loader.start_prefetch()
+        drop()
+        assert not have_moved(before)

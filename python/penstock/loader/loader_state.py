@@ -416,7 +416,7 @@ def _snapshot_from_json(state: dict[str, Any]) -> GeneratorSnapshot:
     state = {**state, "globals": _with_those_of_now(state["globals"])}
     of_numpy = {**state["globals"]["numpy"]}
     of_numpy["state"] = {**of_numpy["state"]}
-    if "key" in of_numpy["state"]:
+    if of_numpy["bit_generator"] == "MT19937":
         of_numpy["state"]["key"] = np.array(of_numpy["state"]["key"], dtype=np.uint32)
     version, words, gauss_next = state["globals"]["random"]
     return GeneratorSnapshot(

@@ -92,13 +92,19 @@ def put_back(states: tuple[Any, ...]) -> None:
 def have_moved(states: tuple[Any, ...]) -> bool:
     """Whether something was drawn since :func:`generator_states`."""
     of_torch, of_random, of_numpy = states
-    now = np.random.get_state(legacy=False)
     return (
         not torch.equal(of_torch, torch.get_rng_state())
         or of_random != random.getstate()
-        or of_numpy["state"]["pos"] != now["state"]["pos"]
-        or not np.array_equal(of_numpy["state"]["key"], now["state"]["key"])
+        or not _is_same(of_numpy, np.random.get_state(legacy=False))
     )
+
+
+def _is_same(some: Any, other: Any) -> bool:
+    """Whether two states of numpy's generator are the same, of whichever kind it is."""
+    if isinstance(some, dict) and isinstance(other, dict):
+        names = some.keys()
+        return names == other.keys() and all(_is_same(some[name], other[name]) for name in names)
+    return np.array_equal(some, other)
 
 
 class GeneratorsKept:
