@@ -7,6 +7,8 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,6 +19,7 @@ import process_traces
 import pytest
 import torch
 from sample_datasets import Computed, number
+from script_runs import BY_FORK
 from stream_oracle import describe, error_of, next_error, without_frames
 from torch.utils.data import TensorDataset
 
@@ -340,3 +343,27 @@ def test_a_stopped_worker_is_a_timeout_and_is_removed() -> None:
     os.kill(worker.pid, signal.SIGCONT)
     del iterator
     assert process_traces.wait_gone([worker.pid], 5) == []
+
+
+FIRST_LOADER = BY_FORK + """
+import os, signal
+from penstock import DataLoader
+from penstock.loader import out_of_memory
+
+batches = iter(DataLoader(range(10), num_workers=1, prefetch_factor=1))
+next(batches)
+out_of_memory._kills_before -= 1  # as if the kernel had ended a process since
+os.kill(batches._workers[0].pid, signal.SIGKILL)
+try:
+    signal.sigtimedwait([], 30)
+except RuntimeError as error:
+    print("memory ran out" in str(error))
+"""
+
+
+@pytest.mark.slow
+def test_the_first_loader_of_a_process_explains_a_kill_that_a_signal_reports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_LOADER], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr

@@ -76,11 +76,11 @@ class LocalWorkers:
         finally:
             turns.close()
             parts.close()
-        explain_later_kills()
         if self._ends_trainer:
             # Torch's handler of SIGCHLD raises for these as it would for its own.
             self._set_pids(self.processes)
             handle_child_deaths()
+        explain_later_kills()  # by that handler, too
 
     def _set_pids(self, processes: list[Any]) -> None:
         pids = tuple(process.pid for process in processes)
