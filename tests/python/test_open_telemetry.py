@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -91,6 +93,63 @@ def test_metrics_are_the_ledger_of_the_steps(
     for _ in loader:  # which nobody is told of
         pass
     assert points(metrics[1])["penstock.batches"] == {None: 10}
+
+
+def by_loader(reader: InMemoryMetricReader, metric_name: str) -> dict[str, float]:
+    data = reader.get_metrics_data()
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics if data.resource_metrics else ()
+    return {
+        str(point.attributes["penstock.loader"]): point.value
+        for metric in metrics
+        if metric.name == metric_name
+        for point in metric.data.data_points
+    }
+
+
+def test_two_loaders_of_one_class_are_two_series(
+    metrics: tuple[MeterProvider, InMemoryMetricReader],
+) -> None:
+    train, validation = make_loader(), make_loader()
+    with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
+        list(train), next(iter(validation)), list(train)
+    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 20, "Sleeping 2": 1}
+
+
+def test_a_loader_that_is_gone_is_told_of_once_more(
+    metrics: tuple[MeterProvider, InMemoryMetricReader],
+) -> None:
+    train = make_loader()
+    with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
+        list(train)
+        for _ in range(2):  # the second goes on with the name of the first
+            other = make_loader()
+            next(iter(other))
+            del other
+            gc.collect()
+    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 10, "Sleeping 2": 2}
+    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 10}
+
+
+def test_metrics_begun_again_are_told_and_two_at_a_time_count_once(
+    metrics: tuple[MeterProvider, InMemoryMetricReader],
+) -> None:
+    """The user saw no metrics after the second call: a meter keeps the first one's callbacks."""
+    loader = make_loader()
+    for _ in range(2):
+        with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
+            with penstock.to_opentelemetry(meter_provider=metrics[0], spans=False):
+                list(loader)
+    assert by_loader(metrics[1], "penstock.batches") == {"Sleeping": 20}
+
+
+def test_what_was_ended_is_not_kept(metrics: tuple[MeterProvider, InMemoryMetricReader]) -> None:
+    ended = penstock.to_opentelemetry(meter_provider=metrics[0], spans=False)
+    ended.end()
+    ended.end()
+    gone = weakref.ref(ended)
+    del ended
+    gc.collect()
+    assert gone() is None
 
 
 def test_each_batch_is_a_span_with_its_stages_under_the_programs_own(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -37,7 +39,9 @@ def to_opentelemetry(
         worker, on the wire and on the way to the device, and ``penstock.next``, the trainer's call.
         What share of batches is kept is the SDK's sampler's to say.
 
-    Metrics, of each loader by the attribute ``penstock.loader`` (the class of its dataset):
+    Metrics, of each loader by the attribute ``penstock.loader`` (the class of its dataset, and for
+    a second loader of that class "Images 2"; one that comes after another was dropped goes on with
+    its name and counts):
     ``penstock.batches`` that were given, ``penstock.batch.io`` (bytes), ``penstock.step.time``
     (seconds, by ``penstock.part``: compute, dataset, collate, prefix, worker, wire, device, order,
     ranks, loader) and ``penstock.batches.ready``.
@@ -66,58 +70,20 @@ class Telemetry:
     """What ``penstock.to_opentelemetry()`` returns. :meth:`end` may be called more than once."""
 
     def __init__(self, tracer: Any, meter: Any) -> None:
-        from opentelemetry.metrics import CallbackOptions, Observation
-
         self._tracer = tracer
         self._unix_ns = time.time_ns() - time.monotonic_ns()
-        self._lock = threading.Lock()
-        self._left_at: dict[int, float] = {}  # by thread
-        self._batches: defaultdict[str, int] = defaultdict(int)  # by loader
-        self._bytes: defaultdict[str, int] = defaultdict(int)
-        self._ready: dict[str, int] = {}
-        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # and by part
-
-        def by_loader(
-            counts: dict[str, int],
-        ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-            def observe(options: CallbackOptions) -> Iterable[Observation]:
-                with self._lock:
-                    found = list(counts.items())
-                return [Observation(count, {"penstock.loader": name}) for name, count in found]
-
-            return observe
-
-        def seconds(options: CallbackOptions) -> Iterable[Observation]:
-            with self._lock:
-                found = list(self._seconds.items())
-            return [
-                Observation(time_s, {"penstock.loader": name, "penstock.part": part})
-                for (name, part), time_s in found
-            ]
-
-        meter.create_observable_counter(
-            "penstock.batches",
-            [by_loader(self._batches)],
-            "{batch}",
-            "Batches that were given",
-        )
-        meter.create_observable_counter(
-            "penstock.batch.io",
-            [by_loader(self._bytes)],
-            "By",
-            "Bytes of batches",
-        )
-        meter.create_observable_counter(
-            "penstock.step.time", [seconds], "s", "Where the time of the steps went, by part"
-        )
-        meter.create_observable_gauge(
-            "penstock.batches.ready", [by_loader(self._ready)], "{batch}", "Batches here, not taken"
-        )
-        add_watcher(self._note)
+        self._series = _series_of(meter)
+        self._is_ended = False
+        self._series.begin()
+        if tracer is not None:
+            add_watcher(self._tell_batches)
 
     def end(self) -> None:
         """Tells of no further steps. What the metrics count stays as it is."""
-        remove_watcher(self._note)
+        if not self._is_ended:
+            self._is_ended = True
+            self._series.end()
+            remove_watcher(self._tell_batches)
 
     def __enter__(self) -> Telemetry:
         return self
@@ -130,26 +96,10 @@ class Telemetry:
     ) -> None:
         self.end()
 
-    def _note(self, step: WatchedStep) -> None:
-        loader = step.loader()
-        name = "" if loader is None else type(loader.dataset).__name__
-        thread_id = threading.get_ident()
-        parts: defaultdict[str, float] = defaultdict(float)
-        for part, begin, end in stretches(step):
-            parts[part] += end - begin
-        with self._lock:
-            since = self._left_at.get(thread_id)
-            if since is not None and step.entered_at > since:
-                parts["compute_s"] += step.entered_at - since
-            self._left_at[thread_id] = step.left_at
-            self._batches[name] += step.has_batch
-            self._bytes[name] += sum(batch.bytes for batch in step.batches)
-            self._ready[name] = step.ready
-            for part in PARTS:
-                self._seconds[name, part.removesuffix("_s")] += parts[part]
-        if self._tracer is not None:
-            for batch in step.batches:
-                self._tell(batch, step, name)
+    def _tell_batches(self, step: WatchedStep) -> None:
+        name = self._series.name_of(step)
+        for batch in step.batches:
+            self._tell(batch, step, name)
 
     def _tell(self, batch: MadeBatch, step: WatchedStep, loader_name: str) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -188,3 +138,135 @@ class Telemetry:
 
     def _at(self, instant: float) -> int:
         return round(instant * 1e9) + self._unix_ns
+
+
+class _Series:
+    """The metrics of a meter: those of each loader, until the loader is gone and its last counts
+    have been told. Thread-safe."""
+
+    def __init__(self, meter: Any) -> None:
+        self._lock = threading.Lock()
+        self._user_count = 0
+        self._names: dict[int, tuple[weakref.ref[Any], str]] = {}  # of loaders, by id()
+        self._left_at: dict[int, float] = {}  # by thread
+        self._batches: defaultdict[str, int] = defaultdict(int)  # by loader
+        self._bytes: defaultdict[str, int] = defaultdict(int)
+        self._ready: dict[str, int] = {}
+        self._parts: defaultdict[str, defaultdict[str, float]]  # seconds, by loader and part
+        self._parts = defaultdict(lambda: defaultdict(float))
+        self._make_instruments(meter)
+
+    def begin(self) -> None:
+        """Counts steps from now on. Two who ask for that count each step once."""
+        with self._lock:
+            self._user_count += 1
+            if self._user_count == 1:
+                add_watcher(self._note)
+
+    def end(self) -> None:
+        with self._lock:
+            self._user_count -= 1
+            if self._user_count == 0:
+                remove_watcher(self._note)
+                self._left_at.clear()
+
+    def name_of(self, step: WatchedStep) -> str:
+        """The class of the loader's dataset, with a number from 2 on where another loader of that
+        class is alive."""
+        loader = step.loader()
+        if loader is None:
+            return ""
+        with self._lock:
+            return self._name_of(loader)
+
+    def _name_of(self, loader: Any) -> str:
+        known = self._names.get(id(loader))
+        if known is not None and known[0]() is loader:
+            return known[1]
+        kind = type(loader.dataset).__name__
+        taken = self._live_names()
+        numbered = (f"{kind} {number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([kind], numbered) if name not in taken)
+        self._names[id(loader)] = weakref.ref(loader), name
+        return name
+
+    def _live_names(self) -> set[str]:
+        self._names = {key: one for key, one in self._names.items() if one[0]() is not None}
+        return {name for _, name in self._names.values()}
+
+    def _note(self, step: WatchedStep) -> None:
+        name = self.name_of(step)
+        thread_id = threading.get_ident()
+        parts: defaultdict[str, float] = defaultdict(float)
+        for part, begin, end in stretches(step):
+            parts[part] += end - begin
+        with self._lock:
+            since = self._left_at.get(thread_id)
+            if since is not None and step.entered_at > since:
+                parts["compute_s"] += step.entered_at - since
+            self._left_at[thread_id] = step.left_at
+            self._batches[name] += step.has_batch
+            self._bytes[name] += sum(batch.bytes for batch in step.batches)
+            self._ready[name] = step.ready
+            for part in PARTS:
+                self._parts[name][part.removesuffix("_s")] += parts[part]
+
+    def _taken(self, counts: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The counts to tell; those of loaders that are gone are forgotten."""
+        with self._lock:
+            found, live = list(counts.items()), self._live_names()
+            for name, _ in found:
+                if name and name not in live:  # iterators whose loader was dropped have no name
+                    del counts[name]
+        return found
+
+    def _make_instruments(self, meter: Any) -> None:
+        from opentelemetry.metrics import CallbackOptions, Observation
+
+        def by_loader(
+            counts: dict[str, int],
+        ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+            def observe(options: CallbackOptions) -> Iterable[Observation]:
+                return [
+                    Observation(count, {"penstock.loader": name})
+                    for name, count in self._taken(counts)
+                ]
+
+            return observe
+
+        def seconds(options: CallbackOptions) -> Iterable[Observation]:
+            return [
+                Observation(time_s, {"penstock.loader": name, "penstock.part": part})
+                for name, parts in self._taken(self._parts)
+                for part, time_s in parts.items()
+            ]
+
+        meter.create_observable_counter(
+            "penstock.batches",
+            [by_loader(self._batches)],
+            "{batch}",
+            "Batches that were given",
+        )
+        meter.create_observable_counter(
+            "penstock.batch.io",
+            [by_loader(self._bytes)],
+            "By",
+            "Bytes of batches",
+        )
+        meter.create_observable_counter(
+            "penstock.step.time", [seconds], "s", "Where the time of the steps went, by part"
+        )
+        meter.create_observable_gauge(
+            "penstock.batches.ready", [by_loader(self._ready)], "{batch}", "Batches here, not taken"
+        )
+
+
+# One for a meter: it keeps the callbacks that an instrument was first made with, for good.
+_series_of_meters: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
+
+
+def _series_of(meter: Any) -> _Series:
+    series = _series_of_meters.get(meter)
+    if series is None:
+        series = _series_of_meters[meter] = _Series(meter)
+    return series
