@@ -36,6 +36,7 @@ class InProcessPool:
         self.spoil = False  # change all boundary tensors a little, as a broken worker would
         self.spoiled: str | None = None  # do so where a prefix ends in this operator
         self.delivered_count = 0
+        self.epoch = 0
         self.withhold = False  # a worker that sends no boundary tensors
 
     @property
@@ -78,7 +79,9 @@ class InProcessPool:
         fresh = clone(batch)
         leaves = flatten_batch(fresh)
         sequence = self.delivered_count
-        handle = BatchHandle(leaf_count=len(leaves), sequence=sequence, place=(0, sequence))
+        handle = BatchHandle(
+            leaf_count=len(leaves), epoch=self.epoch, sequence=sequence, place=(0, sequence)
+        )
         self.delivered_count += 1
         if not self.withhold:
             for keys, executor, seed in self.prefixes:

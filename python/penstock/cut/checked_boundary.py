@@ -45,7 +45,7 @@ class CheckedBoundary:
         """The boundary tensors of this call, or None when the whole graph has to run."""
         if cut.constants is None:
             return None
-        changed = cut.constants.changed(call.inputs)
+        changed = cut.constants.changed(call.inputs, call.handle.epoch)
         if changed:
             self._planner.note_changed(cut, changed)
             return None

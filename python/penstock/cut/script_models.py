@@ -167,7 +167,7 @@ class OffloadedScript(StandIn):
     ) -> list[torch.Tensor] | None:
         if cut.constants is None or AutocastState.now() != AutocastState(None, None):
             return None
-        if cut.constants.changed(cut.program.constants):
+        if cut.constants.changed(cut.program.constants, handle.epoch):
             self._forget(cut)
             self._constant_changes += 1
             if self._constant_changes > 1:

@@ -12,6 +12,8 @@ from penstock.seams.storages import write_count
 
 SMALL_BYTES_MAX = 16_384
 SMALL_COUNT_MAX = 16
+# So many bytes of the others are compared in each call, one after the other.
+TURN_BYTES = 65_536
 
 
 class ConstantWatch:
@@ -20,40 +22,80 @@ class ConstantWatch:
     A version that moved is not yet a change: DistributedDataParallel broadcasts buffers, which
     bumps their versions and writes the same bits. Nor is one that stayed a proof: writes through
     ``.data``, NumPy or DLPack leave it. So small constants, such as means and bounds, are compared
-    each time (2 us for each); of large ones only the comparison of whole batches can tell.
+    each time (2 us for each); large ones a piece at a time (10 us a call), and all of them when an
+    epoch begins.
     """
 
     def __init__(self, constants: Mapping[int, torch.Tensor]) -> None:
         self._copies = {index: tensor.detach().clone() for index, tensor in constants.items()}
-        # Holding the memory keeps its address from being given to another tensor.
-        self._held = [tensor.untyped_storage() for tensor in constants.values()]
-        self._marks = [
-            (index, tensor.data_ptr(), write_count(tensor)) for index, tensor in constants.items()
-        ]
-        self._small = [
-            (index, _bytes(tensor), _bytes(self._copies[index]))
-            for index, tensor in constants.items()
-            if tensor.nbytes <= SMALL_BYTES_MAX and tensor.is_contiguous()
-        ][:SMALL_COUNT_MAX]
+        self._marks: dict[int, _Mark] = {}
+        self._small: list[int] = []
+        self._large: list[int] = []
+        for index, tensor in constants.items():
+            self._marks[index] = _Mark(tensor, self._copies[index])
+            is_small = tensor.nbytes <= SMALL_BYTES_MAX and len(self._small) < SMALL_COUNT_MAX
+            if tensor.is_contiguous():
+                (self._small if is_small else self._large).append(index)
+        self._epoch: int | None = None
+        self._turn, self._offset = 0, 0  # of the large ones
 
-    def changed(self, inputs: Sequence[Any]) -> list[int]:
-        """The positions whose tensors now hold something else."""
+    def changed(self, inputs: Sequence[Any], epoch: int = 0) -> list[int]:
+        """The positions whose tensors now hold something else. `epoch` is that of the batch which
+        is to be computed with them."""
         changed: list[int] = []
-        for place, (index, address, version) in enumerate(self._marks):
-            tensor = inputs[index]
-            if tensor.data_ptr() == address and write_count(tensor) == version:
+        is_new = epoch != self._epoch
+        self._epoch = epoch
+        for index, mark in self._marks.items():
+            tensor, copy = inputs[index], self._copies[index]
+            is_same = mark.is_of(tensor)
+            if is_same and not is_new:
                 continue
-            if is_same_bits(tensor, self._copies[index]):
-                self._held[place] = tensor.untyped_storage()
-                self._marks[place] = (index, tensor.data_ptr(), write_count(tensor))
-            else:
+            if not is_same_bits(tensor, copy):
                 changed.append(index)
-        changed += [
-            index
-            for index, now, then in self._small
-            if index not in changed and not torch.equal(now, then)
-        ]
-        return changed
+            elif not is_same:
+                self._marks[index] = _Mark(tensor, copy)
+        if is_new:
+            return changed
+        for index in self._small:
+            mark = self._marks[index]
+            if index not in changed and not torch.equal(mark.now, mark.then):
+                changed.append(index)
+        other = self._next_piece()
+        return changed if other is None or other in changed else [*changed, other]
+
+    def _next_piece(self) -> int | None:
+        """Compares the next bytes of the large constants; the position of one that is other."""
+        left = min(TURN_BYTES, sum(self._marks[index].now.numel() for index in self._large))
+        while left > 0:
+            index = self._large[self._turn]
+            mark = self._marks[index]
+            now = mark.now[self._offset : self._offset + left]
+            then = mark.then[self._offset : self._offset + left]
+            self._offset += now.numel()
+            left -= now.numel()
+            if self._offset >= mark.now.numel():
+                self._turn, self._offset = (self._turn + 1) % len(self._large), 0
+            if not torch.equal(now, then):
+                return index
+        return None
+
+
+class _Mark:
+    """Where a tensor lies and how often it was written to, and its bytes beside those of a copy."""
+
+    def __init__(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        # Holding the memory keeps its address from being given to another tensor.
+        self._held = tensor.untyped_storage()
+        self._address = tensor.data_ptr()
+        self._version = write_count(tensor)
+        is_flat = tensor.is_contiguous()
+        self.now, self.then = (_bytes(tensor), _bytes(copy)) if is_flat else (_NONE, _NONE)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self._address and write_count(tensor) == self._version
+
+
+_NONE = torch.empty(0, dtype=torch.uint8)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
