@@ -7,10 +7,9 @@ text of a prefix names them by it (`leaf 3`). So there is one function, used by 
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -57,34 +56,46 @@ def replace_leaves(batch: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
     `flatten_batch` finds leaves.
 
     Mappings, lists and dataclass instances are changed, tuples and namedtuples made anew. An object
-    that cannot be changed keeps its leaves.
+    whose class has its own way of being written to keeps its leaves: it may refuse, and it may do
+    more than store the value.
     """
     if isinstance(batch, torch.Tensor):
         return replacements.get(id(batch), batch)
-    if isinstance(batch, MutableMapping):
-        for key, value in list(batch.items()):
-            _put(batch.__setitem__, key, value, replacements)
-    elif isinstance(batch, list):
-        for index, value in enumerate(batch):
-            _put(batch.__setitem__, index, value, replacements)
-    elif type(batch) is tuple:
+    if type(batch) is tuple:
         return tuple(replace_leaves(value, replacements) for value in batch)
-    elif isinstance(batch, tuple) and hasattr(batch, "_make"):
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
         return batch._make(replace_leaves(value, replacements) for value in batch)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            put = functools.partial(setattr, batch)
-            _put(put, field.name, getattr(batch, field.name), replacements)
+    for place, value in _places(batch):
+        new = replace_leaves(value, replacements)
+        if new is not value and _stores_as_usual(batch, place):
+            if isinstance(batch, (MutableMapping, list)):
+                batch[place] = new
+            else:
+                setattr(batch, place, new)
     return batch
 
 
-def _put(
-    put: Callable[[Any, Any], None],
-    place: Any,
-    value: Any,
-    replacements: Mapping[int, torch.Tensor],
-) -> None:
-    new = replace_leaves(value, replacements)
-    if new is not value:
-        with contextlib.suppress(AttributeError, TypeError, KeyError, ValueError):
-            put(place, new)
+def _places(batch: Any) -> list[tuple[Any, Any]]:
+    """The items of a batch, or its fields, by their places."""
+    if isinstance(batch, Mapping):
+        return list(batch.items())
+    if isinstance(batch, (list, tuple)):
+        return list(enumerate(batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [(field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)]
+    return []
+
+
+def _stores_as_usual(batch: Any, place: Any) -> bool:
+    """Whether a write to this place stores the value, and does no more."""
+    kind: Any = type(batch)
+    if isinstance(batch, (Mapping, list)):
+        return getattr(kind, "__setitem__", None) in _USUAL
+    return kind.__setattr__ is object.__setattr__ and not hasattr(
+        getattr(kind, place, None), "__get__"
+    )
+
+
+_USUAL = tuple(
+    one.__setitem__ for one in (dict, list, collections.OrderedDict, collections.UserDict)
+)
