@@ -58,12 +58,10 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def one_thread_and_fresh_dynamo() -> Iterator[None]:
-    """For tests of the cut: Dynamo forgets the graphs that it compiled in the tests before."""
-    import torch
+def on_one_thread() -> Iterator[None]:
+    """For tests of the cut: kernels sum in the same order as those of a worker."""
     from limits import one_thread
 
-    torch._dynamo.reset()
     with one_thread():
         yield
 

@@ -53,7 +53,6 @@ def check(program: Program) -> Outcome:
 
 
 def _compare(program: Program, batches: Sequence[Any], expected: Trace) -> Outcome:
-    torch._dynamo.reset()
     pool = InProcessPool(batches)
     with heard() as warned:
         model = offload(program.make_model(), pool, cut="maximal")

@@ -34,7 +34,7 @@ def records_of(lines: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def workloads(monkeypatch: pytest.MonkeyPatch, one_thread_and_fresh_dynamo: None) -> ModuleType:
+def workloads(monkeypatch: pytest.MonkeyPatch, on_one_thread: None) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCH))
     return pytest.importorskip("cut_workloads")
 

@@ -23,7 +23,7 @@ from torch import nn
 from penstock import DataLoader
 from penstock.cut.offloading import detach, offload
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 LOSS = CASES[5].loss
 COMPILING_S_MAX = 240.0

@@ -183,7 +183,6 @@ def test_training_with_the_cut_is_that_without_penstock(
     """
     losses = []
     for is_ours in (False, True):
-        torch._dynamo.reset()
         torch.manual_seed(3)
         model: Any = Normalized().to(device)
         if backend is not None:

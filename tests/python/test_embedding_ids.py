@@ -21,7 +21,7 @@ WIDE = next(case for case in CASES if case.name == "wide_and_deep")
 
 
 @pytest.fixture(autouse=True)
-def _fresh(one_thread_and_fresh_dynamo: None) -> None:
+def _fresh(on_one_thread: None) -> None:
     pass
 
 

@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +35,6 @@ from penstock.cut.offloading import offload
 from penstock.explanation.explanation import default_arguments, explain
 from penstock.graph.plan import Plan, PlannedCall, PlannedEdge
 from penstock.graph.plan_table import COLUMNS, shorten
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
 
 
 def names(calls: tuple[PlannedCall, ...]) -> list[str]:

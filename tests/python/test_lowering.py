@@ -24,7 +24,6 @@ MAXIMAL = CutOptions("maximal", allow_random=False, worker_count=1)
 
 
 def capture(fn: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Captured, list[GraphInput]]:
-    torch._dynamo.reset()
     captured = capture_whole(fn, inputs, {})
     place = {id(tensor): index for index, tensor in enumerate(inputs)}
     return captured, [

@@ -25,7 +25,7 @@ from torch import nn
 
 from penstock.cut.offloading import detach, offload
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 @pytest.mark.sampled(4)

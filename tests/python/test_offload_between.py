@@ -23,7 +23,7 @@ import penstock
 from penstock.cut.offloading import detach, offload
 from penstock.tracking.lazy_tensor import LazyTensor
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 STEPS = 7
 MEAN = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,15 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from penstock.cut.offloading import detach, offload
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread", "room_for_captures")]
+
+
+@pytest.fixture
+def room_for_captures() -> Iterator[None]:
+    """Dynamo counts the captures of one forward for all who compile it, here for all tests."""
+    with torch._dynamo.config.patch(recompile_limit=256):
+        yield
+
 
 CASE_OF = {case.name: case for case in CASES}
 
@@ -47,9 +55,7 @@ def in_place(make_model: Callable[[], nn.Module], **options: Any) -> nn.Module:
 def lives(
     case: Case, compiled: Callable[..., nn.Module], **options: Any
 ) -> tuple[list[bytes], list[bytes], InProcessPool]:
-    torch._dynamo.reset()
     expected = train(compiled(case.make_model, **options), batches_of(case), case.loss)
-    torch._dynamo.reset()
     pool = InProcessPool(batches_of(case))
     model = offload(compiled(case.make_model, **options), pool, cut="maximal", verify_every=2)
     return train(model, pool, case.loss), expected, pool
@@ -98,7 +104,6 @@ def test_batches_of_other_sizes_are_right_and_cut(dynamic: bool | None) -> None:
     expected = trained_on(
         wrapped(Rows, backend="aot_eager", dynamic=dynamic), InProcessPool([]), sizes
     )
-    torch._dynamo.reset()
     pool = InProcessPool([])
     model = offload(wrapped(Rows, backend="aot_eager", dynamic=dynamic), pool, cut="maximal")
     assert trained_on(model, pool, sizes) == expected
@@ -186,7 +191,6 @@ def test_a_compiled_training_step_is_cut() -> None:
     net = nn.Linear(20, 2)
     twin, pool = copy.deepcopy(net), InProcessPool([])
     expected = run(net, step_of(net), InProcessPool([]))
-    torch._dynamo.reset()
     compiled = step_of(twin)
     step = offload(compiled, pool, cut="maximal")
     assert run(twin, step, pool) == expected

@@ -14,7 +14,7 @@ from offload_training import batches_of, bits, fresh, train
 from penstock.cut.offloading import offload
 from penstock.explanation.explanation import explain
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
 CASE = CASES[0]
 

@@ -19,7 +19,7 @@ from torch import nn
 from penstock.cut.offloading import detach, offload
 from penstock.cut.unused_cuts import UNUSED_CALLS_MAX
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 
 class Buffered(nn.Module):

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import penstock
 from penstock import detach, offload
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 class Scaled(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from penstock.cut.live_cut import spoken_batches
 from penstock.cut.offloading import offload
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 
 class TwoBranches(nn.Module):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from penstock import DataLoader, explain
 from penstock.cut.offloading import offload
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 LOSS = CASES[5].loss
 ROWS = 60
@@ -59,7 +59,6 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 def traces(epochs: int = 3, *, cut: str = "auto", **arguments: Any) -> list[list[bytes]]:
     """What `epochs` of training leave behind, with draws that may move."""
-    torch._dynamo.reset()
     torch.manual_seed(11)
     loader: DataLoader[Any] = DataLoader(Rows(), batch_size=4, shuffle=True, **arguments)
     model = fresh(Noisy)
@@ -104,7 +103,6 @@ def test_the_same_draws_after_a_resume() -> None:
     model = fresh(Noisy)
 
     def losses(loader: Any, state: Any, stop: int | None) -> list[bytes]:
-        torch._dynamo.reset()
         torch.manual_seed(11)
         offloaded = offload(model, loader, allow_random=True)
         made = []
@@ -128,7 +126,6 @@ def test_the_same_draws_after_a_resume() -> None:
 
 def test_a_batch_that_no_worker_has_drawn_for_gets_the_same_numbers_in_the_trainer() -> None:
     def results(*withheld: int) -> list[bytes]:
-        torch._dynamo.reset()
         pool = InProcessPool([])
         torch.manual_seed(3)
         model = offload(fresh(Noisy).eval(), pool, allow_random=True)
@@ -156,7 +153,6 @@ def test_the_trainers_generator_is_left_alone() -> None:
 
 def test_another_seed_gives_other_draws() -> None:
     def result(seed: int) -> bytes:
-        torch._dynamo.reset()
         pool = InProcessPool([])
         model = fresh(Noisy).eval()
         torch.manual_seed(seed)

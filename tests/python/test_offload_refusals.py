@@ -30,7 +30,7 @@ from torch import nn
 from penstock.cut.offloading import offload
 from penstock.tracking.loader_use import IDLE_BATCHES_MAX
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 class Checkpointed(nn.Module):
@@ -186,8 +186,13 @@ def test_what_moves_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.slow
 def test_the_plan_is_that_of_the_usual_batch_and_not_of_the_last_one() -> None:
     """With 1,797 samples in batches of 64 it said that 0 of 8 calls run in the workers."""
+
+    class Own(TwoGraphs):  # which no other test has had captured for any number of rows
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x * 2.0)
+
     pool = InProcessPool([])
-    model = offload(fresh(TwoGraphs), pool, cut="maximal")
+    model = offload(fresh(Own), pool, cut="maximal")
     for rows in (64, 64, 64, 5):
         model(pool.deliver(torch.randn(rows, 20)))
     assert pool.plan is not None and pool.plan.raw_bytes == 64 * 20 * 4
@@ -213,7 +218,10 @@ def test_a_forward_that_keeps_changing_ends_up_in_python_and_the_plan_says_so() 
         batch = pool.deliver(torch.randn(10, 20))
         assert bits(model(batch)) == bits(reference(batch.clone()))
     assert model.name == reference.name == "30"
-    assert pool.plan is not None and "captured nothing" in str(pool.plan.refused)
+    assert pool.plan is not None
+    limit = torch._dynamo.config.recompile_limit
+    assert f"{limit} times" in str(pool.plan.refused)
+    assert "keeps changing" in str(pool.plan.refused)
 
 
 def test_a_refusal_names_the_model_and_where_it_was_offloaded(

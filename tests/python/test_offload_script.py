@@ -21,7 +21,7 @@ from penstock.explanation.explanation import explain
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("one_thread_and_fresh_dynamo", "forgets_programs"),
+    pytest.mark.usefixtures("on_one_thread", "forgets_programs"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]

@@ -49,10 +49,9 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_fresh_dynamo() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch._dynamo.reset()
     yield
     torch.set_num_threads(threads)
 
@@ -96,7 +95,6 @@ def test_compiled_and_traced_models_are_cut_through_worker_processes(make: Any) 
     model = make(case)
     reference = torch.utils.data.DataLoader(Batches(case), **arguments)
     expected = [train(model, reference, case.loss) for _ in range(2)]
-    torch._dynamo.reset()
     loader: DataLoader[Any] = DataLoader(Batches(case), **arguments)
     model = offload(make(case), loader, cut="maximal", verify_every=3)
     assert [train(model, loader, case.loss) for _ in range(2)] == expected

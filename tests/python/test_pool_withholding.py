@@ -29,7 +29,6 @@ Step = Callable[[Any, dict[str, Any]], torch.Tensor]
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolProcesses]:
-    torch._dynamo.reset()
     yield from pool_of(tmp_path, monkeypatch)
 
 

@@ -11,7 +11,7 @@ import pytest
 from random_models import Program
 from random_training import check
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
 MOVES: dict[str, Program] = {
     "a parameter that was detached got a gradient": Program(

@@ -22,7 +22,7 @@ from operator_table import FAMILIES, REFUSED, Operator
 from random_models import LINES_MAX, PLACES, Program, Sketch, make_program
 from random_training import EagerRefused, Outcome, check, smallest_that_differs
 
-pytestmark = pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 EXAMPLES = int(os.environ.get("PENSTOCK_RANDOM_MODELS", "40"))
 # How many of the programs move something, at the least.

@@ -23,10 +23,9 @@ Loads = tuple[float, float]  # of the trainer and of a worker
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_fresh_dynamo() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch._dynamo.reset()
     yield
     torch.set_num_threads(threads)
 

@@ -388,7 +388,7 @@ def test_a_broken_off_epoch_of_persistent_workers_is_left() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread_and_fresh_dynamo")
+@pytest.mark.usefixtures("on_one_thread")
 def test_a_model_that_is_offloaded_since_has_its_cut() -> None:
     """The batches that were asked for before the model was known come without its tensors."""
     rows = torch.randint(0, 256, (48, 3, 8), dtype=torch.uint8)

@@ -17,7 +17,7 @@ from torch import nn
 import penstock
 from penstock.cut.offloading import offload
 
-pytestmark = [pytest.mark.usefixtures("one_thread_and_fresh_dynamo"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("on_one_thread"), pytest.mark.slow]
 
 calls = 0
 

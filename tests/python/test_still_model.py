@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from torch import nn
 
 from penstock import detach, offload
 from penstock.cut.still_model import LOOKED_AT_EVERY, STILL_CALLS_MIN, StillModel
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
 
 
 class Counted(nn.Module):

@@ -22,7 +22,7 @@ from zoo_features import Standardizes
 
 from penstock.cut.offloading import offload
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
 FIRST_WRITE = 4  # by then the first batch that a worker made has been compared
 

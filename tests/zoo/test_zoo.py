@@ -16,7 +16,7 @@ from zoo_features import FEATURES
 from zoo_models import ZOO
 from zoo_runs import differences, is_spoiled_by_its_worker, with_cut, without_cut
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread_and_fresh_dynamo")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_one_thread")]
 
 # Dynamo takes seconds for each of these, so they live with one cut only.
 LONG = {"hf_bert", "hf_llama", "hf_vit", "timm_resnet", "timm_vit", "compiled"}

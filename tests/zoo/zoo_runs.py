@@ -62,7 +62,6 @@ def differences(life: Life, expected: Life) -> list[str]:
 @functools.cache
 def without_cut(case: Case) -> Life:
     """The life of a model that nobody offloads; it is lived once and remembered."""
-    torch._dynamo.reset()
     model, batches = fresh(case.make_model), InProcessPool(batches_of(case))
     life = Life(train(model, batches, case.loss))
     live_on(case, model, batches, life)
@@ -77,7 +76,6 @@ class CutLife(NamedTuple):
 
 def with_cut(case: Case, cut: Any, *, is_whole: bool = True) -> CutLife:
     """The same life with `cut`; if not `is_whole`, no more of it than training."""
-    torch._dynamo.reset()
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut=cut)
     life = Life(train(model, pool, case.loss))
@@ -91,7 +89,6 @@ def with_cut(case: Case, cut: Any, *, is_whole: bool = True) -> CutLife:
 def is_spoiled_by_its_worker(case: Case) -> bool:
     """Whether anything comes of it when the worker goes wrong after its first batch was compared:
     another training, an error, or the worker found out."""
-    torch._dynamo.reset()
     pool = InProcessPool(batches_of(case))
     model = offload(fresh(case.make_model), pool, cut="maximal")
 

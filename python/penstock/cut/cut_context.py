@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,12 +48,13 @@ class CutHost(PlanHost, PrefixHost, Protocol):
 class CutContext:
     """Confined to the training thread."""
 
-    target: Any  # the model, or the function that stands for a training step
+    target: Any  # the model, or the function that stands for a training step; held weakly
     host: weakref.ref[CutHost]
     provenance: ProvenanceTable
     options: CutOptions
     verify_every: int
     name: str = ""  # of the model, for people
+    user: int = field(init=False)  # the number of the offloaded model at its loader
     is_open: bool = True  # False once cutting was given up
     repricer: Repricer | None = None  # with cut="auto", while nothing random may move
     mistrusts: int = 0  # how often a worker was found to be wrong
@@ -68,13 +69,15 @@ class CutContext:
 
     def __post_init__(self) -> None:
         self.name = self.name or spoken_model(self.target)
-        self.lazy = LazyBatches(self.provenance)
-        self.plan = ShownPlan(self.name, id(self), self.host, self.provenance.use)
-        self.prefixes = InstalledPrefixes(id(self), self.host, self.provenance.use)
+        self.target = weakly(self.target)
+        self.user = self.provenance.use.new_user()
+        self.lazy = LazyBatches(self.provenance, self.user)
+        self.plan = ShownPlan(self.name, self.user, self.host, self.provenance.use)
+        self.prefixes = InstalledPrefixes(self.user, self.host, self.provenance.use)
 
     def buffers(self) -> Iterator[torch.Tensor]:
         """Tensors that are the model's own, wherever in its forward they are met."""
-        for module in modules_of(self.target):
+        for module in modules_of(self.target()):
             yield from module.buffers()
 
     def options_of_graph(self) -> CutOptions:
@@ -94,7 +97,7 @@ class CutContext:
     def begin_call(self) -> None:
         """To be called before the model runs."""
         self.call = ModelCall()
-        self.provenance.use.note_call(id(self), self.name)
+        self.provenance.use.note_call(self.user, self.name)
 
     def end_call(self, has_run_graph: bool) -> None:
         """To be called after the model ran."""
@@ -105,7 +108,7 @@ class CutContext:
             if self.is_open:
                 self.prefixes.note_call(call.batch)
             if self.is_open and self.withholding is not None:
-                self.withholding.note_call(id(self), call.batch, call.cuts)
+                self.withholding.note_call(self.user, call.batch, call.cuts)
         if self.is_open:
             self.plan.note_call(call)
 
@@ -151,13 +154,37 @@ class CutContext:
         """Stops cutting and withdraws the workers' prefixes; the loader shows `plan` then."""
         self.is_open = False
         self.lazy.give_up()
-        if self.withholding is not None:
-            self.withholding.forget(id(self))
         self.prefixes.close()
-        self.plan.show(plan)
-        host = self.host()
-        if self.provenance.use.drop_meter(id(self)) and host is not None:
-            host._load_meter = None  # from the next epoch on nothing is measured
+        forget_user(self.user, self.host, self.provenance)
+        if plan is not None:
+            self.plan.show(plan)
+
+
+def forget_user(user: int, host: Callable[[], CutHost | None], provenance: ProvenanceTable) -> None:
+    """Frees what a loader has for an offloaded model that is detached, or gone."""
+    if provenance.deferral is not None:
+        provenance.deferral.wanted_by.discard(user)
+    if provenance.withholding is not None:
+        provenance.withholding.forget(user)
+    loader = host()
+    unused = provenance.use.drop_prefixes_of(user)
+    plan = provenance.use.set_plan(user, None)
+    needs_no_meter = provenance.use.drop_meter(user)
+    if loader is None:
+        return
+    if unused:
+        loader._remove_prefixes(unused)
+    loader._show_plan(plan)
+    if needs_no_meter:
+        loader._load_meter = None  # from the next epoch on nothing is measured
+
+
+def weakly(target: Any) -> Callable[[], Any]:
+    """A reference to a model or a function that does not keep it."""
+    try:
+        return weakref.WeakMethod(target) if inspect.ismethod(target) else weakref.ref(target)
+    except TypeError:  # an object that is called and has no weak references
+        return lambda: target
 
 
 def spoken_model(model: Any) -> str:

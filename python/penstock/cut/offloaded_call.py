@@ -1,26 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callables that stand in the place of an offloaded model's call.
 
-A model that is used with several loaders, such as one for training and one for validation, has an
+One runs the graphs that Dynamo captured of the model, cut where that pays. A model that is used with several loaders, such as one for training and one for validation, has an
 offloaded call of its own for each of them, with its own plans. A call of the model belongs to the
 loader that its tensors came from, and to the one that delivered last where that does not show.
 """
 
 from __future__ import annotations
 
+import functools
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from penstock.cut.cut_context import CutContext
+from penstock.cut.captured_graphs import (
+    CapturedGraph,
+    UserBackend,
+    begin_run,
+    capturing,
+    end_run,
+    note_skipped,
+    why_skipped,
+)
+from penstock.cut.compiled_models import UserCompile, recompiled
+from penstock.cut.cut_context import CutContext, forget_user
+from penstock.cut.cut_graph import CutGraph
+from penstock.cut.still_model import StillModel
+from penstock.graph.capture import first_sentence
 from penstock.graph.planning import CutOptions
+from penstock.seams.dynamo import CAPTURE_FAILURES, capture_count
+from penstock.seams.dynamo import config as dynamo_config
+from penstock.seams.modules import is_tracing
 from penstock.seams.trees import tree_leaves
+from penstock.tracking.running_models import enter_model, leave_model
+
+# After this many calls in a row without a captured graph, the plan says so.
+UNCAPTURED_CALLS_MAX = 16
+# Captures are counted for each offloaded model and not, as Dynamo does, for all instances together.
+_CAPTURES_OF_ALL_MAX = 1 << 30
 
 
 class StandIn:
     """The part that does not depend on how the model is captured."""
 
     context: CutContext
+
+    def _end_with_model_or_loader(self) -> None:
+        """Has the loader free what it has for the model when that is gone, and the other way
+        round."""
+        context, this = self.context, weakref.ref(self)
+        forget = functools.partial(forget_user, context.user, context.host, context.provenance)
+        self._departure = weakref.finalize(self, context.provenance.departures.append, forget)
+        self._departure.atexit = False
+
+        def close(_: Any) -> None:
+            call = this()
+            if call is not None:
+                call.close()
+
+        host = context.host()
+        # The reference is this object's own, and goes with it.
+        self._host_gone = None if host is None else weakref.ref(host, close)
 
     @property
     def options(self) -> CutOptions:
@@ -33,7 +77,204 @@ class StandIn:
 
     def close(self) -> None:
         """Ends cutting in silence; prefixes that workers run for this model are withdrawn."""
+        self._departure.detach()
         self.context.close()
+
+
+class OffloadedCall(StandIn):
+    """Stands where `model.compile` puts its callable, or for a function. Confined to the training
+    thread."""
+
+    def __init__(
+        self,
+        context: CutContext,
+        call_impl: Callable[..., Any],
+        model: Any,
+        user: UserCompile | None = None,
+        former: Any = None,
+    ) -> None:
+        """`call_impl` runs without penstock, and `former` stood in this place. `user` is how the
+        user compiled `model`."""
+        self.call_impl = call_impl
+        self.former = former
+        self.context = context
+        self._user = user
+        self._graphs: weakref.WeakKeyDictionary[CapturedGraph, Callable[..., Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._captures: Counter[int] = Counter()  # by Dynamo's number of the frame
+        self._captures_max = dynamo_config.recompile_limit
+        self._has_run_graph = False
+        self._has_captured = False  # in this call
+        self._uncaptured_calls = 0  # since the last call of which a graph ran
+        # Random numbers have to be drawn by the place of the batch in every call.
+        can_be_still = user is None and not context.options.allow_random
+        self._still = StillModel(model) if can_be_still else None
+        self._guards_hooks = False
+        self._compiled: Callable[..., Any]
+        if user is not None:
+            self._compiled = recompiled(model, user.with_backend(UserBackend(user)))
+        else:
+            self._compiled = _as_eager(capturing()(_traceable(call_impl)))
+        self._end_with_model_or_loader()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self.call_impl(*args, **kwargs)
+        if not self.context.is_open:
+            # The code of the user's compiler is used on.
+            run = self.call_impl if self._user is None else self._compiled
+            return run(*args, **kwargs)
+        if self._still is not None:
+            if self._still.may_skip():
+                return self.call_impl(*args, **kwargs)
+            self.context.call_weight = self._still.weight
+        self._has_run_graph = self._has_captured = False
+        self.context.begin_call()
+        enter_model()
+        begin_run(self)
+        try:
+            return self._compiled(*args, **kwargs)
+        except Exception as error:
+            if self._has_run_graph or self._user or not _is_capture_failure(error):
+                raise
+            # Dynamo traces before it runs: none of the forward has happened yet.
+            reason = f"the model cannot be captured ({first_sentence(error)})"
+        finally:
+            end_run()
+            leave_model()
+            if self._guards_hooks:
+                dynamo_config.skip_nnmodule_hook_guards = True
+                self._guards_hooks = False
+            self.context.end_call(self._has_run_graph)
+            self._note_run()
+        self.context.give_up(reason)
+        return self.call_impl(*args, **kwargs)
+
+    def close(self) -> None:
+        super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Frees the cuts. The graphs stay for other models of this kind."""
+        for graph in list(self._graphs):
+            graph.users.discard(self)
+        self._graphs.clear()
+
+    def note_capture(self, frame: int) -> None:
+        """See `GraphRunner`. An error raised here ends up in `__call__`."""
+        self._has_captured = True
+        self._captures[frame] += 1
+        if self._captures[frame] > self._captures_max and self.context.is_open:
+            self.context.give_up(
+                f"Dynamo has captured a part of its forward {self._captures_max} times "
+                f"(torch._dynamo.config.recompile_limit) and would go on, since something that the "
+                f"part depends on keeps changing; TORCH_LOGS=recompiles shows what"
+            )
+        if self._user is None and dynamo_config.skip_nnmodule_hook_guards:
+            # The guards of this graph are made after the backend returns. Without those on hooks, a
+            # hook added later would never fire.
+            dynamo_config.skip_nnmodule_hook_guards = False
+            self._guards_hooks = True
+
+    def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
+        """See `GraphRunner`."""
+        self._has_run_graph = True
+        if not self.context.is_open:
+            self._let_go()
+            return graph.run_whole(*inputs)
+        run = self._graphs.get(graph)
+        if run is None:
+            run = self._graphs[graph] = self._cut_of(graph)
+            graph.users.add(self)
+        return run(*inputs)
+
+    def _cut_of(self, graph: CapturedGraph) -> Callable[..., Any]:
+        if graph.refusal is not None:
+            self.context.plan.refuse(graph.refusal)
+            return graph.run_whole
+        return CutGraph(self.context, graph.module, graph.placeholders, graph.by(self._user))
+
+    def refuse_frame(self, examples: Sequence[Any], reason: str) -> None:
+        """See `GraphRunner`."""
+        lookup = self.context.provenance.lookup
+        if any(isinstance(one, torch.Tensor) and lookup(one) is not None for one in examples):
+            self.context.plan.refuse(reason)
+            note_skipped(self.context.target(), reason)
+
+    def _note_run(self) -> None:
+        if self._still is not None:
+            call = self.context.call
+            is_still = not (self._has_captured or call.has_planned or call.moves)
+            self._still.note_call(is_still)
+        self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
+        if self._uncaptured_calls == UNCAPTURED_CALLS_MAX and self.context.is_open:
+            self.context.plan.note_idle(self._why_uncaptured())
+
+    def _why_uncaptured(self) -> str:
+        """Why Dynamo captures nothing, as far as that shows."""
+        target = self.context.target()
+        skipped = why_skipped(target)
+        if skipped is not None:
+            return skipped
+        forward = getattr(target, "forward", target)
+        code = getattr(forward, "__code__", None)
+        count = 0 if code is None else capture_count(code)
+        if count >= self._captures_max and not self._captures:
+            return (
+                f"other calls of torch.compile in this process have captured its forward {count} "
+                f"times, and Dynamo captures it no more (torch._dynamo.config.recompile_limit)"
+            )
+        return (
+            f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
+            f"this forward, or is switched off; TORCH_LOGS=graph_breaks shows what it met; a "
+            f"model that was compiled after offload() is to be compiled first, and the result "
+            f"offloaded"
+        )
+
+
+def _as_eager(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
+    twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
+    Python runs the calls that it cannot take, whatever has run before them."""
+    patched: Callable[..., Any] = dynamo_config.patch(
+        enable_dynamo_decompositions=False,
+        trace_numpy=False,
+        suppress_errors=True,
+        record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
+        recompile_limit=_CAPTURES_OF_ALL_MAX,
+        accumulated_recompile_limit=_CAPTURES_OF_ALL_MAX,
+    )(compiled)
+    return patched
+
+
+def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo skips the frames of torch.nn's own modules unless they are called by a frame that it
+    takes."""
+    target = getattr(call_impl, "__self__", None)
+    if not isinstance(target, torch.nn.Module) or not type(target).__module__.startswith("torch."):
+        return call_impl
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call_impl(*args, **kwargs)
+
+    parts = tuple((name, type(part)) for name, part in target.named_modules())
+    return types.FunctionType(
+        _code_for(parts, called.__code__), called.__globals__, closure=called.__closure__
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _code_for(parts: tuple[tuple[str, type], ...], code: types.CodeType) -> types.CodeType:
+    """A frame for modules of these parts. What Dynamo finds out about a frame holds for its code
+    object, so one that it cannot capture is not to spoil it for all others."""
+    return code.replace(co_name=f"call_{parts[0][1].__name__}")
+
+
+def _is_capture_failure(error: Exception) -> bool:
+    return isinstance(error, CAPTURE_FAILURES) or (
+        isinstance(error, RuntimeError) and "dynamo" in str(error).lower()
+    )
 
 
 class SeveralLoaders(StandIn):
@@ -84,7 +325,14 @@ class SeveralLoaders(StandIn):
         return self._newest()
 
     def _newest(self) -> Any:
-        return max(self._calls, key=lambda call: call.context.provenance.delivered_at)
+        """The call of the loader that delivered last, of those that are alive."""
+        return max(
+            self._calls,
+            key=lambda call: (
+                call.context.host() is not None,
+                call.context.provenance.delivered_at,
+            ),
+        )
 
 
 def _no_call() -> None:

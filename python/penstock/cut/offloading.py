@@ -13,45 +13,24 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import fx
 
-from penstock.cut.compiled_models import (
-    CompiledGraph,
-    UserCompile,
-    compiled_target,
-    copy_of,
-    recompiled,
-    refuse_repeats,
-    user_compile_of,
-)
+from penstock.cut.compiled_models import compiled_target, user_compile_of
 from penstock.cut.cut_context import CutContext, modules_of
-from penstock.cut.cut_graph import CutGraph
-from penstock.cut.offloaded_call import SeveralLoaders, StandIn
+from penstock.cut.offloaded_call import OffloadedCall, SeveralLoaders
 from penstock.cut.repricing import Repricer
 from penstock.cut.script_models import OffloadedScript
-from penstock.cut.still_model import StillModel
 from penstock.cut.withholding import LeafWithholding
-from penstock.graph.capture import first_sentence, read_placeholders
 from penstock.graph.plan import Plan
 from penstock.graph.planning import CutMode, CutOptions
-from penstock.graph.refusals import refuse_by_construction
-from penstock.graph.sizes import Unlowerable, Unrunnable
 from penstock.loader.options import is_parallel
-from penstock.seams.dynamo import (
-    CAPTURE_FAILURES,
-    OptimizedModule,
-    SkipFrame,
-    has_lazy_modules,
-    wrap_inline,
-)
-from penstock.seams.dynamo import config as dynamo_config
-from penstock.seams.modules import COMPILED_CALL, compiled_call_of, is_tracing, module_call
+from penstock.seams.dynamo import OptimizedModule, has_lazy_modules
+from penstock.seams.modules import COMPILED_CALL, compiled_call_of, module_call
 from penstock.tracking.batch_origin import ProvenanceTable
-from penstock.tracking.running_models import enter_model, keep_advice_from_log, leave_model
+from penstock.tracking.running_models import keep_advice_from_log
 from penstock.tuning.load_meter import LoadMeter
 from penstock.tuning.trainer_clock import TrainerClock
 
@@ -59,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Callable[..., Any])
 
-# After this many calls in a row without a captured graph, the plan says so.
-UNCAPTURED_CALLS_MAX = 16
 _SCRIPTS = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
 _CALL = "_penstock_call"  # the attribute of a function that stands for another
 
@@ -241,7 +218,7 @@ def _repricer(model: Any, loader: Any, context: CutContext) -> Repricer:
     if loader._load_meter is None:
         loader._load_meter = LoadMeter()
     loader._load_meter.clock = TrainerClock(device)
-    context.provenance.use.take_meter(id(context))
+    context.provenance.use.take_meter(context.user)
     return Repricer(loader._load_meter, TrainerClock(device))
 
 
@@ -261,7 +238,7 @@ def _share_withholding(loader: Any, context: CutContext, *, can_withhold: bool) 
         own = LeafWithholding(loader_ref, changed)
         context.provenance.withholding = own
     context.withholding = own
-    own.take(id(context), context.verify_every if can_withhold else None)
+    own.take(context.user, context.verify_every if can_withhold else None)
 
 
 def detach(model: M) -> M:
@@ -317,173 +294,3 @@ def _refusal(model: Any, loader: Any) -> str | None:
             "another part of the whole"
         )
     return None
-
-
-class OffloadedCall(StandIn):
-    """Stands where `model.compile` puts its callable, or for a function. Confined to the training
-    thread."""
-
-    def __init__(
-        self,
-        context: CutContext,
-        call_impl: Callable[..., Any],
-        model: Any,
-        user: UserCompile | None = None,
-        former: Any = None,
-    ) -> None:
-        """`call_impl` runs without penstock, and `former` stood in this place. `user` is how the
-        user compiled `model`."""
-        self.call_impl = call_impl
-        self.former = former
-        self.context = context
-        self._user = user
-        self._has_run_graph = False
-        self._has_captured = False  # in this call
-        self._uncaptured_calls = 0  # since the last call of which a graph ran
-        # Random numbers have to be drawn by the place of the batch in every call.
-        can_be_still = user is None and not context.options.allow_random
-        self._still = StillModel(model) if can_be_still else None
-        self._guards_hooks = False
-        self._compiled: Callable[..., Any]
-        if user is not None:
-            self._compiled = recompiled(model, user.with_backend(self._backend()))
-            return
-        # Dynamo writes add_ with an alpha, addcmul_ and addcdiv_ as two operators each, which round
-        # twice where eager rounds once; and NumPy's functions as torch's, which draw other numbers.
-        # Python runs the calls that it cannot take, whatever has run before them.
-        self._compiled = dynamo_config.patch(
-            enable_dynamo_decompositions=False,
-            trace_numpy=False,
-            suppress_errors=True,
-            record_runtime_overhead=False,  # marks for a profiler, in each graph of each call
-        )(torch.compile(_traceable(call_impl), backend=self._compile_graph))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing():
-            return self.call_impl(*args, **kwargs)
-        if not self.context.is_open:
-            # The code of the user's compiler is used on.
-            run = self.call_impl if self._user is None else self._compiled
-            return run(*args, **kwargs)
-        if self._still is not None:
-            if self._still.may_skip():
-                return self.call_impl(*args, **kwargs)
-            self.context.call_weight = self._still.weight
-        self._has_run_graph = self._has_captured = False
-        self.context.begin_call()
-        enter_model()
-        try:
-            return self._compiled(*args, **kwargs)
-        except Exception as error:
-            if self._has_run_graph or self._user or not _is_capture_failure(error):
-                raise
-            # Dynamo traces before it runs: none of the forward has happened yet.
-            reason = f"the model cannot be captured ({first_sentence(error)})"
-        finally:
-            leave_model()
-            if self._guards_hooks:
-                dynamo_config.skip_nnmodule_hook_guards = True
-                self._guards_hooks = False
-            self.context.end_call(self._has_run_graph)
-            self._note_run()
-        self.context.give_up(reason)
-        return self.call_impl(*args, **kwargs)
-
-    def _note_run(self) -> None:
-        if self._still is not None:
-            call = self.context.call
-            is_still = not (self._has_captured or call.has_planned or call.moves)
-            self._still.note_call(is_still)
-        self._uncaptured_calls = 0 if self._has_run_graph else self._uncaptured_calls + 1
-        if self._uncaptured_calls == UNCAPTURED_CALLS_MAX:
-            limit = dynamo_config.recompile_limit
-            self.context.plan.note_idle(
-                f"Dynamo captured nothing of {UNCAPTURED_CALLS_MAX} calls in a row: it cannot take "
-                f"this forward, or gave up after {limit} captures because it keeps changing; "
-                f"TORCH_LOGS=graph_breaks,recompiles shows what it met; a model that was compiled "
-                f"after offload() is to be compiled first, and the result offloaded"
-            )
-
-    def _backend(self) -> Callable[..., Any]:
-        """The Dynamo backend as a function, which may be given attributes."""
-
-        def offloading(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Any:
-            return self._compile_graph(graph_module, examples)
-
-        return offloading
-
-    def _compile_graph(
-        self, graph_module: fx.GraphModule, examples: Sequence[Any]
-    ) -> Callable[..., Any]:
-        """The Dynamo backend. An error raised here ends up in `__call__`."""
-        self._has_captured = True
-        if self._user is None and dynamo_config.skip_nnmodule_hook_guards:
-            # The guards of this graph are made after the backend returns. Without those on hooks, a
-            # hook added later would never fire.
-            dynamo_config.skip_nnmodule_hook_guards = False
-            self._guards_hooks = True
-        if self._user is None:
-            run = self._callable_for(graph_module, examples)
-        else:
-            run = self._callable_by(self._user, graph_module, examples)
-
-        def run_noted(*inputs: Any) -> Any:
-            self._has_run_graph = True
-            return run(*inputs)
-
-        return run_noted
-
-    def _callable_for(
-        self, graph_module: fx.GraphModule, examples: Sequence[Any]
-    ) -> Callable[..., Any]:
-        try:
-            refuse_by_construction(graph_module)
-            placeholders = read_placeholders(graph_module)
-        except Unrunnable as refusal:
-            # The frame is run by Python, as it would be without us.
-            if self._knows_the_batch(examples):
-                self.context.plan.refuse(str(refusal))
-            raise SkipFrame(str(refusal)) from refusal
-        except Unlowerable as refusal:
-            self.context.plan.refuse(str(refusal))
-            return graph_module.forward
-        return CutGraph(self.context, graph_module, placeholders)
-
-    def _callable_by(
-        self, user: UserCompile, graph_module: fx.GraphModule, examples: Sequence[Any]
-    ) -> Callable[..., Any]:
-        """The callable of a graph of a model that the user compiled. A graph that cannot be cut is
-        left to the user's own backend."""
-        try:
-            refuse_by_construction(graph_module)
-            refuse_repeats(graph_module)
-            placeholders = read_placeholders(graph_module)
-            graph = copy_of(graph_module)
-        except Unlowerable as refusal:
-            self.context.plan.refuse(str(refusal))
-            return user.backend(graph_module, examples)
-        is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
-        run_whole = user.backend(graph_module, examples)
-        return CutGraph(
-            self.context, graph, placeholders, CompiledGraph(user, run_whole, is_dynamic)
-        )
-
-    def _knows_the_batch(self, examples: Sequence[Any]) -> bool:
-        return any(
-            isinstance(value, torch.Tensor) and self.context.provenance.lookup(value) is not None
-            for value in examples
-        )
-
-
-def _traceable(call_impl: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo skips the frames of torch.nn's own modules unless they are called by a frame that it
-    takes."""
-    target = getattr(call_impl, "__self__", None)
-    is_torchs = isinstance(target, torch.nn.Module) and type(target).__module__.startswith("torch.")
-    return wrap_inline(call_impl) if is_torchs else call_impl
-
-
-def _is_capture_failure(error: Exception) -> bool:
-    return isinstance(error, CAPTURE_FAILURES) or (
-        isinstance(error, RuntimeError) and "dynamo" in str(error).lower()
-    )

@@ -54,6 +54,7 @@ class OffloadedScript(StandIn):
         self._cuts: list[ScriptCut] = []
         self._refusals = 0
         self._constant_changes = 0
+        self._end_with_model_or_loader()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing() or not self.context.is_open:

@@ -84,9 +84,7 @@ def plan_followed(
 ) -> Plan:
     """The plan of a call whose arguments `provenance` knows, or that wait
     (`penstock.tracking.lazy_tensor`). The model's writes to them are done."""
-    from penstock.cut.offloading import (
-        OffloadedCall,  # which explains itself by way of us, in programs
-    )
+    from penstock.cut.offloaded_call import OffloadedCall
 
     try:
         twin = copy.deepcopy(model)
@@ -98,7 +96,7 @@ def plan_followed(
     listener = _Listener(options.link)
     host: weakref.ref[CutHost] = weakref.ref(listener)
     context = CutContext(twin, host, provenance, options, 1)
-    context.plan = _QuietPlan(context.name, id(context), host, provenance.use)
+    context.plan = _QuietPlan(context.name, context.user, host, provenance.use)
     run = OffloadedCall(context, call.call_of(twin), twin)
     with AllGeneratorsKept():
         try:

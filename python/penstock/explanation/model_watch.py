@@ -38,7 +38,7 @@ from penstock.tracking.lazy_tensor import LazyTensor, is_written, plain
 from penstock.tracking.leaves import flatten_batch
 
 if TYPE_CHECKING:
-    from penstock.cut.offloading import OffloadedCall
+    from penstock.cut.offloaded_call import OffloadedCall
     from penstock.cut.script_models import OffloadedScript
     from penstock.graph.planning import CutMode
 
@@ -174,7 +174,7 @@ class ModelWatch:
         """Has batches given out lazily from the next on."""
         if self._followed.deferral is None:
             self._followed.deferral = Deferral(self._followed)
-            self._followed.deferral.wanted_by.add(id(self))
+            self._followed.deferral.wanted_by.add(0)  # a number that no model has
 
     def _enter_call(
         self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -119,7 +119,10 @@ def capture_whole(
             ) from error
     if not captured:
         raise Unlowerable("there is nothing to move: no tensor operator was captured")
-    return captured[-1]
+    # Dynamo keeps the backend, and so the list, for as long as the process lives.
+    last = captured[-1]
+    captured.clear()
+    return last
 
 
 def first_sentence(error: BaseException) -> str:

@@ -71,6 +71,7 @@ def lower(
     refuse_by_construction(graph_module)
     shape_env = ShapeEnv(specialize_zero_one=True) if symbolic else None
     mode = FakeTensorMode(shape_env=shape_env)
+    mode.cache_enabled = False  # torch's cache of results keeps the symbols of each plan
     mode.allow_scalar_outputs = symbolic  # a number read from a tensor is one that nobody knows
     arguments, conditions = fake_inputs(mode, inputs, examples, symbolic)
     recorder = Recorder(shape_env)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from types import CodeType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -19,6 +20,8 @@ from penstock.seams.require import require
 require(
     "dynamo",
     (
+        "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
+        "torch._dynamo.config.accumulated_recompile_limit",
         "torch._dynamo.config.enable_dynamo_decompositions",
         "torch._dynamo.config.patch",
         "torch._dynamo.config.recompile_limit",
@@ -26,6 +29,7 @@ require(
         "torch._dynamo.config.skip_nnmodule_hook_guards",
         "torch._dynamo.config.suppress_errors",
         "torch._dynamo.config.trace_numpy",
+        "torch._dynamo.convert_frame.register_bytecode_hook",
         "torch._dynamo.disable",
         "torch._dynamo.eval_frame.OptimizeContext",
         "torch._dynamo.eval_frame.OptimizedModule",
@@ -34,10 +38,12 @@ require(
         "torch._dynamo.exc.SkipFrame",
         "torch._dynamo.exc.TorchDynamoException",
         "torch._dynamo.external_utils.wrap_inline",
+        "torch._dynamo.guards.DeletedGuardManagerWrapper",
         "torch._dynamo.optimize",
         "torch._dynamo.source.TensorPropertySource",
         "torch._dynamo.source.is_from_local_source",
         "torch._dynamo.trace_rules.check",
+        "torch._guards.CompileContext.current_compile_id",
         "torch._guards.Source",
         "torch._inductor.aot_compile",
     ),
@@ -46,34 +52,44 @@ require(
 )
 
 import torch._inductor
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import config as config
 from torch._dynamo import exc
+from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.eval_frame import OptimizeContext as OptimizeContext
 from torch._dynamo.eval_frame import OptimizedModule as OptimizedModule
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import SkipFrame as SkipFrame
 from torch._dynamo.external_utils import wrap_inline as wrap_inline
+from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.source import TensorPropertySource as TensorPropertySource
 from torch._dynamo.source import is_from_local_source as is_from_local_source
+from torch._guards import CompileContext
 from torch._guards import Source as Source
 
 __all__ = [
     "ADVICE",
     "CAPTURE_FAILURES",
+    "Capture",
     "OptimizeContext",
     "OptimizedModule",
     "SkipFrame",
     "Source",
     "TensorPropertySource",
+    "capture_count",
     "compile_ahead",
     "compiled_by",
     "config",
     "context_of",
+    "current_capture",
+    "drop_capture",
+    "ends_by_returning",
     "function_under",
     "has_lazy_modules",
     "is_from_local_source",
     "is_skipped",
     "module_under",
+    "note_captured_code",
     "optimize",
     "source_of",
     "untraced",
@@ -94,6 +110,56 @@ ADVICE = {
     "torch._dynamo.variables.tensor": "Graph break from `Tensor.item()`",
     "torch._dynamo.convert_frame": "torch._dynamo hit config.",
 }
+
+
+class Capture(NamedTuple):
+    """The number of a frame's code in this process, and the number of the capture of it."""
+
+    frame: int
+    number: int
+
+
+def current_capture() -> Capture | None:
+    """The capture that is under way on this thread; None where there is none."""
+    number = CompileContext.current_compile_id()
+    if number is None or number.frame_id is None or number.frame_compile_id is None:
+        return None
+    return Capture(number.frame_id, number.frame_compile_id)
+
+
+def ends_by_returning(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph, which was just captured, ends where its frame returns."""
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    return reason is not None and not reason.graph_break
+
+
+def note_captured_code(listener: Callable[[CodeType], None]) -> None:
+    """Has `listener` called with the code of each frame that Dynamo captures from now on, while the
+    capture is under way. The same listener is added once."""
+    if listener not in _listeners:
+        _listeners.append(listener)
+        register_bytecode_hook(lambda code, _: listener(code))
+
+
+_listeners: list[Callable[[CodeType], None]] = []
+
+
+def capture_count(code: CodeType) -> int:
+    """How many captures of a frame's code Dynamo has, whoever asked for them."""
+    return sum(entry.code is not None for entry in _debug_get_cache_entry_list(code))
+
+
+def drop_capture(code: CodeType, capture: Capture) -> None:
+    """Takes one capture out of Dynamo's cache, as Dynamo itself does when an object that it guards
+    is gone."""
+    for entry in _debug_get_cache_entry_list(code):
+        number = entry.compile_id
+        if (number.frame_id, number.frame_compile_id) == capture:
+            state: Any = entry.guard_manager.extra_state
+            if state is not None:
+                reason = "no model uses this capture any more"
+                state.invalidate(entry, DeletedGuardManagerWrapper(reason))
+            return
 
 
 def untraced(function: F) -> F:

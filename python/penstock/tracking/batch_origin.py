@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence, Set
+from collections import deque
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -31,7 +32,7 @@ _WRITTEN = -1  # the version of no tensor
 class Deferring(Protocol):
     """Holds operators on a loader's batches back until their values are asked for."""
 
-    wanted_by: set[int]  # offloaded models, by the id of their context
+    wanted_by: set[int]  # offloaded models, by their numbers
 
     def delivered(self, batch: Any, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> Any:
         """The batch, of lazy tensors while a model wants them."""
@@ -76,6 +77,9 @@ class Withholding(Protocol):
     def note_recall(self, leaf: int) -> None:
         """A leaf that had stayed with its worker was read."""
 
+    def forget(self, user: int) -> None:
+        """Notes that a model is offloaded no more."""
+
 
 class Provenance(NamedTuple):
     """Leaf ``source`` of the batch ``handle``, or a tensor with that expression, delivered or made
@@ -115,6 +119,9 @@ class ProvenanceTable:
         self.model_count = 0  # how many were offloaded to the loader so far
         self.use = LoaderUse()  # of the models that are offloaded to it now
         self.delivered_at = 0.0  # when its last batch came, by time.monotonic()
+        # What is to be freed for models that the program has dropped. They may go at any moment, so
+        # it is done when the next batch comes.
+        self.departures: deque[Callable[[], None]] = deque()
 
     def record(self, leaf: torch.Tensor, provenance: Provenance) -> None:
         """Notes the provenance of a batch's own tensor, which keeps the batch's handle alive."""
@@ -124,6 +131,8 @@ class ProvenanceTable:
     def record_batch(self, handle: BatchHandle, leaves: Sequence[torch.Tensor]) -> None:
         """Notes the batch's own tensors. Those of inference mode have no version that tells."""
         self.delivered_at = time.monotonic()
+        while self.departures:
+            self.departures.popleft()()
         self.use.note_batch()
         handle.rows = leaves[0].shape[0] if leaves and leaves[0].dim() > 0 else None
         for index, leaf in enumerate(leaves):

@@ -78,7 +78,7 @@ class Deferral:
         self._constants: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._copies: list[torch.Tensor] = []  # of constants, which recipes know by their ids
         self._recent: deque[weakref.ref[BatchHandle]] = deque()
-        self.wanted_by: set[int] = set()  # offloaded models, by the id of their context
+        self.wanted_by: set[int] = set()  # offloaded models, by their numbers
 
     def follow(
         self, handle: BatchHandle, leaves: Sequence[torch.Tensor], only: Set[int] | None = None

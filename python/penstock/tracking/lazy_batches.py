@@ -19,8 +19,9 @@ USELESS_CALLS_MAX = 16
 class LazyBatches:
     """The interface of one offloaded model to the loader. Confined to the training thread."""
 
-    def __init__(self, provenance: ProvenanceTable) -> None:
+    def __init__(self, provenance: ProvenanceTable, user: int) -> None:
         self._provenance = provenance
+        self._user = user
         self._strange_calls = 0
         self._useless_calls = 0
         self._has_given_up = False
@@ -44,7 +45,7 @@ class LazyBatches:
     def _begin(self) -> None:
         table = self._provenance
         table.deferral = table.deferral or Deferral(table)
-        table.deferral.wanted_by.add(id(self))
+        table.deferral.wanted_by.add(self._user)
         self._is_on = True
 
     def give_up(self) -> None:
@@ -52,4 +53,4 @@ class LazyBatches:
         self._has_given_up = True
         self._is_on = False
         if self._provenance.deferral is not None:
-            self._provenance.deferral.wanted_by.discard(id(self))
+            self._provenance.deferral.wanted_by.discard(self._user)

@@ -21,9 +21,10 @@ IDLE_BATCHES_MAX = 64
 
 
 class LoaderUse:
-    """Confined to the training thread. A user is an offloaded model, by the id of its context."""
+    """Confined to the training thread. A user is an offloaded model, by a number of its own."""
 
     def __init__(self) -> None:
+        self._user_count = 0
         self._plans: dict[int, Plan] = {}  # by user, in the order of their first plans
         self._users_of_prefix: dict[str, set[int]] = {}
         self._users_of_meter: set[int] = set()
@@ -31,6 +32,11 @@ class LoaderUse:
         self._idle_batches: Counter[int] = (
             Counter()
         )  # by user that has prefixes, since its last call
+
+    def new_user(self) -> int:
+        """The number of one more offloaded model."""
+        self._user_count += 1
+        return self._user_count
 
     def note_call(self, user: int, name: str) -> None:
         """To be called when the model `user` is called, which people know as `name`."""
@@ -69,6 +75,13 @@ class LoaderUse:
                 self._users_of_prefix.pop(prefix, None)
                 unused.add(prefix)
         return unused
+
+    def drop_prefixes_of(self, user: int) -> set[str]:
+        """Notes that `user` is gone; returns the prefixes that nobody needs now."""
+        self._names.pop(user, None)
+        self._idle_batches.pop(user, None)
+        prefixes = {prefix for prefix, users in self._users_of_prefix.items() if user in users}
+        return self.drop_prefixes(user, prefixes)
 
     def take_meter(self, user: int) -> None:
         self._users_of_meter.add(user)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs that Dynamo captured for offloaded models: one backend for the process.
+
+Dynamo keeps captured graphs with the code of a forward, behind guards. Instances of one class, the
+loaders of one model, folds and sweeps run the same code, so they share a graph where its guards
+allow it. A graph therefore holds nothing of a model: when it runs, it finds the offloaded call that
+is running on its thread, and that call has the cuts.
+
+A graph that no open call has run lately is kept for the next model of its kind. Of each frame, a
+few are; older ones are taken out of Dynamo's cache.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
+
+from penstock.cut.compiled_models import CompiledGraph, UserCompile, copy_of, refuse_repeats
+from penstock.graph.capture import Placeholder, read_placeholders
+from penstock.graph.refusals import refuse_by_construction
+from penstock.graph.sizes import Unlowerable, Unrunnable
+from penstock.seams.dynamo import (
+    Capture,
+    OptimizeContext,
+    SkipFrame,
+    current_capture,
+    drop_capture,
+    ends_by_returning,
+    note_captured_code,
+    optimize,
+)
+
+# How many graphs of one frame are kept that no open call uses.
+UNUSED_MAX = 8
+
+
+class GraphRunner(Protocol):
+    """An offloaded call, which runs captured graphs."""
+
+    def note_capture(self, frame: int) -> None:
+        """Dynamo captures a graph of this frame for the call."""
+
+    def run_graph(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Any:
+        """Runs a graph, or a part of it."""
+
+    def refuse_frame(self, examples: Sequence[Any], reason: str) -> None:
+        """Python runs a frame whose graph cannot be run as it is."""
+
+
+class CapturedGraph:
+    """One captured graph. Confined to the thread that captures it but for `run_whole`."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        run_whole: Callable[..., Any],
+        *,
+        placeholders: Sequence[Placeholder] = (),
+        is_dynamic: bool = False,
+        refusal: str | None = None,
+    ) -> None:
+        """`refusal` says why no part of it can move."""
+        self.module = module
+        self.run_whole = run_whole
+        self.placeholders = placeholders
+        self.is_dynamic = is_dynamic
+        self.refusal = refusal
+        self.is_whole_frame = ends_by_returning(module)
+        self.code: weakref.ref[types.CodeType] | None = None  # of the frame, once it is known
+        self.capture: Capture | None = current_capture()
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # open calls that have run it
+
+    def by(self, user: UserCompile | None) -> CompiledGraph | None:
+        """The graph in the hands of the user's compiler, where there is one."""
+        return None if user is None else CompiledGraph(user, self.run_whole, self.is_dynamic)
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[GraphRunner] = []
+
+
+_running = _Running()  # of each thread
+_frames: dict[int, list[weakref.ref[CapturedGraph]]] = {}  # by Dynamo's number of the frame
+_newest: weakref.ref[CapturedGraph] | None = None  # whose code is not known yet
+_skipped: WeakIdKeyDictionary = WeakIdKeyDictionary()  # why Python runs a class or a function
+
+
+def begin_run(call: GraphRunner) -> None:
+    """To be called when an offloaded call begins to run, and `end_run` when it ends."""
+    _running.calls.append(call)
+
+
+def end_run() -> None:
+    _running.calls.pop()
+
+
+def why_skipped(model: Any) -> str | None:
+    """Why Dynamo leaves the forward of such models to Python since one of them was captured."""
+    reason: str | None = _skipped.get(_program_of(model))
+    return reason
+
+
+def note_skipped(model: Any, reason: str) -> None:
+    _skipped[_program_of(model)] = reason
+
+
+def _program_of(model: Any) -> Any:
+    return type(model) if isinstance(model, torch.nn.Module) else getattr(model, "__code__", model)
+
+
+def capture_graph(graph_module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """The Dynamo backend for models that the user did not compile."""
+    call = _begin_capture()
+    try:
+        refuse_by_construction(graph_module)
+        placeholders = read_placeholders(graph_module)
+    except Unrunnable as refusal:
+        # The frame is run by Python, as it would be without us.
+        if call is not None:
+            call.refuse_frame(examples, str(refusal))
+        raise SkipFrame(str(refusal)) from refusal
+    except Unlowerable as refusal:
+        return _kept(CapturedGraph(graph_module, graph_module.forward, refusal=str(refusal)))
+    return _kept(CapturedGraph(graph_module, graph_module.forward, placeholders=placeholders))
+
+
+class UserBackend:
+    """The Dynamo backend for models that the user compiled with one backend. Backends are equal
+    where the user's are, so that models share their graphs as they do without penstock."""
+
+    def __init__(self, user: UserCompile) -> None:
+        self._user = user.backend
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UserBackend) and bool(self._user == other._user)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __call__(self, graph_module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        """Compiles a graph. One that cannot be cut is left to the user's own backend."""
+        _begin_capture()
+        is_dynamic = any(not isinstance(example, torch.Tensor) for example in examples)
+        try:
+            refuse_by_construction(graph_module)
+            refuse_repeats(graph_module)
+            placeholders = read_placeholders(graph_module)
+            graph = copy_of(graph_module)
+        except Unlowerable as refusal:
+            run_whole = self._user(graph_module, examples)
+            return _kept(CapturedGraph(graph_module, run_whole, refusal=str(refusal)))
+        run_whole = self._user(graph_module, examples)
+        return _kept(
+            CapturedGraph(graph, run_whole, placeholders=placeholders, is_dynamic=is_dynamic)
+        )
+
+
+def _begin_capture() -> GraphRunner | None:
+    """Notes a capture for the running call, and makes room for its graph."""
+    call = _running.calls[-1] if _running.calls else None
+    capture = current_capture()
+    if capture is None:
+        return call
+    _forget_unused(capture.frame)
+    if call is not None:
+        call.note_capture(capture.frame)
+    return call
+
+
+def _kept(graph: CapturedGraph) -> Callable[..., Any]:
+    """The callable that Dynamo runs in place of the graph."""
+    global _newest
+    _newest = weakref.ref(graph)
+    note_captured_code(_note_code)
+    if graph.capture is not None:
+        _frames.setdefault(graph.capture.frame, []).append(weakref.ref(graph))
+
+    def run(*inputs: Any) -> Any:
+        if not _running.calls:
+            return graph.run_whole(*inputs)
+        return _running.calls[-1].run_graph(graph, inputs)
+
+    return run
+
+
+def _note_code(code: types.CodeType) -> None:
+    """Dynamo has made the code that takes the place of this frame's."""
+    graph = None if _newest is None else _newest()
+    if graph is not None and graph.code is None and graph.capture == current_capture():
+        graph.code = weakref.ref(code)
+
+
+def _forget_unused(frame: int) -> None:
+    """Takes graphs of a frame that are no longer used out of Dynamo's cache, the oldest first."""
+    graphs = [graph for known in _frames.get(frame, ()) if (graph := known()) is not None]
+    unused = [graph for graph in graphs if not graph.users]
+    for graph in unused[: max(0, len(unused) - UNUSED_MAX)]:
+        code = None if graph.code is None else graph.code()
+        if code is not None and graph.capture is not None:
+            drop_capture(code, graph.capture)
+        graphs.remove(graph)
+    _frames[frame] = [weakref.ref(graph) for graph in graphs]
+    for other in [other for other, known in _frames.items() if not any(one() for one in known)]:
+        del _frames[other]  # its code is gone
+
+
+_context: OptimizeContext | None = None
+
+
+def capturing() -> OptimizeContext:
+    """What `torch.compile` would make of our backend, for all models alike: Dynamo keeps each."""
+    global _context
+    if _context is None:
+        _context = optimize(capture_graph)  # type: ignore[assignment]
+    assert _context is not None
+    return _context

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many models in one process: each is cut as the first one was, and nothing is kept of those that
+are gone. Torch's Dynamo is never reset here, since no program resets it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from in_process_pool import InProcessPool
+from offload_training import bits
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from penstock import detach, offload
+from penstock.cut.captured_graphs import UNUSED_MAX, CapturedGraph
+from penstock.cut.cut_graph import CutGraph
+from penstock.seams.dynamo import capture_count
+
+pytestmark = pytest.mark.usefixtures("on_one_thread")
+
+
+class Classifier(nn.Module):
+    """Preprocessing with a large buffer, then a layer whose width is a hyperparameter."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.linspace(0.0, 1.0, 20))
+        self.net = nn.Sequential(nn.Linear(20, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(torch.log1p(x.abs()) - self.mean)
+
+
+def rows(seed: int, count: int = 5) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [10] * (count - 1) + [7]
+    return [torch.randn(size, 20, generator=generator) for size in sizes]
+
+
+def fold(model: nn.Module, train: Any, val: Any, epochs: int = 2) -> list[bytes]:
+    """Training and validation, and all that they leave behind."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    trace: list[bytes] = []
+    for _ in range(epochs):
+        model.train()
+        for x in train:
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            trace.append(bits(loss))
+        model.eval()
+        with torch.no_grad():
+            trace += [bits(model(x)) for x in val]
+        trace += [bits(value) for value in model.state_dict().values()]
+    return trace
+
+
+def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+def is_cut(*pools: InProcessPool) -> bool:
+    for pool in pools:
+        assert pool.plan is not None
+        assert pool.plan.refused is None
+        assert pool.plan.moved
+        assert pool.shipped_count
+    return True
+
+
+def live(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(item, kind) for item in gc.get_objects())
+
+
+def what_is_alive() -> Counter[str]:
+    """Our objects, tensors, modules and graphs, by their types. Torch's own caches of sizes hold
+    some hundred more, and no more than that."""
+    gc.collect()
+    kinds = (torch.Tensor, nn.Module, torch.UntypedStorage)
+    return Counter(
+        str(type(item))
+        for item in gc.get_objects()
+        if type(item).__module__.startswith("penstock") or issubclass(type(item), kinds)
+    )
+
+
+def run(
+    make: Callable[[], nn.Module], seed: int, *, is_detached: bool = True
+) -> weakref.ref[nn.Module]:
+    """One model with loaders of its own, compared with itself without a cut."""
+    expected = fold(seeded(seed, make), rows(seed), rows(seed + 1))
+    train, val = InProcessPool(rows(seed)), InProcessPool(rows(seed + 1))
+    model = offload(seeded(seed, make), train, val, cut="maximal")
+    assert fold(model, train, val) == expected
+    assert is_cut(train, val)
+    if is_detached:
+        detach(model)
+        assert not train.prefixes
+    return weakref.ref(model)
+
+
+@pytest.mark.long("True")
+@pytest.mark.slow
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_fiftieth_model_is_cut_as_the_first_and_none_is_kept(is_detached: bool) -> None:
+    """From the fifth fold on nothing moved, and every model lived as long as the process."""
+    counts: list[Counter[str]] = []
+    for seed in range(50):
+        gone = run(Classifier, seed, is_detached=is_detached)
+        gc.collect()
+        assert gone() is None
+        if seed in (10, 49):
+            counts.append(what_is_alive())
+    assert counts[1] == counts[0]
+    assert live(CutGraph) == 0
+    assert capture_count(Classifier.forward.__code__) <= 2 * UNUSED_MAX
+
+
+@pytest.mark.slow
+def test_each_width_of_a_sweep_is_cut_and_memory_stays_bounded() -> None:
+    kind: Any = run_cell()
+    for width in range(2, 16):
+        run(lambda width=width: kind(width), width)  # type: ignore[misc]
+    assert capture_count(kind.forward.__code__) <= 2 * UNUSED_MAX
+    assert live(CutGraph) == 0
+
+
+@pytest.mark.slow
+def test_one_model_goes_through_folds_with_new_loaders() -> None:
+    model = Classifier()
+    for seed in range(5):
+        expected = fold(seeded(seed, Classifier), rows(seed), rows(seed + 1))
+        train, val = InProcessPool(rows(seed)), InProcessPool(rows(seed + 1))
+        model.load_state_dict(seeded(seed, Classifier).state_dict())
+        offload(model, train, val, cut="maximal")
+        assert fold(model, train, val) == expected
+        assert is_cut(train, val)
+        gone = weakref.ref(train)
+        del train, val
+        gc.collect()
+        assert gone() is None
+        assert live(CutGraph) == 0
+
+
+@pytest.mark.slow
+def test_models_that_live_together_share_their_captures() -> None:
+    models, pools = [], []
+    for seed in range(12):
+        pools.append(InProcessPool(rows(seed)))
+        models.append(offload(seeded(seed, Classifier), pools[-1], cut="maximal"))
+    for seed, (model, pool) in enumerate(zip(models, pools, strict=True)):
+        expected = fold(seeded(seed, Classifier), rows(seed), [])
+        assert fold(model, pool, []) == expected
+        assert is_cut(pool)
+    before = live(CapturedGraph)
+    del models, pools, model, pool
+    assert live(CapturedGraph) == before
+    assert live(CutGraph) == 0
+
+
+@pytest.mark.slow
+def test_averaged_model_is_cut_beside_the_model_that_it_averages() -> None:
+    for seed in range(10):
+        val, reference = InProcessPool(rows(seed)), seeded(seed, Classifier)
+        train = InProcessPool(rows(seed))
+        model = offload(seeded(seed, Classifier), train, cut="maximal")
+        averaged, expected = AveragedModel(model), AveragedModel(reference)
+        offload(averaged, val, cut="maximal")
+        for _ in range(2):
+            assert fold(model, train, [], epochs=1) == fold(reference, rows(seed), [], epochs=1)
+            averaged.update_parameters(model)
+            expected.update_parameters(reference)
+            averaged.eval()
+            expected.eval()
+            with torch.no_grad():
+                for ours, theirs in zip(val, rows(seed), strict=True):
+                    assert bits(averaged(ours)) == bits(expected(theirs))
+        assert is_cut(train, val)
+        detach(averaged)
+        detach(model)
+
+
+@pytest.mark.slow
+def test_notebook_cell_that_is_run_again_leaves_nothing_of_the_class_before() -> None:
+    classes = []
+    for seed in range(8):
+        kind = run_cell()
+        run(kind, seed)
+        classes.append(weakref.ref(kind))
+    del kind
+    gc.collect()
+    assert not any(kind() for kind in classes)
+
+
+def run_cell() -> type[nn.Module]:
+    """A class with code of its own, as a cell of a notebook makes it each time it is run."""
+    cell = (
+        "class Cell(Classifier):\n"
+        "    def forward(self, x):\n"
+        "        return self.net(torch.log1p(x.abs()) - self.mean)\n"
+    )
+    scope: dict[str, Any] = {"Classifier": Classifier, "torch": torch, "__name__": "cell"}
+    exec(compile(cell, "<cell>", "exec"), scope)
+    kind: type[nn.Module] = scope.pop("Cell")
+    return kind
+
+
+@pytest.mark.slow
+def test_bare_modules_of_torch_share_no_limit() -> None:
+    for seed in range(20):
+        run(lambda: nn.Sequential(nn.Softsign(), nn.Linear(20, 2)), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_models_are_cut_one_after_the_other_and_freed(backend: str) -> None:
+    kind = run_cell()  # whose code nobody else has compiled
+
+    for seed in range(10):
+
+        def make() -> Any:
+            return torch.compile(kind(), backend=backend)
+
+        gone = run(make, seed)
+        gc.collect()
+        assert gone() is None
+
+
+def test_workers_stop_computing_for_a_model_that_the_program_drops() -> None:
+    pool = InProcessPool(rows(0))
+    model = offload(Classifier(), pool, cut="maximal")
+    fold(model, pool, [], epochs=1)
+    assert pool.prefixes
+    del model
+    gc.collect()
+    pool.deliver(rows(0)[0])
+    assert not pool.prefixes
+    assert pool.plan is None
+
+
+def test_code_that_others_have_compiled_too_often_is_named_as_the_reason() -> None:
+    kind: Any = run_cell()
+    limit = torch._dynamo.config.recompile_limit
+    for width in range(2, 4 + limit):
+        torch.compile(kind(width), backend="eager")(rows(0)[0])
+    pool = InProcessPool([])
+    model = offload(kind(30), pool, cut="maximal")
+    for _ in range(20):
+        model(pool.deliver(rows(0)[0]))
+    assert pool.plan is not None
+    assert "other calls of torch.compile" in str(pool.plan.refused)
